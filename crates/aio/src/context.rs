@@ -1,7 +1,7 @@
 //! One AIO context: its ring, the address at which the program sees the ring, and its calls.
 
+use crate::context_kind::ContextKind;
 use crate::iocb;
-use crate::manner::Manner;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_engine::{Attention, EventDescriptor, Ring, Submission};
@@ -33,7 +33,7 @@ pub struct Context {
     length: usize,
     /// Maximum number of events in the ring.
     capacity: u32,
-    manner: Manner,
+    kind: ContextKind,
     /// Held by the thread that moves the head on behalf of the program.
     taking: Mutex<()>,
     /// The eventfd that an iocb has named last, while a request still has to signal it. Most iocbs
@@ -48,15 +48,15 @@ impl Context {
         trust: AddressTrust,
         requests: u32,
         id: u32,
-        manner: Manner,
+        kind: ContextKind,
         attention: Attention,
     ) -> Result<Context, Errno> {
-        let attention = if manner == Manner::Polled { Attention::Required } else { attention };
+        let attention = if kind == ContextKind::Polled { Attention::Required } else { attention };
         let ring = Ring::with_events(trust, requests, id, attention)?;
         let (length, capacity) = ring.events_size();
         let address = ring.map_events().inspect_err(|_| ring.close())? as u64;
         let address = AtomicU64::new(address);
-        Ok(Context { ring, address, length, capacity, manner, taking: Mutex::new(()), told: Mutex::new(Weak::new()) })
+        Ok(Context { ring, address, length, capacity, kind, taking: Mutex::new(()), told: Mutex::new(Weak::new()) })
     }
 
     #[inline]
@@ -113,12 +113,12 @@ impl Context {
         let file = submission.file(iocb.aio_fildes as i32)?;
         let told = match iocb.aio_flags & IOCB_FLAG_RESFD {
             0 => None,
-            _ if self.manner == Manner::Polled => return Err(Errno::EINVAL),
+            _ if self.kind == ContextKind::Polled => return Err(Errno::EINVAL),
             _ => Some(self.eventfd(iocb.aio_resfd as i32)?),
         };
         const KEY: u64 = core::mem::offset_of!(Iocb, aio_key) as u64;
         user_memory::write(address.offset(KEY), iocb::KEY)?;
-        let sqe = iocb::translate(&iocb, address.0, &file, self.manner)?;
+        let sqe = iocb::translate(&iocb, address.0, &file, self.kind)?;
         submission.add(&sqe, told)
     }
 
@@ -141,7 +141,7 @@ impl Context {
             return Err(Errno::EINVAL);
         }
         let (minimum, most) = (minimum as u64, most as u64);
-        if self.manner == Manner::Polled {
+        if self.kind == ContextKind::Polled {
             return self.poll_events(minimum, most, to);
         }
         let mut taken = self.take(to, 0, most)?;

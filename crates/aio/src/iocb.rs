@@ -1,7 +1,7 @@
 //! Translates an iocb into the engine's SQE, and refuses it where the kernel does (`fs/aio.c`, with
 //! checks in that order).
 
-use crate::manner::Manner;
+use crate::context_kind::ContextKind;
 use usring_engine::FileUses;
 use usring_sys::{Errno, capability, descriptor, file, user_memory};
 use usring_uapi::aio::{
@@ -41,14 +41,14 @@ pub fn check(iocb: &Iocb) -> Result<(), Errno> {
 /// Returns the SQE for an iocb at this address. `user_data` and `pad2` become the `obj` and `data`
 /// of its event.
 #[inline]
-pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, manner: Manner) -> Result<Sqe, Errno> {
-    check_manner(iocb, manner)?;
+pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, kind: ContextKind) -> Result<Sqe, Errno> {
+    check_kind(iocb, kind)?;
     let mut sqe = Sqe { fd: iocb.aio_fildes as i32, user_data: address, pad2: iocb.aio_data, ..Sqe::default() };
     match iocb.aio_lio_opcode {
-        IOCB_CMD_PREAD => transfer(iocb, (file, manner), opcode::READ, &mut sqe)?,
-        IOCB_CMD_PWRITE => transfer(iocb, (file, manner), opcode::WRITE, &mut sqe)?,
-        IOCB_CMD_PREADV => transfer(iocb, (file, manner), opcode::READV, &mut sqe)?,
-        IOCB_CMD_PWRITEV => transfer(iocb, (file, manner), opcode::WRITEV, &mut sqe)?,
+        IOCB_CMD_PREAD => transfer(iocb, (file, kind), opcode::READ, &mut sqe)?,
+        IOCB_CMD_PWRITE => transfer(iocb, (file, kind), opcode::WRITE, &mut sqe)?,
+        IOCB_CMD_PREADV => transfer(iocb, (file, kind), opcode::READV, &mut sqe)?,
+        IOCB_CMD_PWRITEV => transfer(iocb, (file, kind), opcode::WRITEV, &mut sqe)?,
         IOCB_CMD_FSYNC => sync(iocb, 0, &mut sqe)?,
         IOCB_CMD_FDSYNC => sync(iocb, IORING_FSYNC_DATASYNC, &mut sqe)?,
         IOCB_CMD_POLL => poll(iocb, &mut sqe)?,
@@ -60,20 +60,20 @@ pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, manner: Manner) -> 
 /// Checks that a context holds either polled requests only or none. Contexts of io_setup(2) ignore
 /// `IOCB_FLAG_HIPRI`.
 #[inline]
-fn check_manner(iocb: &Iocb, manner: Manner) -> Result<(), Errno> {
+fn check_kind(iocb: &Iocb, kind: ContextKind) -> Result<(), Errno> {
     let polled = iocb.aio_flags & IOCB_FLAG_HIPRI != 0;
     let transfers =
         || matches!(iocb.aio_lio_opcode, IOCB_CMD_PREAD | IOCB_CMD_PWRITE | IOCB_CMD_PREADV | IOCB_CMD_PWRITEV);
-    match manner {
-        Manner::Kernel => Ok(()),
-        Manner::Plain if polled => Err(Errno::EINVAL),
-        Manner::Polled if !polled || !transfers() => Err(Errno::EINVAL),
-        Manner::Plain | Manner::Polled => Ok(()),
+    match kind {
+        ContextKind::Kernel => Ok(()),
+        ContextKind::Plain if polled => Err(Errno::EINVAL),
+        ContextKind::Polled if !polled || !transfers() => Err(Errno::EINVAL),
+        ContextKind::Plain | ContextKind::Polled => Ok(()),
     }
 }
 
 #[inline]
-fn transfer(iocb: &Iocb, (file, manner): (&FileUses, Manner), opcode: u8, sqe: &mut Sqe) -> Result<(), Errno> {
+fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe: &mut Sqe) -> Result<(), Errno> {
     if iocb.aio_flags & IOCB_FLAG_IOPRIO != 0 {
         check_priority(iocb.aio_reqprio as u16)?;
         sqe.ioprio = iocb.aio_reqprio as u16;
@@ -83,7 +83,7 @@ fn transfer(iocb: &Iocb, (file, manner): (&FileUses, Manner), opcode: u8, sqe: &
     if flags != 0 {
         sqe.op_flags = check_flags(flags, sqe.fd, writes)?;
     }
-    if manner == Manner::Polled {
+    if kind == ContextKind::Polled {
         file.polls?;
     }
     if !(if writes { file.may_write } else { file.may_read }) {

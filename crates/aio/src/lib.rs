@@ -5,7 +5,7 @@
 //!
 //! - `table`: which addresses are contexts.
 //! - `context`: one context.
-//! - `manner`: the rules by which a context was made.
+//! - `context_kind`: the rules by which a context was made.
 //! - `iocb`: from an iocb to an SQE, or to the kernel's error.
 //!
 //! # Ownership
@@ -23,13 +23,13 @@
 extern crate alloc;
 
 mod context;
+mod context_kind;
 mod iocb;
-mod manner;
 mod table;
 
 use context::{Context, Wait};
+use context_kind::ContextKind;
 use core::sync::atomic::{AtomicBool, Ordering};
-use manner::Manner;
 use usring_engine::Attention;
 use usring_sys::clock::Clock;
 use usring_sys::syscall::AddressTrust;
@@ -46,7 +46,7 @@ const SIGNAL_SET_SIZE: u64 = 8;
 /// Errors: `EFAULT`; `EINVAL` if `place` does not hold zero, or for zero or too many requests;
 /// `ENOMEM`.
 pub fn setup(trust: AddressTrust, requests: u32, place: UserAddress) -> Result<(), Errno> {
-    make(trust, requests, place, Manner::Kernel)
+    make(trust, requests, place, ContextKind::Kernel)
 }
 
 /// io_setup2 of the polled-AIO patches: makes a context with `IOCTX_FLAG_*`. The rings that later
@@ -63,7 +63,7 @@ pub fn setup_with_flags(
     if flags & !IOCTX_FLAG_IOPOLL != 0 || rings.iter().any(|ring| !ring.is_null()) {
         return Err(Errno::EINVAL);
     }
-    make(trust, requests, place, if flags & IOCTX_FLAG_IOPOLL != 0 { Manner::Polled } else { Manner::Plain })
+    make(trust, requests, place, if flags & IOCTX_FLAG_IOPOLL != 0 { ContextKind::Polled } else { ContextKind::Plain })
 }
 
 /// Whether a thread that asks an ordinary context for events polls the devices first.
@@ -74,13 +74,13 @@ pub fn have_events_looked_for() {
     LOOKS.store(true, Ordering::Relaxed);
 }
 
-fn make(trust: AddressTrust, requests: u32, place: UserAddress, manner: Manner) -> Result<(), Errno> {
+fn make(trust: AddressTrust, requests: u32, place: UserAddress, kind: ContextKind) -> Result<(), Errno> {
     let occupant: u64 = user_memory::read(place)?;
     if occupant != 0 || requests == 0 {
         return Err(Errno::EINVAL);
     }
     let attention = if LOOKS.load(Ordering::Relaxed) { Attention::Preferred } else { Attention::Told };
-    let address = table::insert(|id| Context::new(trust, requests, id, manner, attention))?;
+    let address = table::insert(|id| Context::new(trust, requests, id, kind, attention))?;
     user_memory::write(place, address).inspect_err(|_| {
         let _ = destroy(address);
     })

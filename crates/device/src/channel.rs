@@ -10,7 +10,7 @@
 use crate::driver::{Delivery, QueueOptions, QueuePair, Submission};
 use crate::policy::{PolicyWord, PollPolicy};
 use crate::request::{Completions, DeviceRequest};
-use crate::tracker::{Manner, Tracker};
+use crate::tracker::{Tracker, WaiterKind};
 use alloc::boxed::Box;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::kernel_aio::Waiter;
@@ -21,7 +21,7 @@ pub struct Channel {
     policy: &'static PolicyWord,
     in_flight: u32,
     options: QueueOptions,
-    manner: Manner,
+    waiter: WaiterKind,
     tracker: Option<Box<Tracker>>,
     /// Keeps the tracker whatever the policy becomes.
     keeps_tracking: bool,
@@ -51,10 +51,10 @@ impl Channel {
         queue: Box<dyn QueuePair>,
         policy: &'static PolicyWord,
         options: QueueOptions,
-        manner: Manner,
+        waiter: WaiterKind,
     ) -> Self {
         let mut channel =
-            Channel { queue, policy, in_flight: 0, options, manner, tracker: None, keeps_tracking: false };
+            Channel { queue, policy, in_flight: 0, options, waiter, tracker: None, keeps_tracking: false };
         if policy.is_hybrid() {
             channel.tracker();
         }
@@ -138,8 +138,8 @@ impl Channel {
     }
 
     fn tracker(&mut self) -> &mut Tracker {
-        let (manner, depth) = (self.manner, self.options.depth);
-        self.tracker.get_or_insert_with(|| Box::new(Tracker::new(manner, depth)))
+        let (waiter, depth) = (self.waiter, self.options.depth);
+        self.tracker.get_or_insert_with(|| Box::new(Tracker::new(waiter, depth)))
     }
 
     /// Returns the number of requests that were accepted and have not completed.

@@ -24,7 +24,7 @@ pub const LONGEST: usize = 8192;
 /// answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum QuestionKind {
     /// → `values[0]`: number of devices; descriptor: the page with their policies.
     List = 1,
     /// About a device → values: st_dev and st_ino of its file, [`FALLBACK`]; text: its SPEC.
@@ -47,10 +47,10 @@ pub enum Kind {
     Claim = 9,
 }
 
-/// Device number of the run's swap device, which [`Kind::List`] does not count.
+/// Device number of the run's swap device, which [`QuestionKind::List`] does not count.
 pub const SWAP: u32 = u32::MAX;
 
-/// Flag of [`Kind::Describe`]: a polled ring may wait for the device's interrupts.
+/// Flag of [`QuestionKind::Describe`]: a polled ring may wait for the device's interrupts.
 pub const FALLBACK: u64 = 1;
 
 /// Header of a question.
@@ -118,9 +118,9 @@ fn read<const WORDS: usize>(bytes: &[u8]) -> Option<([u32; WORDS], [u64; 4])> {
     Some((words, values))
 }
 
-impl Kind {
-    pub fn from_number(number: u32) -> Option<Kind> {
-        use Kind::*;
+impl QuestionKind {
+    pub fn from_number(number: u32) -> Option<QuestionKind> {
+        use QuestionKind::*;
         let all = [List, Describe, Memory, Arena, Queue, ReturnQueue, Share, Unshare, Claim];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
@@ -148,14 +148,14 @@ impl Control {
     ///
     /// Errors: that of the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` if no process answers;
     /// `EINVAL` for an answer of another build.
-    pub fn ask(&self, kind: Kind, device: u32, values: [u64; 4], lent: Option<i32>) -> Result<Answered, Errno> {
+    pub fn ask(&self, kind: QuestionKind, device: u32, values: [u64; 4], lent: Option<i32>) -> Result<Answered, Errno> {
         self.ask_on(&Connection::open(&self.path)?, kind, device, values, lent)
     }
 
     fn ask_on(
         &self,
         connection: &Connection,
-        kind: Kind,
+        kind: QuestionKind,
         device: u32,
         values: [u64; 4],
         lent: Option<i32>,
@@ -191,27 +191,27 @@ impl RemoteSupply {
     /// `EBUSY` if another process has it; those of [`Control::ask`].
     pub fn of_swap(control: Control) -> Result<Self, Errno> {
         let claim = Connection::open(&control.path)?;
-        control.ask_on(&claim, Kind::Claim, SWAP, [0; 4], None)?;
+        control.ask_on(&claim, QuestionKind::Claim, SWAP, [0; 4], None)?;
         Ok(RemoteSupply { _claim: Some(claim), ..RemoteSupply::new(control, SWAP) })
     }
 
-    fn ask(&self, kind: Kind, value: u64, lent: Option<i32>) -> Result<Answered, Errno> {
+    fn ask(&self, kind: QuestionKind, value: u64, lent: Option<i32>) -> Result<Answered, Errno> {
         self.control.ask(kind, self.device, [value, 0, 0, 0], lent)
     }
 }
 
 impl Supply for RemoteSupply {
     fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno> {
-        self.ask(Kind::Memory, size, None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)
+        self.ask(QuestionKind::Memory, size, None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)
     }
 
     fn arena(&self) -> Result<OwnedDescriptor, Errno> {
-        self.ask(Kind::Arena, 0, None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)
+        self.ask(QuestionKind::Arena, 0, None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)
     }
 
     fn queue(&self) -> Result<QueueGrant, Errno> {
         let connection = Connection::open(&self.control.path)?;
-        let answered = self.control.ask_on(&connection, Kind::Queue, self.device, [0; 4], None)?;
+        let answered = self.control.ask_on(&connection, QuestionKind::Queue, self.device, [0; 4], None)?;
         let index = answered.values[0] as u32;
         let mut descriptors = answered.descriptors.into_iter();
         let (Some(kick), Some(call), Some(settled)) = (descriptors.next(), descriptors.next(), descriptors.next())
@@ -224,15 +224,15 @@ impl Supply for RemoteSupply {
     fn return_queue(&self, _: u32, connection: Option<&Connection>) {
         let Some(connection) = connection else { return };
         // If the starter does not answer, its queues are no longer served.
-        let _ = self.control.ask_on(connection, Kind::ReturnQueue, self.device, [0; 4], None);
+        let _ = self.control.ask_on(connection, QuestionKind::ReturnQueue, self.device, [0; 4], None);
     }
 
     fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
-        let answered = self.ask(Kind::Share, length, Some(file))?;
+        let answered = self.ask(QuestionKind::Share, length, Some(file))?;
         Ok(SharedRegion { slot: answered.values[0] as u32, address: answered.values[1] })
     }
 
     fn unshare(&self, slot: u32) {
-        let _ = self.ask(Kind::Unshare, u64::from(slot), None);
+        let _ = self.ask(QuestionKind::Unshare, u64::from(slot), None);
     }
 }

@@ -5,7 +5,7 @@ use crate::channel::Channel;
 use crate::driver::{Driver, QueueOptions};
 use crate::geometry::Geometry;
 use crate::policy::{PolicyWord, PollPolicy};
-use crate::tracker::Manner;
+use crate::tracker::WaiterKind;
 use alloc::boxed::Box;
 use usring_sys::per_process::OwnedPerProcess;
 use usring_sys::{Errno, ticks};
@@ -68,13 +68,13 @@ impl Device {
 
     /// Opens a queue pair for a ring or an AIO context.
     pub fn open_channel(&self, options: QueueOptions) -> Result<Channel, Errno> {
-        self.open_channel_for(Manner::Ring, options)
+        self.open_channel_for(WaiterKind::Ring, options)
     }
 
     /// Opens a queue pair for this kind of user.
-    pub fn open_channel_for(&self, manner: Manner, options: QueueOptions) -> Result<Channel, Errno> {
+    pub fn open_channel_for(&self, waiter: WaiterKind, options: QueueOptions) -> Result<Channel, Errno> {
         // A channel reads this clock once the policy is hybrid, which may become so later.
         ticks::calibrate();
-        Ok(Channel::new(self.driver.open_queue(options)?, self.policy, options, manner))
+        Ok(Channel::new(self.driver.open_queue(options)?, self.policy, options, waiter))
     }
 }

@@ -28,8 +28,8 @@ impl OpenDevice {
 
     /// Returns the current flags.
     #[inline]
-    pub fn manner(&self) -> OpenManner {
-        OpenManner(self.flags.load(Ordering::Relaxed))
+    pub fn mode(&self) -> OpenMode {
+        OpenMode(self.flags.load(Ordering::Relaxed))
     }
 
     pub fn position(&self) -> &Mutex<()> {
@@ -45,9 +45,9 @@ impl OpenDevice {
 
 /// The flags of an open device at one moment. Each transfer loads them once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenManner(u32);
+pub struct OpenMode(u32);
 
-impl OpenManner {
+impl OpenMode {
     #[inline]
     pub fn is_direct(self) -> bool {
         self.0 & linux::O_DIRECT != 0

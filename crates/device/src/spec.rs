@@ -12,8 +12,8 @@
 //!   wrapper. No name is both.
 //! - `poll=` and `overwrite=` belong to the whole text.
 //!
-//! The options of a kind of device are in that kind's file, as a [`Kind`]. [`KINDS`] lists all
-//! kinds.
+//! The options of a kind of device are in that kind's file, as a [`DeviceKind`]. [`KINDS`] lists
+//! all kinds.
 
 mod error;
 mod kinds;
@@ -37,7 +37,7 @@ use usring_sys::clock::Nanoseconds;
 
 /// A kind of device or wrapper: its name, its options, and how to open it. Defined in the kind's
 /// file.
-pub struct Kind {
+pub struct DeviceKind {
     pub name: &'static str,
     pub options: &'static [OptionRow],
     /// Finds errors that no single value shows, such as a size that is not a multiple of the block.
@@ -60,7 +60,7 @@ pub enum Opening {
 
 pub type Opened = Result<Box<dyn Driver>, Errno>;
 
-impl Kind {
+impl DeviceKind {
     fn row(&self, name: &str) -> Option<&'static OptionRow> {
         self.options.iter().find(|row| row.name == name)
     }
@@ -86,7 +86,7 @@ pub struct Spec {
 /// A device, or a wrapper with the layer inside it, and its options.
 #[derive(Clone)]
 pub struct Layer {
-    kind: &'static Kind,
+    kind: &'static DeviceKind,
     inner: Option<Box<Layer>>,
     /// In the order of the text.
     values: Vec<(&'static str, Value)>,

@@ -12,7 +12,7 @@ use usring_sys::timer_slack;
 
 /// The kind of user that waits; decides the length of an adaptive sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum WaiterKind {
     /// A ring, with any number of requests in flight.
     Ring,
     /// A blocking call, which does nothing until its own request is done (blk-mq's case).
@@ -52,7 +52,7 @@ struct Tracked {
 const NONE: u32 = u32::MAX;
 
 impl Tracker {
-    pub(crate) fn new(manner: Manner, depth: u32) -> Self {
+    pub(crate) fn new(waiter: WaiterKind, depth: u32) -> Self {
         let unknown =
             Tracked { submitted: Ticks(0), older: NONE, newer: NONE, bucket: Bucket::default(), known: false };
         Tracker {
@@ -61,9 +61,9 @@ impl Tracker {
             newest: NONE,
             batch: None,
             asleep_since: None,
-            estimate: match manner {
-                Manner::Ring => Estimate::Ring(Expectations::default()),
-                Manner::Call => Estimate::Call(HalfMean::default()),
+            estimate: match waiter {
+                WaiterKind::Ring => Estimate::Ring(Expectations::default()),
+                WaiterKind::Call => Estimate::Call(HalfMean::default()),
             },
             overshoot: timer_slack::overshoot(),
         }

@@ -83,7 +83,7 @@ impl Descriptor {
 
 /// Offsets of the parts of a queue with `size` descriptors in its memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Places {
+pub struct QueueLayout {
     /// A multiple of 16.
     pub descriptors: usize,
     /// A multiple of 2.
@@ -94,7 +94,7 @@ pub struct Places {
     pub size: u16,
 }
 
-impl Places {
+impl QueueLayout {
     pub fn available_index(&self) -> usize {
         self.available + 2
     }
@@ -156,7 +156,7 @@ pub struct VirtQueue {
 
 impl VirtQueue {
     /// Makes a queue in zeroed memory. Interrupts stay off until the driver asks for one.
-    pub fn new(memory: Arc<SharedMemory>, places: Places, event_index: bool) -> Self {
+    pub fn new(memory: Arc<SharedMemory>, places: QueueLayout, event_index: bool) -> Self {
         let size = usize::from(places.size);
         let word = |at| Word::new(&memory, at, 1);
         let queue = VirtQueue {

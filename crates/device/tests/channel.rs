@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use test_device::driver;
 use test_device::patience::{LONGEST, sooner_or_later};
 use usring_device::{
-    Channel, Completions, Device, DeviceRequest, Manner, NamedFile, Operation, Pause, PollPolicy, QueueOptions,
-    Submission,
+    Channel, Completions, Device, DeviceRequest, NamedFile, Operation, Pause, PollPolicy, QueueOptions, Submission,
+    WaiterKind,
 };
 use usring_sys::clock::Nanoseconds;
 use usring_sys::timer_slack::sleep_precisely;
@@ -76,9 +76,9 @@ impl Work {
 }
 
 impl User {
-    fn new(device: &Device, manner: Manner, depth: u32) -> User {
+    fn new(device: &Device, waiter: WaiterKind, depth: u32) -> User {
         let _turn = alone();
-        let mut channel = device.open_channel_for(manner, POLLED).unwrap();
+        let mut channel = device.open_channel_for(waiter, POLLED).unwrap();
         (0..depth).for_each(|token| submit(&mut channel, token));
         channel.ring_doorbell();
         User { _turn, channel, completions: Completions::new(), depth }
@@ -148,7 +148,7 @@ fn latency(microseconds: u64) -> (Device, std::sync::Arc<test_device::Controls>,
 #[test]
 fn a_classic_wait_spins_and_never_sleeps() {
     let (device, ..) = latency(300);
-    let mut user = User::new(&device, Manner::Ring, 1);
+    let mut user = User::new(&device, WaiterKind::Ring, 1);
     let attempt = || {
         let work = user.work(100);
         assert!(work.sleeps.is_empty());
@@ -162,7 +162,7 @@ fn a_classic_wait_spins_and_never_sleeps() {
 fn a_hybrid_wait_sleeps_for_most_of_what_an_even_device_takes() {
     let (device, _, policy) = latency(400);
     policy.set(HybridAdaptive);
-    let mut user = User::new(&device, Manner::Ring, 1);
+    let mut user = User::new(&device, WaiterKind::Ring, 1);
     sooner_or_later(|| user.work(20), |work| work.sleeps_for_most(200 * MICROSECOND));
     user.finish();
 }
@@ -171,7 +171,7 @@ fn a_hybrid_wait_sleeps_for_most_of_what_an_even_device_takes() {
 fn a_device_that_gets_slower_is_slept_for_longer_and_a_faster_one_less() {
     let (device, controls, policy) = latency(100);
     policy.set(HybridAdaptive);
-    let mut user = User::new(&device, Manner::Ring, 1);
+    let mut user = User::new(&device, WaiterKind::Ring, 1);
     // Well above the timer's lateness on a busy machine (at most 60 µs).
     for microseconds in [300, 1_200, 400] {
         controls.latency.store(microseconds * MICROSECOND, Relaxed);
@@ -184,7 +184,7 @@ fn a_device_that_gets_slower_is_slept_for_longer_and_a_faster_one_less() {
 fn a_fast_device_is_not_slept_for() {
     let (device, _, policy) = latency(2);
     policy.set(HybridAdaptive);
-    let mut user = User::new(&device, Manner::Ring, 1);
+    let mut user = User::new(&device, WaiterKind::Ring, 1);
     sooner_or_later(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
     user.work(500);
     sooner_or_later(|| user.work(500).typical_sleep(), |sleep| *sleep == 0);
@@ -197,7 +197,7 @@ fn a_fast_device_is_not_slept_for() {
 fn with_many_in_flight_hybrid_sleeps_once_for_each_wait() {
     let (device, _, policy) = latency(200);
     policy.set(HybridAdaptive);
-    let mut user = User::new(&device, Manner::Ring, 32);
+    let mut user = User::new(&device, WaiterKind::Ring, 32);
     // `User::wait` checks that each wait sleeps at most once.
     sooner_or_later(|| user.work(3_000).sleeps.len(), |sleeps| *sleeps > 0);
     user.finish();
@@ -211,7 +211,7 @@ fn a_calls_wait_sleeps_half_the_mean_of_the_window_before() {
     policy.set(HybridAdaptive);
     let bytes = [0u8; 4096];
     let segment = usring_sys::plain::IoVector { base: bytes.as_ptr().expose_provenance() as u64, length: 4096 };
-    let mut channel = device.open_channel_for(Manner::Call, POLLED).unwrap();
+    let mut channel = device.open_channel_for(WaiterKind::Call, POLLED).unwrap();
     let mut completions = Completions::new();
     let start = Instant::now();
     let mut longest = Duration::ZERO;
@@ -295,7 +295,7 @@ fn a_fixed_sleep_counts_from_the_oldest_request() {
 #[test]
 fn a_policy_may_change_with_requests_in_flight() {
     let (device, controls, policy) = latency(20);
-    let mut user = User::new(&device, Manner::Ring, 16);
+    let mut user = User::new(&device, WaiterKind::Ring, 16);
     let spans = [Classic, HybridAdaptive, Interrupt, HybridFixed(5_000), HybridAdaptive, Interrupt, Classic];
     for round in 0..400 {
         controls.latency.store((round % 5) * 10 * MICROSECOND, Relaxed);

@@ -6,13 +6,13 @@
 
 use loom::thread;
 use usring_device::driver::vhost_user::generation;
-use usring_device::virtqueue::{Descriptor, Places, VirtQueue};
+use usring_device::virtqueue::{Descriptor, QueueLayout, VirtQueue};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
 /// A queue of two descriptors, the device's result, and the words `generation` and `settled`.
-const PLACES: Places = Places { descriptors: 0, available: 32, used: 44, size: 2 };
+const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 32, used: 44, size: 2 };
 const ANSWER: usize = 80;
 const GENERATION: usize = 88;
 const SETTLED: usize = 92;

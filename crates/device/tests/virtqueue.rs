@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use usring_device::virtqueue::{Descriptor, Places, VirtQueue};
+use usring_device::virtqueue::{Descriptor, QueueLayout, VirtQueue};
 use usring_sys::mapping::Mapping;
 use usring_sys::shared::SharedMemory;
 
-const PLACES: Places = Places { descriptors: 0, available: 256, used: 516, size: 16 };
+const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 256, used: 516, size: 16 };
 /// Offsets of the used ring's flags and of the available event that follows that ring.
 const USED_FLAGS: usize = 516;
 const AVAILABLE_EVENT: usize = 516 + 4 + 8 * 16;

@@ -87,7 +87,7 @@ fn transfer(
     offset: u64,
     flags: u32,
 ) -> Result<u64, Errno> {
-    let manner = file.manner();
+    let manner = file.mode();
     let (allowed, operation) = match direction {
         Direction::Read => (manner.may_read(), Operation::Read),
         Direction::Write => (manner.may_write(), Operation::Write),
@@ -158,7 +158,7 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
     if !matches!(mode & !KEEP_SIZE, 0 | ZERO) && mode != PUNCH {
         return Err(Errno::EOPNOTSUPP);
     }
-    if !file.manner().may_write() {
+    if !file.mode().may_write() {
         return Err(Errno::EBADF);
     }
     let length = within(file, mode & KEEP_SIZE != 0, offset, length)?;
@@ -197,7 +197,7 @@ fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
 pub fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
     match length as i64 {
         ..=-1 => Err(Errno::EINVAL),
-        _ if !file.manner().may_write() => Err(Errno::EINVAL),
+        _ if !file.mode().may_write() => Err(Errno::EINVAL),
         _ if length > file.device().geometry().size => Err(Errno::EFBIG),
         _ => Ok(0),
     }

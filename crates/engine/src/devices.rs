@@ -8,7 +8,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
-use usring_device::control::{Control, FALLBACK, Kind, RemoteSupply};
+use usring_device::control::{Control, FALLBACK, QuestionKind, RemoteSupply};
 use usring_device::driver::file::KernelFiles;
 use usring_device::driver::gone::Gone;
 use usring_device::{Device, Geometry, OpenDevice, PolicyWord, PollPolicy, spec};
@@ -64,7 +64,7 @@ pub fn connect(socket: &[u8]) -> Result<(), Errno> {
 
 fn open_all() -> Result<Devices, Errno> {
     let Some(control) = CONTROL.get() else { return Ok(Devices { list: Vec::new() }) };
-    let answered = control.ask(Kind::List, 0, [0; 4], None)?;
+    let answered = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let page = answered.descriptors.first().ok_or(Errno::EINVAL)?;
     let policies = mapping::shared_words(page)?;
     let list = (0..answered.values[0] as u32).map(|index| open(control, index, policies)).collect::<Result<_, _>>()?;
@@ -82,7 +82,7 @@ fn all_gone() -> Devices {
 }
 
 fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result<Known, Errno> {
-    let described = control.ask(Kind::Describe, index, [0; 4], None)?;
+    let described = control.ask(QuestionKind::Describe, index, [0; 4], None)?;
     let [st_dev, st_ino, flags, _] = described.values;
     let text = described.text.split(|byte| *byte == 0).next().unwrap_or(&[]);
     let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;

@@ -11,7 +11,7 @@ use core::ops::Range;
 
 /// Kind of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ExtentKind {
     /// Mapped by the program, and paged.
     Mapped,
     /// Unmapped by the program, while a system call still uses it.
@@ -25,7 +25,7 @@ pub struct AddressSpace {
     range: Range<usize>,
     unit: usize,
     /// By start: end and kind.
-    extents: BTreeMap<usize, (usize, Kind)>,
+    extents: BTreeMap<usize, (usize, ExtentKind)>,
 }
 
 impl AddressSpace {
@@ -54,7 +54,7 @@ impl AddressSpace {
         if length == 0 || self.range.end.checked_sub(room)? < length {
             return None;
         }
-        self.insert(room, room + length, Kind::Mapped);
+        self.insert(room, room + length, ExtentKind::Mapped);
         Some(room)
     }
 
@@ -65,12 +65,12 @@ impl AddressSpace {
         let wanted = end..self.up(stop);
         let is_room = self.is_free(&wanted);
         if is_room && length > 0 {
-            self.insert(end, stop, Kind::Mapped);
+            self.insert(end, stop, ExtentKind::Mapped);
         }
         is_room
     }
 
-    fn insert(&mut self, mut start: usize, mut end: usize, kind: Kind) {
+    fn insert(&mut self, mut start: usize, mut end: usize, kind: ExtentKind) {
         if let Some((before, (stop, other))) = self.extents.range(..start).next_back()
             && *stop == start
             && *other == kind
@@ -87,7 +87,7 @@ impl AddressSpace {
     }
 
     /// Returns the parts of a range that are of this kind, in order.
-    pub fn parts(&self, range: &Range<usize>, kind: Kind) -> Vec<Range<usize>> {
+    pub fn parts(&self, range: &Range<usize>, kind: ExtentKind) -> Vec<Range<usize>> {
         let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
         let extents = self.extents.range(first..range.end.max(first)).filter(|(_, (_, other))| *other == kind);
         let parts = extents.map(|(start, (end, _))| range.start.max(*start)..range.end.min(*end));
@@ -117,17 +117,19 @@ impl AddressSpace {
     }
 
     pub fn is_free(&self, range: &Range<usize>) -> bool {
-        [Kind::Mapped, Kind::Leaving, Kind::Unmanaged].iter().all(|kind| self.parts(range, *kind).is_empty())
+        [ExtentKind::Mapped, ExtentKind::Leaving, ExtentKind::Unmanaged]
+            .iter()
+            .all(|kind| self.parts(range, *kind).is_empty())
     }
 
     /// Returns the mapped extent around an address.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
         let (start, (end, kind)) = self.extents.range(..=address).next_back()?;
-        (*kind == Kind::Mapped && address < *end).then_some(*start..*end)
+        (*kind == ExtentKind::Mapped && address < *end).then_some(*start..*end)
     }
 
     /// Frees the parts of a range that are of this kind; returns them, in order.
-    pub fn free(&mut self, range: &Range<usize>, kind: Kind) -> Vec<Range<usize>> {
+    pub fn free(&mut self, range: &Range<usize>, kind: ExtentKind) -> Vec<Range<usize>> {
         let parts = self.parts(range, kind);
         for part in &parts {
             let found = self.extents.range(..=part.start).next_back().map(|(start, extent)| (*start, *extent));
@@ -144,7 +146,7 @@ impl AddressSpace {
     }
 
     /// Inserts a freed part under another kind.
-    pub fn keep(&mut self, range: &Range<usize>, kind: Kind) {
+    pub fn keep(&mut self, range: &Range<usize>, kind: ExtentKind) {
         self.insert(range.start, range.end, kind);
     }
 
@@ -162,7 +164,7 @@ impl AddressSpace {
     }
 
     /// Returns all extents of this kind, in order.
-    pub fn all(&self, kind: Kind) -> Vec<Range<usize>> {
+    pub fn all(&self, kind: ExtentKind) -> Vec<Range<usize>> {
         self.parts(&self.range.clone(), kind)
     }
 
@@ -187,10 +189,10 @@ mod tests {
         assert_eq!(space.take(100), Some(1000));
         assert_eq!(space.take(50), Some(1100));
         assert_eq!(space.take(30), Some(1150));
-        assert_eq!(space.free(&(1100..1150), Kind::Mapped), [1100..1150]);
+        assert_eq!(space.free(&(1100..1150), ExtentKind::Mapped), [1100..1150]);
         assert_eq!(space.take(60), Some(1180), "does not fit into the hole");
         assert_eq!(space.take(50), Some(1100));
-        assert_eq!(space.all(Kind::Mapped), [1000..1240], "neighbours are one");
+        assert_eq!(space.all(ExtentKind::Mapped), [1000..1240], "neighbours are one");
         assert_eq!(space.take(761), None);
         assert_eq!(space.take(760), Some(1240));
         assert_eq!(space.take(1), None);
@@ -200,11 +202,11 @@ mod tests {
     fn a_part_is_freed_out_of_the_middle() {
         let mut space = space(10);
         space.take(300);
-        assert_eq!(space.free(&(1100..1200), Kind::Mapped), [1100..1200]);
-        assert_eq!(space.all(Kind::Mapped), [1000..1100, 1200..1300]);
+        assert_eq!(space.free(&(1100..1200), ExtentKind::Mapped), [1100..1200]);
+        assert_eq!(space.all(ExtentKind::Mapped), [1000..1100, 1200..1300]);
         assert_eq!(space.around(1250), Some(1200..1300));
         assert_eq!(space.around(1150), None);
-        assert_eq!(space.free(&(900..2000), Kind::Mapped), [1000..1100, 1200..1300]);
+        assert_eq!(space.free(&(900..2000), ExtentKind::Mapped), [1000..1100, 1200..1300]);
         assert_eq!(space.end(), 1000);
     }
 
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(space.around(1000), Some(1000..1150));
         space.take(10);
         assert!(!space.extend(1150, 10), "its neighbour, though they are one extent");
-        assert_eq!(space.all(Kind::Mapped), [1000..1160]);
+        assert_eq!(space.all(ExtentKind::Mapped), [1000..1160]);
     }
 
     #[test]
@@ -224,11 +226,11 @@ mod tests {
         let mut space = space(100);
         assert_eq!(space.take(150), Some(1000));
         assert_eq!(space.take(10), Some(1200));
-        space.free(&(1000..1120), Kind::Mapped);
+        space.free(&(1000..1120), ExtentKind::Mapped);
         assert_eq!(space.idle_units(&(1000..1120)), 1000..1100);
         assert_eq!(space.take(101), Some(1300));
         assert_eq!(space.take(100), Some(1000));
-        space.free(&(1120..1150), Kind::Mapped);
+        space.free(&(1120..1150), ExtentKind::Mapped);
         assert_eq!(space.idle_units(&(1120..1150)), 1100..1200);
     }
 
@@ -236,8 +238,8 @@ mod tests {
     fn holes_are_what_nobody_has() {
         let mut space = space(10);
         space.take(300);
-        space.free(&(1100..1200), Kind::Mapped);
-        space.keep(&(1150..1160), Kind::Unmanaged);
+        space.free(&(1100..1200), ExtentKind::Mapped);
+        space.keep(&(1150..1160), ExtentKind::Unmanaged);
         assert_eq!(space.holes(&(1000..1400)), [1100..1150, 1160..1200, 1300..1400]);
         assert_eq!(space.holes(&(1120..1130)), [1120..1130]);
         assert_eq!(space.holes(&(1050..1155)), [1100..1150]);
@@ -249,13 +251,13 @@ mod tests {
     fn what_leaves_is_neither_the_programs_nor_free() {
         let mut space = space(10);
         space.take(20);
-        for part in space.free(&(1000..1010), Kind::Mapped) {
-            space.keep(&part, Kind::Leaving);
+        for part in space.free(&(1000..1010), ExtentKind::Mapped) {
+            space.keep(&part, ExtentKind::Leaving);
         }
         assert_eq!(space.around(1005), None);
         assert_eq!(space.idle_units(&(1000..1010)), 1010..1010);
         assert_eq!(space.take(10), Some(1020));
-        space.free(&(1000..1010), Kind::Leaving);
+        space.free(&(1000..1010), ExtentKind::Leaving);
         assert_eq!(space.take(10), Some(1000));
     }
 }

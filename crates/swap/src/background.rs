@@ -90,7 +90,7 @@ const MOST_PAUSE: Nanoseconds = 1_000_000_000;
 impl Pager {
     /// Runs the evictor thread.
     pub fn evict_in_background(&self, mut queue: StoreQueue) {
-        let place = page_fault::place();
+        let fault_slot = page_fault::fault_slot();
         let mut back_off = BackOff::default();
         while self.limit.wait_for_work() {
             let mut pause = LEAST_PAUSE;
@@ -102,7 +102,7 @@ impl Pager {
                 }
                 // Only this thread tests a failing store, with one write, on behalf of all threads.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
-                let outcome = self.evict(&mut queue, Aim { pages: 1, kept: 0, failures }, place);
+                let outcome = self.evict(&mut queue, Aim { pages: 1, kept: 0, failures }, fault_slot);
                 if outcome.freed > 0 {
                     back_off.try_yield(Ticks::now());
                 } else if outcome.obstacle.is_none() && outcome.met_others {
@@ -117,7 +117,7 @@ impl Pager {
     }
 
     fn serve_events(&self, events: &UserFault, set: &Epoll) {
-        let place = page_fault::place();
+        let fault_slot = page_fault::fault_slot();
         let mut ready = [Event::default(); 2];
         loop {
             let count = match set.wait(&mut ready, None) {
@@ -133,7 +133,9 @@ impl Pager {
             while let Some(touch) = events.read() {
                 let index = (touch.address - self.memory.address()) / self.unit();
                 let start = self.memory.address() + self.offset(index);
-                if let Err(lost) = self.bring_in(index, Touch { write: touch.write, present: touch.present, place }) {
+                if let Err(lost) =
+                    self.bring_in(index, Touch { write: touch.write, present: touch.present, fault_slot })
+                {
                     self.complain(index, lost);
                     if let Err(error) = events.poison(start, self.unit()) {
                         say(format_args!("swap: the thread cannot be told ({error}); it waits for ever"));

@@ -21,7 +21,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use usring_device::{Device, Geometry, PolicyWord, Spec, Supply};
 use usring_sys::descriptor::HeldDescriptor;
-use usring_sys::file::{self, Kind};
+use usring_sys::file::{self, FileKind};
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, user_memory};
@@ -305,14 +305,14 @@ impl StoreFile {
         };
         let measure = file::measure(opened.number())?;
         match (measure.kind, purpose) {
-            (Kind::Other, _) => Err(Refusal::Failed(Errno::EINVAL)),
-            (Kind::Regular, Purpose::Trial) => Self::of(opened, measure.size),
-            (Kind::Regular, Purpose::Swapping) => match file::claim(opened.number()) {
+            (FileKind::Other, _) => Err(Refusal::Failed(Errno::EINVAL)),
+            (FileKind::Regular, Purpose::Trial) => Self::of(opened, measure.size),
+            (FileKind::Regular, Purpose::Swapping) => match file::claim(opened.number()) {
                 Ok(()) => Self::of(opened, measure.size),
                 Err(Errno::EAGAIN) => Err(Refusal::InUse),
                 Err(error) => Err(error.into()),
             },
-            (Kind::BlockDevice, _) => match file::open(&path, O_RDWR | O_EXCL) {
+            (FileKind::BlockDevice, _) => match file::open(&path, O_RDWR | O_EXCL) {
                 Ok(alone) => Self::of(alone, measure.size),
                 Err(Errno::EBUSY) => Self::of(opened, measure.size)?.check_user(purpose),
                 Err(error) => Err(error.into()),

@@ -1,4 +1,4 @@
-//! The counters of a region: a row for each place, so that faulting threads share no
+//! The counters of a region: a row for each fault slot, so that faulting threads share no
 //! cache line.
 
 use usring_sys::Errno;
@@ -65,8 +65,8 @@ impl Counters {
     }
 
     #[inline]
-    pub fn add(&self, place: usize, counter: Counter, count: u64) {
-        self.0[place % ROWS * WORDS + counter as usize].fetch_add(count, Ordering::Relaxed);
+    pub fn add(&self, fault_slot: usize, counter: Counter, count: u64) {
+        self.0[fault_slot % ROWS * WORDS + counter as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     pub fn sum(&self, counter: Counter) -> u64 {

@@ -7,7 +7,7 @@ use core::ops::Range;
 use usring_sys::{Errno, page_fault};
 
 /// Why pages of a cluster were not discarded.
-enum Look {
+enum DiscardStep {
     Done,
     /// Another thread has taken this page, and needs the gate to go on.
     WaitFor(usize),
@@ -15,7 +15,7 @@ enum Look {
 }
 
 /// Pages that the discarding thread has taken.
-struct Unmanaged<'a> {
+struct TakenPages<'a> {
     first: usize,
     taken: [Option<Taken<'a>>; MOST],
 }
@@ -38,14 +38,14 @@ impl Pager {
         }
         let mut claim = self.claim_cluster(self.cluster_of(pages.start));
         loop {
-            let look = {
+            let step = {
                 let _shut = claim.shut();
                 self.discard_some(pages.clone())?
             };
-            match look {
-                Look::Done => return Ok(()),
-                Look::Pinned => return Err(Errno::EBUSY),
-                Look::WaitFor(page) => {
+            match step {
+                DiscardStep::Done => return Ok(()),
+                DiscardStep::Pinned => return Err(Errno::EBUSY),
+                DiscardStep::WaitFor(page) => {
                     self.page(page).wait();
                     pages.start = page;
                 }
@@ -54,9 +54,9 @@ impl Pager {
     }
 
     /// Discards pages of one cluster, up to the first that cannot be. The gate is shut.
-    fn discard_some(&self, pages: Range<usize>) -> Result<Look, Errno> {
-        let mut unmanaged = Unmanaged { first: pages.start, taken: [const { None }; MOST] };
-        let mut look = Look::Done;
+    fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
+        let mut taken_pages = TakenPages { first: pages.start, taken: [const { None }; MOST] };
+        let mut step = DiscardStep::Done;
         for index in pages {
             let page = self.page(index);
             let state = page.state();
@@ -64,31 +64,32 @@ impl Pager {
                 continue;
             }
             if page.is_pinned() || state == State::Unmanaged {
-                look = Look::Pinned;
+                step = DiscardStep::Pinned;
                 break;
             }
             let Some(taken) = page.take(state, Pins::Respected) else {
-                look = Look::WaitFor(index);
+                step = DiscardStep::WaitFor(index);
                 break;
             };
-            unmanaged.taken[index - unmanaged.first] = Some(taken);
+            taken_pages.taken[index - taken_pages.first] = Some(taken);
         }
-        self.give_up(unmanaged).map(|()| look)
+        self.give_up(taken_pages).map(|()| step)
     }
 
-    fn give_up(&self, mut unmanaged: Unmanaged) -> Result<(), Errno> {
+    fn give_up(&self, mut taken_pages: TakenPages) -> Result<(), Errno> {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
-        let gone = match (unmanaged.taken.iter().position(is_resident), unmanaged.taken.iter().rposition(is_resident)) {
-            // A page between two of them is taken, too, or not in memory.
-            (Some(first), Some(last)) => {
-                let (offset, length) = (self.offset(unmanaged.first + first), (last + 1 - first) * self.unit());
-                self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
-            }
-            _ => Ok(()),
-        };
-        for (position, taken) in unmanaged.taken.iter_mut().enumerate() {
+        let gone =
+            match (taken_pages.taken.iter().position(is_resident), taken_pages.taken.iter().rposition(is_resident)) {
+                // A page between two of them is taken, too, or not in memory.
+                (Some(first), Some(last)) => {
+                    let (offset, length) = (self.offset(taken_pages.first + first), (last + 1 - first) * self.unit());
+                    self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
+                }
+                _ => Ok(()),
+            };
+        for (position, taken) in taken_pages.taken.iter_mut().enumerate() {
             let Some(taken) = taken.take() else { continue };
-            let (index, before) = (unmanaged.first + position, taken.before());
+            let (index, before) = (taken_pages.first + position, taken.before());
             if gone.is_err() && before.is_resident() {
                 self.keep(index, taken);
                 continue;
@@ -117,7 +118,7 @@ impl Pager {
     /// Evicts until at most `pages` pages are resident. Errors: `ENOSPC` where the store is full;
     /// `EBUSY` where the rest is pinned; the device's errors.
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
-        let place = page_fault::place();
+        let fault_slot = page_fault::fault_slot();
         loop {
             // Read before `resident`: an eviction that ends later is then noticed below.
             let ended = self.evictions.ended();
@@ -125,8 +126,8 @@ impl Pager {
                 return Ok(());
             }
             let outcome = {
-                let mut queue = self.store.queue(place);
-                self.evict(&mut queue, Aim { pages: 1, kept: 0, failures: MOST_FAILURES }, place)
+                let mut queue = self.store.queue(fault_slot);
+                self.evict(&mut queue, Aim { pages: 1, kept: 0, failures: MOST_FAILURES }, fault_slot)
             };
             match outcome.obstacle {
                 _ if outcome.freed > 0 => {}

@@ -57,7 +57,7 @@ pub enum Obstacle {
 
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum MadeRoom {
     /// The caller has the room of a page that it evicted. Otherwise two threads could evict each
     /// other's pages for ever where more is kept in memory than the limit.
     Taken,
@@ -108,30 +108,30 @@ impl Pager {
     /// Makes room for a faulting thread: evicts from one cluster, or waits for threads that evict.
     /// Raises the limit by many pages where nothing can be evicted, or fewer pages than one
     /// instruction may need.
-    pub fn evict_directly(&self, place: usize) -> Room {
+    pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
         let outcome = {
-            let mut queue = self.store.queue(place);
-            self.evict(&mut queue, Aim { pages, kept: 1, failures: self.failures_allowed() }, place)
+            let mut queue = self.store.queue(fault_slot);
+            self.evict(&mut queue, Aim { pages, kept: 1, failures: self.failures_allowed() }, fault_slot)
         };
         if outcome.freed > 0 {
-            self.counters.add(place, Counter::DirectEvictions, 1);
+            self.counters.add(fault_slot, Counter::DirectEvictions, 1);
             let is_too_little = outcome.freed < pages && !outcome.met_others;
             if is_too_little || outcome.obstacle == Some(Obstacle::Full) {
                 self.exceed_limit(outcome.obstacle);
             }
-            return Room::Taken;
+            return MadeRoom::Taken;
         }
         if outcome.obstacle.is_none() && (outcome.met_others || self.evictions.any_since(ended)) {
             self.evictions.wait(ended, PATIENCE);
-            return Room::Perhaps;
+            return MadeRoom::Perhaps;
         }
         // Another thread may have released room meanwhile.
         if !self.limit.has_room() {
             self.exceed_limit(outcome.obstacle);
         }
-        Room::Perhaps
+        MadeRoom::Perhaps
     }
 
     fn exceed_limit(&self, obstacle: Option<Obstacle>) {
@@ -193,7 +193,7 @@ impl Pager {
 
     /// Moves the hand on until the aim is reached, or for three rounds. The third round gives no
     /// second chance: other threads may use each cluster as fast as the hand goes round.
-    pub fn evict(&self, queue: &mut StoreQueue, aim: Aim, place: usize) -> Outcome {
+    pub fn evict(&self, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
         if self.store.slots.are_all_taken() {
@@ -206,7 +206,7 @@ impl Pager {
                 continue;
             }
             let kept = aim.kept.saturating_sub(outcome.freed);
-            let Some(eviction) = self.evict_cluster(cluster, queue, Aim { kept, ..aim }, place) else {
+            let Some(eviction) = self.evict_cluster(cluster, queue, Aim { kept, ..aim }, fault_slot) else {
                 outcome.met_others = true;
                 continue;
             };
@@ -238,7 +238,7 @@ impl Pager {
     }
 
     /// Evicts the victims of a cluster. `None` if another thread has claimed it.
-    fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, place: usize) -> Option<Outcome> {
+    fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Option<Outcome> {
         if self.wanted_whole.load(Ordering::Relaxed) != 0 {
             return None;
         }
@@ -247,12 +247,12 @@ impl Pager {
         let cluster = self.cluster(cluster);
         let mut batch = Batch { cluster, taken: [const { None }; MOST], next: [State::Dirty; MOST] };
         let closed = self.close(&mut batch, aim, &claim.shut());
-        let written = closed.and_then(|()| self.write_out(&mut batch, queue, place));
+        let written = closed.and_then(|()| self.write_out(&mut batch, queue, fault_slot));
         let dropped = self.drop_pages(&mut batch, &claim.shut());
         let freed = self.release(batch);
         drop(claim);
         self.limit.give_back(freed.saturating_sub(aim.kept));
-        self.counters.add(place, Counter::Evicted, freed as u64);
+        self.counters.add(fault_slot, Counter::Evicted, freed as u64);
         self.evictions.end(freed > 0);
         Some(Outcome { freed, obstacle: written.and(dropped).err(), met_others: false })
     }
@@ -329,7 +329,7 @@ impl Pager {
     }
 
     /// Gives each victim a slot, and writes the pages that had none.
-    fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, place: usize) -> Result<(), Obstacle> {
+    fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, fault_slot: usize) -> Result<(), Obstacle> {
         self.prepare_reading(batch)?;
         let mut wanted = 0;
         for position in 0..batch.cluster.len() {
@@ -353,13 +353,13 @@ impl Pager {
             let end = self.write_run(batch, position, run, queue);
             position = end.map_err(|error| {
                 self.note_failure(error);
-                self.counters.add(place, Counter::WriteErrors, 1);
+                self.counters.add(fault_slot, Counter::WriteErrors, 1);
                 Obstacle::Failed(error)
             })?;
             self.note_success();
             wanted -= run.length;
-            self.counters.add(place, Counter::Written, u64::from(run.length));
-            self.counters.add(place, Counter::WriteRequests, 1);
+            self.counters.add(fault_slot, Counter::Written, u64::from(run.length));
+            self.counters.add(fault_slot, Counter::WriteRequests, 1);
         }
         Ok(())
     }

@@ -19,7 +19,7 @@
 //! kernel does not undo that after the fork, children without a copy unmap the memory
 //! ([`Withheld`]).
 
-use crate::address_space::{AddressSpace, Kind};
+use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, Resting};
 use crate::mappings::Mappings;
 use crate::mechanism::{Copied, Prepared, Resident};
@@ -130,7 +130,7 @@ impl Mappings {
         let range = self.range();
         let mut parts = Vec::new();
         let mut start = range.start;
-        for unmanaged in space.all(Kind::Unmanaged) {
+        for unmanaged in space.all(ExtentKind::Unmanaged) {
             parts.push(start - range.start..unmanaged.start - range.start);
             start = unmanaged.end;
         }
@@ -233,7 +233,7 @@ impl Inheritance {
         })?;
         pager.copy_pages(old);
         let space = parent.space.lock().clone();
-        for part in space.all(Kind::Mapped) {
+        for part in space.all(ExtentKind::Mapped) {
             let offset = |address: usize| address - pager.memory.address();
             pager.set_in_use(offset(part.start) / unit..offset(part.end).div_ceil(unit), true);
         }

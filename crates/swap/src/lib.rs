@@ -56,5 +56,5 @@ mod watermarks;
 pub use arena::Arena;
 pub use backing::Refusal;
 pub use counters::Statistics;
-pub use mechanism::{Kind as Mechanism, probe};
+pub use mechanism::{MechanismKind as Mechanism, probe};
 pub use region::{Access, Builder, LEAST_QUEUES, Pin, SwapRegion};

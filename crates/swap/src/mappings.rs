@@ -11,7 +11,7 @@ mod changes;
 
 pub use changes::{Changes, Owner, Part};
 
-use crate::address_space::{AddressSpace, Kind};
+use crate::address_space::{AddressSpace, ExtentKind};
 use crate::backing::{Backing, Refusal};
 use crate::mechanism;
 use crate::region::{self, Access, SwapRegion};
@@ -51,7 +51,7 @@ pub struct Options<'a> {
     pub limit: usize,
     /// Bytes of the smallest mapping that is swapped. The caller enforces it.
     pub minimum: usize,
-    pub mechanism: Option<mechanism::Kind>,
+    pub mechanism: Option<mechanism::MechanismKind>,
     /// File to count in.
     pub statistics: Option<&'a CStr>,
     /// Path of the launcher's socket, if the store is a back end's.
@@ -66,7 +66,7 @@ fn addresses(capacity: u64, limit: usize) -> usize {
 
 /// Returns the least store and the least limit with which a mechanism works, for a store of
 /// `capacity` bytes and the limit `limit`.
-pub fn least(capacity: u64, limit: usize, mechanism: mechanism::Kind) -> (u64, usize) {
+pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
 }
@@ -215,7 +215,7 @@ impl Mappings {
         }
         let space = self.space.lock();
         space.around(range.start).map_or_else(
-            || space.parts(range, Kind::Mapped).into_iter().next(),
+            || space.parts(range, ExtentKind::Mapped).into_iter().next(),
             |around| Some(range.start..range.end.min(around.end)),
         )
     }
@@ -247,7 +247,7 @@ impl Mappings {
 
     /// Returns the extents that are mapped and paged.
     pub fn mapped(&self) -> Vec<Range<usize>> {
-        self.space.lock().all(Kind::Mapped)
+        self.space.lock().all(ExtentKind::Mapped)
     }
 }
 

@@ -4,10 +4,10 @@
 //!
 //! | mechanism | memory | a page that is out | needs |
 //! |---|---|---|---|
-//! | [`Kind::UserFault`] | anonymous | is missing: SIGBUS in the touching thread | userfaultfd for user mode (Linux 5.11), as any user |
-//! | [`Kind::Guard`] | file with two mappings | has a guard marker: SIGSEGV | guard regions on files (Linux 6.15), as any user, also in Docker's default profile |
-//! | [`Kind::Protect`] | file with two mappings | has no access: SIGSEGV | one kernel mapping for each part, so units are large |
-//! | [`Kind::Thread`] | anonymous | is missing: the touching thread waits for the pager thread | userfaultfd for kernel mode, a privilege |
+//! | [`MechanismKind::UserFault`] | anonymous | is missing: SIGBUS in the touching thread | userfaultfd for user mode (Linux 5.11), as any user |
+//! | [`MechanismKind::Guard`] | file with two mappings | has a guard marker: SIGSEGV | guard regions on files (Linux 6.15), as any user, also in Docker's default profile |
+//! | [`MechanismKind::Protect`] | file with two mappings | has no access: SIGSEGV | one kernel mapping for each part, so units are large |
+//! | [`MechanismKind::Thread`] | anonymous | is missing: the touching thread waits for the pager thread | userfaultfd for kernel mode, a privilege |
 //!
 //! With userfaultfd, the pager distinguishes clean pages from dirty ones. With a file, every
 //! evicted page is written.
@@ -132,7 +132,7 @@ pub struct Copied {
 
 /// The mechanisms, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MechanismKind {
     UserFault,
     Guard,
     Protect,
@@ -141,18 +141,19 @@ pub enum Kind {
     Thread,
 }
 
-impl Kind {
+impl MechanismKind {
     /// The mechanisms that are tried by default.
-    pub const BY_ITSELF: [Kind; 3] = [Kind::UserFault, Kind::Guard, Kind::Protect];
-    pub const ALL: [Kind; 4] = [Kind::UserFault, Kind::Guard, Kind::Protect, Kind::Thread];
+    pub const BY_ITSELF: [MechanismKind; 3] = [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect];
+    pub const ALL: [MechanismKind; 4] =
+        [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect, MechanismKind::Thread];
 
     /// Returns the name for users.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::UserFault => "userfault",
-            Kind::Guard => "guard",
-            Kind::Protect => "mprotect",
-            Kind::Thread => "compat",
+            MechanismKind::UserFault => "userfault",
+            MechanismKind::Guard => "guard",
+            MechanismKind::Protect => "mprotect",
+            MechanismKind::Thread => "compat",
         }
     }
 
@@ -160,27 +161,27 @@ impl Kind {
     /// region's.
     pub fn cause(self) -> Option<Cause> {
         match self {
-            Kind::UserFault => Some(Cause::Missing),
-            Kind::Guard => Some(Cause::Unmapped),
-            Kind::Protect => Some(Cause::Forbidden),
-            Kind::Thread => None,
+            MechanismKind::UserFault => Some(Cause::Missing),
+            MechanismKind::Guard => Some(Cause::Unmapped),
+            MechanismKind::Protect => Some(Cause::Forbidden),
+            MechanismKind::Thread => None,
         }
     }
 
-    pub fn of_name(name: &str) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.name() == name)
+    pub fn of_name(name: &str) -> Option<MechanismKind> {
+        MechanismKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     /// Returns the unit (bytes brought in and evicted together) in a region of this length.
     pub fn unit(self, length: usize) -> usize {
         match self {
-            Kind::Protect => (length / MOST_PARTS).next_power_of_two().max(LEAST_PROTECTED),
-            Kind::UserFault | Kind::Guard | Kind::Thread => PAGE,
+            MechanismKind::Protect => (length / MOST_PARTS).next_power_of_two().max(LEAST_PROTECTED),
+            MechanismKind::UserFault | MechanismKind::Guard | MechanismKind::Thread => PAGE,
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for MechanismKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -203,14 +204,14 @@ pub struct Prepared {
 /// is out once [`Mechanism::extend`] has made it touchable.
 ///
 /// Errors: those of the kernel or the sandbox.
-pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
+pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     match kind {
-        Kind::UserFault | Kind::Thread => anonymous::prepare(kind, length, at),
-        Kind::Guard | Kind::Protect => aliased::prepare(kind, length, at),
+        MechanismKind::UserFault | MechanismKind::Thread => anonymous::prepare(kind, length, at),
+        MechanismKind::Guard | MechanismKind::Protect => aliased::prepare(kind, length, at),
     }
 }
 
 /// Tries a mechanism on two pages. Errors: those of the kernel or the sandbox.
-pub fn probe(kind: Kind) -> Result<(), Errno> {
+pub fn probe(kind: MechanismKind) -> Result<(), Errno> {
     prepare(kind, 2 * kind.unit(0), None).map(drop)
 }

@@ -49,7 +49,7 @@ impl Pager {
                 }
                 State::Clean | State::Dirty => {
                     // Lock order: room → claim → page.
-                    self.make_room(page_fault::place());
+                    self.make_room(page_fault::fault_slot());
                     match self.move_resident(from, to, bounce) {
                         Ok(Moved::Copied) => return Ok(()),
                         Ok(Moved::Gone) => self.limit.give_back(1),

@@ -22,10 +22,10 @@
 //!   shut, and may lie in a run that the evictor drops.
 
 use crate::counters::{Counter, Counters};
-use crate::evict::Room;
+use crate::evict::MadeRoom;
 use crate::evictions::Evictions;
 use crate::gate::Gate;
-use crate::mechanism::{Kind, Mechanism};
+use crate::mechanism::{Mechanism, MechanismKind};
 use crate::message::say;
 use crate::page::{Page, Pins, State, Taken};
 use crate::readahead::Streams;
@@ -54,7 +54,7 @@ pub struct Touch {
     pub write: bool,
     /// The page was mapped, but write-protected.
     pub present: bool,
-    pub place: usize,
+    pub fault_slot: usize,
 }
 
 /// Why a page could not be brought in.
@@ -71,7 +71,7 @@ impl Lost {
 }
 
 pub struct Pager {
-    pub kind: Kind,
+    pub kind: MechanismKind,
     pub memory: Arc<PagedMemory>,
     pub mechanism: Box<dyn Mechanism>,
     pub store: Store,
@@ -102,7 +102,7 @@ pub struct Pager {
 
 /// The parts from which [`Pager::new`] makes a pager.
 pub struct Parts {
-    pub kind: Kind,
+    pub kind: MechanismKind,
     pub memory: Arc<PagedMemory>,
     pub mechanism: Box<dyn Mechanism>,
     pub store: Store,
@@ -142,8 +142,8 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             first_touch: SetOnce::new(),
-            // With `Kind::Thread` the only answer to a fault is a page.
-            in_use: match parts.unused && parts.kind != Kind::Thread {
+            // With `MechanismKind::Thread` the only answer to a fault is a page.
+            in_use: match parts.unused && parts.kind != MechanismKind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
                 false => None,
             },
@@ -263,7 +263,7 @@ impl Pager {
                 }
                 state @ (State::Untouched | State::Out) => {
                     if !has_room {
-                        self.make_room(touch.place);
+                        self.make_room(touch.fault_slot);
                         has_room = true;
                     }
                     let Some(taken) = page.take(state, Pins::Ignored) else { continue };
@@ -308,9 +308,9 @@ impl Pager {
         }
         if state == State::Clean && next == State::Dirty {
             self.store.slots.free(self.slot(&taken, index));
-            self.counters.add(touch.place, Counter::WriteFaults, 1);
+            self.counters.add(touch.fault_slot, Counter::WriteFaults, 1);
         } else {
-            self.counters.add(touch.place, Counter::LateFaults, 1);
+            self.counters.add(touch.fault_slot, Counter::LateFaults, 1);
         }
         taken.release(next);
         Some(Ok(()))
@@ -327,19 +327,19 @@ impl Pager {
             return Err(Lost { slot: None, error });
         }
         taken.release(State::Dirty);
-        self.counters.add(touch.place, Counter::FirstTouches, 1);
+        self.counters.add(touch.fault_slot, Counter::FirstTouches, 1);
         Ok(())
     }
 
     fn swap_in(&self, index: usize, taken: Taken, touch: Touch) -> Result<(), Lost> {
         let slot = self.slot(&taken, index);
         let clean = !touch.write && self.mechanism.tracks_writes();
-        let mut queue = self.store.queue(touch.place);
+        let mut queue = self.store.queue(touch.fault_slot);
         let content = match queue.read(self.store.device(), self.store.offset(slot), self.unit, Waiting::ByPolicy) {
             Ok(content) => content,
             Err(error) => {
                 taken.release(State::Out);
-                self.counters.add(touch.place, Counter::ReadErrors, 1);
+                self.counters.add(touch.fault_slot, Counter::ReadErrors, 1);
                 return Err(Lost { slot: Some(slot), error });
             }
         };
@@ -351,8 +351,8 @@ impl Pager {
         self.settle(taken, slot, clean);
         drop(inside);
         drop(queue);
-        self.counters.add(touch.place, Counter::SwapIns, 1);
-        self.follow(index, touch.place);
+        self.counters.add(touch.fault_slot, Counter::SwapIns, 1);
+        self.follow(index, touch.fault_slot);
         Ok(())
     }
 
@@ -368,19 +368,19 @@ impl Pager {
     }
 
     /// Takes room for one page, and evicts where there is none.
-    pub fn make_room(&self, place: usize) {
-        while !self.take_one(place) && self.evict_directly(place) == Room::Perhaps {}
+    pub fn make_room(&self, fault_slot: usize) {
+        while !self.take_one(fault_slot) && self.evict_directly(fault_slot) == MadeRoom::Perhaps {}
         self.limit.wake_evictor();
     }
 
     /// Takes room for one page if there is any.
     #[inline]
-    pub fn take_one(&self, place: usize) -> bool {
+    pub fn take_one(&self, fault_slot: usize) -> bool {
         match self.limit.take(1) {
             Share::Within(resident) => self.counters.raise_peak(resident),
             Share::Beyond(resident) => {
                 self.counters.raise_peak(resident);
-                self.counters.add(place, Counter::OverLimit, 1);
+                self.counters.add(fault_slot, Counter::OverLimit, 1);
             }
             Share::None => return false,
         }
@@ -434,7 +434,7 @@ impl FaultServer for Pager {
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }
-        let touch = Touch { write: fault.write, present: fault.present, place: fault.place };
+        let touch = Touch { write: fault.write, present: fault.present, fault_slot: fault.slot };
         match self.bring_in(index, touch) {
             Ok(()) => Served::Again,
             Err(Lost::UNUSED) => Served::Unmapped,

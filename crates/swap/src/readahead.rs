@@ -1,10 +1,10 @@
 //! Read-ahead: when a thread's faults are sequential, the reader thread brings in the
 //! next pages by one larger request. It sleeps until the request is done.
 //!
-//! - Each place remembers the page at which its faults would continue.
+//! - Each fault slot remembers the page at which its faults would continue.
 //! - A fault on that page doubles the length of the read-ahead, from 4 pages on. A fault
 //!   elsewhere ends it.
-//! - A job that the reader has not begun is replaced by the next job of its place.
+//! - A job that the reader has not begun is replaced by the next job of its fault slot.
 
 use crate::counters::Counter;
 use crate::page::State;
@@ -28,9 +28,9 @@ const ASLEEP: u32 = 1;
 const COUNT_BITS: u32 = 8;
 
 pub struct Streams {
-    /// By place: the page that continues the sequence, and the pages last read ahead.
+    /// By fault slot: the page that continues the sequence, and the pages last read ahead.
     expected: PageArray<AtomicU64>,
-    /// By place: the pages to read; 0 for none.
+    /// By fault slot: the pages to read; 0 for none.
     jobs: PageArray<AtomicU64>,
     /// Most pages to read ahead; 0 turns read-ahead off.
     most: usize,
@@ -61,9 +61,9 @@ impl Streams {
         self.most
     }
 
-    /// Notes that a fault of a place has brought `page` in. Returns the pages to read ahead.
-    fn next(&self, page: usize, place: usize) -> Option<Range<usize>> {
-        let word = &self.expected[place % ROWS];
+    /// Notes that a fault of a fault slot has brought `page` in. Returns the pages to read ahead.
+    fn next(&self, page: usize, fault_slot: usize) -> Option<Range<usize>> {
+        let word = &self.expected[fault_slot % ROWS];
         let (expected, before) = unpack(word.load(Ordering::Relaxed));
         if page != expected || page == 0 {
             word.store(pack(page + 1, 0), Ordering::Relaxed);
@@ -74,8 +74,8 @@ impl Streams {
         Some(page + 1..page + 1 + count)
     }
 
-    fn ask(&self, pages: Range<usize>, place: usize) {
-        self.jobs[place % ROWS].swap(pack(pages.start, pages.len()), Ordering::Relaxed);
+    fn ask(&self, pages: Range<usize>, fault_slot: usize) {
+        self.jobs[fault_slot % ROWS].swap(pack(pages.start, pages.len()), Ordering::Relaxed);
         Edge::Sleep.barrier_beside_rmw(Side::Waker);
         self.call();
     }
@@ -118,14 +118,14 @@ impl Streams {
 impl Pager {
     /// After a swap-in: asks the reader for the pages that the thread will probably touch next.
     #[inline]
-    pub fn follow(&self, page: usize, place: usize) {
+    pub fn follow(&self, page: usize, fault_slot: usize) {
         if self.streams.most() == 0 {
             return;
         }
-        if let Some(pages) = self.streams.next(page, place) {
+        if let Some(pages) = self.streams.next(page, fault_slot) {
             let end = pages.end.min(self.pages());
             if pages.start < end && self.page(pages.start).state() == State::Out {
-                self.streams.ask(pages.start..end, place);
+                self.streams.ask(pages.start..end, fault_slot);
             }
         }
     }

@@ -4,7 +4,7 @@
 use crate::background::Background;
 use crate::backing::{self, Refusal};
 use crate::counters::{self, Counter, Counters, Statistics};
-use crate::mechanism::{self, Kind, Prepared};
+use crate::mechanism::{self, MechanismKind, Prepared};
 use crate::page::{Pinned, State};
 use crate::pager::{Lost, Pager, Parts, Touch};
 use crate::run;
@@ -52,7 +52,7 @@ pub struct Builder {
     size: usize,
     limit: usize,
     backing: Backing,
-    mechanism: Option<Kind>,
+    mechanism: Option<MechanismKind>,
     readahead: Option<usize>,
     queues: Option<usize>,
     supply: Option<Arc<dyn Supply>>,
@@ -111,7 +111,7 @@ impl Builder {
     }
 
     /// Sets the mechanism; by default, the best that works here.
-    pub fn mechanism(mut self, mechanism: Kind) -> Self {
+    pub fn mechanism(mut self, mechanism: MechanismKind) -> Self {
         self.mechanism = Some(mechanism);
         self
     }
@@ -202,11 +202,11 @@ impl Builder {
         }
     }
 
-    fn prepare(&self) -> Result<(Kind, usize, Prepared), Errno> {
+    fn prepare(&self) -> Result<(MechanismKind, usize, Prepared), Errno> {
         if self.size == 0 {
             return Err(Errno::EINVAL);
         }
-        let prepare = |kind: Kind| {
+        let prepare = |kind: MechanismKind| {
             let unit = kind.unit(self.size);
             let length = self.size.checked_next_multiple_of(unit).ok_or(Errno::ENOMEM)?;
             Ok((kind, unit, mechanism::prepare(kind, length, self.address)?))
@@ -215,7 +215,7 @@ impl Builder {
             Some(kind) => prepare(kind),
             None => {
                 let mut failed = Errno::EOPNOTSUPP;
-                for kind in Kind::BY_ITSELF {
+                for kind in MechanismKind::BY_ITSELF {
                     match prepare(kind) {
                         Ok(prepared) => return Ok(prepared),
                         // A lack of memory is what the caller can mend; report that rather than
@@ -300,7 +300,7 @@ impl SwapRegion {
         Ok(region)
     }
 
-    pub fn mechanism(&self) -> Kind {
+    pub fn mechanism(&self) -> MechanismKind {
         self.pager.kind
     }
 
@@ -393,7 +393,7 @@ impl SwapRegion {
     /// Pins the first of `pages`, and may bring in the pages behind it with the same request.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
-        let touch = Touch { write, present: true, place: page_fault::place() };
+        let touch = Touch { write, present: true, fault_slot: page_fault::fault_slot() };
         loop {
             match self.pager.page(index).pin(write) {
                 Pinned::Again => return Ok(()),

@@ -65,7 +65,7 @@ impl Pager {
         mut run: Run,
         content: Result<&[u8], Errno>,
         clean: bool,
-        (counter, place): (Counter, usize),
+        (counter, fault_slot): (Counter, usize),
     ) -> bool {
         let mut all = true;
         for position in 0..run.count {
@@ -81,7 +81,7 @@ impl Pager {
                 continue;
             }
             self.settle(taken, run.slot + position as u32, clean);
-            self.counters.add(place, counter, 1);
+            self.counters.add(fault_slot, counter, 1);
         }
         all
     }
@@ -91,7 +91,7 @@ impl Pager {
     pub fn bring_in_together(&self, pages: Range<usize>, touch: Touch) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
-        let mut room = if wanted < 2 { 0 } else { self.take_room(wanted, touch.place) };
+        let mut room = if wanted < 2 { 0 } else { self.take_room(wanted, touch.fault_slot) };
         let run = self.take_run(pages, || {
             let has_room = room > 0;
             room -= usize::from(has_room);
@@ -102,29 +102,29 @@ impl Pager {
         let Some(run) = run else { return false };
         let clean = !touch.write && self.mechanism.tracks_writes();
         let (from, length) = self.place_of(&run);
-        let mut queue = self.store.queue(touch.place);
-        let mut bounce = self.store.wide_bounce(touch.place);
+        let mut queue = self.store.queue(touch.fault_slot);
+        let mut bounce = self.store.wide_bounce(touch.fault_slot);
         let content = queue.read_to(&mut bounce, self.store.device(), from, length);
-        self.put_in_place(run, content, clean, (Counter::SwapIns, touch.place))
+        self.put_in_place(run, content, clean, (Counter::SwapIns, touch.fault_slot))
     }
 
     /// Takes room for up to `most` pages and evicts for it. Returns the number of pages.
-    fn take_room(&self, most: usize, place: usize) -> usize {
+    fn take_room(&self, most: usize, fault_slot: usize) -> usize {
         let mut room = 0;
         while room < most {
-            if self.take_one(place) {
+            if self.take_one(fault_slot) {
                 room += 1;
                 continue;
             }
-            let mut queue = self.store.queue(place);
+            let mut queue = self.store.queue(fault_slot);
             let wanted = most - room;
             let aim = Aim { pages: wanted, kept: wanted, failures: self.failures_allowed() };
-            let freed = self.evict(&mut queue, aim, place).freed;
+            let freed = self.evict(&mut queue, aim, fault_slot).freed;
             if freed == 0 {
                 break;
             }
             room += freed.min(wanted);
-            self.counters.add(place, Counter::DirectEvictions, 1);
+            self.counters.add(fault_slot, Counter::DirectEvictions, 1);
         }
         room
     }

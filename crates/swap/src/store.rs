@@ -1,6 +1,6 @@
 //! The backing store: a device that is divided into slots of one unit, and its queues.
 //!
-//! A faulting thread finds its queue by its place ([`usring_sys::page_fault`]). Where
+//! A faulting thread finds its queue by its fault slot ([`usring_sys::page_fault`]). Where
 //! there are enough queues, no two threads use the same one. A thread whose queue is in
 //! use takes the next free one.
 
@@ -32,8 +32,8 @@ const WIDE: usize = 128 << 10;
 const QUEUES_OF_WIDE: usize = 4;
 
 impl Store {
-    /// Makes a store whose slots lie behind `header` bytes. It has up to `queues` store queues, as far
-    /// as the device has queue pairs. With `shareable`, forked children can share the slots.
+    /// Makes a store whose slots lie behind `header` bytes. It has up to `queues` store queues, as
+    /// far as the device has queue pairs. With `shareable`, forked children can share the slots.
     ///
     /// Errors: `EINVAL` where a unit is not a multiple of the device's block, or the device holds
     /// less than one unit; the error of opening the first queue pair.
@@ -84,14 +84,14 @@ impl Store {
         self.unit
     }
 
-    /// Locks the queue of a place, or another free one.
-    pub fn queue(&self, place: usize) -> Guard<'_, StoreQueue> {
-        one_of(&self.queues, place)
+    /// Locks the queue of a fault slot, or another free one.
+    pub fn queue(&self, fault_slot: usize) -> Guard<'_, StoreQueue> {
+        one_of(&self.queues, fault_slot)
     }
 
     /// Locks a bounce buffer for [`Store::wide_pages`].
-    pub fn wide_bounce(&self, place: usize) -> Guard<'_, Bounce> {
-        one_of(&self.wide, place)
+    pub fn wide_bounce(&self, fault_slot: usize) -> Guard<'_, Bounce> {
+        one_of(&self.wide, fault_slot)
     }
 
     /// Returns the most pages of a request for several pages.
@@ -100,9 +100,9 @@ impl Store {
     }
 }
 
-/// Locks the element of a place, or the next free one; waits for its own where none is free.
-fn one_of<T>(all: &[Mutex<T>], place: usize) -> Guard<'_, T> {
-    let one = |step: usize| &all[(place + step) % all.len()];
+/// Locks the element of a fault slot, or the next free one; waits for its own where none is free.
+fn one_of<T>(all: &[Mutex<T>], fault_slot: usize) -> Guard<'_, T> {
+    let one = |step: usize| &all[(fault_slot + step) % all.len()];
     let free = (0..all.len()).find_map(|step| one(step).try_lock());
     free.unwrap_or_else(|| one(0).lock())
 }

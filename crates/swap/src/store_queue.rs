@@ -7,7 +7,7 @@
 
 use crate::back_off::BackOff;
 use usring_device::{
-    Channel, Completions, Device, DeviceRequest, Manner, NamedFile, Operation, Pause, QueueOptions, Submission,
+    Channel, Completions, Device, DeviceRequest, NamedFile, Operation, Pause, QueueOptions, Submission, WaiterKind,
 };
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
@@ -45,7 +45,7 @@ impl StoreQueue {
     pub fn new(device: &Device, bounce: usize) -> Result<Self, Errno> {
         let geometry = *device.geometry();
         let options = QueueOptions { depth: DEPTH, interrupts: true };
-        let mut channel = device.open_channel_for(Manner::Ring, options)?;
+        let mut channel = device.open_channel_for(WaiterKind::Ring, options)?;
         channel.keep_tracking();
         let mut completions = Completions::new();
         completions.reserve();

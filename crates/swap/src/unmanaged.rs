@@ -245,9 +245,9 @@ impl Pager {
         let Some(first) = slot(pages.start) else { return Err(Errno::EBUSY) };
         let most = pages.clone().take(self.store.wide_pages());
         let count = most.zip(first..).take_while(|(page, next)| slot(*page) == Some(*next)).count();
-        let place = page_fault::place();
-        let mut queue = self.store.queue(place);
-        let mut bounce = self.store.wide_bounce(place);
+        let fault_slot = page_fault::fault_slot();
+        let mut queue = self.store.queue(fault_slot);
+        let mut bounce = self.store.wide_bounce(fault_slot);
         let (from, length) = (self.store.offset(first), count * self.unit());
         let content = queue.read_to(&mut bounce, self.store.device(), from, length)?;
         user_memory::copy_out(target, content)?;

@@ -12,7 +12,7 @@ use linux_raw_sys::{general as linux, ioctl};
 /// The properties of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measure {
-    pub kind: Kind,
+    pub kind: FileKind,
     /// Bytes.
     pub size: u64,
     pub direct: Direct,
@@ -30,7 +30,7 @@ pub enum Direct {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     Regular,
     BlockDevice,
     Other,
@@ -88,9 +88,9 @@ pub fn measure(number: i32) -> Result<Measure, Errno> {
     // SAFETY: `statx` is plain numbers, zeroed above and filled by the kernel.
     let statx = unsafe { buffer.assume_init() };
     let kind = match u32::from(statx.stx_mode) & linux::S_IFMT {
-        linux::S_IFREG => Kind::Regular,
-        linux::S_IFBLK => Kind::BlockDevice,
-        _ => Kind::Other,
+        linux::S_IFREG => FileKind::Regular,
+        linux::S_IFBLK => FileKind::BlockDevice,
+        _ => FileKind::Other,
     };
     let mut direct = match (statx.stx_mask & linux::STATX_DIOALIGN, statx.stx_dio_offset_align) {
         (0, _) => Direct::Unknown,
@@ -98,7 +98,7 @@ pub fn measure(number: i32) -> Result<Measure, Errno> {
         (_, offset) => Direct::Aligned { memory: statx.stx_dio_mem_align, offset },
     };
     let mut size = statx.stx_size;
-    if kind == Kind::BlockDevice {
+    if kind == FileKind::BlockDevice {
         let (mut bytes, mut block) = (0u64, 0u32);
         control(number, ioctl::BLKGETSIZE64, &raw mut bytes as u64)?;
         control(number, ioctl::BLKSSZGET, &raw mut block as u64)?;
@@ -163,7 +163,7 @@ pub fn synchronise(number: i32) -> Result<(), Errno> {
 pub fn can_discard(number: i32, measure: &Measure) -> bool {
     match measure.kind {
         // Linux checks the device before the range, and refuses an empty range.
-        Kind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
+        FileKind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
         // There are no blocks behind the end.
         _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
     }
@@ -173,17 +173,17 @@ pub fn can_discard(number: i32, measure: &Measure) -> bool {
 const BEYOND: u64 = 1 << 16;
 
 /// Frees the blocks of a range. Errors: `EOPNOTSUPP` if the file does not support it.
-pub fn discard(number: i32, kind: Kind, offset: u64, length: u64) -> Result<(), Errno> {
+pub fn discard(number: i32, kind: FileKind, offset: u64, length: u64) -> Result<(), Errno> {
     match kind {
-        Kind::BlockDevice => control_range(number, ioctl::BLKDISCARD, offset, length),
+        FileKind::BlockDevice => control_range(number, ioctl::BLKDISCARD, offset, length),
         _ => allocate(number, linux::FALLOC_FL_PUNCH_HOLE, offset, length),
     }
 }
 
 /// Makes a range read as zeroes, without a buffer. Errors: `EOPNOTSUPP` if the file does not
 /// support it.
-pub fn zero(number: i32, kind: Kind, offset: u64, length: u64) -> Result<(), Errno> {
-    if kind == Kind::BlockDevice {
+pub fn zero(number: i32, kind: FileKind, offset: u64, length: u64) -> Result<(), Errno> {
+    if kind == FileKind::BlockDevice {
         return control_range(number, ioctl::BLKZEROOUT, offset, length);
     }
     match allocate(number, linux::FALLOC_FL_ZERO_RANGE, offset, length) {

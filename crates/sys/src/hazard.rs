@@ -31,7 +31,7 @@ const ROWS: usize = 1024;
 const DEPTH: usize = 2;
 
 #[repr(align(64))]
-struct Row {
+struct ThreadRow {
     thread: AtomicUsize,
     used: [AtomicUsize; DEPTH],
 }
@@ -45,7 +45,7 @@ struct Table {
     aside: AtomicU32,
     /// A thread was requested to sweep, and has not begun.
     sweep_is_due: AtomicU32,
-    rows: [Row; ROWS],
+    rows: [ThreadRow; ROWS],
 }
 
 /// Allocated once, for the process and its children.
@@ -78,7 +78,7 @@ impl Table {
     /// Returns the calling thread's row. A signal handler may run here on the same thread: removers
     /// read the row from the moment that it belongs to the thread.
     #[inline]
-    fn own_row(&self) -> Option<&Row> {
+    fn own_row(&self) -> Option<&ThreadRow> {
         let thread = thread::current().0;
         let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - ROWS.trailing_zeros());
         for step in 0..ROWS {

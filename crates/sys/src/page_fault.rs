@@ -3,8 +3,8 @@
 //! gets the signal.
 //!
 //! # How a server stays alive while it serves
-//! 1. A faulting thread takes a fault slot (`Place`) and writes the entry that it will use into it
-//!    (a hazard pointer).
+//! 1. A faulting thread takes a fault slot (`FaultSlot`) and writes the entry that it will use into
+//!    it (a hazard pointer).
 //! 2. It passes a full barrier, and reads the entry in the table once more.
 //! 3. A thread that removes an entry empties it, passes a full barrier, and waits until no fault
 //!    slot names it.
@@ -38,7 +38,7 @@ pub struct Fault {
     /// The page is present, and does not permit this access.
     pub present: bool,
     /// Number of the thread's fault slot, for a server that keeps data for each slot.
-    pub place: usize,
+    pub slot: usize,
 }
 
 /// The cause of a fault, from the signal.
@@ -108,7 +108,7 @@ pub fn allows(address: usize, write: bool) -> bool {
 /// Most ranges at the same time.
 pub const MOST_RANGES: usize = 256;
 /// Fault slots: most threads that fault at the same time; more wait. A power of two.
-pub const PLACES: usize = 256;
+pub const FAULT_SLOTS: usize = 256;
 /// Stack of each slot, in bytes. The kernel allocates pages when they are touched.
 const STACK: usize = 64 * 1024;
 
@@ -118,14 +118,14 @@ struct ServedRange {
 }
 
 /// Start and end only serve to skip other entries quickly; the entry itself decides.
-struct Row {
+struct RangeRow {
     start: AtomicUsize,
     end: AtomicUsize,
     entry: AtomicPtr<ServedRange>,
 }
 
-static TABLE: [Row; MOST_RANGES] = [const {
-    Row { start: AtomicUsize::new(0), end: AtomicUsize::new(0), entry: AtomicPtr::new(core::ptr::null_mut()) }
+static TABLE: [RangeRow; MOST_RANGES] = [const {
+    RangeRow { start: AtomicUsize::new(0), end: AtomicUsize::new(0), entry: AtomicPtr::new(core::ptr::null_mut()) }
 }; MOST_RANGES];
 
 /// Number of leading rows that have ever been used.
@@ -140,15 +140,15 @@ fn changes() -> &'static Mutex<()> {
 
 /// A fault slot, in a cache line of its own.
 #[repr(align(64))]
-struct Place {
+struct FaultSlot {
     /// The entry in use, or null: the slot is free.
     hazard: AtomicPtr<ServedRange>,
     /// Top of the stack; 0 before the stack is made.
     stack: AtomicUsize,
 }
 
-static VISITORS: [Place; PLACES] =
-    [const { Place { hazard: AtomicPtr::new(core::ptr::null_mut()), stack: AtomicUsize::new(0) } }; PLACES];
+static SLOTS: [FaultSlot; FAULT_SLOTS] =
+    [const { FaultSlot { hazard: AtomicPtr::new(core::ptr::null_mut()), stack: AtomicUsize::new(0) } }; FAULT_SLOTS];
 
 /// A registered range; dropping it ends the service.
 #[derive(Debug)]
@@ -165,7 +165,7 @@ pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Reg
     let _turn = changes().lock();
     replace_older(&range);
     let row = TABLE.iter().position(|row| row.entry.load(Ordering::Relaxed).is_null())?;
-    let Row { start, end, entry } = &TABLE[row];
+    let RangeRow { start, end, entry } = &TABLE[row];
     start.store(range.start, Ordering::Relaxed);
     end.store(range.end, Ordering::Relaxed);
     let fresh = Box::into_raw(Box::new(ServedRange { range, server }));
@@ -177,7 +177,7 @@ pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Reg
 /// Removes older ranges that overlap. A forked child does not have its parent's ranges, so the
 /// kernel may reuse their addresses there: the newer range is valid.
 fn replace_older(range: &Range<usize>) {
-    for Row { start, end, entry } in &TABLE {
+    for RangeRow { start, end, entry } in &TABLE {
         if start.load(Ordering::Relaxed) < range.end && range.start < end.load(Ordering::Relaxed) {
             start.store(0, Ordering::Relaxed);
             end.store(0, Ordering::Relaxed);
@@ -198,7 +198,7 @@ impl Drop for Registration {
     /// Waits until no thread is being served.
     fn drop(&mut self) {
         let _turn = changes().lock();
-        let Row { start, end, entry } = &TABLE[self.row];
+        let RangeRow { start, end, entry } = &TABLE[self.row];
         let old = *self.entry.get_mut();
         // Another range may have replaced it.
         if entry.load(Ordering::Relaxed) == old {
@@ -207,7 +207,7 @@ impl Drop for Registration {
             entry.store(core::ptr::null_mut(), Ordering::Release);
         }
         fence(Ordering::SeqCst);
-        while VISITORS.iter().any(|place| place.hazard.load(Ordering::Acquire) == old) {
+        while SLOTS.iter().any(|slot| slot.hazard.load(Ordering::Acquire) == old) {
             processor::yield_now();
         }
         // SAFETY: 1. It came from `Box::into_raw` in `register`, this is its only owner, and the
@@ -220,20 +220,20 @@ impl Drop for Registration {
 /// Frees all fault slots, in a forked child: the parent's faulting threads do not exist there.
 pub fn forget_after_fork() {
     // Writes only where a change is needed: the child shares these pages with its parent.
-    for place in VISITORS.iter().filter(|place| !place.hazard.load(Ordering::Relaxed).is_null()) {
-        place.hazard.store(core::ptr::null_mut(), Ordering::Relaxed);
+    for slot in SLOTS.iter().filter(|slot| !slot.hazard.load(Ordering::Relaxed).is_null()) {
+        slot.hazard.store(core::ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
 /// Returns the calling thread's preferred fault slot. Any other would do while the thread does not
 /// fault.
-pub fn place() -> usize {
+pub fn fault_slot() -> usize {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let spread = (thread::current().0 as u64).wrapping_mul(GOLDEN);
-    (spread >> (64 - PLACES.trailing_zeros())) as usize
+    (spread >> (64 - FAULT_SLOTS.trailing_zeros())) as usize
 }
 
-/// For the fault handler: lets the range's server serve a fault, if there is one. `fault.place` is
+/// For the fault handler: lets the range's server serve a fault, if there is one. `fault.slot` is
 /// not set yet.
 pub(crate) fn visit(fault: Fault) -> Served {
     visit_row(fault).unwrap_or(Served::Foreign)
@@ -245,12 +245,12 @@ fn visit_row(fault: Fault) -> Option<Served> {
     let row = rows
         .iter()
         .find(|row| (row.start.load(Ordering::Relaxed)..row.end.load(Ordering::Relaxed)).contains(&address))?;
-    let (place, entry) = enter(row)?;
-    let visitor = &VISITORS[place];
+    let (slot, entry) = enter(row)?;
+    let visitor = &SLOTS[slot];
     // SAFETY: the hazard keeps the entry alive until it is cleared below.
     let ServedRange { range, server } = unsafe { &*entry };
     let served = range.contains(&address).then(|| {
-        let fault = Fault { place, ..fault };
+        let fault = Fault { slot, ..fault };
         on_stack(visitor, &mut || server.serve(fault))
     });
     visitor.hazard.store(core::ptr::null_mut(), Ordering::Release);
@@ -258,26 +258,26 @@ fn visit_row(fault: Fault) -> Option<Served> {
 }
 
 /// Takes a fault slot, and names the row's entry in it.
-fn enter(row: &Row) -> Option<(usize, *mut ServedRange)> {
-    let first = place();
+fn enter(row: &RangeRow) -> Option<(usize, *mut ServedRange)> {
+    let first = fault_slot();
     let mut step = 0;
     loop {
         let entry = row.entry.load(Ordering::Acquire);
         if entry.is_null() {
             return None;
         }
-        let place = (first + step) % PLACES;
-        let hazard = &VISITORS[place].hazard;
+        let slot = (first + step) % FAULT_SLOTS;
+        let hazard = &SLOTS[slot].hazard;
         if hazard.compare_exchange(core::ptr::null_mut(), entry, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             step += 1;
-            if step.is_multiple_of(PLACES) {
+            if step.is_multiple_of(FAULT_SLOTS) {
                 processor::yield_now();
             }
             continue;
         }
         fence(Ordering::SeqCst);
         if row.entry.load(Ordering::Acquire) == entry {
-            return Some((place, entry));
+            return Some((slot, entry));
         }
         hazard.store(core::ptr::null_mut(), Ordering::Release);
     }
@@ -324,11 +324,11 @@ extern "C" fn run(errand: *mut c_void) {
     errand.served = (errand.work)();
 }
 
-fn on_stack(place: &Place, work: &mut dyn FnMut() -> Served) -> Served {
-    let top = match place.stack.load(Ordering::Relaxed) {
+fn on_stack(slot: &FaultSlot, work: &mut dyn FnMut() -> Served) -> Served {
+    let top = match slot.stack.load(Ordering::Relaxed) {
         0 => match make_stack() {
             Some(top) => {
-                place.stack.store(top, Ordering::Relaxed);
+                slot.stack.store(top, Ordering::Relaxed);
                 top
             }
             // Out of memory: the thread's own stack is used.

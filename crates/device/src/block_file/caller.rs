@@ -6,7 +6,7 @@ use crate::channel::{Channel, Pause};
 use crate::device::Device;
 use crate::driver::{QueueOptions, Submission};
 use crate::request::{Completions, DeviceRequest, NamedFile, Operation};
-use crate::tracker::Manner;
+use crate::tracker::WaiterKind;
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::relax;
@@ -96,7 +96,7 @@ impl Caller {
     pub fn new(device: &Device, interrupts: bool) -> Result<Self, Errno> {
         let options = QueueOptions { depth: DEPTH, interrupts };
         Ok(Caller {
-            channel: device.open_channel_for(Manner::Call, options)?,
+            channel: device.open_channel_for(WaiterKind::Call, options)?,
             completions: Completions::new(),
             pieces: [Piece::default(); DEPTH as usize],
             free: u32::MAX,

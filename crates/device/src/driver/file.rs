@@ -38,13 +38,13 @@ use alloc::ffi::CString;
 use alloc::sync::Arc;
 use queue::{AioQueue, DeviceTarget, InlineQueue, Target};
 use usring_sys::descriptor::HeldDescriptor;
-use usring_sys::file::{self, Direct, Kind, Measure};
+use usring_sys::file::{self, Direct, FileKind, Measure};
 use usring_sys::mapping::{Mapping, PAGE};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, eventfd};
 use usring_uapi::general as linux;
 
-pub static KIND: spec::Kind = spec::Kind {
+pub static KIND: spec::DeviceKind = spec::DeviceKind {
     name: "file",
     options: &[
         OptionRow { name: "path", value: ValueKind::Path, required: true },
@@ -78,7 +78,7 @@ impl FileOptions {
 /// The device's file, opened once per process.
 pub struct FileDriver {
     file: Arc<HeldDescriptor>,
-    kind: Kind,
+    kind: FileKind,
     direct: bool,
     geometry: Geometry,
 }
@@ -239,7 +239,7 @@ fn open_file(options: &FileOptions, access: u32) -> Result<(HeldDescriptor, Meas
 
 fn measured(file: &HeldDescriptor) -> Result<Measure, Errno> {
     let measure = file::measure(file.number())?;
-    if measure.kind == Kind::Other { Err(Errno::EINVAL) } else { Ok(measure) }
+    if measure.kind == FileKind::Other { Err(Errno::EINVAL) } else { Ok(measure) }
 }
 
 /// Returns the alignment that the file system reports, or else the smallest that a read shows to
@@ -263,7 +263,7 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
 /// asynchronous.
 fn full_size(number: i32, size: u64, measure: &Measure, read_only: bool) -> Result<u64, Errno> {
     if size > measure.size {
-        if measure.kind == Kind::BlockDevice || read_only {
+        if measure.kind == FileKind::BlockDevice || read_only {
             return Err(Errno::ENOSPC);
         }
         file::resize(number, size)?;

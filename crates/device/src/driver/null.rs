@@ -7,7 +7,7 @@ use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{ANY_NUMBER, Features, Geometry};
 use crate::random::Random;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
-use crate::spec::{Kind, Layer, Opening, OptionRow, ValueKind, check_size};
+use crate::spec::{DeviceKind, Layer, Opening, OptionRow, ValueKind, check_size};
 use crate::timeline::Timeline;
 use crate::timer_interrupt::TimerInterrupt;
 use alloc::boxed::Box;
@@ -16,7 +16,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::Errno;
 use usring_sys::ticks::{self, Ticks};
 
-pub static KIND: Kind = Kind {
+pub static KIND: DeviceKind = DeviceKind {
     name: "null",
     options: &[
         OptionRow { name: "size", value: ValueKind::Size, required: true },

@@ -7,7 +7,7 @@
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{ANY_NUMBER, Features, Geometry};
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
-use crate::spec::{Kind, Layer, Opened, Opening, OptionRow, ValueKind, check_size};
+use crate::spec::{DeviceKind, Layer, Opened, Opening, OptionRow, ValueKind, check_size};
 use crate::supply::Supply;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -19,7 +19,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, eventfd};
 
-pub static KIND: Kind = Kind {
+pub static KIND: DeviceKind = DeviceKind {
     name: "ram",
     options: &[
         OptionRow { name: "size", value: ValueKind::Size, required: true },

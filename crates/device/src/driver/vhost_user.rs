@@ -24,7 +24,7 @@ mod shares;
 
 use crate::driver::{Driver, QueueOptions, QueuePair};
 use crate::geometry::Geometry;
-use crate::spec::{Kind, Layer, Opened, Opening, OptionRow, ValueKind};
+use crate::spec::{DeviceKind, Layer, Opened, Opening, OptionRow, ValueKind};
 use crate::supply::Supply;
 use alloc::boxed::Box;
 use arena::{Arena, Parameters};
@@ -35,7 +35,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, pinned_memory, user_memory};
 
-pub static KIND: Kind = Kind {
+pub static KIND: DeviceKind = DeviceKind {
     name: "vhost-user",
     options: &[
         OptionRow { name: "socket", value: ValueKind::Path, required: true },

@@ -1,7 +1,7 @@
 //! Errors in a device's text, as messages to the user: the position, the text found there, and what
 //! could stand there.
 
-use super::{KINDS, Kind, OptionRow, ValueKind};
+use super::{DeviceKind, KINDS, OptionRow, ValueKind};
 use alloc::string::String;
 use core::fmt;
 
@@ -19,14 +19,14 @@ pub enum Problem {
     UnknownKind(String),
     UnknownOption {
         found: String,
-        kind: &'static Kind,
+        kind: &'static DeviceKind,
         /// The enclosing wrapper, which does not know the option either.
-        wrapper: Option<&'static Kind>,
+        wrapper: Option<&'static DeviceKind>,
     },
     OptionTwice(&'static str),
     OptionMissing {
         option: &'static str,
-        kind: &'static Kind,
+        kind: &'static DeviceKind,
     },
     /// Not a value of the expected kind.
     Value {
@@ -44,18 +44,18 @@ pub enum Problem {
     TooDeep,
     /// The values contradict each other.
     Together {
-        kind: &'static Kind,
+        kind: &'static DeviceKind,
         what: &'static str,
     },
 }
 
-impl PartialEq for Kind {
-    fn eq(&self, other: &Kind) -> bool {
+impl PartialEq for DeviceKind {
+    fn eq(&self, other: &DeviceKind) -> bool {
         self.name == other.name
     }
 }
 
-impl fmt::Debug for Kind {
+impl fmt::Debug for DeviceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
@@ -69,7 +69,7 @@ fn list<'a>(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'a str>) ->
 }
 
 /// Writes the options of a kind, such as "ram takes: size, block".
-fn takes(f: &mut fmt::Formatter<'_>, kind: &Kind) -> fmt::Result {
+fn takes(f: &mut fmt::Formatter<'_>, kind: &DeviceKind) -> fmt::Result {
     write!(f, "; {} takes: ", kind.name)?;
     list(f, kind.options.iter().map(|row: &OptionRow| row.name))
 }

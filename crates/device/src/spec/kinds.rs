@@ -1,14 +1,15 @@
 //! All kinds of devices and wrappers. A new kind needs a line here and a `KIND` in its own file.
 
-use super::Kind;
+use super::DeviceKind;
 use crate::driver::{file, null, ram, vhost_user};
 use crate::wrapper::{delay, error};
 
 /// Devices and wrappers. No device and wrapper share an option name, and no option is named `poll`.
-pub static KINDS: &[&Kind] = &[&null::KIND, &ram::KIND, &file::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
+pub static KINDS: &[&DeviceKind] =
+    &[&null::KIND, &ram::KIND, &file::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
 
 /// Returns the kind with this name.
-pub fn find(name: &str) -> Option<&'static Kind> {
+pub fn find(name: &str) -> Option<&'static DeviceKind> {
     KINDS.iter().copied().find(|kind| kind.name == name)
 }
 
@@ -19,7 +20,8 @@ mod tests {
     /// The parser assigns an option to the device or to its wrapper by the option's name.
     #[test]
     fn no_option_of_a_device_is_called_as_one_of_a_wrapper() {
-        let (wrappers, devices): (Vec<&Kind>, Vec<&Kind>) = KINDS.iter().partition(|kind| kind.is_wrapper());
+        let (wrappers, devices): (Vec<&DeviceKind>, Vec<&DeviceKind>) =
+            KINDS.iter().partition(|kind| kind.is_wrapper());
         assert!(!wrappers.is_empty() && !devices.is_empty());
         for device in devices {
             for row in device.options {

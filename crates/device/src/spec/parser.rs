@@ -1,7 +1,7 @@
 //! Parser of a device's text, in one pass from left to right. The nesting of wrappers is limited,
 //! so that no text can exhaust the stack.
 
-use super::{Kind, Layer, OptionRow, Problem, Spec, SpecError, Value, ValueKind, kinds};
+use super::{DeviceKind, Layer, OptionRow, Problem, Spec, SpecError, Value, ValueKind, kinds};
 use crate::policy::PollPolicy;
 use alloc::borrow::ToOwned;
 use alloc::boxed::Box;
@@ -24,19 +24,19 @@ struct Parser<'a> {
 
 /// Position of a layer in the nesting.
 #[derive(Clone, Copy)]
-struct Place {
-    wrapper: Option<&'static Kind>,
+struct Nesting {
+    wrapper: Option<&'static DeviceKind>,
     depth: usize,
 }
 
 pub fn parse(text: &str) -> Result<Spec, SpecError> {
     let mut parser = Parser { text, at: 0, poll: None, overwrite: None };
-    let outermost = parser.layer(Place { wrapper: None, depth: 0 })?;
+    let outermost = parser.layer(Nesting { wrapper: None, depth: 0 })?;
     while parser.skip(',') {
         let start = parser.at;
         match parser.name() {
-            POLL => parser.policy(start, Place { wrapper: None, depth: 0 })?,
-            OVERWRITE => parser.overwrite(start, Place { wrapper: None, depth: 0 })?,
+            POLL => parser.policy(start, Nesting { wrapper: None, depth: 0 })?,
+            OVERWRITE => parser.overwrite(start, Nesting { wrapper: None, depth: 0 })?,
             // Reached only after a wrapper's parenthesis, because a device parses its options
             // itself.
             found => {
@@ -84,7 +84,7 @@ impl Parser<'_> {
         &rest[..length]
     }
 
-    fn layer(&mut self, place: Place) -> Result<Layer, SpecError> {
+    fn layer(&mut self, place: Nesting) -> Result<Layer, SpecError> {
         let start = self.at;
         let name = self.name();
         let Some(kind) = kinds::find(name) else {
@@ -97,9 +97,9 @@ impl Parser<'_> {
             if place.depth == DEEPEST {
                 return Err(self.error(start, Problem::TooDeep));
             }
-            let inside = Place { wrapper: Some(kind), depth: place.depth + 1 };
+            let inside = Nesting { wrapper: Some(kind), depth: place.depth + 1 };
             layer.inner = Some(Box::new(self.layer(inside)?));
-            self.options(&mut layer, ',', Place { wrapper: None, ..inside })?;
+            self.options(&mut layer, ',', Nesting { wrapper: None, ..inside })?;
             self.expect(')', "',' and an option, or ')',")?;
         } else {
             if self.next() != Some(':') {
@@ -113,7 +113,7 @@ impl Parser<'_> {
 
     /// Reads the options of one layer, each after a separator. Stops before the separator of an
     /// option that belongs to the wrapper.
-    fn options(&mut self, layer: &mut Layer, first: char, place: Place) -> Result<(), SpecError> {
+    fn options(&mut self, layer: &mut Layer, first: char, place: Nesting) -> Result<(), SpecError> {
         let mut separator = first;
         loop {
             let before = self.at;
@@ -148,7 +148,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn overwrite(&mut self, start: usize, place: Place) -> Result<(), SpecError> {
+    fn overwrite(&mut self, start: usize, place: Nesting) -> Result<(), SpecError> {
         if place.depth > 0 {
             return Err(self.error(start, Problem::WholeInside(OVERWRITE)));
         }
@@ -163,7 +163,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn policy(&mut self, start: usize, place: Place) -> Result<(), SpecError> {
+    fn policy(&mut self, start: usize, place: Nesting) -> Result<(), SpecError> {
         if place.depth > 0 {
             return Err(self.error(start, Problem::WholeInside(POLL)));
         }

@@ -10,7 +10,7 @@ use crate::driver::{Delivery, Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::random::{Random, share_of};
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
-use crate::spec::{Kind, Layer, Opening, OptionRow, Probability, ValueKind};
+use crate::spec::{DeviceKind, Layer, Opening, OptionRow, Probability, ValueKind};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::ticks::{self, Ticks};
 use usring_sys::{Errno, wait};
 
-pub static KIND: Kind = Kind {
+pub static KIND: DeviceKind = DeviceKind {
     name: "error",
     options: &[
         OptionRow { name: "seed", value: ValueKind::Number, required: false },

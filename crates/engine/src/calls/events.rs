@@ -236,7 +236,7 @@ impl<'a> Submission<'a> {
         if host::has_devices()
             && let Some(file) = locked.named.device(number)
         {
-            let manner = file.manner();
+            let manner = file.mode();
             let polls = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
             return Ok(FileUses {
                 may_read: manner.may_read(),

@@ -67,7 +67,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
             Err(_) => ring.is_polled().then(|| refuse_on_polled_ring(number, writes)),
         };
     };
-    let manner = file.manner();
+    let manner = file.mode();
     let allowed = if transfer.writes() { manner.may_write() } else { manner.may_read() };
     if !allowed {
         return Some(IssueOutcome::done(Errno::EBADF.negative()));

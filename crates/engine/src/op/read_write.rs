@@ -22,7 +22,7 @@ use crate::request::{Hold, Request};
 use crate::ring::LockedRing;
 use crate::submission::issue::{Answer, IssueOutcome};
 use alloc::vec::Vec;
-use usring_device::{DeviceRequest, NamedFile, OpenDevice, OpenManner, Operation as DeviceOperation, Transfer};
+use usring_device::{DeviceRequest, NamedFile, OpenDevice, OpenMode, Operation as DeviceOperation, Transfer};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, descriptor, epoll, file, signals, user_memory};
@@ -207,7 +207,7 @@ impl ReadWrite {
 
     /// Returns the transfer as a device takes it.
     #[inline]
-    pub fn on_device(&self, manner: OpenManner, registered: bool) -> Transfer<'_> {
+    pub fn on_device(&self, manner: OpenMode, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
         let durable = self.is_durable() || manner.is_durable();
         let direct = manner.is_direct();

@@ -79,7 +79,7 @@ impl Command {
     fn refusal(&self, file: &OpenDevice) -> Option<Errno> {
         if self.number != DISCARD || self.has_more {
             Some(Errno::EINVAL)
-        } else if !file.manner().may_write() {
+        } else if !file.mode().may_write() {
             Some(Errno::EBADF)
         } else {
             None

@@ -16,7 +16,7 @@ use usring_uapi::general as linux;
 use usring_uapi::io_uring::io_uring_rsrc_update;
 
 /// IO_RINGFD_REG_MAX.
-const PLACES: usize = 16;
+const FAULT_SLOTS: usize = 16;
 /// Most threads with registered rings at the same time; more get `ENOMEM`.
 const ROWS: usize = 1024;
 
@@ -27,11 +27,15 @@ struct Row {
     thread: AtomicUsize,
     id: AtomicU32,
     /// Each is an `Arc` from `into_raw`.
-    files: [AtomicPtr<File>; PLACES],
+    files: [AtomicPtr<File>; FAULT_SLOTS],
 }
 
 static TABLE: [Row; ROWS] = [const {
-    Row { thread: AtomicUsize::new(0), id: AtomicU32::new(0), files: [const { AtomicPtr::new(null_mut()) }; PLACES] }
+    Row {
+        thread: AtomicUsize::new(0),
+        id: AtomicU32::new(0),
+        files: [const { AtomicPtr::new(null_mut()) }; FAULT_SLOTS],
+    }
 }; ROWS];
 
 /// Returns the rows in the order in which a thread searches for its own.
@@ -65,7 +69,7 @@ pub fn acquaint() {
 /// The result may only be used until this thread next takes a ring out of its row.
 #[inline(always)]
 pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
-    if index as usize >= PLACES {
+    if index as usize >= FAULT_SLOTS {
         return Err(Errno::EINVAL);
     }
     let row = row_of_this_thread().ok_or(Errno::EINVAL)?;
@@ -125,7 +129,7 @@ fn put(file: Arc<File>, mut range: core::ops::Range<usize>) -> Result<u32, Errno
 
 /// Registers a ring that has no descriptor (IORING_SETUP_REGISTERED_FD_ONLY).
 pub fn put_anywhere(file: Arc<File>) -> Result<u32, Errno> {
-    put(file, 0..PLACES)
+    put(file, 0..FAULT_SLOTS)
 }
 
 /// Answers IORING_REGISTER_RING_FDS; returns how many were registered.
@@ -135,8 +139,8 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
             return Err(Errno::EINVAL);
         }
         let range = match update.offset {
-            u32::MAX => 0..PLACES,
-            offset if (offset as usize) < PLACES => offset as usize..offset as usize + 1,
+            u32::MAX => 0..FAULT_SLOTS,
+            offset if (offset as usize) < FAULT_SLOTS => offset as usize..offset as usize + 1,
             _ => return Err(Errno::EINVAL),
         };
         let file = match descriptors::with(update.data as i32, Arc::clone) {
@@ -155,7 +159,7 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
 pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     let row = row_of_this_thread();
     for_each(argument, count, |update, _| {
-        if update.resv != 0 || update.data != 0 || update.offset as usize >= PLACES {
+        if update.resv != 0 || update.data != 0 || update.offset as usize >= FAULT_SLOTS {
             return Err(Errno::EINVAL);
         }
         drop(row.and_then(|row| take(&row.files[update.offset as usize])));
@@ -170,7 +174,7 @@ fn for_each(
     count: u32,
     mut work: impl FnMut(io_uring_rsrc_update, UserAddress) -> Result<(), Errno>,
 ) -> Result<u32, Errno> {
-    if count == 0 || count as usize > PLACES {
+    if count == 0 || count as usize > FAULT_SLOTS {
         return Err(Errno::EINVAL);
     }
     for index in 0..count {

@@ -15,7 +15,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Frames kept at the same time: one for each thread with a put-off signal.
-const PLACES: usize = 64;
+const FAULT_SLOTS: usize = 64;
 /// Room for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
 
@@ -43,14 +43,14 @@ struct Place {
 // SAFETY: only the thread that has set `used` touches the bytes.
 unsafe impl Sync for Place {}
 
-static TABLE: [Place; PLACES] = [const {
+static TABLE: [Place; FAULT_SLOTS] = [const {
     Place {
         used: AtomicU32::new(0),
         origin: AtomicUsize::new(0),
         length: AtomicUsize::new(0),
         bytes: UnsafeCell::new([0; SIZE]),
     }
-}; PLACES];
+}; FAULT_SLOTS];
 
 fn place_of(note: u32) -> Option<&'static Place> {
     TABLE.get((note as usize).wrapping_sub(1))

@@ -2,7 +2,7 @@
 //! mappings, made under the lock that [`Changes`] holds.
 
 use super::{Mappings, write_zeroes};
-use crate::address_space::{AddressSpace, Kind};
+use crate::address_space::{AddressSpace, ExtentKind};
 use alloc::vec::Vec;
 use core::ops::Range;
 use usring_sys::mapping::{PAGE, unmap};
@@ -51,9 +51,9 @@ impl Changes<'_> {
             alloc::vec![range.start..within.start.min(range.end), within.end.max(range.start)..range.end],
             Owner::Kernel,
         );
-        add(self.space.parts(&within, Kind::Mapped), Owner::Pager);
-        add(self.space.parts(&within, Kind::Unmanaged), Owner::Kernel);
-        add(self.space.parts(&within, Kind::Leaving), Owner::Nobody);
+        add(self.space.parts(&within, ExtentKind::Mapped), Owner::Pager);
+        add(self.space.parts(&within, ExtentKind::Unmanaged), Owner::Kernel);
+        add(self.space.parts(&within, ExtentKind::Leaving), Owner::Nobody);
         add(self.space.holes(&within), Owner::Nobody);
         parts.sort_unstable_by_key(|part| part.range.start);
         parts
@@ -86,7 +86,7 @@ impl Changes<'_> {
 
     /// Makes a newly allocated range usable. Errors: `ENOMEM`; the range is then free again.
     fn begin(&mut self, range: &Range<usize>) -> Result<(), Errno> {
-        self.reach(range.end).inspect_err(|_| drop(self.space.free(range, Kind::Mapped)))?;
+        self.reach(range.end).inspect_err(|_| drop(self.space.free(range, ExtentKind::Mapped)))?;
         self.set_in_use(range, true);
         Ok(())
     }
@@ -105,10 +105,10 @@ impl Changes<'_> {
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
-        for part in self.space.parts(&range, Kind::Unmanaged) {
+        for part in self.space.parts(&range, ExtentKind::Unmanaged) {
             self.unmap_given(&part)?;
         }
-        for part in self.space.free(&range, Kind::Mapped) {
+        for part in self.space.free(&range, ExtentKind::Mapped) {
             self.vacate(&part);
         }
         self.set_extent();
@@ -122,14 +122,14 @@ impl Changes<'_> {
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
             // The pages that were dropped already are dropped again, without effect.
-            self.space.keep(part, Kind::Leaving);
+            self.space.keep(part, ExtentKind::Leaving);
         }
     }
 
     /// Drops parts that system calls had pinned when they were unmapped.
     fn reap(&mut self) {
-        for part in self.space.all(Kind::Leaving) {
-            self.space.free(&part, Kind::Leaving);
+        for part in self.space.all(ExtentKind::Leaving) {
+            self.space.free(&part, ExtentKind::Leaving);
             self.vacate(&part);
         }
     }
@@ -137,7 +137,7 @@ impl Changes<'_> {
     /// Unmaps a released part. Units without another mapping return to the region; the rest become
     /// holes of the kernel's.
     fn unmap_given(&mut self, part: &Range<usize>) -> Result<(), Errno> {
-        self.space.free(part, Kind::Unmanaged);
+        self.space.free(part, ExtentKind::Unmanaged);
         let idle = self.space.idle_units(part);
         let mut unmapped = Ok(());
         if !idle.is_empty() {
@@ -150,7 +150,7 @@ impl Changes<'_> {
             }
         }
         if unmapped.is_err() {
-            self.space.keep(part, Kind::Unmanaged);
+            self.space.keep(part, ExtentKind::Unmanaged);
         }
         unmapped
     }
@@ -160,7 +160,7 @@ impl Changes<'_> {
     pub fn release_to_kernel(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
-        while let Some(part) = self.space.parts(&range, Kind::Mapped).first() {
+        while let Some(part) = self.space.parts(&range, ExtentKind::Mapped).first() {
             let units = self.space.units(part);
             self.mappings.region.release_to_kernel(self.mappings.offsets(&units))?;
             self.are_given(&units, &[]);
@@ -171,12 +171,12 @@ impl Changes<'_> {
     /// Notes that units were released to the kernel. Their mapped parts and `more` are the
     /// program's; the rest is unmapped.
     fn are_given(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
-        for part in self.space.free(units, Kind::Mapped) {
-            self.space.keep(&part, Kind::Unmanaged);
+        for part in self.space.free(units, ExtentKind::Mapped) {
+            self.space.keep(&part, ExtentKind::Unmanaged);
         }
         for part in more {
-            self.space.free(part, Kind::Unmanaged);
-            self.space.keep(part, Kind::Unmanaged);
+            self.space.free(part, ExtentKind::Unmanaged);
+            self.space.keep(part, ExtentKind::Unmanaged);
         }
         for hole in self.space.holes(units) {
             // A failure leaves memory mapped that the program does not use.
@@ -210,16 +210,16 @@ impl Changes<'_> {
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;
-        for part in self.space.parts(range, Kind::Unmanaged) {
+        for part in self.space.parts(range, ExtentKind::Unmanaged) {
             self.unmap_given(&part)?;
         }
-        if !self.space.parts(&self.space.units(range), Kind::Unmanaged).is_empty() {
+        if !self.space.parts(&self.space.units(range), ExtentKind::Unmanaged).is_empty() {
             return Ok(false);
         }
-        for kind in [Kind::Mapped, Kind::Leaving] {
+        for kind in [ExtentKind::Mapped, ExtentKind::Leaving] {
             self.space.free(range, kind);
         }
-        self.space.keep(range, Kind::Mapped);
+        self.space.keep(range, ExtentKind::Mapped);
         self.set_in_use(range, true);
         self.mappings.zero(range).map(|()| true)
     }
@@ -250,7 +250,7 @@ impl Changes<'_> {
     }
 
     fn give_back(&mut self, range: &Range<usize>) {
-        for part in self.space.free(range, Kind::Mapped) {
+        for part in self.space.free(range, ExtentKind::Mapped) {
             self.vacate(&part);
         }
         self.set_extent();
@@ -273,7 +273,7 @@ impl Changes<'_> {
     /// Notes that the kernel has moved or unmapped the released parts of a range.
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
-        for part in self.space.parts(&range, Kind::Unmanaged) {
+        for part in self.space.parts(&range, ExtentKind::Unmanaged) {
             // A failure leaves the part released.
             let _ = self.unmap_given(&part);
         }
@@ -283,7 +283,7 @@ impl Changes<'_> {
     /// Notes that the kernel has extended a released part into this range.
     pub fn has_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.within(range)) {
-            self.space.keep(&hole, Kind::Unmanaged);
+            self.space.keep(&hole, ExtentKind::Unmanaged);
         }
         self.set_extent();
     }

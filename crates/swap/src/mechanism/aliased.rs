@@ -11,7 +11,7 @@
 //!   so the child sees one moment of memory. The exception is a page that a system call of
 //!   another thread has pinned.
 
-use super::{Copied, Kind, Mechanism, Prepared, Resident};
+use super::{Copied, Mechanism, MechanismKind, Prepared, Resident};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -32,11 +32,11 @@ struct Aliased {
 /// Bytes that one page table covers.
 const TABLE: usize = 2 << 20;
 
-pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
+pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
     let window = PagedMemory::aliased(length, at)?;
     let memory = window.memory().clone();
     memory.permit(0, length, false)?;
-    let mechanism = Aliased { memory, guards: kind == Kind::Guard, extent: AtomicUsize::new(0) };
+    let mechanism = Aliased { memory, guards: kind == MechanismKind::Guard, extent: AtomicUsize::new(0) };
     mechanism.extend(PAGE)?;
     mechanism.check()?;
     Ok(Prepared { window, mechanism: Box::new(mechanism), events: None })

@@ -1,7 +1,7 @@
 //! Mechanisms on anonymous memory, whose missing and write-protected pages userfaultfd(2)
 //! reports.
 
-use super::{Copied, Kind, Mechanism, Prepared};
+use super::{Copied, Mechanism, MechanismKind, Prepared};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::ops::Range;
@@ -17,8 +17,8 @@ struct Anonymous {
     events: bool,
 }
 
-pub fn prepare(kind: Kind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
-    let events = kind == Kind::Thread;
+pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
+    let events = kind == MechanismKind::Thread;
     let fault = Arc::new(UserFault::open(if events { Telling::Events } else { Telling::Signal })?);
     let window = PagedMemory::anonymous(length, at)?;
     let memory = window.memory().clone();

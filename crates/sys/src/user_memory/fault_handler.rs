@@ -166,7 +166,7 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
         return Served::Foreign;
     }
     let (write, present) = (error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0);
-    page_fault::visit(Fault { address, cause, write, present, place: 0 })
+    page_fault::visit(Fault { address, cause, write, present, slot: 0 })
 }
 
 /// Passes the fault on as another signal. (A fault in usring's own copies becomes EFAULT, as it

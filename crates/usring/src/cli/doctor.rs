@@ -2,7 +2,7 @@
 //! whether usring works here, by which entry point and at what cost.
 
 use super::child::{self, System};
-use super::probe::{Answer, Findings};
+use super::probe::{Findings, ProbeResult};
 use super::{Failure, Outcome, library, swap_probe};
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit};
@@ -61,8 +61,8 @@ fn probe(system: System) -> Result<Findings, String> {
         return Err(child::complaint(&output));
     }
     match serde_json::from_slice(&output.stdout) {
-        Ok(Answer::Works(findings)) => Ok(findings),
-        Ok(Answer::Fails(error)) => Err(reason(error)),
+        Ok(ProbeResult::Works(findings)) => Ok(findings),
+        Ok(ProbeResult::Fails(error)) => Err(reason(error)),
         Err(_) => Err("the probe said something that cannot be understood".into()),
     }
 }

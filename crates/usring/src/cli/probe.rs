@@ -29,7 +29,7 @@ pub struct Findings {
 
 /// The probe's output, as one line of JSON: its findings, or the errno if there is no ring.
 #[derive(Debug, Deserialize, Serialize)]
-pub enum Answer {
+pub enum ProbeResult {
     Works(Findings),
     Fails(i32),
 }
@@ -37,8 +37,8 @@ pub enum Answer {
 /// Runs the hidden subcommand.
 pub fn run() -> super::Outcome {
     let answer = match probe() {
-        Ok(findings) => Answer::Works(findings),
-        Err(error) => Answer::Fails(error.raw_os_error().unwrap_or(libc::EIO)),
+        Ok(findings) => ProbeResult::Works(findings),
+        Err(error) => ProbeResult::Fails(error.raw_os_error().unwrap_or(libc::EIO)),
     };
     let line = serde_json::to_string(&answer).map_err(|error| super::Failure::new(error.to_string()))?;
     println!("{line}");

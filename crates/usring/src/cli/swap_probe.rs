@@ -18,7 +18,7 @@ pub struct Options {
 
 /// The probe's output, as one line of JSON.
 #[derive(Debug, Deserialize, Serialize)]
-enum Answer {
+enum ProbeResult {
     /// Median nanoseconds of touching a page that is out, with a device in memory.
     Works(u64),
     /// The error's number.
@@ -41,8 +41,8 @@ pub fn run(options: &Options) -> Outcome {
         None => return Err(Failure::new("no such mechanism")),
     };
     let answer = match measured {
-        Ok(median) => Answer::Works(median),
-        Err(error) => Answer::Fails(error.raw_os_error().unwrap_or(libc::EIO)),
+        Ok(median) => ProbeResult::Works(median),
+        Err(error) => ProbeResult::Fails(error.raw_os_error().unwrap_or(libc::EIO)),
     };
     let line = serde_json::to_string(&answer).map_err(|error| Failure::new(error.to_string()))?;
     println!("{line}");
@@ -104,7 +104,7 @@ pub fn findings() -> Vec<String> {
     let mut taken = false;
     let finding = |mechanism: Mechanism| {
         let answer = ask(mechanism);
-        let works = matches!(answer, Ok(Answer::Works(_)));
+        let works = matches!(answer, Ok(ProbeResult::Works(_)));
         let is_taken = works && !taken && mechanism != Mechanism::Thread;
         taken |= is_taken;
         let worth = match mechanism {
@@ -127,21 +127,21 @@ pub fn of_a_program() -> String {
     in_words(command.and_then(|mut command| answer_of(command.args(["swap-probe", PROGRAM]))))
 }
 
-fn in_words(answer: Result<Answer, String>) -> String {
+fn in_words(answer: Result<ProbeResult, String>) -> String {
     match answer {
-        Ok(Answer::Works(median)) => format!("works, {:.1} µs for a page from memory", median as f64 / 1000.0),
-        Ok(Answer::Fails(error)) => {
+        Ok(ProbeResult::Works(median)) => format!("works, {:.1} µs for a page from memory", median as f64 / 1000.0),
+        Ok(ProbeResult::Fails(error)) => {
             format!("does not work: errno {error}, {}", nix::errno::Errno::from_raw(error).desc().to_lowercase())
         }
         Err(why) => format!("does not work: {why}"),
     }
 }
 
-fn ask(mechanism: Mechanism) -> Result<Answer, String> {
+fn ask(mechanism: Mechanism) -> Result<ProbeResult, String> {
     answer_of(Command::new(child::ourselves()?).args(["swap-probe", mechanism.name()]))
 }
 
-fn answer_of(command: &mut Command) -> Result<Answer, String> {
+fn answer_of(command: &mut Command) -> Result<ProbeResult, String> {
     let output = child::output_within(command, PATIENCE)?;
     if !output.status.success() {
         return Err(child::complaint(&output));

@@ -13,7 +13,7 @@
 //! [`super::generation`] explains the generation and the settled words.
 
 use super::generation;
-use crate::virtqueue::{DESCRIPTOR, Places};
+use crate::virtqueue::{DESCRIPTOR, QueueLayout};
 use usring_sys::Errno;
 use usring_sys::descriptor::{OwnedDescriptor, identity};
 use usring_sys::mapping::{self, Mapping, PAGE};
@@ -40,7 +40,7 @@ const HEADER: usize = PAGE;
 
 const SIZE: usize = QUEUE_SIZE as usize;
 const AVAILABLE: usize = SIZE * DESCRIPTOR;
-/// A multiple of 8, minus 4: see [`Places::used`].
+/// A multiple of 8, minus 4: see [`QueueLayout::used`].
 const USED: usize = AVAILABLE + 1024 + 4;
 const SETTLED: usize = AVAILABLE + 1024 + 3072;
 const COPIED: usize = SETTLED + 8;
@@ -194,8 +194,13 @@ pub struct QueueArea {
 }
 
 impl QueueArea {
-    pub fn places(&self) -> Places {
-        Places { descriptors: self.base, available: self.base + AVAILABLE, used: self.base + USED, size: QUEUE_SIZE }
+    pub fn places(&self) -> QueueLayout {
+        QueueLayout {
+            descriptors: self.base,
+            available: self.base + AVAILABLE,
+            used: self.base + USED,
+            size: QUEUE_SIZE,
+        }
     }
 
     /// Marks the rings as settled for this generation.

@@ -10,7 +10,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use usring_device::PollPolicy;
-use usring_device::control::{Control, Kind};
+use usring_device::control::{Control, QuestionKind};
 use usring_sys::Errno;
 
 const EXAMPLES: &str = "\
@@ -98,14 +98,15 @@ fn show(device: &Found) -> Result<(), Failure> {
 fn look(socket: &Path) -> Result<Vec<Found>, Errno> {
     let control = Control::at(socket.as_os_str().as_bytes());
     let run = socket.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
-    let list = control.ask(Kind::List, 0, [0; 4], None)?;
+    let list = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let mut found = Vec::new();
     for index in 0..list.values[0] as usize {
         // Each device keeps a descriptor of the page of its own.
-        let page = control.ask(Kind::List, 0, [0; 4], None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
+        let page =
+            control.ask(QuestionKind::List, 0, [0; 4], None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
         // SAFETY: the descriptor has come with the answer, and its owner gives it up here.
         let policies = Policies::from_file(unsafe { File::from_raw_fd(page.into_raw()) });
-        let described = control.ask(Kind::Describe, index as u32, [0; 4], None)?;
+        let described = control.ask(QuestionKind::Describe, index as u32, [0; 4], None)?;
         let split = described.text.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;
         let spec = String::from_utf8_lossy(&described.text[..split]).into_owned();
         let path = PathBuf::from(OsString::from_vec(described.text[split + 1..].to_vec()));

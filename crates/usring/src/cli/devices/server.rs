@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use usring_device::Supply;
-use usring_device::control::{Answer, FALLBACK, Kind, QUESTION_LENGTH, Question, SWAP};
+use usring_device::control::{Answer, FALLBACK, QUESTION_LENGTH, Question, QuestionKind, SWAP};
 use usring_sys::descriptor::OwnedDescriptor;
 
 /// Seconds within which a client that has connected must send its question.
@@ -162,19 +162,19 @@ impl Server {
 
     /// Returns the answer, or an errno.
     fn answer(&self, question: &Question, along: Option<OwnedFd>, users: &[User]) -> Result<Reply, i32> {
-        let kind = Kind::from_number(question.kind).ok_or(Errno::EINVAL as i32)?;
-        if kind == Kind::List {
+        let kind = QuestionKind::from_number(question.kind).ok_or(Errno::EINVAL as i32)?;
+        if kind == QuestionKind::List {
             let values = [self.devices.len() as u64, 0, 0, 0];
             return Ok(Reply { values, kept: vec![self.policies.as_raw_fd()], ..Default::default() });
         }
         let number = question.device;
         let device = self.devices.get(number as usize);
-        if kind == Kind::Describe {
+        if kind == QuestionKind::Describe {
             return device.map(|device| self.describe(device)).ok_or(Errno::ENODEV as i32);
         }
         let swap = self.swap.as_ref().filter(|_| number == SWAP);
         let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
-        if kind == Kind::Claim {
+        if kind == QuestionKind::Claim {
             // The claim's connection can end before those of the queues that were granted under it.
             let is_taken = number != SWAP || users.iter().any(|user| user.lent.device == SWAP);
             let lent = Lent { device: number, supply: supply.clone(), queue: None };
@@ -202,30 +202,32 @@ impl Server {
 fn ask(
     supply: &Arc<dyn Supply>,
     device: u32,
-    kind: Kind,
+    kind: QuestionKind,
     value: u64,
     along: Option<OwnedFd>,
 ) -> Result<Reply, usring_sys::Errno> {
     match kind {
-        Kind::Memory => Ok(Reply { owned: vec![supply.memory(value)?], ..Default::default() }),
-        Kind::Arena => Ok(Reply { owned: vec![supply.arena()?], ..Default::default() }),
-        Kind::Queue => {
+        QuestionKind::Memory => Ok(Reply { owned: vec![supply.memory(value)?], ..Default::default() }),
+        QuestionKind::Arena => Ok(Reply { owned: vec![supply.arena()?], ..Default::default() }),
+        QuestionKind::Queue => {
             let grant = supply.queue()?;
             let owned = vec![grant.kick, grant.call, grant.settled];
             let lent = Some(Lent { device, supply: supply.clone(), queue: Some(grant.index) });
             Ok(Reply { values: [u64::from(grant.index), 0, 0, 0], owned, lent, ..Default::default() })
         }
-        Kind::Share => {
+        QuestionKind::Share => {
             let file = along.ok_or(usring_sys::Errno::EBADF)?;
             let region = supply.share(file.as_raw_fd(), value)?;
             Ok(Reply { values: [u64::from(region.slot), region.address, 0, 0], ..Default::default() })
         }
-        Kind::Unshare => {
+        QuestionKind::Unshare => {
             supply.unshare(value as u32);
             Ok(Reply::default())
         }
         // A queue is returned on the connection on which it was lent.
-        Kind::ReturnQueue | Kind::List | Kind::Describe | Kind::Claim => Err(usring_sys::Errno::EINVAL),
+        QuestionKind::ReturnQueue | QuestionKind::List | QuestionKind::Describe | QuestionKind::Claim => {
+            Err(usring_sys::Errno::EINVAL)
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 /// The rules by which a context was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum ContextKind {
     /// io_setup(2): the rules of today's kernels.
     Kernel,
     /// io_setup2 without IOCTX_FLAG_IOPOLL: the rules of io_setup(2), and polled requests are
