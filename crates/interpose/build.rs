@@ -1,11 +1,11 @@
 //! Links the library: by itself, without libc and its start files, so that the loader runs its
 //! constructor before all others. It gets the identity of this build.
 
-include!("../usring/build_identity.rs");
+include!("../cli/build_identity.rs");
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    println!("cargo:rerun-if-changed=../usring/build_identity.rs");
+    println!("cargo:rerun-if-changed=../cli/build_identity.rs");
     provide_identity();
     for argument in [
         // No libc at link time: a missing symbol must show here, not at run time.

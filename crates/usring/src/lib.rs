@@ -66,8 +66,6 @@
 #![warn(missing_docs)]
 
 mod api;
-#[cfg(feature = "vhost-user")]
-pub mod control;
 #[cfg(feature = "swap")]
 pub mod swap;
 

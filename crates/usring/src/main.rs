@@ -1,11 +1,9 @@
-//! The `usring` command. All of it is in [`cli`].
+//! The `usring` command. All of it is in [`usring_cli`].
 //!
 //! There is no Rust `main`, because the standard library's start-up code would ignore SIGPIPE and
 //! open closed descriptors 0 to 2. A program that the launcher executes must inherit these exactly
 //! as the launcher's parent left them.
 #![cfg_attr(not(test), no_main)]
-
-mod cli;
 
 use std::ffi::{c_char, c_int};
 
@@ -13,5 +11,5 @@ use std::ffi::{c_char, c_int};
 #[cfg_attr(not(test), unsafe(export_name = "main"))]
 #[cfg_attr(test, allow(dead_code, reason = "the test harness brings its own"))]
 extern "C" fn entry(_count: c_int, _arguments: *const *const c_char) -> c_int {
-    cli::main().into()
+    usring_cli::main().into()
 }

@@ -37,8 +37,6 @@
 //! - **Not for** threads' stacks, futexes, or buffers that a ring has registered.
 
 use crate::api::{os_error, process};
-#[cfg(feature = "vhost-user")]
-use crate::control::vhost_user::VhostUser;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
 #[cfg(feature = "vhost-user")]
@@ -52,6 +50,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use usring_device::driver::vhost_user::Options;
 use usring_swap::Refusal;
 pub use usring_swap::{Access, Mechanism, Pin, Statistics};
+#[cfg(feature = "vhost-user")]
+use usring_vhost_user::VhostUser;
 
 /// Makes a [`SwapRegion`].
 #[derive(Clone, Default)]

@@ -24,16 +24,18 @@ const fn floor(level: u8, crate_name: &'static str, hidden: &'static [&'static s
     Floor { crate_name, level, hidden, freestanding }
 }
 
-const FLOORS: [Floor; 9] = [
+const FLOORS: [Floor; 11] = [
     floor(0, "usring-uapi", &[], true),
     floor(1, "usring-sys", &[], true),
     floor(2, "usring-ring", &[], true),
     floor(2, "usring-device", &[], true),
     floor(3, "usring-engine", &[], true),
+    floor(3, "usring-vhost-user", &["usring-ring"], false),
     floor(4, "usring-aio", &["usring-ring", "usring-device"], true),
     floor(4, "usring-swap", &["usring-ring", "usring-engine"], true),
     floor(5, "usring-interpose", &["usring-ring", "usring-device"], true),
-    floor(6, "usring", &["usring-interpose"], false),
+    floor(6, "usring-cli", &["usring-interpose", "usring-ring", "usring-aio"], false),
+    floor(7, "usring", &["usring-interpose"], false),
 ];
 
 /// Crates that may depend on everything, and on which no product crate depends.

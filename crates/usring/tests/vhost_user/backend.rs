@@ -7,10 +7,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use usring::control::vhost_user::VhostUser;
 use usring_device::driver::vhost_user::Options;
 use usring_device::spec;
 use usring_device::{Driver, QueueOptions, QueuePair};
+use usring_vhost_user::VhostUser;
 
 /// Longest wait of a test.
 pub const LIMIT: Duration = Duration::from_secs(60);

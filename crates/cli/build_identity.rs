@@ -16,8 +16,8 @@ const SOURCES: [&str; 10] = [
     "aio/src",
     "swap/src",
     "interpose/src",
-    "usring/src/cli/environment.rs",
-    "usring/src/cli/swap.rs",
+    "cli/src/environment.rs",
+    "cli/src/swap.rs",
 ];
 
 /// Sets `USRING_BUILD_IDENTITY` for the crate that is being built.

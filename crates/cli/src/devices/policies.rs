@@ -2,7 +2,7 @@
 //! completions ([`usring_device::PolicyWord`]). The launcher and `usring ctl` read and write the
 //! page as a file; only the program's processes map it.
 
-use crate::cli::Failure;
+use crate::Failure;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fs::File;
 use std::io;

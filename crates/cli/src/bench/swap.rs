@@ -12,7 +12,8 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use super::stage::Prop;
-use usring::swap::{Mechanism, SwapRegion};
+use crate::swap_probe::region_in_memory;
+use usring_swap::{Mechanism, SwapRegion};
 
 const INTERRUPT: &str = "interrupt";
 const CLASSIC: &str = "classic";
@@ -79,8 +80,8 @@ fn case(workload: impl Into<String>, label: &'static str, arguments: impl Into<S
 /// failure of usring's.
 fn works(mechanism: Mechanism) -> bool {
     const SIZE: usize = 1 << 20;
-    let backing = SwapRegion::builder().size(SIZE).limit(SIZE).mechanism(mechanism).backing("ram:size=1M");
-    backing.is_ok_and(|builder| builder.build().is_ok())
+    let builder = SwapRegion::builder().size(SIZE).limit(SIZE).mechanism(mechanism);
+    region_in_memory(builder, "ram:size=1M").is_ok()
 }
 
 fn on(store: &str, threads: u32, label: &'static str, arguments: &str) -> Case {

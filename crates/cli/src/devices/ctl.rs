@@ -3,7 +3,7 @@
 
 use super::policies::Policies;
 use super::socket;
-use crate::cli::{Failure, Outcome};
+use crate::{Failure, Outcome};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::FromRawFd;

@@ -17,8 +17,8 @@ use std::ffi::{CString, OsString};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
-use usring::control::vhost_user::VhostUser;
 use usring_engine::DEFAULT_SPIN_LIMIT;
+use usring_vhost_user::VhostUser;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,7 +1,7 @@
 //! The file by which a program names a device: sparse, as long as the device, and never read or
 //! written.
 
-use crate::cli::Failure;
+use crate::Failure;
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;

@@ -11,7 +11,7 @@ use super::child::System;
 use super::frame::{Bar, Case, Results};
 use super::metric::Metric;
 use super::stage::Prop;
-use crate::cli::environment::POLLING_ENTER;
+use crate::environment::POLLING_ENTER;
 
 const BEFORE: &str = "enter polls";
 const AFTER: &str = "enter waits";

@@ -10,13 +10,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use usring::control::vhost_user::VhostUser;
 use usring_device::driver::vhost_user;
 use usring_device::{OwnSupply, Spec, Supply, spec};
 use usring_swap::counters::run;
 use usring_swap::mappings::{LEAST_LIMIT, LEAST_MINIMUM, least};
 use usring_swap::{LEAST_QUEUES, Mechanism, Refusal, backing};
 use usring_sys::Errno;
+use usring_vhost_user::VhostUser;
 
 /// Errno of writing to the kernel's swap space.
 const ETXTBSY: Errno = Errno::new(26);

@@ -7,8 +7,9 @@ use nix::libc;
 use serde::{Deserialize, Serialize};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use usring::swap::{Mechanism, SwapRegion};
 use usring_swap::mappings::WINDOW;
+use usring_swap::{Builder, Mechanism, Refusal, SwapRegion};
+use usring_sys::user_memory;
 
 /// The mechanism to try, or [`PROGRAM`].
 #[derive(clap::Args)]
@@ -49,11 +50,21 @@ pub fn run(options: &Options) -> Outcome {
     Ok(0)
 }
 
+/// Makes a region whose pages go to memory.
+pub fn region_in_memory(builder: Builder, store: &str) -> std::io::Result<SwapRegion> {
+    user_memory::install_fault_handler();
+    let builder = builder.backing(store).map_err(|error| std::io::Error::other(error.to_string()))?;
+    builder.build().map_err(|refusal| match refusal {
+        Refusal::Failed(error) => std::io::Error::from_raw_os_error(-error.negative()),
+        other => std::io::Error::other(other),
+    })
+}
+
 /// Touches pages all over a region until enough of them were out. Checks that each page holds what
 /// was written to it. Returns the median in nanoseconds.
 fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
-    let builder = SwapRegion::builder().backing("ram:size=65M")?;
-    let mut region = builder.size(64 * MIB).limit(16 * MIB).readahead(0).mechanism(mechanism).build()?;
+    let builder = SwapRegion::builder().size(64 * MIB).limit(16 * MIB).readahead(0).mechanism(mechanism);
+    let mut region = region_in_memory(builder, "ram:size=65M")?;
     let page = region.page_size();
     for (index, bytes) in region.as_mut_slice().chunks_mut(page).enumerate() {
         bytes[..8].copy_from_slice(&(index as u64 + 1).to_le_bytes());

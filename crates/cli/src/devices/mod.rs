@@ -16,11 +16,11 @@ use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use usring::control::vhost_user::VhostUser;
 use usring_device::driver::vhost_user;
 use usring_device::{Geometry, OwnSupply, Spec, Supply, control, spec};
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_vhost_user::VhostUser;
 
 /// Smallest block size of a device, in bytes.
 const BLOCK: u64 = 512;

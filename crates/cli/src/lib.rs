@@ -19,7 +19,7 @@
 /// Prints a line on standard output, by [`print`].
 macro_rules! tell {
     ($($text:tt)*) => {
-        $crate::cli::print(format_args!("{}\n", format_args!($($text)*)))
+        $crate::print(format_args!("{}\n", format_args!($($text)*)))
     };
 }
 

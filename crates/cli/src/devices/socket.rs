@@ -1,7 +1,7 @@
 //! The socket by which a run is found: a Unix socket named by the launcher's process id, in a
 //! folder that only the same user can enter.
 
-use crate::cli::Failure;
+use crate::Failure;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::unistd::getuid;
 use std::fs;
