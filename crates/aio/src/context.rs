@@ -43,7 +43,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Makes a context. `attention` says how its events arrive, unless it is polled.
+    /// Makes a context. `attention` says how waiting threads learn of its events; a polled context
+    /// ignores it, because its callers always poll.
     pub fn new(
         trust: AddressTrust,
         requests: u32,
@@ -122,7 +123,8 @@ impl Context {
         submission.add(&sqe, told)
     }
 
-    /// Returns the eventfd of this number; shared while any request still has to signal it.
+    /// Returns the eventfd with this descriptor number. All requests that still have to signal this
+    /// eventfd share one value.
     #[cold]
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
         let mut last = self.told.lock();
@@ -164,7 +166,8 @@ impl Context {
     ) -> Result<u64, Errno> {
         loop {
             let wanted = minimum.saturating_sub(taken).min(u64::from(self.capacity)) as u32;
-            // A limit of zero leaves no time to wait, but the ring still checks for completions.
+            // With a time limit of zero the call must not sleep. Zero wanted events make the ring
+            // only check for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
             let waited = self.ring.await_events(wanted, deadline, wait.mask);
             taken = self.take(to, taken, most)?;
@@ -178,7 +181,7 @@ impl Context {
     }
 
     /// Gets events of a polled context. The caller polls the devices without a time limit, until it
-    /// has enough events or none is in flight. Only one caller at a time; error for a second:
+    /// has enough events or no request is in flight. Only one caller at a time; error for a second:
     /// `EBUSY`.
     fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
         let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
@@ -220,7 +223,8 @@ impl Context {
 }
 
 impl Drop for Context {
-    /// Closes the ring of a context that never entered the table.
+    /// Closes the ring of a context that never entered the table. `end` has closed the ring of any
+    /// other.
     fn drop(&mut self) {
         self.ring.close();
     }

@@ -57,8 +57,9 @@ pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, kind: ContextKind) 
     Ok(sqe)
 }
 
-/// Checks that a context holds either polled requests only or none. Contexts of io_setup(2) ignore
-/// `IOCB_FLAG_HIPRI`.
+/// Checks that the iocb suits the context. A polled context takes only polled transfers, and a
+/// plain context takes no polled request. Contexts of io_setup(2) ignore `IOCB_FLAG_HIPRI`. Error:
+/// `EINVAL`.
 #[inline]
 fn check_kind(iocb: &Iocb, kind: ContextKind) -> Result<(), Errno> {
     let polled = iocb.aio_flags & IOCB_FLAG_HIPRI != 0;
@@ -116,8 +117,8 @@ fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe
     Ok(())
 }
 
-/// Returns RWF_NOWAIT for a file on which O_NONBLOCK has an effect: no regular file or block
-/// device.
+/// Returns RWF_NOWAIT if O_NONBLOCK has an effect on the file, otherwise 0. It has none on regular
+/// files, directories and block devices.
 #[cold]
 fn nowait_where_it_would_wait(number: i32) -> u32 {
     let waits = descriptor::identity(number).is_ok_and(|file| file.can_wait());
@@ -173,8 +174,8 @@ fn poll(iocb: &Iocb, sqe: &mut Sqe) -> Result<(), Errno> {
     if iocb.aio_offset != 0 || iocb.aio_nbytes != 0 || iocb.aio_rw_flags != 0 {
         return Err(Errno::EINVAL);
     }
-    // A file that never waits is ready to be read and written. A poll for other events alone is
-    // refused.
+    // Regular files, directories and block devices never wait, so each is always ready to be read
+    // and written. A poll of such a file for other events alone is refused.
     if u32::from(events) & ALWAYS_READY == 0 && !descriptor::identity(sqe.fd)?.can_wait() {
         return Err(Errno::EINVAL);
     }

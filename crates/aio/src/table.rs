@@ -17,7 +17,7 @@ use usring_sys::{Errno, UserAddress, user_memory};
 #[derive(Default)]
 struct Table {
     contexts: SharedTable<Context>,
-    /// By index: whether it is in use, also by a context that is still being made.
+    /// Whether each index is in use. An index is in use already while its context is being made.
     taken: Mutex<Vec<bool>>,
 }
 
@@ -72,7 +72,8 @@ pub fn find(address: u64) -> Result<Using<Context>, Errno> {
 /// Removes the context at an address. Error: `EINVAL` if there is none.
 pub fn remove(address: u64) -> Result<Arc<Context>, Errno> {
     let (table, place) = locate(address)?;
-    // Done first, for it may take system calls, and `take` holds a lock.
+    // `find` stores the context's new address, if the program has moved the events. That takes
+    // system calls, so it is done before `take` holds a lock.
     drop(find(address)?);
     let context = table.contexts.take(place, |context| context.address() == address).ok_or(Errno::EINVAL)?;
     table.give_back(place);

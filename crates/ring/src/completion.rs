@@ -27,11 +27,11 @@ pub struct CompletionQueue {
     /// The slot numbers of `tail` and `published` in an AIO context's ring.
     slot: u32,
     published_slot: u32,
-    /// Slots known to be free. The program can only free more, so the head is loaded when they are
-    /// used up. Zero while there is a backlog.
+    /// Number of slots known to be free. The program can only free more, so the head is loaded
+    /// again only when this number is zero. Always zero while there is a backlog.
     free: u32,
     backlog: VecDeque<(Cqe, Extension)>,
-    /// The backlog has grown since [`CompletionQueue::take_growth`].
+    /// Whether the backlog has grown since the last [`CompletionQueue::take_growth`].
     has_grown: bool,
     lost: u32,
 }
@@ -68,8 +68,7 @@ impl CompletionQueue {
         self.post_wide(cqe, || [0; 2]);
     }
 
-    /// Adds a CQE with its extension. `extension` is called only if the ring has room for
-    /// extensions.
+    /// Adds a CQE with its extension. `extension` is called only if the ring stores extensions.
     #[inline(always)]
     pub fn post_wide(&mut self, cqe: Cqe, extension: impl FnOnce() -> Extension) {
         if self.free == 0 && self.room() == 0 {
@@ -98,8 +97,8 @@ impl CompletionQueue {
             return self.fill_event(cqe, extension());
         }
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
-        // Written as words, which are assembled in registers. A structure would be assembled on the
-        // stack and read back.
+        // The CQE is written as words, which are assembled in registers. A structure would be
+        // assembled on the stack and read back.
         self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension());
@@ -179,8 +178,8 @@ impl CompletionQueue {
         self.free
     }
 
-    /// Returns the number of free slots by the program's head. A head beyond the tail is invalid
-    /// and counts as a full ring.
+    /// Returns the number of free slots according to the program's head. A head beyond the tail is
+    /// invalid and counts as a full ring.
     #[inline(always)]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;

@@ -9,7 +9,7 @@
 //! | head | the program, or one caller of [`Memory::take_events`] at a time | bounded; an invalid head only loses events |
 //! | the rest | once, before the program learns the address | never |
 //!
-//! Head and tail are slot numbers. The ring is empty where both are equal, so one slot always stays
+//! Head and tail are slot numbers. The ring is empty if both are equal, so one slot always stays
 //! empty.
 
 use crate::layout::{self, EVENT, EVENTS, Layout};
@@ -93,7 +93,8 @@ impl Memory {
         &self.completions
     }
 
-    /// Returns the number of events between a head that the program wrote and a slot.
+    /// Returns the number of events from the program's `head` to the slot `tail`. The head may be
+    /// any value.
     #[inline]
     pub(crate) fn events_before(&self, tail: u32, head: u32) -> u32 {
         let slots = self.layout.event_slots;
@@ -138,7 +139,7 @@ impl Memory {
         let tail = bounded(words.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire()), slots);
         let mut head = bounded(words.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire()), slots);
         let mut taken = 0;
-        // Two parts where the events wrap around the end.
+        // The loop runs twice if the events wrap around the end of the ring.
         while taken < most && head != tail {
             let end = if tail > head { tail } else { slots };
             let count = (end - head).min(most - taken);

@@ -114,8 +114,9 @@ impl Layout {
         EVENTS + self.event_slots as usize * EVENT
     }
 
-    /// Returns the offset after the CQEs, rounded up to a cache line. With wide CQEs the kernel
-    /// doubles the header's room, too; so does this function, as a program may rely on it.
+    /// Returns the offset after the CQEs, rounded up to a cache line. With `CQE32` the kernel
+    /// doubles the header's length, too. Programs may rely on the resulting offset, so this
+    /// function also does.
     fn end_of_cqes(&self) -> usize {
         let narrow = CQES + 16 * self.cq_entries as usize;
         (narrow << (self.cqe_shift - 4)).next_multiple_of(LINE)
@@ -177,8 +178,9 @@ impl Layout {
     }
 }
 
-/// Returns the numbers of SQ and CQ entries that io_uring_setup(2) makes of `requested`, of
-/// `cq_requested` (the program's `params.cq_entries`) and of the flags. Error: `EINVAL`.
+/// Computes the numbers of SQ and CQ entries as io_uring_setup(2) does. `requested` and
+/// `cq_requested` (`params.cq_entries`) are the program's values. Error: `EINVAL` for zero entries,
+/// for too many without `CLAMP`, or for a CQ smaller than the SQ.
 pub fn entries(requested: u32, cq_requested: u32, flags: u32) -> Result<(u32, u32), Errno> {
     let clamp = flags & uapi::IORING_SETUP_CLAMP != 0;
     let sq_entries = bounded(requested, ENTRIES_MAX, clamp)?;

@@ -9,7 +9,7 @@
 //!
 //! The program shares this memory and is not trusted:
 //!
-//! - Each half of the engine keeps its own index in private memory.
+//! - The engine's half of each queue keeps its own index in private memory.
 //! - It loads the program's index once per batch, and bounds the value.
 //! - It copies each entry once.
 //!

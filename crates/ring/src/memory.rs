@@ -40,7 +40,8 @@ impl Memory {
         Ok(Memory::new(rings, sqes, layout))
     }
 
-    /// Uses memory of the program (`IORING_SETUP_NO_MMAP`), which shared pages replace in place.
+    /// Uses memory of the program (`IORING_SETUP_NO_MMAP`): replaces it, at the same addresses, by
+    /// pages that usring shares.
     #[cfg(not(loom))]
     pub fn of_program(rings: UserAddress, sqes: UserAddress, layout: Layout) -> Result<Memory, Errno> {
         let rings = SharedMemory::in_place_of(rings, layout.rings_length())?;
@@ -98,8 +99,8 @@ impl Memory {
     }
 
     /// Sets bits of the SQ's flag word; see [`flags`]. A full barrier separates the store from the
-    /// caller's next load. So a program that first stores an entry and then reads the flags cannot
-    /// be missed.
+    /// caller's next load. So if the program stores an entry and then reads the flags, one side
+    /// sees the other: the program sees the flag, or the caller sees the entry.
     #[inline]
     pub fn set_flag(&self, bits: u32) {
         self.rings.header_word(layout::SQ_FLAGS).fetch_or(bits, Ordering::Relaxed);
@@ -117,7 +118,8 @@ impl Memory {
         self.rings.header_word(layout::SQ_FLAGS).load(Ordering::Relaxed)
     }
 
-    /// Returns the number of CQEs that the application has not consumed, from the shared words.
+    /// Returns the number of CQEs that the application has not consumed. Reads the shared words, so
+    /// the caller needs no lock.
     #[inline]
     pub fn ready(&self) -> u32 {
         if self.layout.has_events() {
@@ -128,14 +130,15 @@ impl Memory {
             .min(self.layout.cq_entries)
     }
 
-    /// Whether the SQ has no room, from the shared words (for `SQ_WAIT`).
+    /// Whether the SQ has no room (for `SQ_WAIT`). Reads the shared words, so the caller needs no
+    /// lock.
     #[inline]
     pub fn is_submission_full(&self) -> bool {
         self.submitted() >= self.layout.sq_entries
     }
 
-    /// Returns the number of SQEs that were pushed and not consumed, from the shared words. For
-    /// callers that do not hold the ring's lock.
+    /// Returns the number of SQEs that were pushed and not consumed. Reads the shared words, so the
+    /// caller needs no lock.
     #[inline]
     pub fn submitted(&self) -> u32 {
         let head = self.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);

@@ -2,7 +2,8 @@
 //!
 //! - The program may write any value to the tail and to the index array, so each is loaded once and
 //!   bounded.
-//! - The head is kept here. The shared word is only written.
+//! - The head is kept in private memory. [`SubmissionQueue`] writes the shared word and never reads
+//!   it.
 //! - An SQE is copied once into private memory, and all fields are read from the copy.
 
 use crate::layout;
@@ -54,8 +55,8 @@ impl SubmissionQueue {
         pending
     }
 
-    /// Takes the next entry of the batch that [`SubmissionQueue::pending`] found. `None` at its
-    /// end.
+    /// Takes the next entry of the batch that [`SubmissionQueue::pending`] found. `None` at the end
+    /// of the batch.
     #[expect(
         clippy::should_implement_trait,
         reason = "an Iterator would promise that None is the end; here it ends a batch"
@@ -117,9 +118,11 @@ impl SubmissionQueue {
     /// entries again. If it returns `true`, the SQ is empty. A program that pushes from now on sees
     /// the flag and enters with `SQ_WAKEUP`.
     ///
+    /// The SQ thread takes these steps:
+    ///
     /// 1. The SQ thread announces itself on its sleep word, so that an enter right after the flag
     ///    finds it.
-    /// 2. It calls this function, and sleeps if all its rings return `true`.
+    /// 2. It calls this function for each of its rings, and sleeps if all calls return `true`.
     /// 3. It calls [`SubmissionQueue::end_sleep`] before it looks for entries again.
     pub fn prepare_sleep(&mut self) -> bool {
         self.set_flag(flags::NEED_WAKEUP);

@@ -301,8 +301,8 @@ fn a_program_on_another_thread_gets_every_cqe_of_every_sqe() {
     });
 }
 
-/// The two reasons for a driver to notify: CQEs in the CQ that are not published, and CQEs that
-/// went to the backlog since the last question.
+/// CQEs that the program has not been notified of: those in the CQ that are not published, and
+/// those that went to the backlog since the last call of `take_growth`.
 #[test]
 fn what_nobody_was_notified_of_is_known() {
     let (mut queue, _half, _memory) = completion(2, 0);

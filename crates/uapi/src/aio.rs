@@ -1,7 +1,7 @@
 //! The kernel's AIO interface (`linux/aio_abi.h`), and the ring that holds a context's completions.
 //!
-//! The header declares no type for that ring ([`AioRing`]). Every context since Linux 2.6 has had
-//! it at its own address.
+//! The header declares no type for that ring, so [`AioRing`] declares it here. Since Linux 2.6 a
+//! context's number (`aio_context_t`) has been the address of its ring in the process.
 
 use core::mem::{offset_of, size_of};
 
@@ -20,11 +20,12 @@ pub const IOCB_CMD_PWRITEV: u16 = 8;
 pub const IOCB_FLAG_RESFD: u32 = 1 << 0;
 /// `aio_reqprio` holds an I/O scheduling class and level.
 pub const IOCB_FLAG_IOPRIO: u32 = 1 << 1;
-/// The request is polled for; only valid in a context with [`IOCTX_FLAG_IOPOLL`]. The flag comes
-/// from the polled-AIO patches of the end of 2018. No release of Linux has it.
+/// The caller of io_getevents(2) polls the device for the completion; no interrupt reports it. Only
+/// valid in a context with [`IOCTX_FLAG_IOPOLL`]. The flag comes from the polled-AIO patches of the
+/// end of 2018. No release of Linux has it.
 pub const IOCB_FLAG_HIPRI: u32 = 1 << 2;
 
-/// Flag of io_setup2: the thread that asks for events polls the devices for them.
+/// Flag of io_setup2: a thread that asks for events polls the devices for them.
 pub const IOCTX_FLAG_IOPOLL: u32 = 1 << 0;
 
 /// An AIO request (`struct iocb`).

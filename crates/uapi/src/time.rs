@@ -4,6 +4,7 @@
 pub struct Timespec {
     /// Whole seconds.
     pub tv_sec: i64,
-    /// Nanoseconds, 0 to 999,999,999; other values are refused with `EINVAL`.
+    /// Nanoseconds. io_uring also accepts 1,000,000,000 and more; it refuses negative values with
+    /// `EINVAL`.
     pub tv_nsec: i64,
 }
