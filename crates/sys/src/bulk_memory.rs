@@ -1,6 +1,6 @@
 //! Large memory that processes share. It is only copied and zeroed; usring never interprets its
-//! content. Several threads and processes may copy to the same bytes at the same time. The result
-//! is then undefined, as on a disk.
+//! content. If several threads or processes copy to the same bytes at the same time, the bytes then
+//! hold any mixture, as after concurrent writes to a disk.
 //!
 //! No reference into the memory is ever made. All copies use the assembler routines of
 //! [`crate::user_memory`], which a fault ends. Offsets come from usring, so an offset out of range

@@ -27,7 +27,7 @@ pub fn get() -> Result<Sets, Errno> {
 
 /// Sets the calling thread's sets.
 ///
-/// Errors: `EPERM` if one of them is not permitted.
+/// Errors: `EPERM` if the thread may not have one of the capabilities.
 pub fn set(sets: &Sets) -> Result<(), Errno> {
     let header = [VERSION, 0];
     let arguments = [&raw const header as u64, &raw const *sets as u64, 0, 0, 0];
@@ -45,8 +45,8 @@ pub fn limit(most: &Sets) -> Result<(), Errno> {
     if is_less { set(&sets) } else { Ok(()) }
 }
 
-/// Gives up the capabilities of the calling thread that are not effective. They give no right to a
-/// system call, but the thread could make them effective.
+/// Gives up the capabilities of the calling thread that are not effective. Such a capability gives
+/// no right to a system call, but the thread could make it effective.
 pub fn keep_effective_only() -> Result<(), Errno> {
     let [low, high] = get()?;
     limit(&[[low[0], low[0], 0], [high[0], high[0], 0]])

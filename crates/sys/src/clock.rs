@@ -1,6 +1,7 @@
 //! Clocks, read by system calls, not through the vDSO. While the engine runs, the instruction
-//! pointer must lie in usring's own text: signal delivery recognises by this that it has to wait.
-//! Only if the program's own filter denies the system call is the vDSO used, with signals blocked.
+//! pointer must lie in usring's own text: usring's signal handler recognises by this that the
+//! signal has to wait. The vDSO is used, with signals blocked, only if the program's own filter
+//! denies the system call.
 
 use crate::{Errno, SystemCall, thread};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -45,7 +46,8 @@ pub unsafe fn set_vdso(reader: Reader) {
     VDSO.store(reader as *mut (), Ordering::Release);
 }
 
-/// Reads a clock that always exists: there is no error to report.
+/// Reads a clock that always exists, so there is no error to report. Returns 0 if the system call
+/// is denied and there is no vDSO.
 fn read(clock: u32) -> Nanoseconds {
     let mut time = Timespec::default();
     let arguments = [clock.into(), &raw mut time as u64, 0, 0, 0];
@@ -55,15 +57,15 @@ fn read(clock: u32) -> Nanoseconds {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Reads the clock where the program's own filter denies the system call.
+/// Reads the clock through the vDSO, because the program's own filter denies the system call.
 #[cold]
 fn read_by_vdso(clock: u32, time: &mut Timespec) {
     let reader = VDSO.load(Ordering::Acquire);
     if reader.is_null() {
         return;
     }
-    // The instruction pointer leaves usring's text: a signal handler would mistake the engine for
-    // the program.
+    // The instruction pointer leaves usring's text here, so a signal handler would mistake the
+    // engine for the program. Signals are blocked until the call returns.
     let signals = thread::close_signals();
     // SAFETY: only `set_vdso` stores here. It stores a `Reader`, which its caller guaranteed.
     unsafe { core::mem::transmute::<*mut (), Reader>(reader)(clock, time) };

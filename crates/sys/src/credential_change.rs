@@ -1,9 +1,10 @@
 //! The words by which threads agree on a change of credentials. [`crate::credentials`] makes the
 //! changes; the loom models run this file.
 //!
-//! - [`Generations`] counts changes. A thread that starts between two equal counts has exactly the
-//!   credentials of that generation.
-//! - [`Order`] is the change that the service threads have to make.
+//! - [`Generations`] counts changes that have begun and that have ended. If `ended` was n before
+//!   clone(2), and the new thread reads n from `begun`, the thread has the credentials of
+//!   generation n.
+//! - [`Order`] is the change that the service threads (threads of usring) have to make.
 //! - [`Follower`] is the answer of one service thread.
 //!
 //! ```text
@@ -54,14 +55,15 @@ impl Generations {
         self.ended.fetch_add(1, Edge::Change.release());
     }
 
-    /// Returns the generation of threads that have no change under way.
+    /// Returns the number of changes that have ended. That is the generation of every thread that
+    /// shares the program's credentials, unless a change is under way.
     #[inline(always)]
     pub fn ended(&self) -> u32 {
         self.ended.load(Edge::Change.acquire())
     }
 
-    /// Forgets a change that has begun and will never end, in a forked child: its thread is not
-    /// there.
+    /// Forgets a change that has begun and will never end. For a forked child, in which the
+    /// changing thread does not exist.
     pub fn forget_unended(&self) {
         self.begun.store(self.ended.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -110,15 +112,17 @@ impl Order {
         next
     }
 
-    /// Forgets an order that was being written, in a forked child: the writer is not there.
+    /// Forgets an order that was being written. For a forked child, in which the writer does not
+    /// exist.
     pub fn forget_unfinished(&self) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(sequence % 2), Ordering::Relaxed);
     }
 
-    /// Returns the order and its number, unless the number is `made`, the last order carried out. A
-    /// service thread that comes late never mixes two orders: it gets `None`, and is signalled
-    /// again.
+    /// Returns the newest order and its number. `made` is the number of the last order that the
+    /// caller has carried out. `None`: there is no newer order, or another one is just being
+    /// written. The writer then signals the service thread again, so a late thread never mixes two
+    /// orders.
     pub fn take(&self, made: u32) -> Option<(u32, [u64; ORDER_WORDS])> {
         let sequence = self.sequence.load(Edge::Change.acquire());
         if sequence == made || sequence % 2 == 1 {
@@ -140,7 +144,7 @@ impl Order {
 pub struct Follower {
     /// The last order that the thread has carried out.
     made: AtomicU32,
-    /// The thread's credentials after it, as a hash ([`crate::credentials`]).
+    /// A hash of the thread's credentials after that order ([`crate::credentials`]).
     state: AtomicU64,
 }
 

@@ -78,7 +78,7 @@ loom::lazy_static! {
     static ref ORDER: Order = Order::new();
 }
 
-/// Lock of the thread that gives an order.
+/// Lock: 1 while a thread gives an order and waits for the answers.
 static ORDERING: AtomicU32 = AtomicU32::new(0);
 /// Counts answers; the changing thread sleeps on it.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
@@ -86,11 +86,11 @@ static ANSWERS: AtomicU32 = AtomicU32::new(0);
 /// The last generation in which no two threads differed, if threads differ now.
 static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
-/// Number of changes by thread id. Threads that share an entry only seem to have changed more
-/// often.
+/// Number of changes by each thread, at its thread id modulo the length. Two threads that share an
+/// entry only seem to have changed more often.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
-/// The [`Observer`].
+/// Set by [`set_observer`]; null before.
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(core::ptr::null_mut());
 
 /// Whether every change by a thread of the program goes through [`change`].
@@ -152,8 +152,8 @@ pub fn generation_of_birth() -> Option<u32> {
     own_threads::current().and_then(Slot::generation)
 }
 
-/// Whether the calling thread has the credentials that all threads of the program share. They must
-/// not differ.
+/// Whether the calling thread has the credentials that all threads of the program share. The caller
+/// has checked that the program's threads do not differ.
 pub fn has_common() -> bool {
     let generation = generation();
     if generation == 0 {
@@ -163,7 +163,7 @@ pub fn has_common() -> bool {
     own_threads::current().filter(is_of_birth).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
-/// Returns how often a thread has changed.
+/// Returns how often a thread has changed. The number may be too high ([`CHANGES_BY_THREAD`]).
 pub fn changes_of(thread: u32) -> u32 {
     changes_word(thread).load(Ordering::Acquire)
 }
@@ -172,7 +172,7 @@ fn changes_word(thread: u32) -> &'static AtomicU32 {
     &CHANGES_BY_THREAD[thread as usize % CHANGES_BY_THREAD.len()]
 }
 
-/// Whether a thread of a forked child has changed before [`forget_after_fork`].
+/// Whether a thread of a forked child has changed its credentials before [`forget_after_fork`] ran.
 static CHANGED_EARLY: AtomicBool = AtomicBool::new(false);
 
 /// Resets the state in a forked child, which has no thread of usring. The child's threads differ
@@ -232,9 +232,9 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// Whether a thread of usring may keep the calling thread's rights when that thread makes this
-/// change. A thread with effective capabilities, or without the restrictions of Landlock, is never
-/// left behind in a process that has given these rights up.
+/// Whether threads of usring may keep the rights that the calling thread gives up by this change.
+/// `false` if the caller has effective capabilities, or restricts itself by Landlock: a process
+/// that gives these up must have no thread left that holds them.
 fn may_be_kept(number: u32) -> bool {
     let has_none = |[low, high]: Sets| low[0] == 0 && high[0] == 0;
     number != linux::__NR_landlock_restrict_self && capability::get().is_ok_and(has_none)
@@ -257,14 +257,14 @@ pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     }
 }
 
-/// Whether the caller is the process's only thread: unshare(CLONE_THREAD) then does nothing, and is
-/// otherwise refused.
+/// Whether the caller is the process's only thread. unshare(CLONE_THREAD) succeeds, without effect,
+/// only then.
 fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
 
-/// Most reads of the thread list. A thread of usring that is just ending is still in the list, but
-/// no longer in the table.
+/// Maximum number of times that the thread list is read. A thread of usring that is just ending is
+/// still in the list, but no longer in the table, so the list is read again.
 const LOOKS: u32 = 20;
 
 /// Whether the caller is the program's only thread. `false` if that is not known.
@@ -293,7 +293,7 @@ pub fn is_ours(thread: u32) -> bool {
 /// meanwhile.
 struct Copied {
     arguments: [u64; 3],
-    /// Of a list of groups: address and length of usring's own pages.
+    /// For setgroups(2): address and length of usring's own pages, which hold the list of groups.
     pages: Option<(usize, usize)>,
 }
 
@@ -350,7 +350,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
         let order = ORDER.give([u64::from(number), a, b, c, secure_bits()]);
         let all_came = wait_for_followers(order, end);
         if !all_came {
-            // A late follower still reads these pages.
+            // A late follower still reads these pages, so they are never freed.
             core::mem::forget(copied);
         }
         all_came && are_followers_like(order, state())

@@ -37,7 +37,7 @@ impl OwnedDescriptor {
         duplicate_private(self.0)
     }
 
-    /// Closes it; returns the result of close(2).
+    /// Closes the descriptor; returns the result of close(2).
     pub fn close(self) -> Result<(), Errno> {
         close(self.into_raw())
     }
@@ -55,15 +55,16 @@ static KEPT_AFTER_FORK: [AtomicI32; MOST_KEPT_AFTER_FORK] = [const { AtomicI32::
 pub const MOST_KEPT_AFTER_FORK: usize = 8;
 
 /// Lets each child that is forked from now on keep these private numbers, and no others. `false` if
-/// they are too many. The caller ensures that no other thread calls this meanwhile.
+/// there are more than [`MOST_KEPT_AFTER_FORK`]; only the first are then kept. The caller ensures
+/// that no other thread calls this function meanwhile.
 pub fn keep_after_fork(numbers: &[i32]) -> bool {
     let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
     KEPT_AFTER_FORK.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
     numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
-/// Closes the parent's private duplicates, in a forked child: they would keep the parent's files
-/// open.
+/// Closes the private duplicates that a forked child inherited, because they would keep the
+/// parent's files open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| {
         KEPT_AFTER_FORK.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1)
@@ -155,7 +156,7 @@ impl HeldDescriptor {
         self.never_locked = true;
     }
 
-    /// Whether the duplicate has the settled number for `number`.
+    /// Whether the duplicate has the settled number of the file `number` ([`hold_settled`]).
     pub fn is_settled(&self, number: i32) -> bool {
         self.number() == own_numbers::settled(number)
     }
@@ -177,9 +178,9 @@ pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }
 
-/// Returns a private duplicate at its settled number, which follows from the file's own number, if
-/// that is free ([`HeldDescriptor::is_settled`]). So a file that is held again and again has one
-/// number for its duplicates.
+/// Returns a private duplicate, at the file's settled number if that number is free. The settled
+/// number is computed from the file's own number. So a file that is held again and again always has
+/// the same number for its duplicate.
 pub fn hold_settled(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, Some(own_numbers::settled(number)))
 }
@@ -196,8 +197,8 @@ fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
     own_numbers::duplicate(number, wish).map(HeldDescriptor::new)
 }
 
-/// Whether any process has a record lock on the file. The query is for an open-file-description
-/// lock, which conflicts with each of them.
+/// Whether any process has a record lock on the file. The query names a lock of the open file
+/// description, because that conflicts with every record lock, also with this process's own.
 fn is_locked(number: i32) -> bool {
     let mut lock = linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let command = u64::from(linux::F_OFD_GETLK);
@@ -232,7 +233,8 @@ pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
     if link[0] == 0 || link.starts_with(b"anon_inode:[eventfd]") { Ok(duplicate) } else { Err(Errno::EINVAL) }
 }
 
-/// Returns the target of a descriptor's link in /proc; all zero without /proc.
+/// Returns the first 32 bytes of the target of a descriptor's link in /proc; all zero without
+/// /proc.
 pub(crate) fn link_of(number: i32) -> [u8; 32] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0u8; 10];
@@ -292,7 +294,7 @@ impl FileIdentity {
         self.mode & linux::S_IFMT == linux::S_IFREG
     }
 
-    /// Whether it is a regular file or a block device.
+    /// Whether the file is a regular file or a block device.
     pub fn is_stored(&self) -> bool {
         self.is_regular() || self.is_block_device()
     }
@@ -310,7 +312,7 @@ impl FileIdentity {
         matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
     }
 
-    /// Whether it is an anonymous inode: an eventfd, a timer and the like.
+    /// Whether the file is an anonymous inode: an eventfd, a timer and the like.
     pub fn is_anonymous(&self) -> bool {
         self.mode & linux::S_IFMT == 0
     }
@@ -328,14 +330,15 @@ impl FileIdentity {
     }
 }
 
-/// Whether two numbers are known to refer to one open file.
+/// Whether two numbers refer to one open file description. `false` if that is not known.
 pub fn is_same_file(one: i32, other: i32) -> bool {
     same_file(one, other) == Some(true)
 }
 
-/// Whether two numbers refer to one open file. fcntl(F_DUPFD_QUERY) answers from Linux 6.10 on,
-/// kcmp(2) before. If a sandbox denies both, inode and access mode decide. Anonymous inodes
-/// (eventfds, timers) all share one inode: for them the answer is then `None`.
+/// Whether two numbers refer to one open file description. fcntl(F_DUPFD_QUERY) answers from Linux
+/// 6.10 on, kcmp(2) before. If a sandbox denies both, inode and status flags decide. Anonymous
+/// inodes (eventfds, timers) all share one inode. For two of them with equal flags the answer is
+/// then `None`: unknown.
 pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
         return Some(true);

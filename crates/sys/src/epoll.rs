@@ -81,7 +81,7 @@ impl Epoll {
     }
 }
 
-/// Whether a descriptor can be polled at all. For devices there is no other way to find out.
+/// Whether a descriptor can be polled at all. Only epoll_ctl(2) tells that of a device.
 pub fn can_be_polled(number: i32) -> bool {
     Epoll::new().and_then(|set| set.add(number, 0, 0)) != Err(Errno::EPERM)
 }
@@ -92,8 +92,8 @@ pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
     poll(number, events, 0)
 }
 
-/// Whether a file is an epoll set that watches the file behind `number`, under that number. If
-/// kcmp(2) is denied, the answer is true for any epoll set.
+/// Whether the file `set` is an epoll set that watches the file behind `number`, under that number.
+/// If kcmp(2) is denied, the answer is true for any epoll set.
 pub fn holds(set: i32, number: i32) -> bool {
     const KCMP_EPOLL_TFD: u64 = 7;
     let slot: [i32; 3] = [set, number, 0];
@@ -108,8 +108,8 @@ pub fn holds(set: i32, number: i32) -> bool {
     }
 }
 
-/// Sleeps until a descriptor is readable. No signal ends the sleep: also for waits that are
-/// uninterruptible in Linux.
+/// Sleeps until a descriptor is readable. Signals do not end the sleep, so it also serves for waits
+/// that are uninterruptible in Linux.
 pub fn wait_readable(number: i32) -> Result<(), Errno> {
     poll(number, IN, -1).map(drop)
 }

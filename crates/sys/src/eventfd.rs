@@ -28,7 +28,7 @@ pub fn signal(number: i32) {
 
 /// Adds `count` events to the counter.
 ///
-/// Errors: `EAGAIN` if they do not all fit; none is added then.
+/// Errors: `EAGAIN` if the counter has no room for all of them; none is added then.
 pub fn add(number: i32, count: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_write, [number as u64, &raw const count as u64, 8, 0, 0]).run().map(drop)
 }

@@ -36,8 +36,8 @@ pub enum FileKind {
     Other,
 }
 
-/// Whether a regular file of the program takes RWF_NOWAIT. Tries a transfer that fails at its
-/// memory at the latest, so no byte is read or written.
+/// Whether a regular file of the program takes RWF_NOWAIT. Tries a transfer at an invalid address,
+/// so no byte is read or written.
 pub fn knows_nowait(number: i32, writes: bool) -> bool {
     let nowhere = IoVector { base: 8, length: 1 };
     let call = if writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
@@ -56,7 +56,8 @@ pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, position, u64::from(linux::SEEK_SET), 0, 0]).run().map(drop)
 }
 
-/// Whether a file is on tmpfs, where the caller itself copies the data of a direct transfer.
+/// Whether a file is on tmpfs. There the thread that submits a direct transfer copies the data
+/// itself.
 pub fn is_in_memory(number: i32) -> bool {
     // The first word is `f_type`.
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
@@ -70,8 +71,8 @@ pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
-    // Closed as a held descriptor: the program may have locked this file by a descriptor of its
-    // own.
+    // The program may have locked this file by a descriptor of its own. Closing a held descriptor
+    // does not drop that lock.
     let first = HeldDescriptor::new(OwnedDescriptor::from_raw(number as i32));
     let file = duplicate_private(first.number())?;
     crate::descriptor::clear_nonblocking(file.number())?;
@@ -120,7 +121,7 @@ pub fn resize(number: i32, size: u64) -> Result<(), Errno> {
 }
 
 /// Returns the offset at which data begins, from `offset` on (SEEK_DATA); `None` if only a hole
-/// follows. Errors: `EINVAL` for a file that has no holes: a block device.
+/// follows. Errors: `EINVAL` for a block device, which has no holes.
 pub fn next_data(number: i32, offset: u64) -> Result<Option<u64>, Errno> {
     let arguments = [number as u64, offset, u64::from(linux::SEEK_DATA), 0, 0];
     match SystemCall::new(linux::__NR_lseek, arguments).run() {
@@ -162,9 +163,10 @@ pub fn synchronise(number: i32) -> Result<(), Errno> {
 /// Whether the blocks of a range can be freed; frees none.
 pub fn can_discard(number: i32, measure: &Measure) -> bool {
     match measure.kind {
-        // Linux checks the device before the range, and refuses an empty range.
+        // Linux checks the device before the range, and refuses an empty range. So `EINVAL` means
+        // that the device can discard.
         FileKind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
-        // There are no blocks behind the end.
+        // There are no blocks behind the end, so this frees none.
         _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
     }
 }
@@ -228,7 +230,8 @@ pub fn claim(number: i32) -> Result<(), Errno> {
     })
 }
 
-/// Claims one byte of a file for as long as its open file description lives.
+/// Claims one byte of a file for as long as its open file description lives. Errors: `EAGAIN` if
+/// another open file description has claimed the byte.
 pub fn claim_byte(number: i32, byte: usize) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, byte as i64, 1).map(drop)
 }

@@ -8,13 +8,15 @@
 //! | uses the object | reads all rows |
 //!
 //! So the remover sees the row of every thread that found the object in the table. An object in use
-//! is put aside. A user that leaves while objects are put aside reads the rows again. The barrier
-//! stands between those two sides, too: either the leaving thread sees that an object was put
-//! aside, or the remover sees its row empty.
+//! is put aside: it goes to a list and is freed later. A user that leaves while objects are put
+//! aside reads the rows again, and frees those that are unused. The barrier stands between those
+//! two sides, too: either the leaving thread sees that an object was put aside, or the remover sees
+//! its row empty.
 //!
 //! - A thread is identified by its thread pointer. Rows are never released: a new thread with an
 //!   ended thread's pointer takes over its row.
-//! - Threads that find no row take a lock. All threads do where membarrier is refused.
+//! - A thread that finds no free row takes a lock instead. If membarrier(2) is refused, every
+//!   thread does.
 //! - All of this lies on pages that are empty in a forked child, where no thread uses an object. A
 //!   child has only the lock until it calls [`prepare`].
 
@@ -27,7 +29,7 @@ use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_f
 
 /// Threads that can use the path without a lock; a power of two.
 const ROWS: usize = 1024;
-/// A call may look up a second descriptor while it uses the first.
+/// Hazard pointers per thread. A call may look up a second descriptor while it uses the first.
 const DEPTH: usize = 2;
 
 #[repr(align(64))]
@@ -39,11 +41,11 @@ struct ThreadRow {
 /// The data that the threads of a process share. All zeroes: the process does not use it yet.
 #[repr(align(64))]
 struct Table {
-    /// Whether this process is registered for the barrier.
+    /// Whether this process is registered for membarrier(2), so that its threads need no lock.
     fast: AtomicU32,
     /// Number of objects put aside.
     aside: AtomicU32,
-    /// A thread was requested to sweep, and has not begun.
+    /// 1 if a thread was requested to call [`sweep`] and has not begun.
     sweep_is_due: AtomicU32,
     rows: [ThreadRow; ROWS],
 }
@@ -75,8 +77,9 @@ struct PutAside {
 }
 
 impl Table {
-    /// Returns the calling thread's row. A signal handler may run here on the same thread: removers
-    /// read the row from the moment that it belongs to the thread.
+    /// Returns the calling thread's row, and takes a free row the first time. `None`: all rows are
+    /// taken. A signal handler may interrupt this function and take a row for the same thread. Both
+    /// rows are then valid, because removers read all rows.
     #[inline]
     fn own_row(&self) -> Option<&ThreadRow> {
         let thread = thread::current().0;
@@ -110,9 +113,9 @@ fn own_place() -> Option<&'static AtomicUsize> {
 /// A protected use; dropping it ends the use.
 pub struct Use(&'static AtomicUsize);
 
-/// Announces the use of the object that `find` finds, and repeats until `find` finds the object
-/// again after the announcement. The values 0 and 1 are no objects and are returned at once.
-/// `None`: the caller has to take the lock.
+/// Finds an object and announces its use: calls `find`, writes the result to a hazard pointer, and
+/// calls `find` again, until both calls find the same object. The values 0 and 1 are no objects and
+/// are returned at once. `None`: the caller has to take the lock.
 #[inline]
 pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
     let place = own_place()?;
@@ -123,7 +126,8 @@ pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
             return Some((object, None));
         }
         place.store(object, Ordering::Relaxed);
-        // The remover's membarrier is the processor's part of this barrier.
+        // This orders only the compiler. The remover's membarrier(2) is the processor's part of the
+        // barrier.
         compiler_fence(Ordering::SeqCst);
         let again = find();
         if again == object {
@@ -141,9 +145,9 @@ impl Use {
         table().filter(|table| table.aside.load(Ordering::Relaxed) != 0)
     }
 
-    /// Ends a use at a place where no object may be freed: the caller holds a lock that an object
-    /// put aside may contain. Returns whether the caller has to see to it that [`sweep`] is called
-    /// soon. No other thread is asked until that sweep begins.
+    /// Ends a use without freeing objects, for a caller that holds a lock that an object put aside
+    /// may contain. If it returns `true`, the caller has to arrange that [`sweep`] is called soon.
+    /// No other thread gets `true` until that sweep begins.
     #[must_use]
     pub fn end_inside(self) -> bool {
         let table = self.end();
@@ -207,8 +211,8 @@ pub fn sweep() {
     }
 }
 
-/// Enables the path without a lock, before the first object can be found. Each process calls it for
-/// itself.
+/// Enables the path without a lock. Each process calls this function before the first object can be
+/// found.
 pub fn prepare() {
     let Some(table) = table().or_else(make_table) else { return };
     if table.fast.load(Ordering::Relaxed) == 0 && membarrier::register() {

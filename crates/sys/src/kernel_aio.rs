@@ -82,7 +82,7 @@ mod context {
                 call.run()?;
             }
             match address {
-                // A sandbox answered success, but the kernel was not asked.
+                // A sandbox reported success without asking the kernel.
                 0 => Err(Errno::ENOSYS),
                 address => Ok(address),
             }
@@ -93,15 +93,16 @@ mod context {
     struct Kernels {
         requests: u32,
         address: u64,
-        /// The context was dropped after all completions had come: it can be used again.
+        /// The [`Context`] was dropped after all its completions had come, so the kernel's context
+        /// can be used again.
         is_settled: AtomicBool,
-        /// The [`PROCESS`] of the process that made it.
+        /// The [`PROCESS`] of the process that made the context.
         process: &'static Process,
     }
 
     impl Kernels {
-        /// Whether this process made it. The copy in a forked child has no context: its ring
-        /// belongs to the parent.
+        /// Whether this process made the context. The copy in a forked child has no context: its
+        /// ring belongs to the parent.
         #[inline]
         fn is_ours(&self) -> bool {
             PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
@@ -123,8 +124,9 @@ mod context {
         }
     }
 
-    /// Requests for a context that the kernel has not taken yet, in order of arrival. Only its
-    /// owner uses it: submitting it touches nothing of the context.
+    /// Requests for a context that the kernel has not taken yet, in order of arrival. Only the
+    /// batch's owner uses it. Submitting a batch does not access the [`Context`], so it needs no
+    /// lock on that.
     pub struct Batch {
         kernels: Arc<Kernels>,
         iocbs: Box<[Iocb]>,
@@ -132,8 +134,8 @@ mod context {
         addresses: Box<[u64]>,
         first: usize,
         last: usize,
-        /// The vectors of vectored requests. Never grows, so they stay in place until the kernel
-        /// has copied them.
+        /// The vectors of vectored requests. The allocation never grows, so the vectors stay in
+        /// place until the kernel has copied them.
         vectors: Vec<IoVector>,
     }
 
@@ -158,7 +160,7 @@ mod context {
             self.first == self.last
         }
 
-        /// Returns the number of requests in it.
+        /// Returns the number of requests in the batch.
         #[inline]
         pub fn length(&self) -> usize {
             self.last - self.first
@@ -203,8 +205,8 @@ mod context {
         }
 
         /// Submits the requests to the kernel by one call, which may sleep. Returns the number of
-        /// requests that the kernel took; they leave the batch. Their completions may come before
-        /// this returns, so callers call [`Context::expect`] first.
+        /// requests that the kernel took; they leave the batch. Completions may come before this
+        /// function returns, so callers call [`Context::expect`] first.
         ///
         /// Errors: that of the first request, which stays in the batch; `EAGAIN` if the kernel has
         /// no room now; `EINVAL` in a forked child.
@@ -260,7 +262,7 @@ mod context {
             self.expected += count;
         }
 
-        /// Notes that the kernel did not take `count` of them.
+        /// Notes that the kernel did not take `count` of the expected requests.
         #[inline]
         pub fn give_up(&mut self, count: usize) {
             self.expected -= count;
@@ -300,7 +302,7 @@ mod context {
             self.ring.publish_head();
         }
 
-        /// Whether there is no completion.
+        /// Whether there is no completion to take.
         #[inline]
         pub fn is_empty(&mut self) -> bool {
             !self.kernels.is_ours() || self.ring.is_empty()
@@ -319,7 +321,7 @@ mod context {
     /// The `data` of a completion that only wakes the thread sleeping in [`Waiter::sleep`].
     const WAKE: u64 = u64::MAX;
 
-    /// Sleeps until a context has completions, and wakes a thread that does. Needs no lock that
+    /// Lets threads sleep until a context has completions, and wakes them early. Needs no lock that
     /// guards the context.
     #[derive(Clone)]
     pub struct Waiter {
@@ -339,8 +341,8 @@ mod context {
             wait::aio_completions(self.kernels.address, least, timeout)
         }
 
-        /// Ends a sleep for `least` completions by this many empty completions: polls of a file
-        /// that is ready.
+        /// Ends a sleep for `least` completions: submits this many polls of the writable eventfd,
+        /// which complete at once. [`Context::take`] skips their completions.
         pub fn wake(&self, least: u32) {
             let mut iocb = Iocb {
                 aio_data: WAKE,

@@ -14,7 +14,7 @@ pub const PAGE: usize = 4096;
 pub struct Mapping {
     address: usize,
     length: usize,
-    /// The memory's file, if only a file can map the pages twice.
+    /// The memory's file, if mremap(2) cannot map the pages a second time.
     file: Option<OwnedDescriptor>,
 }
 
@@ -67,8 +67,8 @@ impl Mapping {
         })
     }
 
-    /// Copies the program's pages at `address` into this mapping, and maps its pages in their
-    /// place.
+    /// Copies the program's pages at `address` into this mapping. Then maps this mapping's pages at
+    /// `address`, in place of the program's.
     pub fn replace(&mut self, address: UserAddress) -> Result<(), Errno> {
         // SAFETY: only this value has the pages as long as there is no duplicate, and `&mut self`
         // excludes other users.
@@ -233,7 +233,8 @@ fn map_at(address: usize, length: usize, flags: u32, source: Option<Source>) -> 
     map_protected(address, length, linux::PROT_READ | linux::PROT_WRITE, flags, source)
 }
 
-/// Maps memory as [`map`] does, in place of any mapping at this address. It cannot be accessed yet.
+/// Maps memory as [`map`] does, in place of any mapping at this address. The memory permits no
+/// access yet (PROT_NONE).
 pub(crate) fn map_closed_over(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<(), Errno> {
     map_protected(address, length, linux::PROT_NONE, flags | linux::MAP_FIXED, source).map(drop)
 }

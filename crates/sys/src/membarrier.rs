@@ -1,5 +1,6 @@
-//! A full barrier in every thread of the process at once (membarrier(2)). The rare side of a
-//! store-and-look pair pays for both sides.
+//! A full barrier in every thread of the process at once (membarrier(2)). If two sides each store a
+//! word and then read the other's, the side that runs rarely passes this barrier. The frequent side
+//! then needs none.
 
 use crate::{Errno, SystemCall};
 use core::sync::atomic::{Ordering, fence};
@@ -19,8 +20,8 @@ pub fn register() -> bool {
     membarrier(REGISTER_PRIVATE_EXPEDITED).is_ok()
 }
 
-/// Registers this process for barriers, also for those of rewritten code. This costs microseconds
-/// with one thread, and 10 ms or more with several.
+/// Registers this process for barriers, including those that follow a change of code (SYNC_CORE).
+/// This costs microseconds with one thread, and 10 ms or more with several.
 pub fn prepare() {
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED);
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED_SYNC_CORE);

@@ -12,7 +12,7 @@ use crate::Errno;
 use crate::unusual::{self, Unusual};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Fills the reserve, calls [`end`] if it is full then, and returns whether it is.
+/// Fills the reserve, calls [`end`] if that succeeds, and returns whether the reserve is full.
 pub type Refill = fn() -> bool;
 
 static REFILL: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());

@@ -61,7 +61,7 @@ pub struct MessageHeader {
     pub padding_behind: u32,
 }
 
-/// Offsets of the kernel's answers in it.
+/// Offsets, in [`MessageHeader`], of the fields that recvmsg(2) writes.
 pub const NAME_LENGTH_OFFSET: u64 = 8;
 pub const CONTROL_LENGTH_OFFSET: u64 = 40;
 pub const FLAGS_OFFSET: u64 = 48;
@@ -90,7 +90,8 @@ pub fn send_message_call(number: i32, header: &MessageHeader, flags: u32) -> Sys
     SystemCall::new(linux::__NR_sendmsg, [number as u64, &raw const *header as u64, u64::from(flags), 0, 0])
 }
 
-/// Returns how many bytes a stream holds that were not received yet.
+/// Returns the number of bytes that a stream holds and that were not received yet. 0 if the kernel
+/// does not say.
 pub fn unread(number: i32) -> u32 {
     let mut bytes = 0i32;
     let arguments = [number as u64, u64::from(ioctl::FIONREAD), &raw mut bytes as u64, 0, 0];
@@ -106,7 +107,8 @@ fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
     let (to, size) = (&raw mut value as u64, &raw mut length as u64);
     let arguments = [number as u64, u64::from(level), u64::from(name), to, size];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
-    // No protocol name is shorter than four bytes. Length 0 means that there is no name.
+    // TCP_ULP returns a protocol's name, of which four bytes are enough. Length 0 means that there
+    // is no name.
     Ok(if length == 0 { 0 } else { value })
 }
 
@@ -124,8 +126,8 @@ pub enum Counted {
     Not,
     /// TCP: a receive returns all counted bytes. Bytes behind urgent data are not counted.
     UpToUrgent,
-    /// A Unix stream: all bytes are counted. But a receive ends behind a message with descriptors,
-    /// where the sender changes (SO_PASSCRED), and at urgent data.
+    /// A Unix stream: all bytes are counted. But a receive ends early behind a message with
+    /// descriptors, before a message of another sender (SO_PASSCRED), and at urgent data.
     UpToSeam,
 }
 
@@ -140,7 +142,8 @@ pub fn counted(number: i32) -> Counted {
     }
 }
 
-/// Whether a receive with [`TRUNCATED`] counts bytes without copying them, as TCP's does.
+/// Whether a receive with MSG_TRUNC ([`TRUNCATED`]) counts bytes without copying them, as TCP's
+/// does.
 pub fn passes_over(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
@@ -150,7 +153,7 @@ pub fn passes_over(number: i32) -> bool {
 }
 
 /// Returns the number of bytes above which a socket certainly refuses a message as too long
-/// (`EMSGSIZE`).
+/// (`EMSGSIZE`). `None`: not known.
 pub fn longest_message(number: i32) -> Option<u64> {
     let domain = option(number, SOL_SOCKET, SO_DOMAIN).ok()?;
     match (domain, option(number, SOL_SOCKET, SO_TYPE).ok()?) {
@@ -169,11 +172,11 @@ pub fn is_at_urgent(number: i32) -> bool {
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
-/// Whether the kernel counts a stream's end among what the stream holds. It does for TCP,
-/// once the peer has said that it will send no more.
+/// Whether the end of the stream is still to be received, and nothing after it. True for TCP once
+/// the peer has said that it will send no more.
 ///
-/// A connection that both sides have ended is closed, as one that was reset is. A reset
-/// leaves an error until the program reads it.
+/// A connection that both sides have ended is in the state CLOSE. So is a connection that was
+/// reset, but a reset leaves an error until the program reads it.
 pub fn counts_end(number: i32) -> bool {
     if option(number, SOL_SOCKET, SO_PROTOCOL) != Ok(IPPROTO_TCP) {
         return false;

@@ -76,14 +76,14 @@ pub enum Edge {
     Watch,
 }
 
-/// The end of an edge that a call site is.
+/// Which end of an edge a call site is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Writes the word of a publication.
     Release,
     /// Reads the word of a publication.
     Acquire,
-    /// Is about to sleep or unlock, and reads the other's word before.
+    /// Has announced its sleep or released a lock, and reads next whether there is work.
     Sleeper,
     /// Has published work, and reads whether the other side sleeps or holds the lock.
     Waker,
@@ -126,9 +126,9 @@ impl Edge {
         }
     }
 
-    /// Passes the full barrier beside a read-modify-write, which stands right before it or is the
-    /// read itself. On x86-64 that instruction is locked, and a full barrier already, so this is a
-    /// compiler fence only. A model gets a real fence.
+    /// Passes the full barrier beside a read-modify-write: after it, or before it if it is the read
+    /// of the other's word. On x86-64 such an instruction is locked, and a full barrier already, so
+    /// this is a compiler fence only. A model gets a real fence.
     #[inline(always)]
     pub fn barrier_beside_rmw(self, side: Side) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]

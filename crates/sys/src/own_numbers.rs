@@ -89,7 +89,7 @@ static RESERVE: Numbers = Numbers::none();
 /// Placeholders that a duplicate may replace.
 static IDLE: Numbers = Numbers::none();
 
-/// The host hides the kernel's limit from the program.
+/// Whether the host hides the kernel's limit from the program.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 /// The kernel's soft limit, if usring has raised it; else 0.
 pub static RAISED: AtomicU64 = AtomicU64::new(0);
@@ -105,7 +105,7 @@ const AMPLE: u64 = 8192;
 /// Start of borrowed numbers if the limit is ample: low enough that the kernel's descriptor table
 /// stays small.
 const BORROWED_ABOVE: u16 = 3040;
-/// Numbers kept for duplicates without a settled number.
+/// Numbers at the start of usring's range that no settled number ([`settled`]) uses.
 const UNSETTLED: i32 = 32;
 /// With an ample limit, files with numbers below this one have borrowed duplicates.
 const FEW: u16 = 1024;
@@ -161,8 +161,8 @@ impl Layout {
         u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.few)
     }
 
-    /// Whether a file's duplicate goes into the reserve. From the moment that a program's files
-    /// come near its limit, usring borrows none of its numbers.
+    /// Whether a file's duplicate goes into the reserve. Once the program has used half the numbers
+    /// below its limit, usring borrows none of them.
     fn reserves_for(self, number: i32) -> bool {
         if self.limit != 0 && self.few != 0 && number as u32 >= self.limit / 2 {
             LAYOUT.store(Layout { few: 0, ..self }.word(), Ordering::Relaxed);
@@ -176,7 +176,8 @@ impl Layout {
     }
 }
 
-/// Returns the settled number of a file's duplicate: its place if that number is free.
+/// Returns the settled number for a file's duplicate. It is computed from the file's own number, so
+/// that a file's duplicates get the same number each time. Another descriptor may have it already.
 pub fn settled(number: i32) -> i32 {
     number.saturating_add(Layout::current().base_for(number) + UNSETTLED)
 }
@@ -234,7 +235,7 @@ pub fn duplicate(of: i32, wish: Option<i32>) -> Result<OwnedDescriptor, Errno> {
         Err(Errno::EINVAL) => duplicate_by(Layout::make(), of, None),
         answer => answer,
     }
-    // The kernel's error where no number is left.
+    // `EMFILE` is the kernel's error if no number is left.
     .map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })
 }
 
@@ -372,7 +373,8 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // The owner of a number in use will close it for good.
+        // A number in use leaves the reserve here. So its owner closes it later without a
+        // placeholder.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);
@@ -413,7 +415,7 @@ pub fn close(number: i32) -> Result<(), Errno> {
 }
 
 fn close_plainly(number: i32) -> Result<(), Errno> {
-    // Linux frees the number even when close answers EINTR: never twice.
+    // Linux frees the number even if close answers EINTR, so the call is never repeated.
     SystemCall::new(linux::__NR_close, [number as u64, 0, 0, 0, 0]).run_once().map(drop)
 }
 
@@ -437,8 +439,8 @@ pub fn is_raised() -> bool {
     RAISED.load(Ordering::Relaxed) != 0
 }
 
-/// Runs `work`, an exec, with the program's own limit in force, so that the next program has it. A
-/// vfork child has limits of its own. If it has changed them, they stay.
+/// Runs `work`, an exec, with the program's own limit in force, so that the next program has it. If
+/// a vfork child has changed its limit, which is its own, the limit stays.
 pub fn with_program_limit<T>(work: impl FnOnce() -> T) -> T {
     let raised = RAISED.load(Ordering::Relaxed);
     let known = if raised == 0 { None } else { kernel_limits().ok() };

@@ -17,7 +17,7 @@ pub(crate) struct Slot {
     /// Thread id; [`FREE`]; or [`RESERVED`] until clone(2) has written the id. The kernel frees it
     /// when the thread has ended (CLONE_CHILD_CLEARTID).
     thread: AtomicU32,
-    /// Its [`Credentials`].
+    /// The thread's [`Credentials`], as a number.
     kind: AtomicU32,
     /// The generation of the credentials that the thread started with, or [`UNKNOWN`].
     generation: AtomicU32,
@@ -27,7 +27,7 @@ pub(crate) struct Slot {
 const FREE: u32 = 0;
 const RESERVED: u32 = u32::MAX;
 
-/// The thread started during a change.
+/// Generation of a thread that started during a change.
 const UNKNOWN: u32 = u32::MAX;
 
 #[cfg(not(loom))]
@@ -58,7 +58,7 @@ impl Slot {
         Slot { thread: word(FREE), kind: word(0), generation: word(UNKNOWN), follower: Follower::new() }
     }
 
-    /// Returns the thread, if there is one.
+    /// Returns the thread's id, if the slot has a thread.
     pub fn thread(&self) -> Option<u32> {
         let thread = self.thread.load(Ordering::Acquire);
         (thread != FREE && thread != RESERVED).then_some(thread)
@@ -68,7 +68,7 @@ impl Slot {
         self.kind.load(Ordering::Relaxed) == kind as u32
     }
 
-    /// Returns the thread, if it follows every change.
+    /// Returns the thread's id, if the thread follows every change.
     pub fn following(&self) -> Option<u32> {
         self.thread().filter(|_| self.has(Credentials::Following) || self.has(Credentials::Service))
     }
@@ -106,7 +106,8 @@ pub(crate) fn forget() {
 /// The source of the credentials that a new thread has.
 #[derive(Clone, Copy, Debug)]
 enum Origin {
-    /// The creator has this generation, unless a change begins before the thread starts.
+    /// The creator saw this generation. The thread has it, too, unless a change begins before it
+    /// starts.
     Seen(u32),
     /// The creator keeps the credentials that it started with, of this generation.
     Inherited(u32),
@@ -148,14 +149,15 @@ impl Place {
     /// Enters the calling thread into its slot.
     pub fn begin(&self, generations: &Generations, order: &Order) {
         let slot = &TABLE[self.index];
-        // Read first: an order of a change that begins after this is still to be carried out.
+        // Read first, so that this thread still carries out the order of a change that begins from
+        // now on.
         let last = order.last();
         let generation = match self.origin {
             Origin::Seen(seen) => generations.of_newborn(seen),
             Origin::Inherited(generation) => Some(generation),
         };
         if generation.is_some() {
-            // It starts with the effect of all earlier orders.
+            // The thread starts with the effect of all earlier orders.
             slot.follower.answer(last, 0);
         }
         slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);

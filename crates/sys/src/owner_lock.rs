@@ -1,7 +1,7 @@
 //! A lock that becomes free when its holder dies.
 //!
 //! A vfork child works in its parent's memory and may be killed at any instruction, while the
-//! parent and its locks go on. Where such a child takes a lock of the process, the kernel must know
+//! parent and its locks go on. If such a child takes a lock of the process, the kernel must know
 //! the lock's owner. So the word holds the thread's number (a PI futex):
 //! - The kernel reports a dead holder by `ESRCH`.
 //! - If the holder dies while other threads sleep, the kernel passes the lock on.
@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
 const FREE: u32 = 0;
-/// Pause between attempts where the kernel cannot determine the holder, in nanoseconds.
+/// Pause between attempts if the kernel cannot determine the holder, in nanoseconds.
 const PAUSE: u64 = 1_000_000;
 
 /// A lock that becomes free when its holder dies; see the head of this file.

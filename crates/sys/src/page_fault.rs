@@ -5,7 +5,7 @@
 //! # How a server stays alive while it serves
 //! 1. A faulting thread takes a fault slot (`FaultSlot`) and writes the entry that it will use into
 //!    it (a hazard pointer).
-//! 2. It passes a full barrier, and reads the entry in the table once more.
+//! 2. The thread passes a full barrier, and reads the entry in the table once more.
 //! 3. A thread that removes an entry empties it, passes a full barrier, and waits until no fault
 //!    slot names it.
 //!
@@ -14,7 +14,7 @@
 //!
 //! # Stacks
 //! A thread's signal stack is often two pages, and a server makes requests to devices. So each slot
-//! has a stack of its own, on which the server runs. Its first user makes it.
+//! has a stack of its own, on which the server runs. The slot's first user makes the stack.
 
 use crate::mapping::{PAGE, private_pages};
 use crate::mutex::Mutex;
@@ -69,8 +69,9 @@ pub enum Served {
 
 /// Serves the faults of a range.
 pub trait FaultServer: Send + Sync {
-    /// Serves a fault. Called in a signal handler that blocks all signals that can be blocked. It
-    /// must not allocate, take a lock that a faulting thread could hold, or touch the range itself.
+    /// Serves a fault. Called in a signal handler that blocks all signals that can be blocked. An
+    /// implementation must not allocate, take a lock that a faulting thread could hold, or touch
+    /// the range itself.
     fn serve(&self, fault: Fault) -> Served;
 }
 
@@ -117,7 +118,8 @@ struct ServedRange {
     server: Arc<dyn FaultServer>,
 }
 
-/// Start and end only serve to skip other entries quickly; the entry itself decides.
+/// `start` and `end` only serve to skip other entries quickly. The range in the entry itself
+/// decides.
 struct RangeRow {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -187,20 +189,20 @@ fn replace_older(range: &Range<usize>) {
 }
 
 impl Registration {
-    /// Leaves the entry in the table. For a forked child: the parent's faulting threads do not
-    /// exist there, and never leave the entry.
+    /// Leaves the entry in the table. For a forked child: the fault slots of the parent's threads
+    /// may name the entry for ever there, so waiting for them would never end.
     pub fn forget(self) {
         core::mem::forget(self);
     }
 }
 
 impl Drop for Registration {
-    /// Waits until no thread is being served.
+    /// Removes the range, and waits until no thread is being served.
     fn drop(&mut self) {
         let _turn = changes().lock();
         let RangeRow { start, end, entry } = &TABLE[self.row];
         let old = *self.entry.get_mut();
-        // Another range may have replaced it.
+        // Another range may have replaced this one ([`replace_older`]).
         if entry.load(Ordering::Relaxed) == old {
             start.store(0, Ordering::Relaxed);
             end.store(0, Ordering::Relaxed);
@@ -225,8 +227,8 @@ pub fn forget_after_fork() {
     }
 }
 
-/// Returns the calling thread's preferred fault slot. Any other would do while the thread does not
-/// fault.
+/// Returns the fault slot that the calling thread tries first when it faults. Outside a fault the
+/// number is only a hint: any other slot would do.
 pub fn fault_slot() -> usize {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     let spread = (thread::current().0 as u64).wrapping_mul(GOLDEN);
@@ -319,7 +321,7 @@ struct Errand<'a> {
 }
 
 extern "C" fn run(errand: *mut c_void) {
-    // SAFETY: it belongs to `on_stack`, which waits for this function to return.
+    // SAFETY: the errand belongs to `on_stack`, which waits for this function to return.
     let errand = unsafe { &mut *errand.cast::<Errand>() };
     errand.served = (errand.work)();
 }

@@ -3,8 +3,8 @@
 //!
 //! There are two kinds:
 //! - *anonymous*: private pages. [`crate::userfault`] fills and protects them.
-//! - *aliased*: a memory file, mapped twice. The program's view is closed where a page is out; the
-//!   pager reads and writes the contents through the other view.
+//! - *aliased*: a memory file, mapped twice. The program's view permits no access to evicted pages.
+//!   The pager reads and writes the contents through the other view (the *contents' view*).
 //!
 //! # Guard markers, and when the kernel removes them
 //! A guard marker survives the release of its file's page (FALLOC_FL_PUNCH_HOLE), with one
@@ -19,9 +19,9 @@
 //! marker, and the kernel does not map those.
 //!
 //! # Forked children
-//! A forked child gets neither view (MADV_DONTFORK). It would find zeroes where a page is out, or,
-//! in a file, share memory that should be a copy. So the child finds no mapping, unless the pager
-//! passes the memory on:
+//! A forked child gets neither view (MADV_DONTFORK). It would find zeroes in place of an evicted
+//! page, or, in a file, share memory that should be a copy. So the child finds no mapping, unless
+//! the pager passes the memory on:
 //! - *anonymous*: the kernel copies the pages that are present ([`PagedMemory::set_inherited`]).
 //!   The child's own pager has to bring the others.
 //! - *aliased*: the pager copies the pages ([`PagedMemory::copy`]), and the child maps the copy
@@ -51,7 +51,7 @@ const PAUSE: u64 = 1_000_000;
 /// A value whose address identifies this process.
 static PROCESS: PerProcess<u64> = PerProcess::new();
 
-/// The pager's side.
+/// The memory and the pager's operations on it.
 #[derive(Debug)]
 pub struct PagedMemory {
     address: usize,
@@ -132,7 +132,7 @@ impl PagedMemory {
     }
 
     /// Sets whether a child that is forked from now on finds a copy of this part: its present
-    /// pages, and zeroes elsewhere. Of anonymous memory only.
+    /// pages, and zeroes elsewhere. Only for anonymous memory.
     pub fn set_inherited(&self, offset: usize, length: usize, inherited: bool) -> Result<(), Errno> {
         self.check(offset, length);
         assert!(self.alias.is_none(), "a child would share the file");
@@ -170,9 +170,9 @@ impl PagedMemory {
         Ok(())
     }
 
-    /// Maps these parts of a file that is a copy, in the child, at the parent's addresses. They
-    /// must not be touched before they are permitted. After an error some may be mapped already
-    /// ([`PagedMemory::renounce`]).
+    /// In a forked child, maps `parts` of `file` at the parent's addresses. `file` is a copy that
+    /// the parent made. The parts permit no access until the pager permits it. After an error some
+    /// parts may be mapped already; the caller unmaps them by [`PagedMemory::renounce`].
     pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let alias = map_aligned(self.length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
@@ -180,7 +180,8 @@ impl PagedMemory {
         let kept = memory.keep_to_process(alias, self.length);
         let mapped = kept.and_then(|()| parts.iter().try_for_each(|part| memory.reclaim(part.start, part.len())));
         if let Err(error) = mapped {
-            // Dropping it would unmap memory between the parts, which does not belong to it.
+            // Dropping `memory` would also unmap the addresses between the parts, which are not the
+            // pager's.
             core::mem::forget(memory);
             return Err(error);
         }
@@ -194,7 +195,7 @@ impl PagedMemory {
     }
 
     /// Excludes a range from forked children and from huge pages, which would allocate memory for
-    /// pages that are out. (Without huge pages in the kernel the second advice fails, which does no
+    /// evicted pages. (Without huge pages in the kernel the second advice fails, which does no
     /// harm.)
     fn keep_to_process(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.advise(address, length, linux::MADV_DONTFORK)?;
@@ -215,8 +216,9 @@ impl PagedMemory {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
     }
 
-    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::content`]).
-    /// Reading them unmapped would remove other pages' guard markers (see the head of this file).
+    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::content`]). If a
+    /// page were not mapped there, reading it could remove other pages' guard markers (see the head
+    /// of this file).
     ///
     /// Errors: `ENOMEM`, `EFAULT` if a page cannot be mapped; `EINVAL` before Linux 5.14.
     pub fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
@@ -225,8 +227,8 @@ impl PagedMemory {
         self.advise(alias + offset, length, linux::MADV_POPULATE_WRITE)
     }
 
-    /// Returns which of up to 64 pages are not in memory, a bit each. Pages that the kernel has
-    /// swapped out itself are among them.
+    /// Returns which of up to 64 pages are not in memory, as a bit for each page. A page that the
+    /// kernel has swapped out itself counts as absent.
     pub fn absent(&self, offset: usize, length: usize) -> Result<u64, Errno> {
         self.check(offset, length);
         let mut resident = [0u8; 64];
@@ -253,7 +255,7 @@ impl PagedMemory {
         let arguments = [address as u64, length as u64, u64::from(advice), 0, 0];
         for _ in 0..PATIENCE {
             match SystemCall::new(linux::__NR_madvise, arguments).run() {
-                // The kernel has no memory now, or no mapping left at all.
+                // The kernel has no memory now, or the process has reached its limit of mappings.
                 Err(Errno::EAGAIN) => drop(wait::nanosleep(PAUSE)),
                 other => return other.map(drop),
             }
@@ -262,7 +264,7 @@ impl PagedMemory {
     }
 
     /// Closes a part of the program's view by guard markers: touches raise SIGSEGV from now on.
-    /// Errors: `EINVAL` if Linux has none (before 6.15).
+    /// Errors: `EINVAL` if Linux has no guard markers (before 6.15).
     pub fn guard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         self.advise(self.address + offset, length, linux::MADV_GUARD_INSTALL)
@@ -289,7 +291,7 @@ impl PagedMemory {
         let Some((_, file)) = &self.alias else {
             let address = self.address + offset;
             return match self.advise(address, length, linux::MADV_DONTNEED) {
-                // The program has locked all its memory.
+                // The program has locked all its memory (mlockall(2)).
                 Err(Errno::EINVAL) => self.advise(address, length, linux::MADV_DONTNEED_LOCKED),
                 answer => answer,
             };
@@ -299,13 +301,13 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_fallocate, arguments).run().map(drop)
     }
 
-    /// Writes content behind the program's view. Of aliased memory only.
+    /// Writes content through the contents' view. Only for aliased memory.
     pub fn fill(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
         let (alias, _) = self.alias.as_ref().expect("memory with a second view");
-        // SAFETY: 1. In range, and mapped. 2. The caller fills only pages that no other thread
-        // touches: they are closed in the program's view, and only the pager uses them. 3. No
-        // reference into the alias exists.
+        // SAFETY: 1. The target is in range, and mapped. 2. The caller fills only pages that no
+        // other thread touches: they are closed in the program's view, and only the pager uses
+        // them. 3. No reference into the alias exists.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), (alias + offset) as *mut u8, from.len()) };
     }
 
@@ -317,8 +319,8 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_mremap, arguments).run().map(drop)
     }
 
-    /// Maps a part of the program's view again, in place of pages that were moved there. It must
-    /// not be touched before it is permitted.
+    /// Maps a part of the program's view again, in place of pages that were moved there. The part
+    /// permits no access until [`PagedMemory::permit`] opens it.
     pub fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let address = self.address + offset;
@@ -334,8 +336,8 @@ impl PagedMemory {
         let start = self.content(offset, length);
         assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));
         (0..length / 8).all(|index| {
-            // SAFETY: in range, mapped, and aligned. No thread writes to it now; if one did, these
-            // are atomics.
+            // SAFETY: the word is in range, mapped, and aligned. No thread writes to it now; if a
+            // thread did, the load is atomic.
             unsafe { &*((start + 8 * index) as *const AtomicU64) }.load(Ordering::Relaxed) == 0
         })
     }
@@ -354,7 +356,7 @@ impl Drop for PagedMemory {
     }
 }
 
-/// Pages of the pager, through which content is transferred.
+/// A bounce buffer: pages of the pager, through which content is transferred.
 #[derive(Debug)]
 pub struct Bounce {
     address: usize,
@@ -371,14 +373,15 @@ impl Bounce {
         self.address
     }
 
-    /// Returns the first bytes.
+    /// Returns the first `length` bytes.
     ///
     /// # Panics
-    /// If the pages are shorter.
+    /// If the buffer is shorter.
     pub fn bytes(&self, length: usize) -> &[u8] {
         assert!(length <= self.length);
-        // SAFETY: only this value uses the pages until `drop`. A device writes to them only while
-        // its user, who has the value mutably, waits.
+        // SAFETY: only this value uses the pages until `drop`. A device writes to them only during
+        // a transfer. The thread that makes the transfer borrows the buffer's owner mutably until
+        // the transfer is over, so no such slice exists meanwhile.
         unsafe { core::slice::from_raw_parts(self.address as *const u8, length) }
     }
 }

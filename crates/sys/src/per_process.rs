@@ -91,7 +91,7 @@ impl<T: Sync + 'static> PerProcess<T> {
         unsafe { word.as_ref()?.load(Ordering::Acquire).as_ref() }
     }
 
-    /// Returns the value; `make` makes it if this process has none yet.
+    /// Returns the value. If this process has none yet, `make` makes it.
     pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &'static T {
         if let Some(value) = self.get() {
             return value;

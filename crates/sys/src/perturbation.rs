@@ -1,7 +1,7 @@
 //! Random delays, in a build with `--cfg perturbed` (`cargo xtask soak interleavings`). They delay
 //! a thread between two steps of a protocol, where an interruption is otherwise one in a million.
-//! The places are the ends of an [`Edge`](crate::ordering::Edge) and both sides of a system call.
-//! Threads wake each other, sleep, and see files change by system calls.
+//! Each end of an [`Edge`](crate::ordering::Edge) may delay, and so may each system call, before
+//! and after. (Threads wake each other, sleep, and see files change by system calls.)
 //!
 //! The models see every interleaving of one protocol; this build shows several protocols together.
 //! Any other build contains none of it.

@@ -1,13 +1,13 @@
-//! Pins memory while the kernel uses it. A page that usring itself evicts (swapped memory) is not
-//! brought back by a system call.
+//! Pins memory while the kernel uses it. A system call does not bring back a page that usring
+//! itself has evicted (swapped memory).
 //!
-//! A program does not know that its memory is swapped. So in a process with such memory every
+//! A program does not know that its memory is swapped. So in a process with swapped memory every
 //! system call that usring makes passes through here. The pin hook ([`PinHook`]) examines the call,
 //! and pins the memory that it names until the call is over. Without a pin hook this costs one load
 //! of a pointer.
 //!
-//! The kernel must get no such memory that it would use after the call: code that makes such
-//! requests asks [`is_evictable`].
+//! The kernel must not get swapped memory in a request that it finishes after the call
+//! (asynchronous I/O). Code that makes such requests first asks [`is_evictable`].
 //!
 //! Threads that move the pages themselves are [`exempt`].
 
@@ -18,13 +18,13 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// The pin hook: it knows which memory is swapped.
 pub struct PinHook {
-    /// Pins the memory that the call names, and changes the call where necessary. Returns the
-    /// argument of [`PinHook::finish`]; 0 if there is nothing to finish.
+    /// Pins the memory that the call names, and changes the call if necessary. Returns the argument
+    /// of [`PinHook::finish`]; 0 if there is nothing to finish.
     pub prepare: fn(&mut SystemCall) -> Result<usize, Errno>,
-    /// Called with the kernel's answer; returns the answer for the caller. `None`: the changed call
-    /// must be made, too.
+    /// Called with the kernel's answer; returns the answer for the caller. `None`: the hook has
+    /// changed the call, and it must be made again.
     pub finish: fn(usize, &mut SystemCall, answer: u64) -> Option<u64>,
-    /// The addresses of such memory.
+    /// The addresses that swapped memory may have.
     pub window: Range<u64>,
 }
 
@@ -42,19 +42,19 @@ pub fn forget_after_fork() {
     }
 }
 
-/// Removes the pin hook, in a forked child without such memory.
+/// Removes the pin hook, in a forked child that has no swapped memory.
 pub fn forget_pin_hook() {
     PIN_HOOK.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Whether there is such memory. If so, the kernel must get no request that uses memory after the
-/// call.
+/// Whether the process has swapped memory. If so, the kernel must get no request that uses memory
+/// after the call.
 #[inline]
 pub fn has_pin_hook() -> bool {
     !PIN_HOOK.load(Ordering::Acquire).is_null()
 }
 
-/// Whether some of this memory may be evicted.
+/// Whether a part of `memory` may be swapped memory, which can be evicted at any time.
 #[inline]
 pub fn is_evictable(memory: IoVector) -> bool {
     // SAFETY: only references that live for ever are stored.
@@ -94,10 +94,10 @@ fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u6
 /// Most threads that are exempt at the same time; a thread that finds no row waits.
 const ROWS: usize = 256;
 
-/// Thread pointers.
+/// Thread pointers of the exempt threads; 0 in a free row.
 static EXEMPT: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
 
-/// While it lives, nothing is pinned for this thread.
+/// While this value lives, the thread's calls pin nothing.
 #[must_use = "the thread is exempt until it is dropped"]
 #[derive(Debug)]
 pub struct Exempt(usize);

@@ -3,8 +3,8 @@
 //! Linux pins registered buffers, buffer rings and rings of IORING_SETUP_NO_MMAP for writing and
 //! for long (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for a shared writable mapping whose
 //! file system tracks written pages, and for secret memory. This library pins nothing, and returns
-//! the kernel's answer where it can determine that answer. It refuses a mapping only if the
-//! mapping's file is certain to be refused by the kernel.
+//! the kernel's answer if it can determine that answer. It refuses a mapping only if the kernel is
+//! certain to refuse the mapping's file.
 
 use crate::process_maps::{Area, Maps};
 use crate::{Errno, SystemCall, UserAddress};
@@ -31,14 +31,15 @@ const SECRET: &[u8] = b"/secretmem (deleted)";
 /// The checks of one call: opens the list of mappings once, and asks once for each mapping.
 #[derive(Default)]
 pub struct PinCheck {
-    /// `None` before the first check; the list is `None` where it cannot be opened.
+    /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
     maps: Option<Option<Maps>>,
     /// The last mapping that was found good.
     good: Range<usize>,
 }
 
 impl PinCheck {
-    /// Checks a range that can be read and written. Accepts what the process cannot find out.
+    /// Checks a range that can be read and written. Accepts a mapping whose file the process cannot
+    /// find out.
     ///
     /// Error: `EFAULT` if the kernel would not pin a part of the range.
     pub fn check(&mut self, address: UserAddress, length: usize) -> Result<(), Errno> {
@@ -85,8 +86,8 @@ fn is_written_back(path: &CString, inode: u64) -> bool {
         return true;
     }
     match file_system(path) {
-        // The file is another file system's, which states its alignment for O_DIRECT if it has a
-        // disk. tmpfs states none.
+        // The file lies on a file system below the overlay. That one states an alignment for
+        // O_DIRECT if it has a disk; tmpfs states none.
         Some(linux::OVERLAYFS_SUPER_MAGIC) => file.stx_mask & linux::STATX_DIOALIGN != 0,
         Some(kind) => WRITE_BACK.contains(&kind),
         None => false,

@@ -34,7 +34,7 @@ pub struct Maps {
 }
 
 impl Maps {
-    /// Opens the list. `None` where there is no /proc, or no number for a descriptor.
+    /// Opens the list. `None` if there is no /proc, or no free descriptor.
     pub fn open() -> Option<Maps> {
         let path = c"/proc/self/maps".as_ptr() as u64;
         let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
@@ -79,7 +79,8 @@ impl Maps {
         place(first).is_some_and(|place_of_first| place(second) == Some(place_of_first))
     }
 
-    /// Asks for one mapping and the length of its name. Error: `ENOTTY` before Linux 6.11.
+    /// Queries the mapping that holds `address`, and the length of its name. Error: `ENOTTY` before
+    /// Linux 6.11.
     fn query(&self, address: usize, name: &mut [u8]) -> Result<(Area, usize), Errno> {
         let mut query = linux::procmap_query {
             size: size_of::<linux::procmap_query>() as u64,
@@ -126,7 +127,7 @@ impl Maps {
         }
     }
 
-    /// The lines of the list from the file's position on.
+    /// Reads the lines of the list, from the file's position on.
     pub fn lines(&self) -> Lines<'_> {
         Lines { file: &self.file, buffer: [0; 1024], start: 0, end: 0 }
     }
@@ -195,7 +196,7 @@ impl<'a> Line<'a> {
         Some(Line { area, name: rest.trim_ascii_start() })
     }
 
-    /// A mapping of a file that is copied when it is written.
+    /// Whether this is a private mapping of a file: writing copies its pages.
     pub fn is_private_file(&self) -> bool {
         !self.area.is_shared && self.name.first() == Some(&b'/')
     }

@@ -7,7 +7,7 @@ use crate::{Errno, SystemCall};
 use core::mem::offset_of;
 use linux_raw_sys::general as linux;
 
-/// Returns a thread of the process that `is_sought`, if there is one.
+/// Returns the id of a thread of the process for which `is_sought` returns `true`, if there is one.
 pub fn find(is_sought: impl Fn(u32) -> bool) -> Result<Option<u32>, Errno> {
     let path = c"/proc/self/task".as_ptr() as u64;
     let flags = u64::from(linux::O_RDONLY | linux::O_DIRECTORY | linux::O_CLOEXEC);

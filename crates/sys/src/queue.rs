@@ -19,16 +19,18 @@
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0–28 | `lazy` | number of entries pushed that can wait for more of them |
+//! | 0–28 | `lazy` | number of pushed entries that can wait until more have come |
 //! | 29 | `torn` | the taker could not reach an entry, and stopped |
-//! | 30 | `urgent` | an entry was pushed that cannot wait, or entries were left |
+//! | 30 | `urgent` | an entry was pushed that cannot wait, or the taker left entries |
 //! | 31 | `sealed` | no taker will look any more ([`Taker::seal`]) |
 //!
 //! The word is changed after the list, by one read-modify-write on each side. Hence:
-//! - A taker that begins either finds the entry, or leaves the mark for the next look.
+//! - A taker that begins either finds the entry, or leaves the entry's mark in the word for its
+//!   next look.
 //! - A taker that leaves a broken list either finds it repaired, or the repairing pusher announces
 //!   its entry again ([`Taker::leave`]).
 //! - A pusher that pushes while the queue is sealed either is seen by the sealing thread, or sees
+//!   the seal. In the second case the pusher must take the entry out again itself.
 //!   the seal. In the second case the pusher must take the entry out again itself.
 //!
 //! [`Entry`] owns its allocation. A request moves between its holders as that pointer, so no step
@@ -174,8 +176,9 @@ impl<T> Queue<T> {
         // SAFETY: this thread still owns the node.
         unsafe { (*node).newer.store(ptr::null_mut(), Ordering::Relaxed) };
         let before = shared.tail.swap(node, Edge::Queue.both());
-        // SAFETY: 1. It was the newest node, and no node is linked behind it yet; the taker does
-        // not take it until this thread has linked its own. 2. The stub lives as long as the queue.
+        // SAFETY: 1. `before` was the newest node, and no node is linked behind it yet. The taker
+        // does not take it until this thread has linked its own. 2. The stub lives as long as the
+        // queue.
         unsafe { (*before).newer.store(node, Edge::Queue.release()) };
         let state = match urgency {
             Urgency::Lazy => shared.state.fetch_add(1, Edge::Queue.both()).wrapping_add(1),
@@ -212,7 +215,8 @@ impl<T> Taker<T> {
         true
     }
 
-    /// Takes the oldest entry that can be reached.
+    /// Takes the oldest entry that can be reached. `None` if there is none, or only behind a broken
+    /// link.
     #[inline]
     pub fn take(&mut self) -> Option<Entry<T>> {
         let shared = &*self.0;
@@ -288,8 +292,8 @@ impl<T> Shared<T> {
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
         }
         if newer.is_null() {
-            // It is the newest, or a pusher is about to link a node behind it. The release orders
-            // the reset of the stub's link before the next pusher's store to it.
+            // `oldest` is the newest node, too, or a pusher is about to link a node behind it. The
+            // release orders the reset of the stub's link before the next pusher's store to it.
             self.stub.newer.store(ptr::null_mut(), Ordering::Relaxed);
             let stub = self.stub();
             if self.tail.compare_exchange(oldest, stub, Edge::Queue.release(), Ordering::Relaxed).is_ok() {

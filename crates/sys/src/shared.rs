@@ -68,8 +68,8 @@ mod machine {
         /// (`IORING_SETUP_NO_MMAP`, a buffer ring), and touches every page of it. The ring's
         /// creator vouches that it stays mapped (see the head of the crate).
         ///
-        /// Errors: `EFAULT` where it cannot be read and written, or where the kernel would not pin
-        /// it; `EINVAL` if it is not aligned.
+        /// Errors: `EFAULT` if the memory cannot be read and written, or if the kernel would not
+        /// pin it; `EINVAL` if it is not aligned.
         pub fn of_program(address: UserAddress, length: usize) -> Result<Self, Errno> {
             if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);
@@ -104,7 +104,7 @@ mod machine {
             self.length
         }
 
-        /// Returns its address in this process.
+        /// Returns the memory's address in this process.
         pub fn address(&self) -> usize {
             self.address.as_ptr() as usize
         }
@@ -123,7 +123,8 @@ mod machine {
             self.address.as_ptr().wrapping_add(offset)
         }
 
-        /// Returns the address of a part of it. This function alone checks the range.
+        /// Returns the address of a part of the memory. Panics if the part is out of range, so
+        /// users of the address need no further check.
         pub(crate) fn part(&self, offset: usize, size: usize, alignment: usize) -> NonNull<u8> {
             NonNull::new(self.at(offset, size, alignment)).expect("shared memory has an address")
         }

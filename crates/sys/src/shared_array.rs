@@ -81,8 +81,8 @@ mod machine {
         /// Returns a half word; the caller chooses the ordering.
         #[inline(always)]
         pub fn half_word(&self, index: usize) -> &AtomicU16 {
-            // SAFETY: `new` has checked that it lies in the memory, and it is only used as an
-            // atomic.
+            // SAFETY: `new` has checked that the half word lies in the memory, and it is only used
+            // as an atomic.
             unsafe { &*self.at(index).cast() }
         }
     }

@@ -20,7 +20,7 @@ const FIRST: usize = 64;
 /// Enough segments for every `u32`.
 const SEGMENTS: usize = 27;
 
-/// Each place is 0, or an `Arc<T>` from `into_raw`.
+/// The table. Each place is 0, or an `Arc<T>` from `into_raw`.
 pub struct SharedTable<T: Send + Sync> {
     segments: [AtomicPtr<AtomicUsize>; SEGMENTS],
     /// Lock of a thread that takes an object out, and of a thread that looks without a hazard
@@ -99,7 +99,7 @@ impl<T: Send + Sync> SharedTable<T> {
         entries.resize_with(length, || AtomicUsize::new(0));
         let fresh = entries.leak().as_mut_ptr();
         if segment.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: it came from such a vector a moment ago, and was not published.
+            // SAFETY: `fresh` came from such a vector a moment ago, and was not published.
             drop(unsafe { Vec::from_raw_parts(fresh, length, length) });
         }
         Ok(())
@@ -115,15 +115,15 @@ impl<T: Send + Sync> SharedTable<T> {
         entry.store(Arc::into_raw(thing) as usize, Ordering::Release);
     }
 
-    /// Returns the object in a place.
+    /// Returns the object in a place. `None`: the place is empty or does not exist.
     #[inline]
     pub fn find(&self, place: usize) -> Option<Using<T>> {
         let entry = self.entry(place)?;
         // Acquire: pairs with the release in `put`.
         match hazard::protect(|| entry.load(Ordering::Acquire)) {
             Some((0, _)) => None,
-            // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does
-            // not drop it while `held` lives.
+            // SAFETY: `object` came from `Arc::into_raw`. A thread that takes it out of the table
+            // does not drop it while `held` lives.
             Some((object, held)) => Some(Using { thing: ManuallyDrop::new(unsafe { share(object) }), held }),
             None => self.find_with_lock(entry),
         }
@@ -137,28 +137,30 @@ impl<T: Send + Sync> SharedTable<T> {
         match entry.load(Ordering::Acquire) {
             0 => None,
             object => {
-                // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is
-                // held.
+                // SAFETY: `object` came from `Arc::into_raw`, and stays in the table while the lock
+                // is held.
                 let thing = ManuallyDrop::new(unsafe { share(object) });
                 Some(Using { thing: ManuallyDrop::new(Arc::clone(&thing)), held: None })
             }
         }
     }
 
-    /// Takes the object out of a place, if `is_meant` accepts it.
+    /// Takes the object out of a place, if `is_meant` accepts it. `None`: the place is empty, or
+    /// the object was not accepted.
     pub fn take(&self, place: usize, is_meant: impl FnOnce(&T) -> bool) -> Option<Arc<T>> {
         let entry = self.entry(place)?;
         let object = {
             let _one_at_a_time = self.removing.lock();
             let object = entry.load(Ordering::Acquire);
-            // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
+            // SAFETY: `object` came from `Arc::into_raw`, and stays in the table while the lock is
+            // held.
             if object == 0 || !is_meant(&ManuallyDrop::new(unsafe { share::<T>(object) })) {
                 return None;
             }
             entry.store(0, Ordering::Release);
             object
         };
-        // SAFETY: 1. It came from `Arc::into_raw`, and this function now owns the table's
+        // SAFETY: 1. `object` came from `Arc::into_raw`, and this function now owns the table's
         // reference, to be dropped once. 2. No thread can find it any more.
         unsafe {
             let thing = Arc::clone(&ManuallyDrop::new(share::<T>(object)));

@@ -1,9 +1,9 @@
 //! Signals that arrive while the engine runs.
 //!
-//! No handler of the program ever runs in the middle of the engine. It could enter the ring whose
-//! lock its own thread holds, or leave by `siglongjmp` with the lock taken. So `interpose` wraps
-//! the program's handlers. If a signal finds its thread inside the engine, the wrapper puts the
-//! signal off:
+//! No handler of the program ever runs in the middle of the engine. Such a handler could enter the
+//! ring whose lock its own thread holds, or leave by `siglongjmp` with the lock taken. So
+//! `interpose` wraps the program's handlers. If a signal finds its thread inside the engine, the
+//! wrapper puts the signal off:
 //! 1. It keeps the kernel's frame, blocks all signals, and records here the mask that was in force.
 //! 2. The entry point of the call undoes this as its last step.
 //! 3. The handlers run there, at the program's own call, as the kernel delivers signals at the
@@ -51,8 +51,8 @@ pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 /// slots are ever used.
 const SLOTS: usize = 256;
 
-/// The state that a thread's entry point has to undo. Only the thread `owner` touches the other
-/// fields.
+/// A thread's put-off signals: the state that its entry point has to undo. Only the thread `owner`
+/// touches the other fields.
 struct Slot {
     /// Thread id, or 0: free.
     owner: AtomicU32,
@@ -60,7 +60,7 @@ struct Slot {
     state: AtomicU32,
     original_mask: AtomicU64,
     delivery_mask: AtomicU64,
-    /// For `interpose`: where it keeps the first signal.
+    /// A number of `interpose`'s: where it keeps the first signal.
     note: AtomicU32,
     /// Signals of `ALWAYS_OPEN` that were sent by kill(2) or the like, not raised by an
     /// instruction. They cannot wait in the blocked queue, so the entry point sends them again.
@@ -111,9 +111,9 @@ pub fn thread_id() -> u32 {
     }
 }
 
-/// Returns the calling thread's id where a filter of the program denies gettid(2): the end of the
-/// link /proc/thread-self, `PROCESS/task/THREAD`. Without /proc, returns the process id, which is
-/// the id of the first thread.
+/// Returns the calling thread's id if a filter of the program denies gettid(2). The id is the end
+/// of the link /proc/thread-self, `PROCESS/task/THREAD`. Without /proc, returns the process id,
+/// which is the id of the first thread.
 #[cold]
 fn thread_id_of_proc() -> u32 {
     let mut text = [0u8; 48];
@@ -125,7 +125,7 @@ fn thread_id_of_proc() -> u32 {
     id.unwrap_or_else(|| SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32)
 }
 
-/// Whether the process has a thread of this id.
+/// Whether the process has a thread of this id; `true` if the process id is not known.
 pub fn is_alive(thread: u32) -> bool {
     let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return true };
     SystemCall::new(linux::__NR_tgkill, [process, u64::from(thread), 0, 0, 0]).run_once().is_ok()
@@ -135,8 +135,8 @@ fn slot_of(thread: u32) -> Option<&'static Slot> {
     TABLE.iter().find(|slot| slot.owner.load(Ordering::Relaxed) == thread)
 }
 
-/// Whether a signal for the calling thread has been put off. Costs one load while no thread has
-/// one.
+/// Whether a signal for the calling thread has been put off. Costs one load while no thread has a
+/// put-off signal.
 #[inline]
 pub fn interrupted() -> bool {
     DEFERRED.load(Ordering::Relaxed) != 0 && slot_of(thread_id()).is_some()

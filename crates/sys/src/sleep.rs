@@ -163,8 +163,8 @@ impl SleepWord {
     }
 
     /// Announces that this thread will sleep until `needed` entries are queued (values over 65535
-    /// count as 65535). A full barrier follows: look at the work now, and sleep only if there is
-    /// too little.
+    /// count as 65535). A full barrier follows. The caller then reads the work, and sleeps only if
+    /// there is less than `needed`.
     #[inline]
     pub fn announce(&self, kind: Sleeper, needed: u32) -> Ticket {
         let futex = self.futex.load(Ordering::Relaxed);
@@ -217,8 +217,9 @@ impl SleepWord {
         self.claim(queued)
     }
 
-    /// [`Self::wake_target`] without its barrier on x86-64: a read-modify-write on any word (a
-    /// push, an unlock) must stand between the publication and this call.
+    /// Claims the threads to wake, as [`Self::wake_target`] does, but without its barrier on
+    /// x86-64. A read-modify-write on any word (a push, an unlock) must stand between the
+    /// publication and this call.
     #[inline]
     pub fn wake_target_after_rmw(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier_beside_rmw(Side::Waker);
@@ -259,6 +260,7 @@ impl SleepWord {
     }
 
     /// Tries to become the leader: the one thread that owns the ring's epoll set, asleep or awake.
+    /// `false`: another thread leads.
     pub fn lead(&self) -> bool {
         !self.change(|state| state.led = true).led
     }
@@ -291,7 +293,7 @@ impl SleepWord {
         futex::wait(&self.futex, ticket.futex, timeout)
     }
 
-    /// Carries out [`Wake::Futex`].
+    /// Wakes all futex sleepers that [`Wake::Futex`] has claimed.
     pub fn wake_futex(&self) {
         futex::wake(&self.futex, u32::MAX);
     }

@@ -20,8 +20,8 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// The place of the leader's sleep, of type `P`.
 pub struct SleepPlace<P> {
-    /// Number of events that the leader sleeps for; 0: it does not sleep there. With 0, wakers need
-    /// not take the lock.
+    /// Number of events that the leader sleeps for at this place; 0: it does not sleep there. With
+    /// 0, wakers need not take the lock.
     count: AtomicU32,
     place: Mutex<Option<(P, u32)>>,
 }
@@ -43,7 +43,8 @@ impl<P> SleepPlace<P> {
         *self.place.lock() = None;
     }
 
-    /// Wakes the leader if it sleeps there.
+    /// Wakes the leader if it sleeps at a noted place; `wake` gets the place and the number of
+    /// events.
     #[inline]
     pub fn wake(&self, wake: impl FnOnce(&P, u32)) {
         if self.count.load(Ordering::Relaxed) != 0

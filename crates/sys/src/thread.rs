@@ -2,10 +2,10 @@
 //!
 //! - They are bare: clone(2) with a small stack and a thread-local block, both mapped by usring. No
 //!   libc counts them among the program's threads. So the program ends with its own last thread,
-//!   and making one never enters libc's malloc.
-//! - The Rust API, whose allocator is the program's, makes them by the standard library instead
-//!   (`set_spawner`).
-//! - Each of them blocks every signal but those that its own instructions cause (SIGSYS, SIGSEGV,
+//!   and making a thread of usring never enters libc's malloc.
+//! - In the Rust API, whose allocator is the program's, the standard library makes the threads
+//!   instead (`set_spawner`).
+//! - Each thread blocks every signal but those that its own instructions cause (SIGSYS, SIGSEGV,
 //!   SIGBUS) and [`CHANGE_USER`]. The program's handlers run on the program's threads.
 
 use crate::mapping::{PAGE, private_pages, unmap};
@@ -121,14 +121,14 @@ fn spawn_by(
     };
     restore_signals(mask);
     if result.is_err() {
-        // SAFETY: no thread was started, so this function still owns it.
+        // SAFETY: no thread was started, so this function still owns `argument`.
         drop(unsafe { Box::from_raw(argument) });
     }
     result
 }
 
 extern "C" fn run(argument: *mut c_void) {
-    // SAFETY: `spawn` passed it to this thread alone.
+    // SAFETY: `spawn` passed `argument` to this thread alone.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
     let Start { name, work, place, gives_up_capabilities, is_bare } = *start;
     let (generations, order) = credentials::words();
@@ -169,8 +169,8 @@ fn change_mask(mask: u64) -> u64 {
     old
 }
 
-/// While it lives, no handler of the program interrupts this thread. For work on the program's
-/// thread that a handler must not find half done.
+/// While this value lives, no handler of the program interrupts this thread. For work on the
+/// program's thread that a handler must not find half done.
 #[derive(Debug)]
 #[must_use = "signals are open again when it is dropped"]
 pub struct ClosedSignals(u64);

@@ -44,7 +44,7 @@ fn control(option: u64, value: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_prctl, [option, value, 0, 0, 0]).run_once()
 }
 
-/// In nanoseconds, plus one; 0 before the measurement.
+/// The result of [`overshoot`], in nanoseconds, plus one; 0 before the measurement.
 static OVERSHOOT: AtomicU64 = AtomicU64::new(0);
 
 /// Returns how much [`sleep_precisely`] oversleeps on this machine: the lower quartile of a few
@@ -64,12 +64,12 @@ pub fn overshoot() -> Nanoseconds {
 
 fn measure() -> Nanoseconds {
     const SPAN: Nanoseconds = 20_000;
-    /// The overshoot where the slack cannot be changed; any excess has another cause.
+    /// The overshoot if the slack cannot be changed. Any excess has another cause.
     const MOST: Nanoseconds = 60_000;
     let mut samples = [0; 15];
     for sample in &mut samples {
         let start = Clock::Monotonic.now();
-        // A signal may cut one sleep short: one sample of 0 among fifteen.
+        // A signal may cut one sleep short. That makes only one of the fifteen samples 0.
         let _ = sleep_precisely(SPAN);
         *sample = (Clock::Monotonic.now() - start).saturating_sub(SPAN);
     }

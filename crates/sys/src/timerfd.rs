@@ -16,7 +16,7 @@ pub fn create() -> Result<OwnedDescriptor, Errno> {
 
 /// Arms the timer to fire once, `span` from now; it is unreadable until then.
 pub fn arm(number: i32, span: Nanoseconds) -> Result<(), Errno> {
-    // Zero would disarm it.
+    // Zero would disarm the timer.
     set(number, 0, span.max(1))
 }
 

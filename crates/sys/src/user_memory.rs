@@ -38,7 +38,7 @@ global_asm!(
     ".hidden usring_user_copy_first, usring_user_copy_4, usring_user_copy_8, usring_user_copy_16, usring_user_copy_64",
     ".hidden usring_user_copy, usring_user_copy_bulk, usring_user_zero, usring_user_touch",
     ".hidden usring_user_copy_end, usring_user_copy_fault",
-    // Each: rdi to, rsi from, returns 0 in eax.
+    // Each routine copies from rsi to rdi and returns 0 in eax.
     "usring_user_copy_first:",
     "usring_user_copy_4:",
     "mov ecx, [rsi]",
@@ -69,7 +69,7 @@ global_asm!(
     "movups [rdi + 48], xmm3",
     "xor eax, eax",
     "ret",
-    // rdx bytes: in 64s, then 8s, then single ones.
+    // Copies rdx bytes: 64 at a time, then 8, then 1.
     ".p2align 4",
     "usring_user_copy:",
     "2:",
@@ -108,8 +108,8 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // rdx bytes, by the processor's string instruction. A fault leaves the instruction pointer on
-    // it.
+    // Copies rdx bytes, by the processor's string instruction. A fault leaves the instruction
+    // pointer on that instruction.
     ".p2align 4",
     "usring_user_copy_bulk:",
     "mov rcx, rdx",
@@ -310,8 +310,8 @@ pub fn read_array<T: Plain>(address: UserAddress, count: usize) -> Result<Vec<T>
     Ok(values)
 }
 
-/// Copies `count` values from the program's memory into a vector, whose old values are dropped. Its
-/// capacity is used again. Errors: `EFAULT`; `ENOMEM`.
+/// Copies `count` values from the program's memory into a vector, in place of its old values.
+/// Reuses the vector's memory. Errors: `EFAULT`; `ENOMEM`.
 pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, count: usize) -> Result<(), Errno> {
     values.clear();
     let bytes = count.checked_mul(size_of::<T>()).ok_or(Errno::EFAULT)?;
@@ -332,8 +332,9 @@ fn check_room(bytes: usize) -> Result<(), Errno> {
     if bytes > SMALL && memory_reserve::is_low() { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
-/// Copies a string from the program's memory, with its NUL, of at most `max` bytes including it.
-/// Errors: `ENAMETOOLONG` if there is no NUL among them; `EFAULT`; `ENOMEM`.
+/// Copies a string from the program's memory, of at most `max` bytes including its NUL. The result
+/// includes the NUL. Errors: `ENAMETOOLONG` if there is no NUL among `max` bytes; `EFAULT`;
+/// `ENOMEM`.
 pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno> {
     let mut string = Vec::new();
     check_room(max)?;

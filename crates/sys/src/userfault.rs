@@ -21,7 +21,7 @@ pub enum Telling {
 pub struct Touch {
     pub address: usize,
     pub write: bool,
-    /// The page is there and write-protected.
+    /// The page is present and write-protected.
     pub present: bool,
 }
 
@@ -70,7 +70,7 @@ impl UserFault {
         if register.ioctls & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Installs pages with the content of `from` where there are none.
+    /// Installs pages with the content of `from`, in place of missing pages.
     ///
     /// Errors: `EEXIST` at a page that is present; `ENOMEM`.
     pub fn copy(&self, to: usize, from: &[u8], protected: bool) -> Result<(), Errno> {
@@ -93,7 +93,7 @@ impl UserFault {
         Ok(())
     }
 
-    /// Installs zero pages where there are none. Errors: `EEXIST` at a page that is present;
+    /// Installs zero pages in place of missing pages. Errors: `EEXIST` at a page that is present;
     /// `ENOMEM`.
     pub fn zero(&self, start: usize, length: usize) -> Result<(), Errno> {
         let mut zero = linux::uffdio_zeropage { range: range(start, length), mode: 0, zeropage: 0 };
@@ -147,7 +147,7 @@ fn create(flags: u32) -> Result<OwnedDescriptor, Errno> {
     Ok(OwnedDescriptor::from_raw(number as i32))
 }
 
-/// Opens by /dev/userfaultfd, for which access to the device is privilege enough.
+/// Opens a userfaultfd by /dev/userfaultfd. Access to that device is privilege enough.
 fn create_by_device() -> Result<OwnedDescriptor, Errno> {
     /// `_IO(0xAA, 0)`.
     const NEW: u64 = 0xaa00;

@@ -82,8 +82,8 @@ const ABORTED: u64 = -512i64 as u64;
 const LONGEST: Nanoseconds = 3600 * 1_000_000_000;
 static LONGEST_TIME: Timespec = timespec(LONGEST);
 
-/// While a signal of *another* thread is put off, the shared word says nothing about this thread.
-/// It then sleeps in slices of this length and checks between them.
+/// Length of a slice of sleep. While a signal of *another* thread is put off, [`DEFERRED`] says
+/// nothing about this thread. So this thread sleeps in slices and checks between them.
 const SLICE: Nanoseconds = 1_000_000;
 
 /// For usring's signal handlers: returns where to continue, if the signal found the thread at
@@ -239,11 +239,12 @@ pub fn epoll(
     answer.map(|count| count as usize)
 }
 
-/// Sleeps until a kernel AIO context holds completions, and takes none of them. If it holds none at
-/// first, the sleep lasts until there are `least`; Linux before 6.3 wakes for each.
+/// Sleeps until a kernel AIO context holds completions, and takes none of them. Returns at once if
+/// the context holds a completion. Otherwise sleeps until it holds `least` completions; Linux
+/// before 6.3 wakes for each.
 ///
-/// io_getevents(2) has no way to wait without taking. It gets an address that no program can have:
-/// the kernel leaves in the ring what it cannot copy, and answers `EFAULT`.
+/// io_getevents(2) has no way to wait without taking. So it gets an address that no program can
+/// have: the kernel leaves in the ring what it cannot copy, and answers `EFAULT`.
 ///
 /// Returns `Ok` also when the time is over. Errors: `EINTR` if a signal came.
 pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
@@ -364,8 +365,8 @@ pub fn catch_worker_interrupts() -> bool {
     let mut old = KernelAction::default();
     let change = |new: u64, old: u64| {
         let arguments = [u64::from(linux::SIGSYS), new, old, 8, 0, 0];
-        // Without the pass mark: where `interpose` is loaded, too, this process has two engines.
-        // This call then goes the way of any handler of the program.
+        // This call carries no pass mark. If `interpose` is loaded as well, the process has two
+        // engines, and `interpose` then treats this handler as any handler of the program.
         SystemCall::with_six(linux::__NR_rt_sigaction, arguments).run_once()
     };
     const DEFAULT: u64 = 0;

@@ -104,8 +104,8 @@ impl WatchedCalls {
         Seen(self.state.load(Edge::BreakOff.acquire()))
     }
 
-    /// Interrupts the call that was seen, if it still goes on; `send` sends the signal to its
-    /// thread.
+    /// Interrupts the call that was seen, unless the caller has left it. `send` sends the signal to
+    /// the given thread.
     #[cold]
     pub fn break_off(&self, seen: Seen, send: impl FnOnce(u32)) {
         let thread = self.thread.load(Ordering::Relaxed);
@@ -161,7 +161,7 @@ impl Watcher {
         self.state.load(Ordering::Relaxed) == doing::LOOKING
     }
 
-    /// Decides what to do about a watchdog that does not look.
+    /// Decides what the caller does about a watchdog that does not look.
     #[cold]
     pub fn rouse(&self) -> Rouse {
         if self.change(doing::SLEEPING, doing::LOOKING) {

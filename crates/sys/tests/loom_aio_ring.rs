@@ -20,7 +20,7 @@ fn event(number: u64) -> IoEvent {
     IoEvent { data: number, obj: !number, res: number as i64, res2: 0 }
 }
 
-/// The kernel's half; returns whether there was room.
+/// Writes a completion as the kernel does; returns whether there was room.
 fn complete(memory: &SharedMemory, number: u64) -> bool {
     let tail = memory.word(offset_of!(AioRing, tail));
     let head = memory.word(offset_of!(AioRing, head));

@@ -20,8 +20,8 @@ impl Process {
         Arc::new(Process { generations: Generations::new(), order: Order::new(), follower: Follower::new() })
     }
 
-    /// The program's thread changes to the rights of `generation`. It does not wait for followers,
-    /// as a thread with a late follower.
+    /// Changes the program's thread to the rights of `generation`. Does not wait for followers, so
+    /// a follower may be late.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();
         let order = self.order.give([u64::from(generation); 5]);
@@ -107,7 +107,8 @@ fn an_order_given_without_release_is_read_in_part() {
     weaken(Edge::Change, Side::Release, an_order_comes_while_a_follower_reads);
 }
 
-/// The changing thread reads the answer, and the follower's writes before it.
+/// Models a changing thread that reads a follower's answer, and with it what the follower wrote
+/// before.
 fn an_answer_is_awaited() {
     loom::model(|| {
         let process = Process::new();

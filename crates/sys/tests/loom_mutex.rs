@@ -120,7 +120,7 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
 }
 
 /// Two threads publish work, one of them in the middle of the other's push. The ring's driver does
-/// not wait for it, and all work is done.
+/// not wait for the unfinished push, and all work is done.
 #[test]
 fn work_that_a_driver_could_not_reach_is_done_by_who_brings_it() {
     let mut model = loom::model::Builder::new();

@@ -94,8 +94,8 @@ fn of_two_pushers_one_is_the_first_and_the_second_sees_both() {
     });
 }
 
-/// A taker that leaves entries learns of those that no pusher announces. It comes `looks` times
-/// because it was notified, and takes the entries that it can reach.
+/// A taker that leaves entries learns of the entries that no pusher announces. It looks at the
+/// queue `looks` times, as if notified, and takes the entries that it can reach.
 fn who_turns_away_is_told_of_the_rest(looks: usize) {
     bounded(move || {
         let (queue, mut taker) = queue();

@@ -42,7 +42,8 @@ impl Ring {
                 *taken += 1;
             }
         }
-        // An entry that could not be reached was counted already: any entry that comes may be it.
+        // The entry behind the broken link may be the only one that is counted from now on. So one
+        // entry must be enough for a wake-up.
         let missing = if taker.leave() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
         (*taken, missing)
     }
@@ -165,7 +166,7 @@ fn a_sleeper_that_needs_two_is_woken_by_the_second_of_two_wakers() {
     });
 }
 
-/// The poster's own count decides on a wake-up, not a count in the list.
+/// The count that the waker passes decides on a wake-up, not a count in the list.
 #[test]
 fn who_waits_for_two_entries_is_woken_by_whoever_posts_the_second() {
     loom::model(|| {
@@ -225,8 +226,8 @@ fn one_announcement_is_claimed_by_one_of_two_wakers() {
     });
 }
 
-/// A waker that claims a sleeper leaves its work to it, even if the sleeper was about to time out
-/// at that moment.
+/// A waker that claims a sleeper leaves its work to that sleeper, even if the sleeper was about to
+/// time out at that moment.
 fn a_sleeper_times_out(kind: Sleeper) {
     loom::model(move || {
         let ring = Ring::new();

@@ -8,8 +8,8 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, Ordering};
 use usring_sys::watched_call::{Rouse, WatchedCalls, Watcher};
 
-/// A caller, and the signals on their way to its thread. The watchdog may touch them only while the
-/// caller is inside, or on its way out.
+/// A caller, and the signals on their way to its thread. The watchdog may touch `signals` only
+/// while the caller is inside a call, or on its way out.
 struct Caller {
     calls: WatchedCalls,
     signals: Cell<u32>,
@@ -33,7 +33,7 @@ fn a_caller_is_broken_off() {
             assert_eq!(caller.calls.cancelled().load(Ordering::Relaxed), 0, "a call is broken off before it begins");
             let call = caller.calls.begin(1);
             caller.calls.end(call);
-            // Delivered by now: no signal is left for the thread's next call.
+            // The signal has been delivered by now, so none is left for the thread's next call.
             caller.signals.set(0);
         }
         watcher.join().unwrap();

@@ -10,7 +10,7 @@ use usring_sys::paged_memory::PagedMemory;
 fn advice_that_the_kernel_has_no_mapping_for_is_refused_and_not_given_for_ever() {
     let window = PagedMemory::anonymous(64 * PAGE, None).unwrap();
     use_up_mappings();
-    // In the middle of a mapping, which would become three.
+    // The part lies in the middle of a mapping, which the call would split into three.
     assert_eq!(window.memory().set_inherited(8 * PAGE, PAGE, true), Err(Errno::ENOMEM));
     assert_eq!(window.memory().set_inherited(0, 64 * PAGE, true), Ok(()));
 }

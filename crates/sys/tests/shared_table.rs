@@ -43,8 +43,8 @@ fn what_is_found_is_alive_and_what_is_taken_out_goes_in_the_end() {
                 while !over.load(Ordering::Relaxed) || found == 0 {
                     for place in PLACES {
                         let Some(thing) = table.find(place) else { continue };
-                        // A second use meanwhile, and a third, for which there is no hazard
-                        // pointer.
+                        // Two more uses at the same time. A thread has only two hazard pointers, so
+                        // the third use takes the lock.
                         let others = [table.find(PLACES[0]), table.find(PLACES[1])];
                         assert!(thing.alive.load(Ordering::Relaxed) && thing.place == place);
                         assert!(others.iter().flatten().all(|other| other.alive.load(Ordering::Relaxed)));
@@ -108,7 +108,7 @@ fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
 
-/// Without the barrier the object might still be in use.
+/// Without the barrier the object might still be in use, so it is never freed.
 #[test]
 fn what_is_taken_out_where_the_barrier_is_refused_stays_for_ever() {
     per_process::prepare().unwrap();

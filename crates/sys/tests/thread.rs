@@ -1,4 +1,4 @@
-//! Threads from the program's own libc.
+//! Threads of usring that the program's own libc makes (`set_spawner`).
 #![cfg(not(loom))]
 
 use std::ffi::c_void;

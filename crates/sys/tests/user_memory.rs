@@ -25,7 +25,7 @@ impl TwoPages {
         TwoPages(start)
     }
 
-    /// Returns the address `bytes` before the border between the two.
+    /// Returns the address `bytes` before the border between the two pages.
     fn before_border(&self, bytes: usize) -> UserAddress {
         UserAddress((self.0 + PAGE - bytes) as u64)
     }
@@ -158,7 +158,7 @@ fn a_mapping_beyond_the_end_of_its_file_is_efault() {
     let file = SystemCall::new(linux::__NR_memfd_create, [name, 0, 0, 0, 0]).run().unwrap();
     let arguments = [0, PAGE as u64, u64::from(linux::PROT_READ), u64::from(linux::MAP_SHARED), file, 0];
     let at = SystemCall::with_six(linux::__NR_mmap, arguments).run().unwrap();
-    // The processor's bus error has a signal of its own.
+    // This fault raises SIGBUS instead of SIGSEGV.
     assert_eq!(user_memory::read::<u64>(UserAddress(at)), Err(Errno::EFAULT));
     unmap(at as usize, PAGE).unwrap();
     SystemCall::new(linux::__NR_close, [file, 0, 0, 0, 0]).run().unwrap();
