@@ -1,8 +1,8 @@
-//! Completions with equal latency. They become due in the order in which they were added, those of
-//! one doorbell together.
+//! Completions with equal latency, in the order in which they become due. The completions of one
+//! doorbell are a batch and become due together.
 //!
-//! Devices whose own cost must not show use this path. So a request costs one store at submission
-//! and a copy at completion, and due times are kept per batch.
+//! Drivers whose own cost must stay small use this queue. A request costs one store at submission
+//! and a copy at completion, because due times are kept per batch.
 
 use crate::request::{Completion, Completions};
 use alloc::boxed::Box;
@@ -10,7 +10,8 @@ use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 
-/// Rings whose size is a power of two. Positions increase for ever and wrap around.
+/// Two rings, of completions and of batches. Their sizes are powers of two. Positions increase for
+/// ever and wrap around.
 pub(crate) struct Batches {
     completions: Box<[Completion]>,
     /// As many slots as completions, because a batch may hold a single completion.
@@ -76,7 +77,7 @@ impl Batches {
         }
     }
 
-    /// Returns the due time of the next batch.
+    /// Returns the due time of the next batch. `None` if there is none.
     #[inline]
     pub fn earliest(&self) -> Option<Ticks> {
         if self.first == self.last { None } else { Some(self.front().due) }

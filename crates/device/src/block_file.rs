@@ -7,18 +7,19 @@
 //! transfers.
 //!
 //! # Waiting
-//! A call waits as the device's policy says. It sleeps on the interrupt, polls, or sleeps for
-//! blk-mq's half of the mean and then polls. No signal interrupts the wait, as Linux's wait for a
-//! disk. A handler of the program runs after the call. A signal without a handler still ends the
-//! process, even if the device never answers.
+//! A call waits as the device's policy says: it sleeps on the interrupt, polls, or first sleeps for
+//! half of the mean latency (as blk-mq did) and then polls. No signal interrupts the wait, as in
+//! Linux's wait for a disk. A handler of the program runs after the call. A signal without a
+//! handler still ends the process, even if the device never answers.
 //!
 //! # Concurrency
-//! - Each call has a queue pair to itself, one of at most sixteen. Calls on different queue pairs
-//!   share only one kind of lock:
-//! - Two writes to *parts* of one block are serialized, so that neither undoes the other.
+//! - Each call has a queue pair to itself, one of at most sixteen.
+//! - Two writes to *parts* of one block are serialized by a lock, so that neither undoes the other.
+//!   Calls share no other lock.
 //! - Writes of whole blocks do not take that lock, and other processes have locks of their own. So
 //!   of a write to a part of a block and a concurrent write to the whole block, either may be lost.
 //!   So may either of two writes by two processes to parts of one block, even if the parts do not
+//!   overlap.
 //!   overlap.
 
 mod caller;
@@ -63,8 +64,8 @@ impl<'a> BlockFile<'a> {
         self.transfer(&Transfer { operation: Operation::Write, durable, registered: false, direct, offset, segments })
     }
 
-    /// Reads or writes, and returns the number of bytes. It is smaller than requested at the
-    /// device's end, after 2 GiB, or before an error.
+    /// Reads or writes, and returns the number of bytes. The number is smaller than requested at
+    /// the device's end, after 2 GiB, or before an error.
     ///
     /// Errors: those of [`Transfer::route`]; `EFAULT`; the device's errors (`EIO` and others).
     pub fn transfer(&self, transfer: &Transfer) -> Result<u64, Errno> {
@@ -103,7 +104,8 @@ impl<'a> BlockFile<'a> {
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
         match caller.straight(self.device, whole, transfer.registered, cursor) {
-            // Some of the memory may be valid; the bounce buffer finds out how much.
+            // Some of the memory may be valid. A copy through the bounce buffer transfers that
+            // part.
             Ok(0) | Err(Errno::EFAULT) => self.bounced(caller, transfer, cursor, whole),
             other => other,
         }

@@ -23,7 +23,7 @@ pub struct Channel {
     options: QueueOptions,
     waiter: WaiterKind,
     tracker: Option<Box<Tracker>>,
-    /// Keeps the tracker whatever the policy becomes.
+    /// Whether the tracker is kept even if the policy is no longer hybrid.
     keeps_tracking: bool,
 }
 

@@ -4,8 +4,8 @@
 //!
 //! - A connection carries one question and its answer. So threads share no connection, and a fork
 //!   inherits none.
-//! - A process that has a back end's queue keeps the connection on which the queue came. By the end
-//!   of that connection the starter learns that the process was killed.
+//! - A process that has a back end's queue keeps the connection on which the queue came. If the
+//!   process is killed, that connection ends, and the starter takes the queue back.
 //! - The queue is returned on that connection, too. It is lent once and returned once, so no
 //!   process returns a queue that meanwhile belongs to another.
 
@@ -36,7 +36,8 @@ pub enum QuestionKind {
     /// → `values[0]`: index of the queue; descriptors: kick, call, settled. The starter takes the
     /// queue back when this connection ends, whatever ends it.
     Queue = 5,
-    /// On the connection of a queue → empty; when it arrives, the back end has released the queue.
+    /// On the connection of a queue → empty. When the answer arrives, the back end has released the
+    /// queue.
     ReturnQueue = 6,
     /// `values[0]`: length; descriptor: a file of memory → values: slot and address.
     Share = 7,
@@ -62,7 +63,7 @@ pub struct Question {
     pub values: [u64; 4],
 }
 
-/// Length of the two headers in bytes.
+/// Lengths of the two headers in bytes.
 pub const QUESTION_LENGTH: usize = 12 + 4 * 8;
 pub const ANSWER_LENGTH: usize = 8 + 4 * 8;
 
@@ -81,7 +82,7 @@ impl Question {
         bytes
     }
 
-    /// `None` if the bytes are no question, or come from another build.
+    /// Parses a question. `None` if the bytes are no question, or come from another build.
     pub fn from_bytes(bytes: &[u8]) -> Option<Question> {
         let ([magic, kind, device], values) = read::<3>(bytes)?;
         (magic == MAGIC).then_some(Question { kind, device, values })
@@ -95,7 +96,7 @@ impl Answer {
         bytes
     }
 
-    /// `None` if the bytes are no answer, or come from another build.
+    /// Parses an answer. `None` if the bytes are no answer, or come from another build.
     pub fn from_bytes(bytes: &[u8]) -> Option<Answer> {
         let ([magic, error], values) = read::<2>(bytes)?;
         (magic == MAGIC).then_some(Answer { error, values })
@@ -223,7 +224,7 @@ impl Supply for RemoteSupply {
 
     fn return_queue(&self, _: u32, connection: Option<&Connection>) {
         let Some(connection) = connection else { return };
-        // If the starter does not answer, its queues are no longer served.
+        // The error is ignored: if the starter does not answer, its queues are no longer served.
         let _ = self.control.ask_on(connection, QuestionKind::ReturnQueue, self.device, [0; 4], None);
     }
 

@@ -15,10 +15,11 @@ pub struct Device {
     driver: Box<dyn Driver>,
     geometry: Geometry,
     policy: &'static PolicyWord,
-    /// On a device that does not poll, a polled ring waits for interrupts instead of getting
-    /// `EOPNOTSUPP` (as in Linux before 6.12).
+    /// Whether a polled ring may use the device even if it does not poll. The ring then waits for
+    /// interrupts instead of getting `EOPNOTSUPP` (as in Linux before 6.12).
     polls_without_polling: bool,
-    /// Per process, because a forked child must not use its parent's queue pairs.
+    /// Queue pairs for blocking calls. They are per process, because a forked child must not use
+    /// its parent's queue pairs.
     callers: OwnedPerProcess<Callers>,
 }
 
@@ -73,7 +74,8 @@ impl Device {
 
     /// Opens a queue pair for this kind of user.
     pub fn open_channel_for(&self, waiter: WaiterKind, options: QueueOptions) -> Result<Channel, Errno> {
-        // A channel reads this clock once the policy is hybrid, which may become so later.
+        // A channel reads this clock if the policy is hybrid, and the policy may become hybrid
+        // later.
         ticks::calibrate();
         Ok(Channel::new(self.driver.open_queue(options)?, self.policy, options, waiter))
     }

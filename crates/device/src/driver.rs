@@ -136,7 +136,7 @@ pub trait QueuePair: Send {
     }
 
     /// Lets the requests submitted from now on complete without signalling the interrupt, which is
-    /// cheaper. Ends when the interrupt is armed.
+    /// cheaper. Arming the interrupt ends this.
     fn silence(&mut self) {}
 
     /// Whether requests are in flight whose completions do not signal an armed interrupt.

@@ -54,10 +54,11 @@ pub struct QueueGrant {
     pub kick: OwnedDescriptor,
     /// Eventfd: the back end or the control plane signals a change.
     pub call: OwnedDescriptor,
-    /// Eventfd: makes the control plane check whether the queue's rings are consistent.
+    /// Eventfd: makes the control plane check whether the queue's rings are laid out for the new
+    /// back end.
     pub settled: OwnedDescriptor,
-    /// The connection to a control plane in another process. Each side learns by its end that the
-    /// other side has ended.
+    /// The connection to a control plane in another process. Each side learns from the end of the
+    /// connection that the other process has ended.
     pub connection: Option<Connection>,
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct TimerInterrupt {
     set: bool,
 }
 
-/// Armed, with no completion to wait for.
+/// Value of `armed` if there is no completion to wait for.
 const NEVER: Ticks = Ticks(u64::MAX);
 
 impl TimerInterrupt {

@@ -205,7 +205,7 @@ impl VirtQueue {
     }
 
     /// Appends a complete chain to the available ring. With few requests in flight, the slot often
-    /// holds this head already. It is not written then, and the device keeps the cache line.
+    /// holds this head already. The slot is not written then, so the device keeps the cache line.
     #[inline]
     pub fn add(&mut self, head: u16) {
         let entry = self.available.half_word(usize::from(self.added));

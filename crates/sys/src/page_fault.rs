@@ -321,7 +321,7 @@ struct Errand<'a> {
 }
 
 extern "C" fn run(errand: *mut c_void) {
-    // SAFETY: the errand belongs to `on_stack`, which waits for this function to return.
+    // SAFETY: the argument belongs to `on_stack`, which waits for this function to return.
     let errand = unsafe { &mut *errand.cast::<Errand>() };
     errand.served = (errand.work)();
 }

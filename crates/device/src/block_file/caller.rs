@@ -28,7 +28,7 @@ pub struct Caller {
     free: u32,
     /// Segments of the piece that is being made.
     segments: Vec<IoVector>,
-    /// Empty until it is needed.
+    /// Empty until a call needs it.
     bounce: Bounce,
 }
 

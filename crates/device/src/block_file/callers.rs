@@ -16,7 +16,8 @@ const MOST: usize = 16;
 const TURNS: usize = 64;
 
 pub(crate) struct Callers {
-    /// Locked by a call for its duration. A thread tries its home seat first.
+    /// A queue pair for each of these seats. A call locks a seat for its duration. A thread tries
+    /// its home seat first ([`home`]).
     seats: [Mutex<Option<Caller>>; MOST],
     /// Seats that have a queue pair, or had one a moment ago, one bit each.
     open: AtomicU32,
@@ -59,7 +60,7 @@ impl Callers {
                     self.open.fetch_or(1 << index, Ordering::Relaxed);
                     return Ok(Seat(seat));
                 }
-                // The device has no further queue pair.
+                // The device has no further queue pair, so the call waits for a seat that has one.
                 Err(error) if self.open.load(Ordering::Relaxed) == 0 => return Err(error),
                 Err(_) => break,
             }

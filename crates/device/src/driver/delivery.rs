@@ -22,7 +22,8 @@ use usring_uapi::aio::IoEvent;
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
-/// A deferred submit. Brought back, it contains the requests that the kernel did not take.
+/// A deferred submit. After [`Delivery::carry_out`] it contains the requests that the kernel did
+/// not take.
 pub struct Delivery(pub(super) Box<Parcel>);
 
 impl Delivery {
@@ -35,7 +36,8 @@ impl Delivery {
     }
 }
 
-/// Requests for an AIO context of the kernel.
+/// A batch of requests for an AIO context of the kernel, with the descriptors that must stay open
+/// until the batch is submitted.
 pub(super) struct Parcel {
     pub batch: Batch,
     /// The file whose descriptor number the requests contain, if it is the device's own.
@@ -46,7 +48,8 @@ pub(super) struct Parcel {
     pub interrupt: Option<Arc<OwnedDescriptor>>,
     /// Completions of the requests that the kernel did not take.
     pub refused: Vec<IoEvent>,
-    /// Requests that were accepted later, as the parcel had no room for their segments.
+    /// The next batch, of requests that were accepted later: this batch had no room for their
+    /// segments.
     pub next: Option<Box<Parcel>>,
 }
 

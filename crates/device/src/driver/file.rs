@@ -115,7 +115,8 @@ impl FileDriver {
             write_zeroes: !options.read_only,
             read_only: options.read_only,
             forgets: false,
-            // A read or write in a system call of its own pins the memory itself.
+            // Without AIO each transfer is a system call of usring, which pins swapped memory
+            // itself.
             lends_memory: direct.is_some(),
         };
         let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;

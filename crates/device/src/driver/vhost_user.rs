@@ -100,9 +100,9 @@ struct VhostUser {
     parameters: Parameters,
     geometry: Geometry,
     shares: Shares,
-    /// Registered memory may be shared with the back end. The user decides, because this has two
-    /// risks. Data that another thread writes during the registration can be lost. And a forked
-    /// child then shares the memory with its parent.
+    /// Whether registered memory may be shared with the back end. The user decides, because this
+    /// has two risks. Data that another thread writes during the registration can be lost. And a
+    /// forked child then shares the memory with its parent.
     zero_copy: bool,
     supply: Box<dyn Supply>,
 }

@@ -159,7 +159,8 @@ impl Driver for Faulty {
         Ok(Box::new(FaultyQueue { held, lateness, dice: self.dice(), block, drawn: None, segments }))
     }
 
-    /// A request that never completes blocks its thread until a signal (`EINTR`).
+    /// Executes a request according to its fate. A request that never completes blocks its thread
+    /// until a signal (`EINTR`).
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let drawn = self.dice().draw();
         match drawn.fate {

@@ -53,8 +53,8 @@ impl Held {
         submission
     }
 
-    /// Accepts a request without passing it on. It completes with `answer`, or never if there is
-    /// none.
+    /// Accepts a request without passing it on. It completes with `answer`; if `answer` is `None`,
+    /// it never completes.
     pub fn keep(&mut self, answer: Option<Completion>) {
         self.in_flight += 1;
         if let Some(completion) = answer {
@@ -67,7 +67,7 @@ impl Held {
         self.told(due);
     }
 
-    /// After a doorbell, takes in the requests that the inner device completed at once.
+    /// Takes in, after a doorbell, the requests that the inner device has completed at once.
     fn told(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
         self.timer.advance(self.timeline.earliest());

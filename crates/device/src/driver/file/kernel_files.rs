@@ -28,8 +28,10 @@ impl Driver for KernelFiles {
         }
     }
 
-    /// Errors: those of an AIO context: `EAGAIN` if the machine has no more
-    /// (`/proc/sys/fs/aio-max-nr`), `ENOSYS`, those of a sandbox.
+    /// Opens a queue pair.
+    ///
+    /// Errors: `EAGAIN` if the machine has no more AIO contexts (`/proc/sys/fs/aio-max-nr`),
+    /// `ENOSYS`, those of a sandbox.
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno> {
         let interrupt = match options.interrupts {
             true => Some(eventfd::create()?.into_private()?),

@@ -27,7 +27,7 @@ const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
 /// The descriptor that becomes readable for a sleeping user.
 struct Interrupt {
     eventfd: Arc<OwnedDescriptor>,
-    /// The user sleeps on the eventfd, or is about to.
+    /// Whether the user sleeps on the eventfd, or is about to.
     is_armed: bool,
 }
 
@@ -37,7 +37,8 @@ impl Interrupt {
         eventfd::drain(self.eventfd.number());
     }
 
-    /// Signals a completion for which the kernel signals nothing.
+    /// Signals the user, if the interrupt is armed, for a completion that the kernel does not
+    /// signal.
     fn ring(&mut self) {
         if core::mem::take(&mut self.is_armed) {
             eventfd::signal(self.eventfd.number());
@@ -62,17 +63,17 @@ fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
 /// A queue pair on the kernel's AIO.
 pub struct AioQueue {
     context: Context,
-    /// Requests accepted since the last submission to the kernel.
+    /// The current batch: requests accepted since the last submission to the kernel.
     parcel: Box<Parcel>,
-    /// Earlier requests, in parcels that had no room for further segments.
+    /// Earlier batches, which had no room for further segments.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     closed: Vec<Box<Parcel>>,
-    /// Empty parcels for reuse.
+    /// Empty batches for reuse.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     spare: Vec<Box<Parcel>>,
     /// Completions of requests that the kernel did not take.
     refused: Vec<IoEvent>,
-    /// A seccomp filter of the program forbids io_submit(2).
+    /// Whether a seccomp filter of the program forbids io_submit(2).
     is_denied: bool,
     /// Requests in flight whose completions do not signal the interrupt.
     silent: u32,
@@ -85,7 +86,7 @@ pub struct AioQueue {
     interrupt: Option<Interrupt>,
 }
 
-/// Maximum number of empty parcels to keep: one for each thread that submits at the same time,
+/// Maximum number of empty batches to keep: one for each thread that submits at the same time,
 /// usually few.
 const SPARE: usize = 4;
 
@@ -163,7 +164,7 @@ impl AioQueue {
         })
     }
 
-    /// Replaces the current parcel by an empty one and returns it.
+    /// Replaces the current batch by an empty one and returns it.
     fn close_parcel(&mut self) -> Result<Box<Parcel>, Errno> {
         let fresh = match self.spare.pop() {
             Some(spare) => spare,
@@ -172,7 +173,7 @@ impl AioQueue {
         Ok(core::mem::replace(&mut self.parcel, fresh))
     }
 
-    /// Replaces the current parcel because it has no room for this many segments. Returns whether
+    /// Replaces the current batch because it has no room for this many segments. Returns whether
     /// there is room now.
     #[cold]
     fn begin_another(&mut self, segments: usize) -> bool {
@@ -183,7 +184,7 @@ impl AioQueue {
         self.parcel.batch.has_room(segments)
     }
 
-    /// Submits all parcels in this thread, because there is no memory for another parcel.
+    /// Submits all batches in this thread, because there is no memory for another batch.
     #[cold]
     fn tell_here(&mut self) {
         for mut parcel in core::mem::take(&mut self.closed) {
@@ -219,7 +220,7 @@ impl AioQueue {
         }
     }
 
-    /// Keeps a submitted parcel for reuse, and records the requests that the kernel did not take.
+    /// Keeps a submitted batch for reuse, and records the requests that the kernel did not take.
     #[inline]
     fn put_aside(&mut self, mut parcel: Box<Parcel>) {
         self.note_refused(&mut parcel.refused);
@@ -295,8 +296,8 @@ impl QueuePair for AioQueue {
         Submission::Accepted
     }
 
-    /// Submits in the calling thread, which may sleep. A caller for which that matters defers the
-    /// submit.
+    /// Submits in the calling thread, which may sleep. A caller that must not sleep uses
+    /// [`QueuePair::begin_delivery`] instead.
     fn ring_doorbell(&mut self) {
         if let Some(mut delivery) = self.begin_delivery() {
             delivery.carry_out();
@@ -409,8 +410,8 @@ fn completion(event: &IoEvent) -> Completion {
     }
 }
 
-/// A queue pair without requests in flight. It serves reads from the page cache and leaves all
-/// other requests to workers.
+/// A queue pair that serves a read at once from the page cache, and leaves all other requests to
+/// workers. No request is ever in flight.
 pub struct InlineQueue {
     file: Arc<HeldDescriptor>,
     /// Whether to try reads here that need not wait.

@@ -169,8 +169,8 @@ impl Arena {
         generation::present(&self.memory, GENERATION)
     }
 
-    /// Sets a queue's rings to zero and settles them for this generation. Only while the queue has
-    /// no user.
+    /// Sets a queue's rings to zero and marks them as laid out for this generation. Only while the
+    /// queue has no user.
     pub fn clear(&self, queue: QueueArea) {
         (queue.base..queue.base + RINGS).step_by(8).for_each(|offset| self.memory.write(offset, 0u64));
         queue.settle(&self.memory, self.generation());
@@ -203,12 +203,12 @@ impl QueueArea {
         }
     }
 
-    /// Marks the rings as settled for this generation.
+    /// Marks the rings as settled, that is, laid out for the back end of this generation.
     pub fn settle(&self, memory: &SharedMemory, generation: u32) {
         generation::settle(memory, self.base + SETTLED, generation);
     }
 
-    /// Returns the generation for which the rings are settled.
+    /// Returns the generation of the back end for which the rings are laid out.
     pub fn settled(&self, memory: &SharedMemory) -> u32 {
         generation::settled(memory, self.base + SETTLED)
     }
@@ -226,7 +226,8 @@ impl QueueArea {
         (read(COPIED), read(DIRECT))
     }
 
-    /// Returns the offset of a request's slot, by its head.
+    /// Returns the offset of a request's slot. `head` is the index of the request's first
+    /// descriptor.
     #[inline]
     pub fn slot(&self, head: u16) -> usize {
         self.base + SLOTS + usize::from(head) * slot::BYTES

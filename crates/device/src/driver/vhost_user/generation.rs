@@ -33,7 +33,8 @@ pub fn begin(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store((generation & !1).wrapping_add(2), Edge::Generation.release());
 }
 
-/// Stores the end after `generation`. A user calls it, too, if the control plane has died.
+/// Stores that no back end follows the one of `generation`. A user calls it, too, if the control
+/// plane has died.
 pub fn end(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation | 1, Edge::Generation.release());
 }
@@ -49,7 +50,7 @@ pub fn is_end(generation: u32) -> bool {
     generation & 1 != 0
 }
 
-/// Step 3: marks the rings as settled.
+/// Step 3: marks the rings as settled, that is, laid out for this generation.
 pub fn settle(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation, Edge::Settled.release());
 }

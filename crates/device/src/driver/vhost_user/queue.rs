@@ -1,10 +1,10 @@
 //! A queue pair: requests of a block device in a virtqueue, with data in bounce memory or in shared
 //! memory of the program.
 //!
-//! - A request has a slot (header, status, descriptor table) and bounce memory, both indexed by its
-//!   head.
-//! - They stay unchanged until the back end has answered, so that another back end can get the same
-//!   request again.
+//! - A request has a slot (header, status, descriptor table) and bounce memory. Both are indexed by
+//!   the request's head, which is the index of its first descriptor.
+//! - Slot and bounce memory stay unchanged until the back end has answered. So another back end can
+//!   get the same request again.
 //! - Some requests take several rounds on the same head. A durable write is followed by a flush; a
 //!   long discard is split.
 
@@ -38,10 +38,10 @@ pub struct Queue {
     grant: QueueGrant,
     lifeline: Lifeline,
     interrupts: bool,
-    /// The user may be asleep until the next completion.
+    /// Whether the user may be asleep until the next completion.
     armed: bool,
     indirect: bool,
-    /// The generation for which the rings are settled: see [`super::generation`].
+    /// The generation for which the rings are laid out: see [`super::generation`].
     generation: u32,
     /// Descriptors of the main table that belong to no chain. A former head keeps its chain for its
     /// next request.
@@ -196,8 +196,8 @@ impl Queue {
         }
     }
 
-    /// Adds a request whose data is collected to the available ring. The head is in use; its chain
-    /// is not.
+    /// Adds a request to the available ring. Its data has been collected in `self.data`. The head
+    /// counts as used already, but the rest of its chain does not.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
         self.headers.write(usize::from(head), block::header(operation, offset));
