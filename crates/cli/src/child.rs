@@ -1,5 +1,5 @@
-//! Starts this executable, or a workload beside it, as a child, and waits for it within a time
-//! limit.
+//! Starts a child process (this executable, or a workload beside it) and waits for its end within a
+//! time limit.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use std::time::Duration;
 /// The implementation that answers a program's io_uring calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum System {
-    /// The kernel, if it can.
+    /// The kernel's io_uring, if it works here.
     Kernel,
-    /// usring, to which the program is linked.
+    /// usring's Rust API, to which the program is linked.
     Linked,
-    /// None: the kernel's calls are denied, and usring is not loaded.
+    /// No implementation: the kernel's io_uring calls are denied, and usring is not loaded.
     Denied,
-    /// usring, with these options of `usring run`.
+    /// usring, loaded by `usring run` with these options.
     Usring(&'static [&'static str]),
 }
 
@@ -25,8 +25,8 @@ pub fn ourselves() -> Result<PathBuf, String> {
     std::env::current_exe().map_err(|error| format!("cannot tell where this executable lies ({error})"))
 }
 
-/// Returns a command that runs `program` on `system`. `more` are further options of `usring run`,
-/// if `system` is that.
+/// Returns a command that runs `program` on `system`. If `system` is [`System::Usring`], `more` are
+/// further options of `usring run`.
 pub fn command_on(system: System, more: &[String], program: &Path) -> Result<Command, String> {
     if matches!(system, System::Kernel | System::Linked) {
         return Ok(Command::new(program));
@@ -40,19 +40,20 @@ pub fn command_on(system: System, more: &[String], program: &Path) -> Result<Com
     Ok(command)
 }
 
-/// Runs a command to its end and returns what it printed. Kills a child that takes longer than
+/// Runs a command to its end and returns its output. Kills the child if it takes longer than
 /// `limit`.
 pub fn output_within(command: &mut Command, limit: Duration) -> Result<Output, String> {
     wait_within(start(command)?, limit)
 }
 
-/// Starts a child with an empty standard input, whose output this process reads.
+/// Starts a child whose standard input is empty and whose output goes to pipes that this process
+/// reads.
 pub fn start(command: &mut Command) -> Result<Child, String> {
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     child.map_err(|error| format!("cannot start a child ({error})"))
 }
 
-/// Waits for a running child and returns what it printed. Kills a child that takes longer than
+/// Waits for a running child and returns its output. Kills the child if it takes longer than
 /// `limit`.
 pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
     let process = child.id();
@@ -63,7 +64,7 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
         Err(RecvTimeoutError::Timeout) => {
             let process = nix::unistd::Pid::from_raw(process as i32);
             let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGKILL);
-            // The thread reaps the child now.
+            // Waits until the thread has reaped the child.
             let _ = receiver.recv();
             Err(format!("it did not end within {} s and was killed", limit.as_secs()))
         }
@@ -71,8 +72,9 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
     }
 }
 
-/// Runs a command to its end, passes each line of its standard output to `show` at once, and
-/// returns the rest of the output. Kills a child that takes longer than `limit` for a line.
+/// Runs a command to its end. Passes each line of its standard output to `show` as soon as it is
+/// written, and returns the rest of the output. If no line comes for `limit`, the child gets
+/// another `limit` to end, and is then killed.
 pub fn follow(command: &mut Command, limit: Duration, mut show: impl FnMut(&str)) -> Result<Output, String> {
     let mut child = start(command)?;
     let (sender, receiver) = channel();
@@ -81,16 +83,16 @@ pub fn follow(command: &mut Command, limit: Duration, mut show: impl FnMut(&str)
             BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
     }
-    // The loop ends at the end of the output, or when a line takes too long. Either way the child's
-    // end is waited for next.
+    // The loop ends at the end of the output, or if no line comes for `limit`. In both cases the
+    // child must still be reaped.
     while let Ok(line) = receiver.recv_timeout(limit) {
         show(&line);
     }
     wait_within(child, limit)
 }
 
-/// Returns the last line that a failed child wrote to standard error, or how it ended if it wrote
-/// none. The statistics that `--stats` adds do not count.
+/// Returns the last line that a failed child wrote to standard error before the table of `--stats`.
+/// If it wrote no line, returns its exit status in words.
 pub fn complaint(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stderr);
     let own = said.lines().take_while(|line| !line.starts_with("usring: "));

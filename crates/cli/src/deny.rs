@@ -1,5 +1,6 @@
-//! `--deny-kernel`: from here on the kernel's io_uring calls answer EPERM, in this process and its
-//! descendants, as under Docker's default profile. So what works then is done by usring.
+//! `--deny-kernel`: a seccomp filter by which the kernel's io_uring calls answer EPERM, in this
+//! process and its descendants, as under Docker's default profile. If io_uring then works, usring
+//! answers it.
 
 use super::Failure;
 use nix::libc;
@@ -18,9 +19,9 @@ pub fn install() -> Result<(), Failure> {
     })
 }
 
-/// Returns the filter. It is written by hand because a rule set of seccompiler's kills calls of
-/// other architectures. The three numbers are the same on x86-64, x32 and i386, so here all three
-/// get the same answer.
+/// Returns the filter. It is written by hand, because a filter made by seccompiler kills the
+/// process at a call of another architecture. The numbers of the three calls are the same on
+/// x86-64, x32 and i386, so this filter denies them on all three.
 fn program() -> [sock_filter; 6] {
     let statement = |code: u32, k| sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let jump = |code: u32, k, jt, jf| sock_filter { code: code as u16, jt, jf, k };

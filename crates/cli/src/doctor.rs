@@ -1,5 +1,5 @@
-//! `usring doctor`: reports whether the kernel's io_uring can be used here and what blocks it, and
-//! whether usring works here, by which entry point and at what cost.
+//! `usring doctor`: reports whether the kernel's io_uring can be used here and, if not, what blocks
+//! it. It also reports whether usring works here, by which entry point, and at what cost.
 
 use super::child::{self, System};
 use super::probe::{Findings, ProbeResult};
@@ -86,11 +86,11 @@ fn report_kernel() {
     say("restrictions", &Restrictions::here().to_string());
 }
 
-/// Settings that may keep a program from the kernel's io_uring.
+/// Settings of this system and process that may block the kernel's io_uring.
 struct Restrictions {
     /// The number in /proc/sys/kernel/io_uring_disabled, if the file exists.
     disabled: Option<u32>,
-    /// The number in the Seccomp line of /proc/self/status; 2 is a filter.
+    /// The number in the Seccomp line of /proc/self/status. 2 means that a filter is installed.
     seccomp: Option<u32>,
     filters: u32,
     no_new_privileges: bool,
@@ -125,7 +125,7 @@ impl std::fmt::Display for Restrictions {
     }
 }
 
-/// Returns the likeliest reason for the kernel's refusal.
+/// Returns the likeliest reason for which the kernel refuses io_uring. `why` is its error in words.
 fn blocker(here: &Restrictions, why: &str) -> &'static str {
     let answered = |error: i32| why.contains(&format!("errno {error},"));
     match here.disabled {
@@ -141,7 +141,8 @@ fn blocker(here: &Restrictions, why: &str) -> &'static str {
     }
 }
 
-/// Reports usring with and without rewritten call sites. Returns whether it serves a program here.
+/// Prints lines on usring with and without rewritten call sites. Returns whether usring serves a
+/// program here.
 fn report_usring() -> bool {
     if let Err(Failure { sentence, .. }) = library::find() {
         say("usring", &format!("does not work: {sentence}"));
@@ -170,7 +171,7 @@ fn report_usring() -> bool {
     works
 }
 
-/// Reports each mechanism of swap, and whether `run --swap` works for a program.
+/// Prints lines on each mechanism of swap, and on whether `run --swap` works for a program.
 fn report_swap() {
     for (index, finding) in swap_probe::findings().into_iter().enumerate() {
         say(if index == 0 { "swap" } else { "" }, &finding);

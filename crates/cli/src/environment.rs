@@ -6,39 +6,41 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 const PRELOAD: &str = "LD_PRELOAD";
-/// Rewrite no call site, so that every call goes through the trap.
+/// If set, the library rewrites no call site, so that every call goes through the trap.
 const NO_PATCH: &str = "USRING_NO_PATCH";
-/// On a polled ring with an SQ thread, let io_uring_enter poll as well. Set by `usring bench
-/// sqpoll-iopoll`, or by hand.
+/// If set, io_uring_enter polls as well on a polled ring with an SQ thread. `usring bench
+/// sqpoll-iopoll` or the user sets it.
 pub const POLLING_ENTER: &str = "USRING_POLLING_ENTER";
-/// Let io_getevents of libaio poll devices for events.
+/// If set, io_getevents of libaio polls devices for events.
 pub const AIO_POLL: &str = "USRING_AIO_POLL";
-/// Longest expected time of a lone transfer, in nanoseconds, for which its waiter polls instead of
-/// sleeping.
+/// Limit in nanoseconds. A thread that waits for a single O_DIRECT transfer polls instead of
+/// sleeping if the transfer is expected to take no longer.
 const SPIN: &str = "USRING_SPIN";
-/// Number of an eventfd. The first process tests by an io_uring_enter of its own that the trap
-/// leads to usring. When it can serve the program, it writes 1 to the eventfd and closes it.
-/// Otherwise it says why, and exits with status 125.
+/// Number of an eventfd. The first process checks, by an io_uring_enter of its own, that the trap
+/// leads to usring. If so, it writes 1 to the eventfd and closes it. Otherwise it says why, and
+/// exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
-/// Makes the number of variables that the constructor removes even. Then it can hide the gap that
-/// they leave from programs that look for the auxiliary vector behind the environment, as Go's do.
+/// A variable without meaning, by which the number of variables that the constructor removes
+/// becomes even. The constructor can then hide the gap that they leave from programs that look for
+/// the auxiliary vector behind the environment, as Go's programs do.
 const PAD: &str = "USRING_PAD";
-/// Path of the socket of a run with devices.
+/// Path of the launcher's socket, if the run has devices.
 const DEVICES: &str = "USRING_DEVICES";
 /// The options of the run's swapped memory.
 const SWAP: &str = "USRING_SWAP";
-/// Path of the socket of a run whose swapped memory is on a back end.
+/// Path of the launcher's socket, if the run's swapped memory is on a back end.
 const SWAP_SOCKET: &str = "USRING_SWAP_SOCKET";
-/// A library that usring has added to LD_PRELOAD; the constructor removes it again.
+/// A sanitizer's runtime that the launcher has added to LD_PRELOAD. The constructor removes it
+/// again.
 const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
-/// The variables for an execve(2), in the order in which the program would have had them.
+/// The variables for an execve(2), in the order in which this process has them.
 pub struct Environment(Vec<(OsString, OsString)>);
 
 impl Environment {
-    /// Returns this process's environment without the variables of an outer usring.
+    /// Returns this process's environment without the variables of an outer `usring run`.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
             [PROBE, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME, PAD].iter().any(|ours| name == *ours)
@@ -46,7 +48,8 @@ impl Environment {
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
 
-    /// Returns the value of a variable, and adds an empty one if it is missing.
+    /// Returns a reference to the value of a variable. Adds the variable with an empty value if it
+    /// is missing.
     fn entry(&mut self, name: &str) -> &mut OsString {
         let index = self.0.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
             self.0.push((name.into(), OsString::new()));
@@ -55,9 +58,10 @@ impl Environment {
         &mut self.0[index].1
     }
 
-    /// Has the loader load `library`. Libraries that the user preloads stay in front: they wrap the
-    /// program, and usring stands in for the kernel behind them. A sanitizer's runtime that the
-    /// program is linked to comes first, as it would be loaded without usring.
+    /// Adds `library` to LD_PRELOAD, unless it is there. Libraries that the user preloads stay in
+    /// front of it, because they wrap the program, and usring takes the place of the kernel.
+    /// `runtime`, the sanitizer's runtime that the program is linked to, comes first, because it
+    /// must be loaded first.
     pub fn preload(&mut self, library: &Path, runtime: Option<&OsStr>) {
         let list = self.entry(PRELOAD);
         if names(list, library.as_os_str()) {
@@ -104,8 +108,8 @@ impl Environment {
         *self.entry(DEVICES) = socket.into();
     }
 
-    /// Returns whether the constructor removes this variable: it is usring's own, or LD_PRELOAD
-    /// with nothing else in it.
+    /// Returns whether the constructor removes this variable. That holds for usring's own
+    /// variables, and for LD_PRELOAD if it has no library of the user's.
     fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
         let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
         let alone = || parts(value).count() == 1 + runtime;
@@ -115,7 +119,7 @@ impl Environment {
             || (name == PRELOAD && alone())
     }
 
-    /// Returns the variables as execve(2) takes them.
+    /// Returns the variables as execve(2) takes them: `NAME=VALUE`.
     pub fn strings(mut self) -> Vec<CString> {
         if !self.0.iter().filter(|variable| self.is_for_library(variable)).count().is_multiple_of(2) {
             *self.entry(PAD) = "1".into();
@@ -123,7 +127,7 @@ impl Environment {
         let join = |(mut name, value): (OsString, OsString)| {
             name.push("=");
             name.push(value);
-            // A text from an environment holds no NUL.
+            // Text from an environment contains no NUL byte, so no variable is lost here.
             CString::new(name.into_vec()).ok()
         };
         self.0.into_iter().filter_map(join).collect()

@@ -1,8 +1,8 @@
 //! Finds the file that a command names, and decides whether usring can serve it.
 //!
 //! The dynamic loader brings the library into a program. A program without a loader, or one whose
-//! loader ignores LD_PRELOAD, is refused before it starts. Otherwise usring would answer only some
-//! of its calls, or none.
+//! loader ignores LD_PRELOAD, is refused before it starts. Otherwise usring would not answer the
+//! program's calls.
 
 use super::{Failure, STATUS_NOT_EXECUTABLE, STATUS_NOT_FOUND};
 use nix::libc;
@@ -17,9 +17,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The path that execvp(3) uses without PATH.
+/// The search path that execvp(3) uses if PATH is not set.
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
-/// Depth of scripts whose interpreter is a script, as in Linux.
+/// How many scripts in a row may be interpreters of one another. Linux has the same limit.
 const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a `#!` line.
 const LONGEST_LINE: usize = 256;
@@ -28,13 +28,13 @@ const LONGEST_LINE: usize = 256;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Executable {
     pub path: PathBuf,
-    /// The file is neither ELF nor has it a `#!` line, so /bin/sh runs it, as with execvp(3).
+    /// The file is neither an ELF file nor begins with `#!`, so /bin/sh runs it, as with execvp(3).
     pub needs_shell: bool,
     /// A sanitizer's runtime that must be loaded before all other libraries.
     pub runtime: Option<OsString>,
 }
 
-/// Beginnings of the names of sanitizers' runtimes, GCC's and LLVM's.
+/// The beginnings of the names of sanitizers' runtime libraries, of GCC and LLVM.
 const RUNTIMES: [&str; 7] = [
     "libasan.so",
     "libtsan.so",
@@ -45,8 +45,8 @@ const RUNTIMES: [&str; 7] = [
     "libclang_rt.hwasan",
 ];
 
-/// Finds the command as execvp(3) would, and checks that it can be served. `new_privileges`:
-/// execve(2) may still grant privileges.
+/// Finds the command as execvp(3) would, and checks that usring can serve it. `new_privileges` says
+/// whether execve(2) may grant privileges to the program (no no_new_privs).
 pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure> {
     if command.is_empty() {
         return Err(Failure::with_status(STATUS_NOT_FOUND, "the program's name is empty"));
@@ -63,8 +63,8 @@ pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure
     Ok(Executable { path, needs_shell, runtime })
 }
 
-/// Searches PATH. A file that may not be executed does not end the search, but is the error if no
-/// other file is found.
+/// Searches the folders of PATH. A file that may not be executed does not end the search. If no
+/// other file is found, its error is returned.
 fn search(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
     let mut refusal = None;
     for folder in path.as_bytes().split(|byte| *byte == b':') {
@@ -97,13 +97,14 @@ fn executable_file(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Facts about the file that is started in the end, see [`Executable`].
+/// What [`check`] finds out about the file that the kernel starts in the end. [`Executable`]
+/// explains the fields.
 struct Started {
     needs_shell: bool,
     runtime: Option<OsString>,
 }
 
-/// Follows scripts to the ELF file that the kernel would start.
+/// Follows `#!` lines to the ELF file that the kernel would start, and checks each file on the way.
 fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<Started, Failure> {
     if new_privileges {
         check_privileges(path)?;
@@ -135,15 +136,15 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
     }
 }
 
-/// Returns the program that a `#!` line names.
+/// Returns the interpreter that a `#!` line names. `None` if `start` has no such line.
 fn interpreter(start: &[u8]) -> Option<OsString> {
     let line = start.strip_prefix(b"#!")?.split(|byte| *byte == b'\n').next()?.trim_ascii_start();
     let name = line.split(|byte| matches!(byte, b' ' | b'\t')).next()?;
     (!name.is_empty()).then(|| OsString::from_vec(name.to_vec()))
 }
 
-/// Refuses effective ids that differ from the real ones, because the kernel then sets AT_SECURE for
-/// every program.
+/// Fails if this process's effective ids differ from its real ones. The kernel then sets AT_SECURE
+/// for every program it executes, and their loaders ignore LD_PRELOAD.
 fn check_own_ids() -> Result<(), Failure> {
     use nix::unistd::{getegid, geteuid, getgid, getuid};
     if getuid() == geteuid() && getgid() == getegid() {
@@ -168,7 +169,7 @@ fn grants_capabilities(path: &Path) -> bool {
     size > 0 && !nix::unistd::geteuid().is_root()
 }
 
-/// Refuses a program that gains privileges, because its loader ignores LD_PRELOAD.
+/// Refuses a program to which execve(2) grants privileges, because its loader ignores LD_PRELOAD.
 fn check_privileges(path: &Path) -> Result<(), Failure> {
     if grants_capabilities(path) {
         return Err(Failure::new(format!(
@@ -191,7 +192,8 @@ fn check_privileges(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the sanitizer's runtime of an ELF file, if it has one, or why the file cannot be served.
+/// Checks an ELF file, and returns the sanitizer's runtime that it needs, if any. The error is why
+/// usring cannot serve the file.
 fn inspect(file: &File, path: &Path) -> Result<Option<OsString>, String> {
     let cache = ReadCache::new(file);
     match FileKind::parse(&cache) {
@@ -219,7 +221,7 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option
     let segments = header.program_headers(endian, data).map_err(damaged)?;
     match loader_of(segments, endian, data).map_err(damaged)? {
         Some(loader) if Path::new(&loader).exists() => {
-            // If the dynamic table is damaged, the loader reports it.
+            // A damaged dynamic table counts as "no runtime": the loader will report the damage.
             Ok(runtime_of(header, endian, data).unwrap_or_default())
         }
         Some(loader) => Err(format!("needs the loader {}, which is not there", loader.display())),
@@ -230,8 +232,8 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option
     }
 }
 
-/// Returns whether this is a whole shared object for our machine. A truncated file would lack what
-/// its dynamic segment points at.
+/// Returns whether the file is a complete shared object for x86-64. A truncated file fails, because
+/// its dynamic segment cannot be read.
 pub fn is_library(file: &File) -> bool {
     let cache = ReadCache::new(file);
     let inspect = || -> object::Result<bool> {
@@ -244,7 +246,7 @@ pub fn is_library(file: &File) -> bool {
     inspect().unwrap_or(false)
 }
 
-/// Returns the content of the ELF note with this name and type.
+/// Returns the content of the file's ELF note with this name and type. `None` if the file has none.
 pub fn note(file: &File, name: &[u8], kind: u32) -> Option<Vec<u8>> {
     let cache = ReadCache::new(file);
     let header = FileHeader64::<Endianness>::parse(&cache).ok()?;
@@ -260,8 +262,8 @@ pub fn note(file: &File, name: &[u8], kind: u32) -> Option<Vec<u8>> {
     None
 }
 
-/// Returns the first library that a program needs, if it is a sanitizer's runtime. Compilers link
-/// these first because they must be loaded first.
+/// Returns the first library that a program needs, if that is a sanitizer's runtime. Compilers link
+/// a runtime first because it must be loaded first.
 fn runtime_of<'data>(
     header: &FileHeader64<Endianness>,
     endian: Endianness,
@@ -274,7 +276,7 @@ fn runtime_of<'data>(
     Ok(is_one.then(|| OsStr::from_bytes(name).to_owned()))
 }
 
-/// Returns the loader that PT_INTERP names.
+/// Returns the loader that PT_INTERP names. `None` if the file has no loader.
 fn loader_of<'data>(
     segments: &[ProgramHeader64<Endianness>],
     endian: Endianness,
@@ -288,8 +290,8 @@ fn loader_of<'data>(
     Ok(None)
 }
 
-/// Returns whether this is the loader itself, started by hand with a program as its argument. It
-/// has no loader of its own, but honours LD_PRELOAD.
+/// Returns whether the file is the dynamic loader itself, which a user can run with a program as
+/// its argument. The loader needs no loader, but honours LD_PRELOAD.
 fn is_loader(path: &Path) -> bool {
     let name = path.canonicalize().ok().and_then(|path| path.file_name().map(OsStr::to_owned)).unwrap_or_default();
     let name = name.to_string_lossy();

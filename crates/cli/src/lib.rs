@@ -13,10 +13,11 @@
 //! - `doctor`: [`doctor`], with [`probe`] and [`swap_probe`].
 //! - `demo` and `bench`: [`demo`], [`bench`].
 //!
-//! `doctor`, `demo` and `bench` start [`child`]ren, as any user would. Every failure is a
-//! [`Failure`]: one sentence that says what to do, and the exit status that env(1) would have.
+//! `doctor`, `demo` and `bench` start [`child`] processes by the command line, as a user would.
+//! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
+//! env(1) would have.
 
-/// Prints a line on standard output, by [`print`].
+/// Prints a line on standard output. Exits if that fails (see [`print`]).
 macro_rules! tell {
     ($($text:tt)*) => {
         $crate::print(format_args!("{}\n", format_args!($($text)*)))
@@ -44,21 +45,21 @@ mod swap_probe;
 use clap::{Parser, Subcommand};
 use std::io::Write;
 
-/// Result of a subcommand: an exit status, or why it could not start.
+/// Result of a subcommand: an exit status, or why the subcommand failed.
 type Outcome = Result<u8, Failure>;
 
-/// One sentence for the user, and the exit status that goes with it.
+/// A sentence for the user, and the exit status that belongs to it.
 #[derive(Debug)]
 pub struct Failure {
     pub status: u8,
     pub sentence: String,
 }
 
-/// usring itself failed or refused. (These three numbers are env(1)'s.)
+/// Exit status if usring itself failed or refused. (These three numbers are those of env(1).)
 pub const STATUS_FAILED: u8 = 125;
-/// The program was found and cannot be executed.
+/// Exit status if the program was found but cannot be executed.
 pub const STATUS_NOT_EXECUTABLE: u8 = 126;
-/// The program was not found.
+/// Exit status if the program was not found.
 pub const STATUS_NOT_FOUND: u8 = 127;
 
 impl Failure {
@@ -71,7 +72,7 @@ impl Failure {
     }
 }
 
-/// Prints to standard output. If writing fails, as on a full disk, the process says so and exits.
+/// Prints to standard output. If that fails, for example on a full disk, reports it and exits.
 fn print(text: std::fmt::Arguments<'_>) {
     if let Err(error) = std::io::stdout().write_fmt(text).and_then(|()| std::io::stdout().flush()) {
         std::process::exit(cannot_print(&error).into());
@@ -97,8 +98,8 @@ Examples:
   usring demo
       See it happen; nothing needs to be installed.";
 
-/// io_uring in user space: runs programs that were written for the kernel's io_uring where the
-/// kernel's io_uring is blocked, absent or not what you want.
+/// io_uring in user space: runs programs that were written for the kernel's io_uring, also on
+/// systems where the kernel's io_uring is blocked or missing.
 #[derive(Parser)]
 #[command(name = "usring", version, after_help = EXAMPLES, max_term_width = 100, arg_required_else_help = true)]
 struct Arguments {
@@ -113,7 +114,7 @@ enum Command {
     Demo(demo::Options),
     Bench(bench::Options),
     Ctl(devices::ctl::Options),
-    /// Runs a program with io_uring denied and without usring.
+    /// Runs a program for which io_uring is denied and usring is not loaded.
     #[command(hide = true)]
     Denied(run::DeniedOptions),
     /// The program that `demo` runs.
@@ -138,7 +139,8 @@ pub fn main() -> u8 {
             usage_status(&error)
         }
     };
-    // Without Rust's own `main`, nothing else flushes standard output.
+    // Rust's start-up code would flush standard output at exit, but this executable does not use
+    // it.
     let _ = std::io::stdout().flush();
     status
 }
@@ -161,8 +163,8 @@ fn dispatch(command: Command) -> u8 {
     })
 }
 
-/// Returns the exit status of a wrong command line. `usring run` keeps to env(1)'s numbers, so that
-/// a script can tell them from the program's own.
+/// Returns the exit status for a wrong command line. For `usring run` it is env(1)'s number, so
+/// that a script can distinguish it from the program's own status.
 fn usage_status(error: &clap::Error) -> u8 {
     let runs = std::env::args_os().nth(1).is_some_and(|argument| argument == "run");
     match error.exit_code() {

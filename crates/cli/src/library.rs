@@ -16,8 +16,8 @@ const NOTE_KIND: u32 = 1;
 /// Identity of this executable's build.
 const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 
-/// Returns the absolute path of the library. A build tree or an archive has it in this executable's
-/// folder, an installed package in `../lib/usring`.
+/// Returns the absolute path of the library. In a build tree or an archive it is in this
+/// executable's folder, in an installed package in `../lib/usring`.
 pub fn find() -> Result<PathBuf, Failure> {
     let executable = std::env::current_exe().map_err(|error| {
         Failure::new(format!("cannot tell where this executable lies ({error}); is /proc mounted?"))
@@ -35,8 +35,8 @@ pub fn find() -> Result<PathBuf, Failure> {
     Ok(library)
 }
 
-/// Checks for everything that would keep the loader from loading the library. The loader would only
-/// warn, and run the program without it.
+/// Fails if anything would keep the loader from loading the library. The loader itself would only
+/// warn, and would run the program without usring.
 fn check(library: &Path) -> Result<(), Failure> {
     let unreadable = |error| Failure::new(format!("cannot read {} ({error})", library.display()));
     let file = std::fs::File::open(library).map_err(unreadable)?;
@@ -64,8 +64,8 @@ fn check(library: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a library of another build: it would misread the variables of this one, and let the
-/// program through to the kernel's io_uring.
+/// Refuses a library of another build. Such a library could misread the variables that this
+/// executable sets, and leave the program's io_uring calls to the kernel.
 fn check_identity(library: &Path, found: Option<&[u8]>) -> Result<(), Failure> {
     let library = library.display();
     match found {
@@ -82,8 +82,8 @@ fn check_identity(library: &Path, found: Option<&[u8]>) -> Result<(), Failure> {
     }
 }
 
-/// Returns a byte of the path at which the loader would split LD_PRELOAD (a blank or colon), or
-/// `$`, which begins a token in it.
+/// Returns the first byte of the path that has a meaning in LD_PRELOAD: a blank or colon, at which
+/// the loader would split the list, or `$`, which begins a token. `None` if there is none.
 fn separator_in(path: &OsStr) -> Option<u8> {
     path.as_bytes().iter().copied().find(|byte| matches!(byte, b' ' | b':' | b'\t' | b'\n' | b'$'))
 }

@@ -1,13 +1,13 @@
-//! The limit of open files that rings need.
+//! Checks the limit of open files, because rings get high descriptors.
 
 use nix::sys::resource::{Resource, getrlimit};
 use usring_sys::descriptor::RESERVED_BASE;
 
-/// Descriptors from the base on that a program with one ring needs.
+/// Descriptors that a program with one ring needs from `RESERVED_BASE` on.
 const DESCRIPTORS_OF_RING: u64 = 8;
 
-/// Returns advice if the hard limit of open files leaves no room for rings. (A process of the run
-/// raises the soft limit by itself.)
+/// Returns advice for the user if the hard limit of open files leaves no room for rings, otherwise
+/// `None`. Only the hard limit matters, because a process of the run raises its soft limit itself.
 pub fn too_low() -> Option<String> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     let raise = "raise the limit of open files (ulimit -Hn, docker run --ulimit nofile=1024)";

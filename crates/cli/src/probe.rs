@@ -1,6 +1,6 @@
-//! The program behind `usring doctor`: an ordinary io_uring program that reports whether a ring
-//! works and what a call costs. It does not know of usring, except that it checks whether its own
-//! code was rewritten.
+//! The program that `usring doctor` runs: an ordinary io_uring program that reports whether a ring
+//! works and what a call costs. Its only code for usring checks whether one of its call sites was
+//! rewritten.
 
 use io_uring::{IoUring, opcode};
 use nix::libc;
@@ -13,21 +13,22 @@ use std::time::Instant;
 
 const ROUNDS: usize = 15;
 const CALLS: u32 = 2000;
-/// The bytes of `mov $426, %eax` and `syscall`, as [`enter_inline`] has them.
+/// The instructions `mov $426, %eax` and `syscall`, as [`enter_inline`] contains them.
 const ORIGINAL_SITE: [u8; 7] = [0xb8, 0xaa, 0x01, 0x00, 0x00, 0x0f, 0x05];
 
 /// The figures that the probe prints.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Findings {
-    /// Median nanoseconds of an empty io_uring_enter by an instruction in the program.
+    /// Median time of an io_uring_enter without work, called by a `syscall` instruction of the
+    /// program, in nanoseconds.
     pub inline: f64,
-    /// Median nanoseconds of an empty io_uring_enter by libc's `syscall()`.
+    /// Median time of an io_uring_enter without work, called by libc's `syscall()`, in nanoseconds.
     pub libc: f64,
-    /// Whether the instruction was rewritten.
+    /// Whether usring has rewritten the program's `syscall` instruction.
     pub patched: bool,
 }
 
-/// The probe's output, as one line of JSON: its findings, or the errno if there is no ring.
+/// The probe's output, as one line of JSON: its findings, or the errno if no ring could be made.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum ProbeResult {
     Works(Findings),
@@ -54,7 +55,8 @@ fn probe() -> std::io::Result<Findings> {
     Ok(Findings { inline, libc: median(|| enter_by_libc(number)), patched: is_rewritten(site) })
 }
 
-/// Submits one request and takes its completion, because a descriptor alone does not prove a ring.
+/// Submits a NOP and takes its completion, because a descriptor alone does not prove that a ring
+/// works.
 fn submit_nop(ring: &mut IoUring) -> std::io::Result<()> {
     const MARK: u64 = 0x5eed;
     let nop = opcode::Nop::new().build().user_data(MARK);
@@ -68,7 +70,7 @@ fn submit_nop(ring: &mut IoUring) -> std::io::Result<()> {
     }
 }
 
-/// Returns the median of several rounds, in nanoseconds per call.
+/// Measures several rounds of calls, and returns the median in nanoseconds per call.
 fn median<T>(call: impl Fn() -> T) -> f64 {
     let mut rounds: Vec<f64> = (0..ROUNDS)
         .map(|_| {
@@ -83,17 +85,17 @@ fn median<T>(call: impl Fn() -> T) -> f64 {
     rounds[ROUNDS / 2]
 }
 
-/// Returns whether the call site differs from what the compiler made of it. It is read through
-/// /proc, which the compiler cannot optimise. A site that cannot be read so cannot have been
-/// written to, either.
+/// Returns whether the code at `site` differs from what the compiler has made. The code is read
+/// through /proc/self/mem, because the compiler could optimise a direct read away. If that read
+/// fails, the answer is `false`: usring cannot have rewritten the code either.
 fn is_rewritten(site: u64) -> bool {
     let mut bytes = ORIGINAL_SITE;
     let read = File::open("/proc/self/mem").and_then(|memory| memory.read_exact_at(&mut bytes, site));
     read.is_ok() && bytes != ORIGINAL_SITE
 }
 
-/// Calls `io_uring_enter(number, 0, 0, 0, NULL, 0)` by an inline instruction, as liburing does.
-/// Returns the address of the call site.
+/// Calls `io_uring_enter(number, 0, 0, 0, NULL, 0)` by an inline `syscall` instruction, as liburing
+/// does. Returns the address of the call site.
 #[inline(never)]
 fn enter_inline(number: i32) -> u64 {
     let site: u64;

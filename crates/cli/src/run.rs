@@ -1,7 +1,8 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats`, `--device`, and swap on a back end, this process becomes the program and
-//! keeps its process id. With one of them it stays beside the program, see [`super::supervise`].
+//! Without `--stats`, `--device`, and swap on a back end, this process executes the program in its
+//! place, so that the program has its process id. Otherwise it stays as the program's parent, see
+//! [`super::supervise`].
 
 use super::devices::{self, Connected, Devices};
 use super::environment::Environment;
@@ -38,10 +39,10 @@ Nothing needs root: this works as nobody, under no_new_privs and inside Docker's
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Close the kernel's io_uring: its calls answer EPERM, as under Docker's default profile.
+    /// Deny the kernel's io_uring: its calls answer EPERM, as under Docker's default profile.
     ///
-    /// Use it to be sure that usring answers everything, because nothing can fall through to the
-    /// kernel. It holds for the program and everything that it starts.
+    /// Use this option to be sure that usring answers every io_uring call: no call can reach the
+    /// kernel. It holds for the program and for every program that it starts.
     #[arg(long)]
     pub deny_kernel: bool,
 
@@ -53,10 +54,10 @@ pub struct Options {
     #[arg(long)]
     pub stats: bool,
 
-    /// Leave the program's code as it is: every call goes through the trap.
+    /// Do not rewrite the program's code: every call goes through the trap.
     ///
-    /// A call then costs about 2 µs instead of some 20 ns. Use it for programs that check their own
-    /// code, and to find out whether a problem comes from rewriting.
+    /// A call then costs about 2 µs instead of some 20 ns. Use this option for programs that check
+    /// their own code, and to find out whether a problem comes from the rewriting.
     #[arg(long)]
     pub no_patch: bool,
 
@@ -66,57 +67,59 @@ pub struct Options {
     /// may be repeated.
     ///
     /// SPEC is null:size=1T,latency=10us, or ram:size=1G, or file:path=FILE, or
-    /// vhost-user:socket=PATH. It may stand in delay(SPEC,read=80us) or error(SPEC,eio=1%), and may
-    /// end with ,poll=POLICY (`usring ctl --help` lists the policies; the default is classic).
+    /// vhost-user:socket=PATH. delay(SPEC,read=80us) makes a device slower, and error(SPEC,eio=1%)
+    /// makes some requests fail. ,poll=POLICY at the end of SPEC says how threads wait for
+    /// completions (`usring ctl --help` lists the policies; the default is classic).
     #[arg(long = "device", value_name = "PATH=SPEC", value_parser = devices::parse)]
     pub devices: Vec<devices::DeviceOption>,
 
     /// Let polled rings (IOPOLL) wait for interrupts on devices with poll=interrupt.
     ///
-    /// Without this option their requests on such a device get EOPNOTSUPP.
+    /// Without this option, requests of a polled ring on such a device fail with EOPNOTSUPP.
     #[arg(long)]
     pub iopoll_fallback: bool,
 
     /// Keep at most `limit` of the program's large anonymous memory resident, and the rest in SPEC.
     ///
-    /// This needs neither privileges nor swap of the system's: the thread that touches a page that
-    /// is out reads it back itself.
+    /// This needs neither privileges nor the system's swap space. A thread that touches an evicted
+    /// page reads the page back itself.
     ///
-    /// SPEC is file:path=FILE, ram:size=1G, or another device as for --device. It must be as large
-    /// as the memory that may have to go there. A file must exist, and must be all zeroes or hold
-    /// swapped memory of an earlier run; ,overwrite=on in SPEC takes any other file, too.
+    /// SPEC is file:path=FILE, ram:size=1G, or another device as for --device. It must have room
+    /// for all memory that may be evicted. A file must exist, and must be all zeroes or hold the
+    /// swapped memory of an earlier run. With ,overwrite=on in SPEC, any file may be used.
     ///
-    /// Memory that is mapped `min` bytes or more at a time is swapped (default 1M), malloc's large
-    /// blocks among it. `limit` is per process. --stats counts the pages.
+    /// usring swaps memory that the program maps in pieces of at least `min` bytes (default 1M),
+    /// which includes malloc's large blocks. `limit` holds for each process. --stats counts the
+    /// pages.
     ///
-    /// `usring doctor` lists the mechanisms and their costs. The first that works is taken, unless
-    /// mechanism= names one.
+    /// `usring doctor` lists the mechanisms and their costs. Without mechanism=, usring takes the
+    /// first one that works.
     #[arg(long = "swap", value_name = "SPEC,limit=SIZE[,min=SIZE][,mechanism=NAME]", value_parser = swap::parse)]
     pub swap: Option<SwapOption>,
 
-    /// Have io_getevents of libaio poll for events instead of sleeping.
+    /// Let io_getevents of libaio poll for events instead of sleeping.
     ///
-    /// This holds for devices of the run and for files open with O_DIRECT, while no request in
-    /// flight has an eventfd. Programs on libaio then gain from polling without a change. It costs
-    /// processor time.
+    /// This works for devices of the run and for files open with O_DIRECT, while no request in
+    /// flight has an eventfd. Unchanged libaio programs then get their events sooner, at the cost
+    /// of processor time.
     #[arg(long)]
     pub aio_poll: bool,
 
-    /// Poll for a lone transfer that is expected to take no longer than SPAN.
+    /// Poll for the completion of a single transfer if it is expected within SPAN.
     ///
     /// A thread that waits in io_uring_enter for a single transfer of a file open with O_DIRECT
-    /// then looks for its completion instead of sleeping. SPAN is a number with ns, us, ms or s.
-    /// The default is about the cost of a wake-up. A longer span also saves the wake-up on slower
-    /// disks, and costs up to a whole processor. 0us: always sleep.
+    /// then polls instead of sleeping. SPAN is a number with ns, us, ms or s. The default is about
+    /// the cost of a wake-up. A longer span saves the wake-up on slower disks, too, but may use up
+    /// to a whole processor. With 0us the thread always sleeps.
     #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "15us")]
     pub spin: u64,
 
-    /// The program, looked up in PATH, and its arguments.
+    /// The program, which is searched in PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub command: Vec<OsString>,
 }
 
-/// Arguments of the hidden `denied`.
+/// Arguments of the hidden subcommand `denied`.
 #[derive(clap::Args)]
 pub struct DeniedOptions {
     #[arg(required = true, trailing_var_arg = true)]
@@ -136,14 +139,14 @@ fn parse_span(text: &str) -> Result<u64, String> {
     usring_device::span::parse(text).ok_or_else(|| "a span is a number with ns, us, ms or s".into())
 }
 
-/// Runs the subcommand. If this process is to become the program, it returns only on failure.
+/// Runs the subcommand. If this process executes the program in its place, returns only on failure.
 pub fn run(options: &Options) -> Outcome {
     let (executable, mut environment) = prepare(options)?;
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
-    // This comes before signals are blocked, because some mechanisms are tried by the signals that
-    // they raise.
+    // This must precede the blocking of signals, because the check of some mechanisms raises
+    // signals.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
     if let (Some(swap), false) = (&options.swap, options.stats) {
         environment.swap(&swap.text(None));
@@ -153,8 +156,8 @@ pub fn run(options: &Options) -> Outcome {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
-    // Signals are still open, so that an interrupt ends the wait for a back end that does not
-    // answer.
+    // Signals are not blocked yet, so that the user can interrupt the wait for a back end that does
+    // not answer.
     let back_ends = BackEnds::connect(options, checked.as_ref().filter(|_| is_remote))?;
     let supervisor = Supervisor::begin()?;
     let devices = devices_of(options, back_ends, &mut environment)?;
@@ -172,8 +175,8 @@ pub fn run(options: &Options) -> Outcome {
     }
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
     let ended = supervisor.run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
-    // The devices go first: a closed standard error, or the signal by which the program ended, may
-    // end this process below.
+    // Removes the placeholders before anything below can end this process. Both a closed standard
+    // error and the signal by which the program ended could do so.
     drop(devices);
     let was_served = probe.read().is_ok();
     if let (false, Ended::Exited(0)) = (was_served, &ended) {
@@ -188,8 +191,8 @@ pub fn run(options: &Options) -> Outcome {
     Ok(ended.mirror())
 }
 
-/// Refuses a program that cannot be served, as far as that can be seen from outside. Returns the
-/// program's file and its environment.
+/// Fails if usring cannot serve the program, as far as that shows before the program runs. Returns
+/// the program's file and its environment.
 fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     let library = library::find()?;
     if let Some(sentence) = limits::too_low() {
@@ -213,7 +216,7 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     Ok((executable, environment))
 }
 
-/// Connections to processes that serve devices and swapped memory.
+/// Connections to the processes that serve devices and swapped memory.
 struct BackEnds {
     devices: Vec<Connected>,
     swap: Option<VhostUser>,
@@ -230,8 +233,8 @@ impl BackEnds {
     }
 }
 
-/// Makes the devices and the back end for swapped memory, for which the program's processes will
-/// ask. `None` if the run has neither.
+/// Makes the run's devices, and passes the path of their socket to the program's processes. Returns
+/// `None` if the run has neither devices nor a back end for swapped memory.
 fn devices_of(
     options: &Options,
     back_ends: BackEnds,
@@ -252,7 +255,7 @@ fn devices_of(
     Ok(Some(devices))
 }
 
-/// Runs the hidden subcommand: a program to which io_uring is denied.
+/// Runs the hidden subcommand `denied`: executes a program for which io_uring is denied.
 pub fn denied(options: &DeniedOptions) -> Outcome {
     let executable = executable::find(&options.command[0], false)?;
     let launch = Launch::new(&options.command, executable, Environment::inherited(), true)?;
@@ -261,8 +264,8 @@ pub fn denied(options: &DeniedOptions) -> Outcome {
 
 fn report(statistics: &StatisticsFile, was_served: bool) {
     let mut errors = std::io::stderr();
-    // From here on nothing may change the program's exit status, so an error on standard error is
-    // ignored.
+    // The program's exit status must not change any more, so errors of writing to standard error
+    // are ignored.
     let _ = match statistics.read() {
         Ok(snapshot) if !was_served && !snapshot.was_used() => {
             writeln!(errors, "usring: the program ended before libusring.so had been loaded")
@@ -300,7 +303,7 @@ impl Launch {
         })
     }
 
-    /// Becomes the program.
+    /// Executes the program in place of this process. Returns only on failure.
     pub fn execute(&self) -> Result<Infallible, Failure> {
         if self.deny_kernel {
             deny::install()?;

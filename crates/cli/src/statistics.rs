@@ -1,5 +1,5 @@
-//! The launcher's side of the statistics: the file in which the program's processes count, and the
-//! table that is printed at the end.
+//! The launcher's side of `--stats`: the file in which the program's processes count, and the table
+//! that the launcher prints at the end.
 
 use super::Failure;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -12,8 +12,8 @@ use std::os::unix::fs::FileExt;
 use usring_engine::statistics::{BLOCKS, Block, COLUMNS, Column, Header, MAGIC, OPCODES, SIZE, Statistics, VERSION};
 use usring_uapi::opcode;
 
-/// A file in memory, which ends with its last user. The launcher reads and writes it and does not
-/// map it, so it needs no shared words.
+/// A memory file (memfd), which disappears with its last user. The program's processes map it. The
+/// launcher reads and writes it without a mapping.
 pub struct StatisticsFile(File);
 
 impl StatisticsFile {
@@ -23,7 +23,8 @@ impl StatisticsFile {
             file.set_len(SIZE as u64)?;
             write_word(&file, offset_of!(Header, version), VERSION)?;
             write_word(&file, offset_of!(Header, block_count), BLOCKS as u64)?;
-            // Written last: a process that sees the magic number sees the other words, too.
+            // The magic number is written last, so that a process that sees it sees the other
+            // words, too.
             write_word(&file, offset_of!(Header, magic), MAGIC)?;
             Ok(file)
         };
@@ -32,13 +33,13 @@ impl StatisticsFile {
         })
     }
 
-    /// Returns the path by which the program's processes open the file, so that they need not
+    /// Returns a path in /proc by which the program's processes open the file. So they need not
     /// inherit a descriptor.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns what has been counted so far.
+    /// Returns the counts so far.
     pub fn read(&self) -> io::Result<Snapshot> {
         let header = offset_of!(Statistics, header);
         let mut snapshot = Snapshot {
@@ -88,12 +89,12 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Returns whether a process of the run has loaded the library.
+    /// Returns whether the library was loaded in a process of the run.
     pub fn was_used(&self) -> bool {
         self.processes != 0 || self.rings != 0
     }
 
-    /// Returns the rows with a count above 0, and their sum if there are several.
+    /// Returns a line for each opcode with a count above 0 and, if there are several, their sum.
     fn lines(&self) -> Vec<(&'static str, [u64; COLUMNS])> {
         let counted = self.rows.iter().enumerate().filter(|(_, row)| row.iter().any(|count| *count != 0));
         let mut lines: Vec<_> = counted.map(|(opcode, row)| (opcode_name(opcode), *row)).collect();
@@ -184,7 +185,8 @@ mod tests {
         add(offset_of!(Statistics, totals) + write_row, 5);
         add(offset_of!(Statistics, owners) + 8, 4711);
         add(offset_of!(Statistics, blocks) + size_of::<Block>() + write_row, 20);
-        // A block without an owner: its counts were added to the totals already.
+        // This block has no owner, because its ring was closed and its counts were added to the
+        // totals.
         add(offset_of!(Statistics, blocks) + 2 * size_of::<Block>() + write_row, 100);
         let snapshot = file.read().unwrap();
         assert_eq!(snapshot.rings, 3);

@@ -1,5 +1,5 @@
-//! Checks the files in which devices and swapped memory lie: each has one user, and only the user
-//! may read a file with pages of the program's memory.
+//! Checks the files that hold devices and swapped memory. Each file must have a single use, and no
+//! other user should have access to pages of the program's memory.
 
 use super::Failure;
 use super::devices::DeviceOption;
@@ -9,11 +9,12 @@ use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use usring_device::Spec;
 
-/// Options by which a device names a file or a socket.
+/// Options of a SPEC that name a file or a socket.
 const PATHS: [&str; 2] = ["path", "socket"];
 
-/// Refuses two devices, or a device and swapped memory, in one file: each would overwrite the
-/// other's blocks. Two links to a file count as one file, and so do two nodes of a block device.
+/// Fails if two devices, or a device and swapped memory, use one file, because each would overwrite
+/// the other's blocks. Two links to a file count as one file, and two nodes of a block device as
+/// one device.
 pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Result<(), Failure> {
     let of_devices = devices.iter().map(|option| (option.name(), option.spec()));
     let of_swap = swap.map(|option| ("--swap".to_owned(), option.spec()));
@@ -30,13 +31,13 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
     Ok(())
 }
 
-/// Identity of a file: whether it is a block device, and the device's number; otherwise the numbers
-/// of its file system and its inode.
+/// Identity of a file. For a block device: `true`, the device's number, and 0. For other files:
+/// `false` and the numbers of the file system and the inode.
 type Identity = (bool, u64, u64);
 
 fn identity(spec: &Spec) -> Option<(&str, Identity)> {
     let path = PATHS.iter().find_map(|name| spec.device().text(name))?;
-    // A missing file is reported when it is opened.
+    // A missing file has no identity here. Opening the device will report it.
     let found = std::fs::metadata(path).ok()?;
     Some((path, if is_block(&found) { (true, found.rdev(), 0) } else { (false, found.dev(), found.ino()) }))
 }
@@ -45,13 +46,13 @@ fn is_block(found: &Metadata) -> bool {
     found.file_type().is_block_device()
 }
 
-/// Warns on standard error, in the words of swapon(8), of modes and owners that let other users
-/// read or change pages of the program's memory.
+/// Warns on standard error if the mode or the owner of swap's file lets other users read or change
+/// pages of the program's memory. The wording is that of swapon(8).
 pub fn warn_of_modes(swap: &SwapOption) {
     let Some(path) = swap.spec().device().text("path") else { return };
     let Ok(found) = std::fs::metadata(path) else { return };
     let mode = found.mode() & 0o7777;
-    // The group of a disk may have access to it.
+    // A block device may be accessible to its group.
     let (open, suggested) = if is_block(&found) { (0o007, 0o660) } else { (0o077, 0o600) };
     let mut errors = std::io::stderr();
     if mode & open != 0 {

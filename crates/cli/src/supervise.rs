@@ -1,5 +1,5 @@
-//! Stays beside a program: passes signals on, stops and continues with it, and ends as it ended. To
-//! the launcher's parent, the launcher looks like the program.
+//! Runs a program as a child and makes the launcher look like the program to its parent. The
+//! launcher passes signals on, stops and continues with the program, and ends as the program ended.
 
 use super::run::Launch;
 use super::{Failure, STATUS_FAILED};
@@ -16,9 +16,9 @@ pub enum Ended {
     Killed(i32),
 }
 
-/// Receives this process's signals by a descriptor.
+/// Blocks this process's signals and receives them by a signalfd.
 pub struct Supervisor {
-    /// Signal mask of this process at its start, which the program gets.
+    /// Signal mask of this process at its start. The program starts with this mask.
     program_mask: SigSet,
     program_sigchld: SigAction,
     signals: SignalFd,
@@ -29,8 +29,8 @@ fn failed(error: nix::errno::Errno) -> Failure {
 }
 
 impl Supervisor {
-    /// Blocks all signals. Must be called before any thread is made, so that each thread blocks
-    /// them, and before the fork, so that no signal is lost between the two processes.
+    /// Blocks all signals. Must be called before any thread is made, so that each thread inherits
+    /// the mask, and before the fork, so that no signal is lost in between.
     pub fn begin() -> Result<Supervisor, Failure> {
         let program_mask = SigSet::all().thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_SETMASK).map_err(failed)?;
         let program_sigchld = reset(Signal::SIGCHLD).map_err(failed)?;
@@ -39,7 +39,7 @@ impl Supervisor {
         Ok(Supervisor { program_mask, program_sigchld, signals })
     }
 
-    /// Runs the program to its end. Calls `started` here when the program has been forked.
+    /// Runs the program to its end. Calls `started` in this process right after the fork.
     pub fn run(&self, launch: &Launch, started: impl FnOnce() -> Result<(), Failure>) -> Result<Ended, Failure> {
         let launcher = getpid();
         // SAFETY: the child only makes system calls and allocates. libc's fork makes allocating
@@ -57,9 +57,9 @@ impl Supervisor {
     }
 }
 
-/// In the child: has the kernel kill it when the launcher dies, even by SIGKILL, because its
-/// devices and its signals need the launcher. If the launcher died before this call, the child has
-/// another parent and exits.
+/// Runs in the child. Has the kernel kill the child when the launcher dies, even by SIGKILL,
+/// because the program needs the launcher for its devices and signals. If the launcher died before
+/// this call, the child has another parent, and exits here.
 fn die_with(launcher: Pid) {
     let armed = set_pdeathsig(Signal::SIGKILL);
     if armed.is_ok() && getppid() != launcher {
@@ -67,10 +67,11 @@ fn die_with(launcher: Pid) {
     }
 }
 
-/// In the child: restores signals as the launcher found them, and becomes the program.
+/// Runs in the child. Restores the signal mask and SIGCHLD's action from before the launcher
+/// changed them, and executes the program.
 fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
-    // SAFETY: `sigchld` is the action that the launcher found: SIG_DFL or SIG_IGN, because no
-    // handler survives execve.
+    // SAFETY: `sigchld` is the action that the launcher found at its start. It is SIG_DFL or
+    // SIG_IGN, because no handler survives execve.
     let _ = unsafe { sigaction(Signal::SIGCHLD, sigchld) };
     let _ = mask.thread_set_mask();
     let Err(failure) = launch.execute();
@@ -78,7 +79,7 @@ fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
     std::process::exit(failure.status.into());
 }
 
-/// Sets a signal to its default action and returns the action before.
+/// Sets a signal's default action, and returns the previous action.
 fn reset(signal: Signal) -> nix::Result<SigAction> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
     // SAFETY: no handler is installed.
@@ -97,19 +98,20 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
                 return Ok(ended);
             }
         } else if signal.ssi_code != libc::SI_KERNEL {
-            // A signal from the kernel, as by a terminal (interrupt, hang-up), goes to the whole
-            // process group: the program has it already.
+            // The kernel sends a terminal's signals (interrupt, hang-up) to the whole process
+            // group, so the program has this one already.
             send(program, signal.ssi_signo as i32);
         }
     }
 }
 
-/// Handles what SIGCHLD reports. One SIGCHLD may stand for several changes.
+/// Reaps or stops as the program's state has changed. Returns how the program ended, or `None` if
+/// it goes on. One SIGCHLD may stand for several changes of state, so this function loops.
 fn look_after(program: Pid) -> Option<Ended> {
     loop {
         let mut status = 0;
-        // SAFETY: waitpid may write to `status`. The program is a child of this process and has not
-        // been reaped. (nix's waitpid does not know realtime signals.)
+        // SAFETY: waitpid may write to `status`. The program is a child of this process and was not
+        // reaped. (nix's waitpid does not support realtime signals.)
         let answer = unsafe { libc::waitpid(program.as_raw(), &mut status, libc::WUNTRACED | libc::WNOHANG) };
         if answer <= 0 {
             return None;
@@ -120,20 +122,21 @@ fn look_after(program: Pid) -> Option<Ended> {
         if libc::WIFSIGNALED(status) {
             return Some(Ended::Killed(libc::WTERMSIG(status)));
         }
-        // The program was stopped, so the launcher stops, too. The SIGCONT that continues it stays
-        // pending in the signalfd, and is then passed on.
+        // The program has stopped, so the launcher stops itself, too. When SIGCONT continues the
+        // launcher, the signal also stays readable in the signalfd, and `wait` passes it on.
         let _ = raise(Signal::SIGSTOP);
     }
 }
 
 fn send(program: Pid, signal: i32) {
-    // SAFETY: kill(2) touches no memory. The program is not reaped yet, so the id is still its own.
-    // (nix's kill does not know realtime signals.)
+    // SAFETY: kill(2) accesses no memory. The program was not reaped, so its process id cannot
+    // belong to another process. (nix's kill does not support realtime signals.)
     unsafe { libc::kill(program.as_raw(), signal) };
 }
 
 impl Ended {
-    /// Ends as the program did. Returns only if the program exited by itself.
+    /// Ends this process by the signal that ended the program. If the program exited instead,
+    /// returns its exit status.
     pub fn mirror(self) -> u8 {
         match self {
             Ended::Exited(status) => status,
@@ -143,14 +146,14 @@ impl Ended {
 }
 
 fn die_by(signal: i32) -> u8 {
-    // Only the program dumps core.
+    // Only the program should dump core.
     let _ = setrlimit(Resource::RLIMIT_CORE, 0, 0);
     if let Ok(named) = Signal::try_from(signal) {
         let _ = reset(named);
     }
     let _ = SigSet::empty().thread_set_mask();
-    // SAFETY: raise(3) touches no memory. The default action of a signal that has just killed a
-    // process is to kill.
+    // SAFETY: raise(3) accesses no memory. The signal has just killed a process by its default
+    // action, so it ends this process, too.
     unsafe { libc::raise(signal) };
     u8::try_from(128 + signal).unwrap_or(STATUS_FAILED)
 }

@@ -1,5 +1,5 @@
-//! `usring run --swap SPEC,limit=SIZE`: the text that passes the option to the program's processes,
-//! and the report of what they counted. Each process opens the backing store itself
+//! `usring run --swap SPEC,limit=SIZE`: checks the option, makes the text that passes it to the
+//! program's processes, and reports their counts. Each process opens the backing store itself
 //! (`usring_swap::mappings`).
 
 use super::Failure;
@@ -18,10 +18,10 @@ use usring_swap::{LEAST_QUEUES, Mechanism, Refusal, backing};
 use usring_sys::Errno;
 use usring_vhost_user::VhostUser;
 
-/// Errno of writing to the kernel's swap space.
+/// The errno of opening the kernel's swap space for writing.
 const ETXTBSY: Errno = Errno::new(26);
 
-/// Least size of a mapping that is swapped, unless `min=` has another, in bytes.
+/// Default of `min=`: the least size of a mapping that is swapped, in bytes.
 const MINIMUM: usize = 1 << 20;
 
 /// The value of `--swap`.
@@ -33,14 +33,14 @@ pub struct SwapOption {
     mechanism: Option<Mechanism>,
 }
 
-/// Results of the checks before the program starts.
+/// Results of the checks that precede the program's start.
 pub struct Checked {
     mechanism: Mechanism,
-    /// Another process serves the store, so the launcher stays to keep the connection.
+    /// Whether another process serves the store. Then the launcher stays to keep the connection.
     pub is_remote: bool,
 }
 
-/// Parses the option. An error is one sentence.
+/// Parses the option's value. The error is one sentence for the user.
 pub fn parse(text: &str) -> Result<SwapOption, String> {
     let (mut limit, mut minimum, mut mechanism) = (None, None, None);
     let mut rest = Vec::new();
@@ -59,7 +59,7 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
     Ok(SwapOption { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
 }
 
-/// Splits the text at commas, except those in parentheses and those behind a backslash.
+/// Splits the text at commas, except commas in parentheses and those that follow a backslash.
 fn parts(text: &str) -> Vec<&str> {
     let (mut parts, mut start, mut depth, mut is_escaped) = (Vec::new(), 0, 0, false);
     for (at, character) in text.char_indices() {
@@ -105,8 +105,8 @@ impl SwapOption {
         &self.spec
     }
 
-    /// Tries what each process will do: whether the backing store can be opened, and whether the
-    /// mechanism works.
+    /// Checks in advance what each process of the run will do: opening the backing store and using
+    /// the mechanism.
     pub fn check(&self) -> Result<Checked, Failure> {
         let checked =
             Checked { mechanism: self.works()?, is_remote: vhost_user::Options::of(self.spec.device()).is_some() };
@@ -116,7 +116,7 @@ impl SwapOption {
         Ok(checked)
     }
 
-    /// Connects to the back end of the store, if it has one.
+    /// Connects to the store's back end. Returns `None` if the store has none.
     pub fn connect(&self, checked: &Checked) -> Result<Option<VhostUser>, Failure> {
         let Some(options) = vhost_user::Options::of(self.spec.device()) else { return Ok(None) };
         let back_end = connect(&options, "swap".into())?;
@@ -149,7 +149,7 @@ impl SwapOption {
         Ok(())
     }
 
-    /// Returns the mechanism that a process will have.
+    /// Returns the mechanism that the processes will use. Fails if it does not work here.
     fn works(&self) -> Result<Mechanism, Failure> {
         let Some(mechanism) = self.mechanism else {
             let works = Mechanism::BY_ITSELF.into_iter().find(|kind| usring_swap::probe(*kind).is_ok());
@@ -188,7 +188,7 @@ impl SwapOption {
         })
     }
 
-    /// Returns the text of the option for the library.
+    /// Returns the option as text for the library (`USRING_SWAP`).
     pub fn text(&self, statistics: Option<&CountedFile>) -> String {
         let mechanism = self.mechanism.map_or("-", Mechanism::name);
         let path = statistics.map_or("-".into(), CountedFile::path);
@@ -196,7 +196,7 @@ impl SwapOption {
     }
 }
 
-/// A file in memory in which the processes count.
+/// A memory file (memfd) in which the program's processes count.
 pub struct CountedFile(File);
 
 impl CountedFile {
@@ -216,7 +216,7 @@ impl CountedFile {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Returns what has been counted so far: a line for each process that had swapped memory.
+    /// Returns the counts so far: a line for each process that had swapped memory.
     pub fn read(&self) -> io::Result<Report> {
         let mut bytes = vec![0; run::SIZE];
         self.0.read_exact_at(&mut bytes, 0)?;
@@ -226,7 +226,7 @@ impl CountedFile {
     }
 }
 
-/// The counters of a run's processes.
+/// The counters of the processes of a run, one entry per process.
 pub struct Report(Vec<run::Sums>);
 
 impl fmt::Display for Report {

@@ -1,5 +1,5 @@
-//! The program behind `usring doctor`'s lines on swap: tests whether a mechanism brings pages back
-//! on this machine, and how long that takes.
+//! The program that `usring doctor` runs for its lines on swap. It tests whether a mechanism brings
+//! pages back on this machine, and measures how long that takes.
 
 use super::child::System;
 use super::{Failure, Outcome, child};
@@ -20,18 +20,18 @@ pub struct Options {
 /// The probe's output, as one line of JSON.
 #[derive(Debug, Deserialize, Serialize)]
 enum ProbeResult {
-    /// Median nanoseconds of touching a page that is out, with a device in memory.
+    /// Median time of touching an evicted page whose backing is a device in memory, in nanoseconds.
     Works(u64),
-    /// The error's number.
+    /// The errno of the failure.
     Fails(i32),
 }
 
-/// Given in place of a mechanism: act as a program under `usring run --swap`.
+/// Stands in place of a mechanism's name: measure ordinary memory, under `usring run --swap`.
 const PROGRAM: &str = "program";
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const MIB: usize = 1 << 20;
-/// Number of swap-ins that are measured.
+/// Number of page faults that are measured.
 const SAMPLES: usize = 1001;
 
 /// Runs the hidden subcommand.
@@ -50,7 +50,7 @@ pub fn run(options: &Options) -> Outcome {
     Ok(0)
 }
 
-/// Makes a region whose pages go to memory.
+/// Makes a region whose evicted pages go to memory: `store` is a SPEC such as `ram:size=65M`.
 pub fn region_in_memory(builder: Builder, store: &str) -> std::io::Result<SwapRegion> {
     user_memory::install_fault_handler();
     let builder = builder.backing(store).map_err(|error| std::io::Error::other(error.to_string()))?;
@@ -60,8 +60,8 @@ pub fn region_in_memory(builder: Builder, store: &str) -> std::io::Result<SwapRe
     })
 }
 
-/// Touches pages all over a region until enough of them were out. Checks that each page holds what
-/// was written to it. Returns the median in nanoseconds.
+/// Touches pages of a region until [`SAMPLES`] of them had to be read back, and returns the median
+/// time in nanoseconds. Checks that each page holds what was written to it.
 fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
     let builder = SwapRegion::builder().size(64 * MIB).limit(16 * MIB).readahead(0).mechanism(mechanism);
     let mut region = region_in_memory(builder, "ram:size=65M")?;
@@ -74,8 +74,8 @@ fn measure(mechanism: Mechanism) -> std::io::Result<u64> {
     visit(region.as_slice(), page, || before.replace(count()) != before.get())
 }
 
-/// Touches pages far from one another, and returns the median time of those for which `counts` is
-/// true.
+/// Touches pages far from one another until `counts` was `true` for [`SAMPLES`] of them, and
+/// returns the median time of these. Fails with EBADMSG if a page holds wrong content.
 fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Result<u64> {
     let count = memory.len() / page;
     let mut times = Vec::new();
@@ -97,7 +97,8 @@ fn visit(memory: &[u8], page: usize, counts: impl Fn() -> bool) -> std::io::Resu
     Ok(times[SAMPLES / 2])
 }
 
-/// Measures memory that is mapped as any program maps it, under `usring run --swap`.
+/// Measures touching ordinary memory of a program that runs under `usring run --swap`. Fails with
+/// EOPNOTSUPP if the memory is not swapped.
 fn measure_program() -> std::io::Result<u64> {
     const PAGE: usize = 4096;
     let mut memory = vec![0u8; 64 * MIB];
@@ -110,7 +111,7 @@ fn measure_program() -> std::io::Result<u64> {
     visit(&memory, PAGE, || true)
 }
 
-/// Returns the lines of `doctor` on the mechanisms, in the order in which they are tried.
+/// Returns a line of `doctor` per mechanism, in the order in which usring tries them.
 pub fn findings() -> Vec<String> {
     let mut taken = false;
     let finding = |mechanism: Mechanism| {
@@ -129,7 +130,7 @@ pub fn findings() -> Vec<String> {
     Mechanism::ALL.into_iter().map(finding).collect()
 }
 
-/// Returns the line of `doctor` on `run --swap` with an unchanged program.
+/// Returns the line of `doctor` about an unchanged program under `run --swap`.
 pub fn of_a_program() -> String {
     let command = child::ourselves().and_then(|ourselves| {
         let options = System::Usring(&["--swap", "ram:size=65M,limit=16M"]);

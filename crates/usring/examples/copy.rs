@@ -4,8 +4,9 @@
 //! cargo run --example copy -- FROM TO
 //! ```
 //!
-//! Each block is read and, when its bytes are there, written. This is an ordinary io_uring program:
-//! with `use io_uring::…` it runs on the kernel's io_uring.
+//! The program reads each block and, once its bytes are in memory, writes it. Apart from the `use`
+//! line it is an ordinary io_uring program: with `use io_uring::…` it runs on the kernel's
+//! io_uring.
 
 use std::error::Error;
 use std::fs::File;
@@ -94,7 +95,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         slots: (0..DEPTH).map(|_| empty()).collect(),
     };
 
-    // Made after the buffers, so it is dropped before them, also if an error ends this function.
+    // Declared after the buffers, so that the ring is dropped before them, even if an error returns
+    // early.
     let mut ring = IoUring::new(DEPTH as u32)?;
     let mut ready: Vec<squeue::Entry> = (0..DEPTH).filter_map(|index| copy.begin(index)).collect();
     let mut in_flight = 0;

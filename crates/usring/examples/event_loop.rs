@@ -21,7 +21,7 @@ fn main() -> std::io::Result<()> {
         opcode::Timeout::new(&tick).flags(types::TimeoutFlags::MULTISHOT).build().user_data(TICK),
         opcode::Timeout::new(&end).build().user_data(END),
     ];
-    // SAFETY: the times live until the end of `main`.
+    // SAFETY: the timespecs live until the end of `main`.
     unsafe { ring.submission().push_multiple(&requests).expect("a ring of 8 has room for two") };
     ring.submit()?;
 

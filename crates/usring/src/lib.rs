@@ -2,15 +2,16 @@
 //! process, by ordinary system calls.
 //!
 //! The names are those of the [`io-uring`](https://docs.rs/io-uring) crate. [`opcode`], [`types`]
-//! and the two kinds of entries *are* that crate's. So a program written for it changes one line:
+//! and the types of the entries *are* that crate's. So a program written for that crate changes one
+//! line:
 //!
 //! ```diff
 //! -use io_uring::{IoUring, opcode, types};
 //! +use usring::{IoUring, opcode, types};
 //! ```
 //!
-//! From then on the program needs no kernel with io_uring, no sysctl and no exception in a
-//! container's seccomp profile.
+//! After this change the program needs no kernel with io_uring, no sysctl setting and no exception
+//! in a container's seccomp profile.
 //!
 //! # Example
 //! ```
@@ -26,7 +27,7 @@
 //! let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32)
 //!     .build()
 //!     .user_data(42);
-//! // SAFETY: the file and the buffer live until the completion is there.
+//! SAFETY: the file and the buffer live until the completion is posted.
 //! unsafe { ring.submission().push(&read).expect("a ring of 8 has room for one") };
 //! ring.submit_and_wait(1)?;
 //!
@@ -42,21 +43,21 @@
 //!   [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd) makes a descriptor, which is readable while
 //!   there are completions. mmap(2), read(2) and the three io_uring system calls on it do not reach
 //!   the ring. A ring cannot be made from a descriptor.
-//! - Dropping a ring waits until nothing touches the memory that its requests name. The kernel's
-//!   ring may go on for a moment.
+//! - Dropping a ring waits until nothing uses the memory that its requests name. The kernel may
+//!   still use such memory for a moment after a ring's descriptor is closed.
 //! - In a child made by fork(2) the parent's ring answers `EOWNERDEAD` to every call. Rings that
 //!   the child makes itself work.
 //! - The first ring of a process installs handlers of SIGSEGV and SIGBUS. With them a bad address
 //!   in a request is answered with `-EFAULT`. Every other fault goes to the handler that was there
 //!   before.
-//! - The first ring also installs a handler of SIGSYS, unless the program has one. It interrupts
-//!   the system call that a worker thread waits in.
+//! - The first ring also installs a handler of SIGSYS, unless the program has one. A cancel uses
+//!   SIGSYS to interrupt the system call in which a worker thread waits.
 //! - The first ring starts one thread, which watches the rings that no thread is inside of. Further
-//!   threads come and go as with the kernel: workers for calls that may block, and one SQ thread
+//!   threads start and end as in the kernel: workers for calls that may block, and one SQ thread
 //!   per ring with `setup_sqpoll`.
 //!
-//! usring refuses the operations and register calls that it does not have, as an older kernel
-//! would. [`Submitter::register_probe`] reports which operations work.
+//! usring refuses the operations and register calls that it lacks with the errno of a kernel too
+//! old to know them. [`Submitter::register_probe`] reports which operations work.
 //!
 //! # Errors
 //! Functions return [`std::io::Error`] with Linux's errno

@@ -1,8 +1,8 @@
 //! Memory regions of which only a part is resident, without privileges and without the system's
 //! swap.
 //!
-//! The pages of a region go to a file or a device of usring's. A thread that touches a page that is
-//! out reads it back itself, by polling.
+//! The other pages of a region are in a file or on a device that usring drives, the region's
+//! backing. A thread that touches such an evicted page reads it back itself, by polling.
 //!
 //! ```
 //! use usring::swap::SwapRegion;
@@ -26,15 +26,17 @@
 //! ```
 //!
 //! # What differs from other memory
-//! - **A system call** on memory of a region answers `EFAULT` at a page that is out, or stops
-//!   there. Before such a call, bring the memory in with [`SwapRegion::with_resident`] or hold a
-//!   [`Pin`]. A datagram that is received into a page that is out is lost.
-//! - **A forked child** does not have the memory. Touching it ends the child with SIGBUS.
-//! - **A page that cannot be read back** raises SIGBUS, and standard error names its slot.
-//! - **Signals:** SIGBUS and SIGSEGV must not be blocked while a region is used. Their handlers
-//!   must stay in place from the first region on. A handler that was there before still gets the
-//!   faults outside of regions.
-//! - **Not for** threads' stacks, futexes, or buffers that a ring has registered.
+//! - **A system call** on memory of a region answers `EFAULT` at an evicted page, or stops there.
+//!   Before such a call, bring the memory in with [`SwapRegion::with_resident`] or hold a [`Pin`].
+//!   A datagram that is received into an evicted page is lost.
+//! - **A forked child** does not have the memory. A child that touches it ends with SIGBUS.
+//! - **A page that cannot be read back** raises SIGBUS, and usring writes its slot to standard
+//!   error.
+//! - **Signals:** no thread may block SIGBUS or SIGSEGV while a region is used. usring's handlers
+//!   of both must stay in place from the first region on. A handler that was installed before still
+//!   gets the faults outside of regions.
+//! - **Do not use a region** for threads' stacks, for futexes, or for buffers registered with a
+//!   ring.
 
 use crate::api::{os_error, process};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -60,7 +62,7 @@ pub struct Builder {
     back_end: Option<BackEnd>,
 }
 
-/// The connection to the back end, if another process serves the backing.
+/// The connection to the back end, if the backing is a vhost-user device.
 #[cfg(feature = "vhost-user")]
 type BackEnd = Arc<VhostUser>;
 #[cfg(not(feature = "vhost-user"))]
@@ -78,15 +80,15 @@ impl Builder {
         Builder { builder: self.builder.limit(bytes), ..self }
     }
 
-    /// Sets where the region's pages go, in the words of `usring run --device`:
-    /// `file:path=/var/tmp/pages,size=1G` or `ram:size=1G`. `poll=` sets how a thread waits for a
-    /// page.
+    /// Sets where the region's evicted pages go. `text` is a SPEC of `usring run --device`, such as
+    /// `file:path=/var/tmp/pages,size=1G` or `ram:size=1G`. Its option `poll=` sets how a thread
+    /// waits for a page.
     ///
-    /// - The backing has room for the whole region; a file has room for a header of 4 KiB besides.
+    /// - The backing needs room for the whole region, and a file needs 4 KiB more for a header.
     /// - [`Builder::build`] refuses a file, a device or a back end with data that usring did not
     ///   write, unless the text says `overwrite=on`.
-    /// - This function connects to a device of another process (`vhost-user:socket=…`). Such a
-    ///   device needs at least three queues.
+    /// - For a device of another process (`vhost-user:socket=…`) this function connects to that
+    ///   process. Such a device needs at least three queues.
     ///
     /// Errors: `InvalidInput` with the reason; `NotConnected` with what is wrong with the other
     /// process.
@@ -95,19 +97,20 @@ impl Builder {
         connect(builder.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?, text)
     }
 
-    /// Selects a mechanism. Without this call, [`Builder::build`] takes the best that works here.
+    /// Selects the mechanism that catches faults. Without this call, [`Builder::build`] selects the
+    /// best one that works here.
     pub fn mechanism(self, mechanism: Mechanism) -> Self {
         Builder { builder: self.builder.mechanism(mechanism), ..self }
     }
 
-    /// Sets how many bytes are read ahead of a thread whose faults follow each other. The default
-    /// is 128 KiB; 0 turns reading ahead off.
+    /// Sets how many bytes are read ahead for a thread that touches pages in sequence. The default
+    /// is 128 KiB. 0 turns reading ahead off.
     pub fn readahead(self, bytes: usize) -> Self {
         Builder { builder: self.builder.readahead(bytes), ..self }
     }
 
-    /// Sets how many threads can fault at the same time without waiting for each other's queue
-    /// pair. The default is four for each processor.
+    /// Sets how many threads can fault at the same time without sharing a queue pair of the
+    /// backing. The default is four per processor.
     pub fn queues(self, queues: usize) -> Self {
         Builder { builder: self.builder.queues(queues), ..self }
     }
@@ -144,7 +147,7 @@ fn connect(builder: usring_swap::Builder, text: &str) -> io::Result<Builder> {
     let spec = usring_device::spec::parse(text);
     let options = spec.as_ref().ok().and_then(|spec| Options::of(spec.device()));
     let Some(options) = options else { return Ok(Builder { builder, back_end: None }) };
-    // A closed standard error does not end the program.
+    // `writeln!` does not panic if standard error is closed; `eprintln!` would.
     let report = Box::new(|what: std::fmt::Arguments<'_>| drop(writeln!(io::stderr(), "usring: swap: {what}")));
     let back_end = VhostUser::connect(&options, report);
     let back_end = back_end.map_err(|why| io::Error::new(io::ErrorKind::NotConnected, why))?;
@@ -157,7 +160,8 @@ fn connect(builder: usring_swap::Builder, _: &str) -> io::Result<Builder> {
     Ok(Builder { builder, back_end: None })
 }
 
-/// Memory of which only a part is resident; see [the module](self).
+/// Memory of which only a part is resident. [The module](self) says how it differs from other
+/// memory.
 #[derive(Debug)]
 pub struct SwapRegion {
     region: usring_swap::SwapRegion,
@@ -176,7 +180,7 @@ impl SwapRegion {
         self.region.mechanism()
     }
 
-    /// Returns the size of a page: the bytes that are brought in and evicted together.
+    /// Returns the size of a page in bytes: the unit in which memory is brought in and evicted.
     pub fn page_size(&self) -> usize {
         self.region.page_size()
     }
@@ -202,13 +206,14 @@ impl SwapRegion {
         self.region.as_mut_slice()
     }
 
-    /// Changes the limit. When the limit falls, the call returns after enough pages are evicted.
+    /// Changes the limit to `bytes`. If the new limit is lower, the call returns after enough pages
+    /// were evicted.
     ///
     /// Errors:
     /// - `EINVAL`: the limit is too small.
     /// - `ENOSPC`: the backing has no room for the pages that must be evicted.
     /// - `EBUSY`: too many pages are pinned.
-    /// - Errors of the backing.
+    /// - The backing's error, if writing a page fails.
     pub fn set_limit(&self, bytes: usize) -> io::Result<()> {
         self.region.set_limit(bytes).map_err(os_error)
     }
@@ -219,8 +224,8 @@ impl SwapRegion {
         self.region.set_policy(policy)
     }
 
-    /// Brings a range of bytes in and keeps it resident until the pin is dropped, so that system
-    /// calls can use it.
+    /// Brings a range of bytes in and keeps it resident until the returned pin is dropped, so that
+    /// system calls can use it.
     ///
     /// Errors: `EINVAL` if the range is not within the region; `ENOMEM` if more than half of the
     /// limit would be pinned; `EIO` if a page cannot be read back.
@@ -228,8 +233,8 @@ impl SwapRegion {
         self.region.pin(range, access).map_err(os_error)
     }
 
-    /// Calls `work` with a part of the memory, which stays resident during the call. Errors: those
-    /// of [`SwapRegion::pin`].
+    /// Calls `work` with a range of the region's memory, which stays resident during the call.
+    /// Errors: those of [`SwapRegion::pin`].
     pub fn with_resident<R>(
         &mut self,
         range: Range<usize>,
@@ -239,8 +244,8 @@ impl SwapRegion {
         self.region.with_resident(range, access, work).map_err(os_error)
     }
 
-    /// Drops the content of whole pages. They hold zeroes from now on, and take neither memory nor
-    /// room in the backing.
+    /// Drops the content of whole pages. Afterwards the pages read as zeroes, and take neither
+    /// memory nor room in the backing.
     ///
     /// Errors: `EINVAL` if the range is not whole pages of the region; `EBUSY` if a page is pinned.
     pub fn discard(&mut self, range: Range<usize>) -> io::Result<()> {
@@ -253,7 +258,7 @@ impl SwapRegion {
     }
 }
 
-/// A global allocator that puts blocks of a certain size and more into a region:
+/// A global allocator that puts blocks of at least a given size into a region:
 ///
 /// ```
 /// use usring::swap::{SwapAllocator, SwapRegion};
@@ -270,10 +275,10 @@ impl SwapRegion {
 /// # Ok(())
 /// # }
 /// ```
-/// The system's allocator serves smaller blocks, everything before [`SwapAllocator::open`], and
-/// what exceeds the region's size. A system call must not be given a large block unpinned; use
-/// [`SwapAllocator::with_resident`]. So a program that reads files into large vectors reads them in
-/// smaller pieces.
+/// The system's allocator serves smaller blocks, all blocks before [`SwapAllocator::open`], and
+/// blocks for which the region has no room. Before a system call uses a large block, pin the block
+/// by [`SwapAllocator::with_resident`]. Only half of the limit can be pinned, so a program that
+/// reads files into larger blocks reads them piece by piece.
 pub struct SwapAllocator {
     least: usize,
     /// Address of the region's first byte; 0 until [`SwapAllocator::open`].
@@ -287,8 +292,8 @@ impl SwapAllocator {
         SwapAllocator { least, start: AtomicUsize::new(0), arena: OnceLock::new() }
     }
 
-    /// Takes large blocks from `region` from now on. Errors: `EBUSY` if the allocator already has a
-    /// region.
+    /// Puts large blocks into `region` from now on. Errors: `ResourceBusy` if the allocator already
+    /// has a region.
     pub fn open(&self, region: SwapRegion) -> io::Result<()> {
         let start = region.as_ptr() as usize;
         let arena = usring_swap::Arena::new(region.region).map_err(os_error)?;
@@ -297,7 +302,8 @@ impl SwapAllocator {
         Ok(())
     }
 
-    /// Returns the region's blocks, once there is a region.
+    /// Returns the region's arena, which allocates the blocks. `None` before
+    /// [`SwapAllocator::open`].
     fn arena(&self) -> Option<&usring_swap::Arena> {
         if self.start.load(Ordering::Acquire) == 0 { None } else { self.arena.get().map(|(arena, _)| arena) }
     }
@@ -307,8 +313,8 @@ impl SwapAllocator {
         self.arena().is_some_and(|arena| arena.contains(memory.cast::<u8>() as usize))
     }
 
-    /// Calls `work` with `memory`, and keeps the memory resident during the call if it is in the
-    /// region. Errors: those of [`SwapRegion::pin`].
+    /// Calls `work` with `memory`. If the memory is in the region, it stays resident during the
+    /// call. Errors: those of [`SwapRegion::pin`].
     pub fn with_resident<R>(&self, memory: &mut [u8], work: impl FnOnce(&mut [u8]) -> R) -> io::Result<R> {
         let start = self.start.load(Ordering::Acquire);
         let address = memory.as_ptr() as usize;
@@ -324,7 +330,7 @@ impl SwapAllocator {
         Ok(result)
     }
 
-    /// Returns the region's counters, once there is a region.
+    /// Returns the region's counters. `None` before [`SwapAllocator::open`].
     pub fn statistics(&self) -> Option<Statistics> {
         self.arena().map(|arena| arena.region().statistics())
     }
@@ -334,8 +340,8 @@ impl SwapAllocator {
     }
 }
 
-// SAFETY: 1. A block comes from the arena, which hands out no byte twice, or from the system's
-// allocator. 2. The address alone says which: a region's range never changes.
+// SAFETY: 1. A block comes from the arena, which allocates no byte twice, or from the system's
+// allocator. 2. The block's address alone says from which, because a region's range never changes.
 unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.allocate(layout) {
@@ -362,7 +368,8 @@ unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match self.arena().filter(|arena| arena.contains(block as usize)) {
             Some(arena) => arena.free(block as usize),
-            // SAFETY: the caller's promise; the block is not the arena's, so it is the system's.
+            // SAFETY: the caller's promise. The block is not in the arena, so the system's
+            // allocator made it.
             None => unsafe { System.dealloc(block, layout) },
         }
     }
@@ -370,7 +377,8 @@ unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let is_arenas = self.arena().is_some_and(|arena| arena.contains(block as usize));
         if !is_arenas && (size < self.least || self.arena().is_none()) {
-            // SAFETY: the caller's promise; the block is the system's and stays there.
+            // SAFETY: the caller's promise. The system's allocator made the block, and the new size
+            // stays there.
             return unsafe { System.realloc(block, layout, size) };
         }
         if is_arenas && self.arena().is_some_and(|arena| (size..2 * size).contains(&arena.size_of(block as usize))) {

@@ -16,24 +16,25 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
-/// A failure in words, to follow "the back end on PATH".
+/// Describes a failure as the end of a sentence that begins with "the back end on PATH".
 pub type Failure = String;
 
-/// Protocol features that usring uses, beside the plain queues.
+/// The optional features of the vhost-user protocol that usring uses.
 const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::CONFIG)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
-/// Memory that is shared with the back end.
+/// A file whose memory is shared with the back end. `address` is the number by which messages and
+/// queues name its first byte.
 pub struct Region {
     pub file: File,
     pub length: u64,
     pub address: u64,
 }
 
-/// The eventfds of a queue.
+/// The eventfds of a queue: usring writes `kick`, and the back end writes `call` and `error`.
 pub struct Signals<'a> {
     pub kick: &'a EventFd,
     pub call: &'a EventFd,
@@ -56,9 +57,9 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 }
 
 impl Connection {
-    /// Connects, and asks what the back end can do. With `comes_back` it also asks for a record of
-    /// the requests in flight, which a back end that comes back needs. Keeping the record costs the
-    /// back end time for each request.
+    /// Connects to the back end and asks for its features. `comes_back` says that the device shall
+    /// survive a restart of the back end. Then the back end is also asked to record the requests in
+    /// flight, which costs it time for each request.
     pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
         let stream = patience::connect(Path::new(path))?;
         let socket = stream.try_clone().map_err(failed("let its socket be watched"))?;
@@ -66,7 +67,7 @@ impl Connection {
         patience.clone().during(|| Self::greet(socket, stream, patience, comes_back))
     }
 
-    /// Asks what the back end can do, and becomes its front end.
+    /// Negotiates the protocol features, and becomes the back end's front end.
     fn greet(
         socket: UnixStream,
         stream: UnixStream,
@@ -107,17 +108,18 @@ impl Connection {
         Ok(Connection { frontend, socket, patience, features, protocol, queues: queues as u32, memory_slots })
     }
 
-    /// Runs an exchange of messages that fails if the back end does not answer in time.
+    /// Runs an exchange of messages. Fails if the back end does not answer within
+    /// [`PATIENCE`](patience::PATIENCE).
     fn in_time<T>(&mut self, exchange: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         self.patience.clone().during(|| exchange(self))
     }
 
-    /// Returns the socket, which is readable or hung up when the back end has gone.
+    /// Returns the socket, which is readable or hung up after the back end has ended.
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
 
-    /// Accepts every feature that both sides know, and reads the device's parameters.
+    /// Accepts every virtio feature that both sides know, and reads the device's parameters.
     pub fn agree(&mut self, queues: u32) -> Result<Parameters, Failure> {
         let features = self.features & feature::WANTED;
         self.in_time(|connection| {
@@ -126,8 +128,8 @@ impl Connection {
         })
     }
 
-    /// Accepts the features of the previous back end. Fails if this back end lacks one of them, or
-    /// its device differs.
+    /// Accepts the virtio features that the previous back end had. Fails if this back end lacks one
+    /// of them or has fewer queues, or if its device is smaller or has another block size.
     pub fn agree_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
         if parameters.features & !self.features != 0 || parameters.queues > self.queues {
             return Err("is not like the one before it: features or queues are missing".into());
@@ -161,8 +163,8 @@ impl Connection {
         Ok(parameters)
     }
 
-    /// Has the back end make its record of requests in flight, which outlives it. `None` if it
-    /// keeps no record.
+    /// Has the back end create its record of requests in flight. The record's memory outlives the
+    /// back end. Returns `None` if the back end keeps no record.
     pub fn begin_record(&mut self, queues: u32) -> Result<Option<(VhostUserInflight, File)>, Failure> {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(None);
@@ -176,7 +178,8 @@ impl Connection {
         })
     }
 
-    /// Passes the record of the previous back end on. `false` if this back end keeps no record.
+    /// Passes the previous back end's record to this back end. Returns `false` if this one keeps no
+    /// record.
     pub fn go_on_with_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<bool, Failure> {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(false);
@@ -188,19 +191,18 @@ impl Connection {
         self.frontend.set_inflight_fd(record, file.as_raw_fd()).map_err(failed("take a record of requests"))
     }
 
-    /// Returns whether memory can be shared while queues are started.
+    /// Returns whether memory can be shared while queues are in use.
     pub fn has_memory_slots(&self) -> bool {
         self.memory_slots > 0
     }
 
-    /// Returns how many regions the back end takes.
+    /// Returns how many memory regions the back end accepts.
     pub fn most_regions(&self) -> usize {
-        // Without slots, all regions are sent in one message, which carries at most eight
-        // descriptors.
+        // Without memory slots one message carries all regions, with at most eight descriptors.
         if self.has_memory_slots() { self.memory_slots } else { 8 }
     }
 
-    /// Shares all memory at once, before a queue is started.
+    /// Shares all of the given memory, before any queue is started.
     pub fn set_memory<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) -> Result<(), Failure> {
         self.in_time(|connection| connection.set_all_memory(regions))
     }
@@ -228,7 +230,8 @@ impl Connection {
         })
     }
 
-    /// Starts a queue. It goes on behind the last request that its used ring shows as done.
+    /// Starts a queue. The back end continues after the last request that the used ring shows as
+    /// done.
     pub fn start_queue(
         &mut self,
         index: u32,
@@ -258,13 +261,13 @@ impl Connection {
             frontend.set_vring_enable(queue, true)
         };
         self.in_time(|connection| set_up(&mut connection.frontend).map_err(failed("start a queue")))?;
-        // Has the back end look for requests that were published while no back end served the
+        // Makes the back end look for requests that were published while it did not serve the
         // queue.
         let _ = signals.kick.write(1);
         Ok(())
     }
 
-    /// Stops a queue. When this has returned, the back end no longer uses it.
+    /// Stops a queue. After this function has returned, the back end does not access the queue.
     pub fn stop_queue(&mut self, index: u32) -> Result<(), Failure> {
         let stop = |frontend: &mut Frontend| {
             frontend.set_vring_enable(index as usize, false)?;
@@ -278,19 +281,19 @@ fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
         memory_size: region.length,
-        // Both addresses of a byte are the same number: rings are named by user addresses, buffers
-        // by guest addresses.
+        // One number is both the user address and the guest address of a byte. The protocol names
+        // rings by user addresses, and buffers by guest addresses.
         userspace_addr: region.address,
         mmap_offset: 0,
         mmap_handle: region.file.as_raw_fd(),
     }
 }
 
-/// Duplicates a descriptor that the caller keeps.
+/// Returns a duplicate of a descriptor that the caller keeps.
 pub fn duplicate(number: i32) -> std::io::Result<File> {
     if number < 0 {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: the number is not −1. If it is no open descriptor, the call answers EBADF.
+    // SAFETY: `number` is not −1. If it is no open descriptor, the call answers EBADF.
     unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map(File::from)
 }

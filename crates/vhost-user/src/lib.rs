@@ -1,10 +1,11 @@
-//! The control plane of a vhost-user device: the connection to its back end, the allocation of
-//! queues, and the reconnection. The requests themselves do not pass here.
+//! The control plane of a vhost-user device: it connects to the back end, allocates queues, and
+//! reconnects. Requests do not pass through this module.
 //!
-//! - One thread (`attendant`) watches the connection.
-//! - A thread that asks for a queue or shares memory sends the messages itself, under the lock of
-//!   `State`.
-//! - Users of queues learn of a new back end by the arena's generation: see
+//! - One thread (`attendant`, in the comments "the watching thread") watches the connection.
+//! - A thread that asks for a queue or shares memory sends the messages itself, while it holds the
+//!   lock of `State`.
+//! - A new back end begins a new generation of the arena, the memory of all queues. By the
+//!   generation the queues' users notice the change: see
 //!   [`usring_device::driver::vhost_user::generation`].
 
 mod connection;
@@ -25,28 +26,28 @@ use usring_sys::Errno;
 use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Queues that are prepared unless the SPEC has a number. Each costs address space, and perhaps a
-/// thread of the back end.
+/// Queues that are prepared if the SPEC names no number. Each queue takes address space, and in
+/// some back ends a thread.
 const USUAL_QUEUES: u32 = 16;
 
 /// Interval between two attempts to reconnect.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How long returning a queue waits for its requests to end. After that the watching thread goes on
-/// waiting, and the queue stays taken until then.
+/// How long the return of a queue waits for the queue's requests to end. After that time the
+/// watching thread continues the wait, and the queue stays allocated until the requests have ended.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// How long a thread that asks for a queue waits for one that is being returned.
+/// How long a thread that asks for a queue waits for a queue that is being returned.
 const QUEUE_WAIT: Duration = Duration::from_secs(2);
 
-/// First address of registered memory, above all arenas.
+/// First address of memory that is shared later, above the addresses of all arenas.
 const REGIONS: u64 = BASE * 2;
 
-/// Receives sentences for the user.
+/// A function that receives messages for the user.
 pub type Report = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 
-/// A connected device. Dropping it closes the connection, and requests that are still in flight are
-/// answered with EIO.
+/// A connected device. Dropping it closes the connection; requests that are still in flight then
+/// get EIO.
 pub struct VhostUser {
     shared: Arc<Shared>,
     attendant: Option<JoinHandle<()>>,
@@ -58,9 +59,10 @@ struct Shared {
     report: Report,
     arena: Arena,
     parameters: Parameters,
-    /// Made readable by users that have put their rings in order, and by the drop of the device.
+    /// Wakes the watching thread. Written by a queue's user after it has prepared its rings for a
+    /// new back end, and when the device is dropped.
     wake: EventFd,
-    /// Made readable by the back end when it finds a queue broken.
+    /// Written by the back end when it finds a queue broken.
     error: EventFd,
     state: Mutex<State>,
 }
@@ -68,21 +70,21 @@ struct Shared {
 struct State {
     connection: Option<Connection>,
     queues: Vec<Option<Queue>>,
-    /// The arena, and the memory that was shared since.
+    /// The arena, followed by the memory that was shared since.
     regions: Vec<Option<Region>>,
     next_address: u64,
     record: Option<Record>,
     is_over: bool,
     has_told_busy: bool,
-    /// Why the last attempt to reconnect failed. A reason is reported once.
+    /// Why the last attempt to reconnect failed. A repeated reason is not reported again.
     last_failure: String,
 }
 
-/// A queue that has a user.
+/// A queue that is allocated to a user.
 struct Queue {
     kick: EventFd,
     call: EventFd,
-    /// Whether the present back end serves it.
+    /// Whether the present back end has started this queue.
     is_started: bool,
     is_returned: bool,
 }
@@ -94,7 +96,7 @@ impl fmt::Debug for VhostUser {
 }
 
 impl VhostUser {
-    /// Connects to the back end. `report` receives sentences for the user.
+    /// Connects to the back end. `report` receives messages for the user.
     ///
     /// # Errors
     /// A sentence that says what is wrong with the back end.
@@ -109,7 +111,7 @@ impl VhostUser {
         Ok(VhostUser { shared, attendant: Some(attendant) })
     }
 
-    /// Returns the interface that the drivers of this device ask.
+    /// Returns the interface by which this device's drivers ask for queues and memory.
     pub fn supply(&self) -> Box<dyn Supply> {
         Box::new(Handle(Arc::clone(&self.shared)))
     }
@@ -119,7 +121,8 @@ impl VhostUser {
         self.shared.parameters.size
     }
 
-    /// Returns the reads and writes of the present queues: those with a copy, and those without.
+    /// Returns how many reads and writes the present queues have made: first those that copied the
+    /// data, then those that did not.
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.lock();
         let used = state.queues.iter().enumerate().filter(|(_, queue)| queue.is_some());
@@ -219,7 +222,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until there may be something to do.
+    /// Sleeps until the socket or an eventfd has news, or the next attempt to reconnect or to free
+    /// a queue is due.
     fn wait(&self) {
         let state = self.lock();
         let socket = state.connection.as_ref().map_or(-1, |connection| connection.socket().as_raw_fd());
@@ -238,7 +242,8 @@ impl Shared {
         unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, timeout) };
     }
 
-    /// Gives the connection up, and either waits for the back end to return or ends the device.
+    /// Closes the connection because of `why`. The device then waits for the back end to return or,
+    /// without `reconnect`, ends.
     fn lose(&self, state: &mut State, why: &str) {
         state.connection = None;
         state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
@@ -250,13 +255,13 @@ impl Shared {
         }
     }
 
-    /// Ends the device: there will be no back end any more, and users answer EIO.
+    /// Ends the device: from now on every request gets EIO.
     fn end(&self, state: &mut State) {
         self.arena.end();
         state.call_all();
     }
 
-    /// Looks for a new back end, and passes it the state of the previous one.
+    /// Tries to connect to a new back end, and passes it the previous one's record and memory.
     fn reconnect(&self, state: &mut State) {
         let mut attempt = || {
             let mut connection = Connection::open(&self.socket, true)?;
@@ -279,7 +284,8 @@ impl Shared {
             }
             Err(failure) => {
                 let failure: Failure = failure;
-                // A missing back end is the usual case, and its loss was reported.
+                // The loss of the back end was reported already, so "cannot be reached" would say
+                // nothing new.
                 if failure != state.last_failure && !failure.starts_with("cannot be reached") {
                     self.tell(format_args!("{failure}"));
                 }
@@ -288,7 +294,7 @@ impl Shared {
         }
     }
 
-    /// Starts the queues whose rings are in order for this back end.
+    /// Starts the queues whose users have prepared the rings for this back end.
     fn start_queues(&self, state: &mut State) {
         let State { connection: Some(connection), queues, .. } = state else { return };
         let generation = self.arena.generation();
@@ -311,7 +317,7 @@ impl Shared {
         }
     }
 
-    /// Frees the queues that were returned and have no request in flight.
+    /// Frees the queues that their users have returned and that have no request in flight.
     fn take_back_queues(&self, state: &mut State) {
         let State { connection, queues, record, .. } = state;
         let mut outcome = Ok(());
@@ -393,7 +399,7 @@ impl Shared {
             }
             drop(state);
             if start.elapsed() > FAREWELL {
-                // The watching thread goes on waiting for the queue.
+                // The watching thread continues to wait for the queue's requests.
                 let _ = self.wake.write(1);
                 return;
             }
@@ -407,7 +413,8 @@ impl Shared {
         let is_at_work = state.queues.iter().any(Option::is_some);
         let Some(connection) = &mut state.connection else { return Err(Errno::EAGAIN) };
         let count = state.regions.iter().flatten().count();
-        // Without slots all memory is sent again, which is not allowed while a queue is started.
+        // Without memory slots all regions must be sent again, which the protocol forbids while a
+        // queue is started.
         if count >= connection.most_regions() || (is_at_work && !connection.has_memory_slots()) {
             return Err(Errno::ENOSPC);
         }
@@ -435,10 +442,10 @@ impl Shared {
     fn unshare(&self, slot: u32) {
         let mut state = self.lock();
         let state = &mut *state;
-        // The first region is the arena.
+        // Slot 0 is the arena, which stays shared.
         let Some(place) = state.regions.get_mut(slot as usize).filter(|_| slot > 0) else { return };
         let (Some(region), Some(connection)) = (place.take(), &mut state.connection) else { return };
-        // Without slots the back end sees the memory for as long as it is connected.
+        // Without memory slots the back end keeps the memory until the connection ends.
         if connection.has_memory_slots()
             && let Err(failure) = connection.remove_memory(&region)
         {
@@ -449,7 +456,7 @@ impl Shared {
 }
 
 impl State {
-    /// Wakes every thread that may be waiting for a completion.
+    /// Signals every queue's `call` eventfd, so that each thread that waits for a completion wakes.
     fn call_all(&self) {
         self.queues.iter().flatten().for_each(|queue| {
             let _ = queue.call.write(1);
@@ -464,7 +471,8 @@ fn has_hung_up(socket: i32) -> bool {
     count > 0 && watched.revents != 0
 }
 
-/// The interface for the drivers of a process that contains the control plane.
+/// The drivers' interface to the control plane, for a process that contains the control plane
+/// itself.
 struct Handle(Arc<Shared>);
 
 impl Supply for Handle {

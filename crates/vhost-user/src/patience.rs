@@ -1,7 +1,7 @@
 //! A time limit for a back end's answers. A back end that is stopped, or that serves another front
-//! end, accepts the connection and never answers. The `vhost` crate goes on reading after a
-//! socket's own timeout. So a thread beside the connection shuts the socket down when an exchange
-//! has taken [`PATIENCE`], and the exchange then fails.
+//! end, accepts the connection but never answers. A timeout of the socket does not help, because
+//! the `vhost` crate continues to read after it. So a watching thread shuts the socket down when an
+//! exchange of messages has taken [`PATIENCE`], and the exchange then fails.
 
 use super::connection::{Failure, duplicate};
 use std::net::Shutdown;
@@ -14,14 +14,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use usring_sys::{Errno, socket, thread};
 
-/// How long the back end may take for an answer.
+/// How long the back end may take for one exchange of messages.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between attempts to connect to a listener whose queue is full.
 const RETRY: Duration = Duration::from_millis(20);
 
 const UNANSWERED: &str = "does not answer within 5 s; is it stopped, or does it serve another front end? It serves one";
 
-/// Connects as connect(2) does. A listener whose queue is full is waited for, but no longer than
+/// Connects to the socket at `path`. If the listener's queue is full, repeats the attempt for up to
 /// [`PATIENCE`].
 pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     let unreachable = |error: std::io::Error| format!("cannot be reached ({error})");
@@ -41,7 +41,7 @@ pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     duplicate(opened.number()).map(|file| UnixStream::from(OwnedFd::from(file))).map_err(unreachable)
 }
 
-/// Returns a `struct sockaddr_un`.
+/// Returns the bytes of a `struct sockaddr_un`. `ENAMETOOLONG` if the path has more than 107 bytes.
 fn address(path: &Path) -> Result<Vec<u8>, Errno> {
     const LONGEST: usize = 107;
     let path = path.as_os_str().as_bytes();
@@ -52,7 +52,7 @@ fn address(path: &Path) -> Result<Vec<u8>, Errno> {
     Ok([&family[..], path, b"\0"].concat())
 }
 
-/// Limits the time of a connection's exchanges, one at a time.
+/// Limits the duration of a connection's exchanges. At most one exchange runs at a time.
 pub struct Patience {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
@@ -82,7 +82,8 @@ impl Patience {
         Ok(Patience { shared, watcher: Some(watcher) })
     }
 
-    /// Runs an exchange and returns its result, or that the back end has not answered in time.
+    /// Runs an exchange of messages and returns its result. If the exchange fails after its time
+    /// limit, the error says that the back end does not answer.
     pub fn during<T>(&self, exchange: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         self.shared.set(Some(Instant::now() + PATIENCE));
         let outcome = exchange();
@@ -106,7 +107,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the deadline, and returns whether an earlier one has passed.
+    /// Sets the present exchange's deadline, or removes it. Returns whether a deadline has ever
+    /// passed.
     fn set(&self, deadline: Option<Instant>) -> bool {
         let mut state = self.lock();
         state.deadline = deadline;
@@ -131,7 +133,7 @@ impl Shared {
     }
 }
 
-/// Starts a thread that blocks all signals, so that no handler of the program's runs on it.
+/// Starts a thread that blocks all signals, so that no signal handler of the program's runs on it.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     let _closed = thread::close_signals();
     std::thread::Builder::new().name(name.into()).spawn(work)

@@ -1,6 +1,6 @@
-//! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes it, and usring
-//! keeps its memory for the next back end. Only when a queue gets a new user does usring write to
-//! the record, because such a queue begins with nothing in flight.
+//! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes the record,
+//! and usring keeps its memory for the next back end. usring writes to the record only when a queue
+//! gets a new user, because such a queue begins without requests in flight.
 
 use std::fs::File;
 use usring_device::driver::vhost_user::arena::QUEUE_SIZE;
@@ -19,7 +19,7 @@ pub struct Record {
 /// Bytes of the header of a queue's region, and the offset of its last used index.
 const HEADER: usize = 16;
 const USED_INDEX: usize = 14;
-/// Bytes of a descriptor's state. The first byte says whether the descriptor is in flight.
+/// Bytes of a descriptor's state. Its first byte is 1 while the descriptor is in flight.
 const STATE: usize = 16;
 
 impl Record {
@@ -35,7 +35,7 @@ impl Record {
         Ok(Record { description, file, memory: SharedMemory::new(mapping) })
     }
 
-    /// Records that nothing of this queue is in flight. Must be called only while no back end
+    /// Records that the queue has no request in flight. Must be called only while no back end
     /// serves the queue.
     pub fn clear(&self, queue: u32) {
         let size = self.description.mmap_size as usize / usize::from(self.description.num_queues.max(1));

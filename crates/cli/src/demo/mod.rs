@@ -1,6 +1,8 @@
-//! `usring demo`: runs an ordinary io_uring program ([`program`]) three times. First the kernel's
-//! io_uring is denied to it. Then usring serves it, still with the kernel's denied. Last it runs on
-//! the kernel's own io_uring, if that works here.
+//! `usring demo`: runs an ordinary io_uring program ([`program`]) three times:
+//!
+//! 1. with the kernel's io_uring denied, so that the program fails;
+//! 2. under usring, with the kernel's io_uring still denied;
+//! 3. on the kernel's io_uring, if that works here.
 
 pub mod program;
 
@@ -34,7 +36,7 @@ pub struct Options {
     megabytes: u64,
 }
 
-/// Longest time between two lines of the program's output.
+/// Longest time that the program may take between two lines of its output.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs the subcommand.
@@ -95,7 +97,7 @@ impl Demo<'_> {
         if !output.status.success() {
             return Err(child::complaint(&output));
         }
-        // Standard error holds the table of --stats.
+        // Under `usring run --stats`, standard error holds the table.
         String::from_utf8_lossy(&output.stderr).lines().for_each(|line| tell!("   {line}"));
         if !output.stderr.is_empty() {
             tell!("");
@@ -109,7 +111,7 @@ fn style() -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// Prints operations per second and latencies, usring's and the kernel's.
+/// Prints the operations per second and the latencies of usring and of the kernel side by side.
 fn print_table(usring: &[Figures], kernel: &[Figures]) {
     tell!("{BLOCK}-byte blocks at random places of a file in the page cache, queue depth {}:\n", program::DEPTH);
     tell!("   {:6} {:7} {:>11} {:>10} {:>10} {:>10} {:>10}", "", "", "IOPS", "median", "99 %", "99.9 %", "most");

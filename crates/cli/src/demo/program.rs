@@ -1,5 +1,5 @@
-//! The program of the demo: writes a file block by block in random order, syncs it, reads it back
-//! in another order and compares every byte. It does not know of usring.
+//! The program that `usring demo` runs. It writes a file block by block in random order, syncs the
+//! file, reads it back in another order, and compares every byte. It contains no code for usring.
 
 use super::super::{Failure, Outcome};
 use hdrhistogram::Histogram;
@@ -30,7 +30,7 @@ pub struct Options {
 /// A line of the program's output, as JSON.
 #[derive(Debug, Deserialize, Serialize)]
 pub enum Event {
-    /// Blocks done so far. Each block counts twice, once for each phase.
+    /// Blocks done so far. Each block counts twice: once as written and once as read.
     Progress {
         phase: Phase,
         done: u64,
@@ -53,12 +53,12 @@ impl Phase {
     }
 }
 
-/// Result of a phase.
+/// Result of a phase (writing or reading).
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Figures {
     pub phase: Phase,
     pub operations_per_second: f64,
-    /// Nanoseconds: median, 99 %, 99.9 %, and the longest.
+    /// Latencies in nanoseconds: the median, the 99th and 99.9th percentile, and the longest.
     pub latencies: [u64; 4],
 }
 
@@ -76,7 +76,7 @@ struct Program {
     order: Vec<u32>,
 }
 
-/// A block in flight: its number, and when its request was pushed.
+/// A block whose request is in flight: its number, and when its request was pushed.
 #[derive(Clone, Copy)]
 struct Flight {
     block: u64,
@@ -92,7 +92,7 @@ impl Program {
         Ok(Program { ring, file, buffers: vec![[0; WORDS]; DEPTH], order: (0..blocks).collect() })
     }
 
-    /// Moves every block once, with `DEPTH` in flight.
+    /// Writes or reads every block once, with `DEPTH` requests in flight.
     fn phase(&mut self, phase: Phase) -> Result<(), String> {
         shuffle(&mut self.order, phase as u64 + 1);
         let total = self.order.len() as u64;
@@ -143,8 +143,8 @@ impl Program {
     }
 
     fn submit(&mut self, entry: &squeue::Entry) -> Result<(), String> {
-        // SAFETY: the buffer belongs to the slot, which is reused only after the completion.
-        // Buffers and file live as long as the ring.
+        // SAFETY: the buffer belongs to the slot, which is reused only after the request's
+        // completion. Buffers and file live as long as the ring.
         unsafe { self.ring.submission().push(entry) }.map_err(|_| "the SQ is full".into())
     }
 
@@ -152,7 +152,7 @@ impl Program {
         self.ring.completion().next()
     }
 
-    /// Checks the result of a block.
+    /// Checks the result of a block's request and, after a read, the block's content.
     fn accept(&self, phase: Phase, slot: usize, block: u64, result: i32) -> Result<(), String> {
         if result < 0 {
             let error = std::io::Error::from_raw_os_error(-result);
@@ -183,7 +183,7 @@ fn contents(block: u64) -> [u64; WORDS] {
     std::array::from_fn(|word| (block << 16 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// Shuffles by Fisher and Yates, with Marsaglia's xorshift.
+/// Shuffles `order` by the Fisher-Yates algorithm, with Marsaglia's xorshift as its random numbers.
 fn shuffle(order: &mut [u32], seed: u64) {
     let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
     for index in (1..order.len()).rev() {

@@ -1,5 +1,5 @@
-//! `usring ctl`: shows the devices of runs, and changes how threads wait for them while the runs go
-//! on.
+//! `usring ctl`: shows the devices of running programs, and changes how threads wait for a device
+//! while its run goes on.
 
 use super::policies::Policies;
 use super::socket;
@@ -24,16 +24,16 @@ expected time, then spin), hybrid:5us (sleep that long, then spin). The change t
 next wait; a device that is set to interrupt refuses polled rings (EOPNOTSUPP), unless the run was
 started with --iopoll-fallback.";
 
-/// Show the devices of running programs, and change how they are waited for.
+/// Show the devices of running programs, and change how threads wait for a device's completions.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The device's PATH, as it was given to `usring run --device`. Without it, all devices of your
-    /// runs are shown.
+    /// PATH of the device, as in `usring run --device PATH=SPEC`. Without PATH, the command shows
+    /// all devices of your runs.
     path: Option<PathBuf>,
 
     /// The new policy: poll=interrupt, poll=classic, poll=hybrid or poll=hybrid:SPAN (5us, 1ms). It
-    /// takes effect with the next wait.
+    /// holds from each thread's next wait on.
     #[arg(requires = "path", value_parser = parse_change, value_name = "poll=POLICY")]
     change: Option<PollPolicy>,
 }
@@ -43,7 +43,7 @@ fn parse_change(text: &str) -> Result<PollPolicy, String> {
     policy.ok_or_else(|| "expected poll=interrupt, poll=classic, poll=hybrid or poll=hybrid:SPAN (5us, 1ms)".into())
 }
 
-/// A device of a run, as the launcher of the run describes it.
+/// A device of a run, as the run's launcher describes it.
 struct Found {
     path: PathBuf,
     spec: String,
@@ -59,7 +59,7 @@ pub fn run(options: &Options) -> Outcome {
     for path in socket::all() {
         match look(&path) {
             Ok(devices) => found.extend(devices),
-            // A run that was killed has left its socket.
+            // Nothing listens on the socket: its run was killed and could not remove it.
             Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
             Err(error) => eprintln!("usring ctl: {} does not answer ({error})", path.display()),
         }
@@ -101,10 +101,11 @@ fn look(socket: &Path) -> Result<Vec<Found>, Errno> {
     let list = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let mut found = Vec::new();
     for index in 0..list.values[0] as usize {
-        // Each device keeps a descriptor of the page of its own.
+        // Asks for the page once per device, because each `Found` owns a descriptor of the page.
         let page =
             control.ask(QuestionKind::List, 0, [0; 4], None)?.descriptors.into_iter().next().ok_or(Errno::EINVAL)?;
-        // SAFETY: the descriptor has come with the answer, and its owner gives it up here.
+        // SAFETY: the descriptor came with the answer, and `into_raw` has just given up its
+        // ownership.
         let policies = Policies::from_file(unsafe { File::from_raw_fd(page.into_raw()) });
         let described = control.ask(QuestionKind::Describe, index as u32, [0; 4], None)?;
         let split = described.text.iter().position(|byte| *byte == 0).ok_or(Errno::EINVAL)?;

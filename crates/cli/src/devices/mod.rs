@@ -1,6 +1,9 @@
-//! `usring run --device PATH=SPEC`: the devices of a run. [`placeholder`] is the file by which the
-//! program names a device, [`policies`] the shared page of poll policies, [`socket`] the place
-//! where `usring ctl` finds the run. [`server`] answers the program's processes and [`ctl`].
+//! `usring run --device PATH=SPEC`: the devices of a run.
+//!
+//! - [`placeholder`] makes the file by which the program names a device.
+//! - [`policies`] is the page, shared by all processes, that says how threads wait for each device.
+//! - [`socket`] is the Unix socket at which the program's processes and [`ctl`] ask questions.
+//! - [`server`] answers these questions.
 
 pub mod ctl;
 mod placeholder;
@@ -34,7 +37,7 @@ pub struct DeviceOption {
     spec: Spec,
 }
 
-/// Parses `PATH=SPEC`. An error is one sentence.
+/// Parses `PATH=SPEC`. The error is one sentence for the user.
 pub fn parse(text: &str) -> Result<DeviceOption, String> {
     let (path, spec) = text.split_once('=').ok_or("expected PATH=SPEC, for example /tmp/disk=ram:size=1G")?;
     if path.is_empty() {
@@ -44,7 +47,8 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
     if spec.is_for_swap() {
         return Err("overwrite= is for --swap: a device keeps what it holds".into());
     }
-    // Processes of the run parse the text again, each in its own working directory.
+    // The program's processes parse the SPEC again, each in its own working directory. So its paths
+    // must be absolute.
     let spec = spec.with_paths(absolute)?;
     Ok(DeviceOption { path: path.into(), spec })
 }
@@ -55,7 +59,7 @@ pub fn absolute(path: &str) -> Result<String, String> {
 }
 
 impl DeviceOption {
-    /// Returns the option by which the user knows the device.
+    /// Returns the text by which messages name the device: `--device PATH`.
     pub fn name(&self) -> String {
         format!("--device {}", self.path.display())
     }
@@ -67,7 +71,7 @@ impl DeviceOption {
 
 /// One device of the run.
 pub struct RunDevice {
-    /// Absolute.
+    /// Absolute path of the placeholder.
     path: PathBuf,
     spec: Spec,
     geometry: Geometry,
@@ -76,13 +80,13 @@ pub struct RunDevice {
 }
 
 /// The devices of a run. Dropping them removes the placeholders and the socket. The thread that
-/// answers lives on with the process.
+/// answers questions continues until the process ends.
 pub struct Devices {
     list: Arc<Vec<Arc<RunDevice>>>,
-    /// Connected for as long as the run lasts. A program in the background that outlives the run
-    /// then gets EIO, because no process is left to reconnect.
+    /// Kept only to stay connected while the run lasts. A program that outlives the launcher then
+    /// gets EIO, because no process is left to reconnect.
     _back_ends: Vec<VhostUser>,
-    /// Interface of the back end for swapped memory.
+    /// The interface to the back end of swapped memory, if it has one.
     swap: Option<Arc<dyn Supply>>,
     policies: Arc<Policies>,
     socket: Socket,
@@ -90,7 +94,8 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices and makes their files. `swap` is the back end for swapped memory.
+    /// Opens the devices and makes their placeholders. `swap` is the back end of swapped memory, if
+    /// it has one.
     pub fn create<'a>(
         options: impl ExactSizeIterator<Item = (&'a DeviceOption, Connected)>,
         fallback: bool,
@@ -111,12 +116,12 @@ impl Devices {
         Ok(Devices { list, _back_ends: back_ends, swap: supply, policies, socket: Socket::create()?, fallback })
     }
 
-    /// Returns the path of the socket at which the program's processes ask.
+    /// Returns the path of the socket at which the program's processes ask questions.
     pub fn socket_path(&self) -> &Path {
         self.socket.path()
     }
 
-    /// Starts the thread that answers questions. Must be called after the fork that makes the
+    /// Starts the thread that answers questions. Must be called after the launcher has forked the
     /// program, because a process with two threads should not fork.
     pub fn serve(&self) -> Result<(), Failure> {
         let server = server::Server {
@@ -167,8 +172,8 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
     }
 }
 
-/// The interface for the drivers of a device in all processes of the run, and the connection to its
-/// back end.
+/// The interface by which all processes of the run drive a device, and the connection to its back
+/// end, if it has one.
 pub struct Connected {
     supply: Arc<dyn Supply>,
     back_end: Option<VhostUser>,
@@ -184,16 +189,17 @@ impl Connected {
     }
 }
 
-/// Connects to the back end of a device or store. `name` is what the user knows it by.
+/// Connects to the back end of a device or of swapped memory. Messages to the user begin with
+/// `name`.
 pub fn connect(options: &vhost_user::Options<'_>, name: String) -> Result<VhostUser, Failure> {
-    // A closed standard error does not end the process.
+    // `writeln!` does not panic if standard error is closed; `eprintln!` would.
     let report = Box::new(move |what: std::fmt::Arguments<'_>| {
         let _ = writeln!(std::io::stderr(), "usring: {name}: {what}");
     });
     VhostUser::connect(options, report).map_err(Failure::new)
 }
 
-/// The memory of a device, made once and passed to every process.
+/// A supply for a device in memory: makes the device's memory once, and passes it to every process.
 #[derive(Default)]
 struct KeptSupply {
     memory: std::sync::Mutex<Option<OwnedDescriptor>>,

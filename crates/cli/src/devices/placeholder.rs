@@ -1,5 +1,5 @@
-//! The file by which a program names a device: sparse, as long as the device, and never read or
-//! written.
+//! The file by which a program names a device. It is sparse and as long as the device. Its data is
+//! never read or written, because the requests go to the device.
 
 use crate::Failure;
 use std::fs::{File, OpenOptions};
@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A placeholder file, removed when this is dropped.
+/// A placeholder file. Dropping it removes the file.
 pub struct Placeholder {
     path: PathBuf,
     /// Kept open, so that no other file can get its inode while the run lasts.
@@ -45,12 +45,13 @@ impl Placeholder {
         Ok(placeholder)
     }
 
-    /// Returns `st_dev` and `st_ino`.
+    /// Returns the `st_dev` and `st_ino` of the file, by which the program's processes recognize
+    /// it.
     pub fn identity(&self) -> (u64, u64) {
         self.identity
     }
 
-    /// Removes the file, unless another file is at its path by now.
+    /// Removes the file, unless another file has taken its path.
     pub fn remove(&self) {
         let still = std::fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);
@@ -60,7 +61,8 @@ impl Placeholder {
     }
 }
 
-/// Returns whether the file at `path` looks like the placeholder of a killed run.
+/// Returns whether the file at `path` looks like the placeholder of a run that was killed: a file
+/// with a length but without blocks.
 fn may_be_left(path: &Path) -> bool {
     std::fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0 && found.blocks() == 0)
 }

@@ -1,6 +1,6 @@
-//! The page that all processes of a run share. One word per device says how threads wait for its
-//! completions ([`usring_device::PolicyWord`]). The launcher and `usring ctl` read and write the
-//! page as a file; only the program's processes map it.
+//! The page of poll policies that all processes of a run share. For each device it has a word that
+//! says how threads wait for completions ([`usring_device::PolicyWord`]). The program's processes
+//! map the page. The launcher and `usring ctl` read and write it as a file.
 
 use crate::Failure;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -12,7 +12,7 @@ use usring_device::PollPolicy;
 
 /// Bytes of the page.
 const LENGTH: u64 = 4096;
-/// Devices that have a word in the page.
+/// Number of devices that can have a word in the page.
 pub const ROOM: usize = LENGTH as usize / 8;
 
 pub struct Policies(File);
@@ -31,7 +31,7 @@ impl Policies {
         create().map_err(|error: io::Error| Failure::new(format!("cannot make the devices' shared page ({error})")))
     }
 
-    /// Opens the page of a run from the descriptor that its launcher has sent.
+    /// Wraps the page's descriptor, which a run's launcher has sent.
     pub fn from_file(file: File) -> Policies {
         Policies(file)
     }
@@ -42,7 +42,8 @@ impl Policies {
         Ok(PollPolicy::from_word(u64::from_ne_bytes(word)))
     }
 
-    /// Writes a policy by one write of an aligned word, which the kernel copies as a whole.
+    /// Writes a device's policy. The word is aligned, so the kernel stores it at once, and no
+    /// process sees half of it.
     pub fn set(&self, index: usize, policy: PollPolicy) -> io::Result<()> {
         self.0.write_all_at(&policy.to_word().to_ne_bytes(), index as u64 * 8)
     }

@@ -1,4 +1,5 @@
-//! Answers the questions of the program's processes and of `usring ctl`.
+//! Answers the questions of the program's processes and of `usring ctl`, on a thread of the
+//! launcher.
 
 use super::RunDevice;
 use super::policies::Policies;
@@ -20,37 +21,37 @@ use usring_device::Supply;
 use usring_device::control::{Answer, FALLBACK, QUESTION_LENGTH, Question, QuestionKind, SWAP};
 use usring_sys::descriptor::OwnedDescriptor;
 
-/// Seconds within which a client that has connected must send its question.
+/// Seconds that a client may take from connecting to sending its question.
 const PATIENCE_SECONDS: i64 = 5;
 
 pub struct Server {
     pub devices: Arc<Vec<Arc<RunDevice>>>,
-    /// Interface of the back end for swapped memory, if the run has one.
+    /// The interface to the back end of swapped memory, if the run has one.
     pub swap: Option<Arc<dyn Supply>>,
     pub policies: Arc<Policies>,
     pub listener: OwnedFd,
     pub fallback: bool,
 }
 
-/// The answer to a question, without the errno.
+/// The answer to a question that has succeeded.
 #[derive(Default)]
 struct Reply {
     values: [u64; 4],
     text: Vec<u8>,
-    /// Descriptors to send, which are closed here afterwards.
+    /// Descriptors to send. They are closed here after sending.
     owned: Vec<OwnedDescriptor>,
-    /// Descriptors to send, which stay open here.
+    /// Descriptors to send. They stay open here.
     kept: Vec<RawFd>,
-    /// A loan that comes with the answer.
+    /// What the client holds from now on until its connection ends, if the question asks for that.
     lent: Option<Lent>,
 }
 
-/// Something that a client has for as long as its connection lasts.
+/// A queue, or the right to ask for queues, that a client holds until its connection ends.
 struct Lent {
-    /// The device's number.
+    /// Number of the device, or `SWAP`.
     device: u32,
     supply: Arc<dyn Supply>,
-    /// A queue of the back end; `None` is the right to ask for queues.
+    /// Index of the queue. `None` stands for the right to ask for queues of swapped memory.
     queue: Option<u32>,
 }
 
@@ -62,31 +63,32 @@ impl Lent {
     }
 }
 
-/// A client that something is lent to.
+/// A client that holds something lent, and its connection.
 struct User {
     connection: OwnedFd,
     lent: Lent,
 }
 
 impl User {
-    /// Takes back what was lent, after the client has returned it or hung up.
+    /// Takes back what the client held, after the client has returned it or has closed its
+    /// connection.
     fn leave(self) {
-        // The message is read although its content is known. Closing a socket with unread data
-        // would give the client an error in place of the answer.
+        // Reads the client's message, although its content is known. Closing a socket with unread
+        // data would give the client an error in place of the answer.
         let mut question = [0; QUESTION_LENGTH];
         let asked = recv(self.connection.as_raw_fd(), &mut question, MsgFlags::MSG_DONTWAIT);
         self.lent.take_back();
         if asked.is_ok_and(|length| length > 0) {
             let answer = Answer::default().to_bytes();
             let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-            // A client that has hung up misses no answer.
+            // An error means that the client has closed its connection and needs no answer.
             let _ = send(self.connection.as_raw_fd(), &answer, flags);
         }
     }
 }
 
 impl Server {
-    /// Serves until the process ends.
+    /// Answers questions until the process ends.
     pub fn run(&self) {
         let mut users = Vec::new();
         loop {
@@ -95,20 +97,21 @@ impl Server {
                 Ok(number) => {
                     // SAFETY: accept has just made the descriptor, and no other code knows it.
                     let connection = unsafe { OwnedFd::from_raw_fd(number) };
-                    // A client that has hung up misses no answer.
+                    // An error means that the client has closed its connection and needs no answer.
                     if let Ok(Some(lent)) = self.serve(&connection, &users) {
                         users.push(User { connection, lent });
                     }
                 }
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
-                // The process may be out of descriptors for a moment.
+                // Retries after a while, because the process may be out of descriptors for a
+                // moment.
                 Err(_) => std::thread::sleep(std::time::Duration::from_millis(10)),
             }
         }
     }
 
-    /// Waits until a client connects. Meanwhile takes back what clients return, and what clients
-    /// had that hung up.
+    /// Waits until a client connects. Meanwhile takes back what earlier clients return, or held
+    /// when they closed their connection.
     fn wait(&self, users: &mut Vec<User>) {
         loop {
             let mut watched = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
@@ -126,7 +129,8 @@ impl Server {
         }
     }
 
-    /// Answers a question, and returns what was lent to the client.
+    /// Answers a client's question. Returns what the client holds from now on, if anything. Clients
+    /// of other users get no answer.
     fn serve(&self, connection: &OwnedFd, users: &[User]) -> nix::Result<Option<Lent>> {
         if getsockopt(connection, PeerCredentials)?.uid() != getuid().as_raw() {
             return Ok(None);
@@ -160,7 +164,7 @@ impl Server {
         }
     }
 
-    /// Returns the answer, or an errno.
+    /// Returns the answer to a question, or an errno.
     fn answer(&self, question: &Question, along: Option<OwnedFd>, users: &[User]) -> Result<Reply, i32> {
         let kind = QuestionKind::from_number(question.kind).ok_or(Errno::EINVAL as i32)?;
         if kind == QuestionKind::List {
@@ -175,7 +179,8 @@ impl Server {
         let swap = self.swap.as_ref().filter(|_| number == SWAP);
         let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
         if kind == QuestionKind::Claim {
-            // The claim's connection can end before those of the queues that were granted under it.
+            // The claim to swapped memory is free only after its holder's queues are returned, too,
+            // because the connections end in any order.
             let is_taken = number != SWAP || users.iter().any(|user| user.lent.device == SWAP);
             let lent = Lent { device: number, supply: supply.clone(), queue: None };
             return if is_taken {
@@ -190,7 +195,7 @@ impl Server {
     fn describe(&self, device: &RunDevice) -> Reply {
         let (st_dev, st_ino) = device.placeholder.identity();
         let flags = if self.fallback { FALLBACK } else { 0 };
-        // The SPEC, a NUL, and the path to show to users.
+        // The text is the SPEC, a NUL byte, and the path that `usring ctl` shows.
         let mut text = device.spec.to_string().into_bytes();
         text.push(0);
         text.extend_from_slice(device.path.as_os_str().as_bytes());
@@ -198,7 +203,7 @@ impl Server {
     }
 }
 
-/// Passes a driver's question to its device's interface.
+/// Passes a driver's question on to the device's interface.
 fn ask(
     supply: &Arc<dyn Supply>,
     device: u32,
@@ -224,7 +229,8 @@ fn ask(
             supply.unshare(value as u32);
             Ok(Reply::default())
         }
-        // A queue is returned on the connection on which it was lent.
+        // ReturnQueue is handled by `User::leave`, because it arrives on the connection that holds
+        // the queue. The other three are answered before this function.
         QuestionKind::ReturnQueue | QuestionKind::List | QuestionKind::Describe | QuestionKind::Claim => {
             Err(usring_sys::Errno::EINVAL)
         }
@@ -236,7 +242,7 @@ fn lent_descriptor(message: &RecvMsg<()>) -> Option<OwnedFd> {
     for control in message.cmsgs().ok()? {
         if let ControlMessageOwned::ScmRights(numbers) = control {
             for number in numbers {
-                // SAFETY: recvmsg has just made the descriptor, and no other code knows it.
+                // SAFETY: recvmsg has just received the descriptor, and no other code knows it.
                 lent = Some(unsafe { OwnedFd::from_raw_fd(number) });
             }
         }

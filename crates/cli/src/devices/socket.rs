@@ -1,5 +1,5 @@
-//! The socket by which a run is found: a Unix socket named by the launcher's process id, in a
-//! folder that only the same user can enter.
+//! The socket by which other processes find a run. Its name is the launcher's process id, and it is
+//! in a folder that only the same user can enter.
 
 use crate::Failure;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// A listening socket, removed when this is dropped.
+/// A listening socket. Dropping it removes its file.
 pub struct Socket {
     path: PathBuf,
     descriptor: OwnedFd,
@@ -21,7 +21,7 @@ impl Socket {
         prepare(&folder)?;
         let path = folder.join(format!("{}.sock", std::process::id()));
         let failed = |error| Failure::new(format!("cannot make the control socket {} ({error})", path.display()));
-        // A killed run with the same process id may have left a socket.
+        // A killed run with the same process id may have left its socket, and bind would then fail.
         let _ = fs::remove_file(&path);
         let descriptor =
             socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).map_err(failed)?;
@@ -37,7 +37,7 @@ impl Socket {
         &self.path
     }
 
-    /// Returns a duplicate of the listening socket, for the thread that serves it.
+    /// Returns a duplicate of the listening socket, for the thread that accepts clients.
     pub fn listener(&self) -> Result<OwnedFd, Failure> {
         self.descriptor
             .try_clone()
@@ -59,7 +59,7 @@ fn folder() -> PathBuf {
     }
 }
 
-/// Makes the folder if it is missing, and checks that only this user can enter it.
+/// Makes the folder if it is missing, and fails if other users can enter it.
 fn prepare(folder: &Path) -> Result<(), Failure> {
     let created = fs::DirBuilder::new().mode(0o700).create(folder);
     let metadata = match created {
@@ -79,7 +79,7 @@ fn prepare(folder: &Path) -> Result<(), Failure> {
     )))
 }
 
-/// Returns the sockets of this user's runs, including those of killed runs.
+/// Returns the paths of the sockets of this user's runs. Some may be left by killed runs.
 pub fn all() -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder()) else { return Vec::new() };
     let mut paths: Vec<_> = entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect();

@@ -17,7 +17,7 @@
 //!     aio_nbytes: buffer.len() as u64,
 //!     ..Iocb::default()
 //! };
-//! // SAFETY: the iocb and the buffer live until the event is there.
+//! SAFETY: the iocb and the buffer live until the event is posted.
 //! assert_eq!(unsafe { context.submit(&[&raw mut read]) }?, 1);
 //!
 //! let mut events = [IoEvent::default(); 8];
@@ -29,10 +29,10 @@
 //! ```
 //!
 //! # Polled
-//! A [polled context](Context::polled) needs no interrupts: the thread that asks for its events
-//! looks for them. For a device of the run (`usring run --device`) it polls the device's queue
-//! pairs. For any other file open with `O_DIRECT` it reads the ring in which the kernel's AIO posts
-//! its events.
+//! A [polled context](Context::polled) needs no interrupts: the thread that calls
+//! [`Context::events`] polls for the completions itself. For a device of the run (`usring run
+//! --device`) the thread polls the device's queue pairs. For any other file open with `O_DIRECT` it
+//! reads the ring in which the kernel's AIO posts its events.
 //!
 //! ```
 //! use std::fs::File;
@@ -55,7 +55,7 @@
 //!     aio_flags: IOCB_FLAG_HIPRI,
 //!     ..Iocb::default()
 //! };
-//! // SAFETY: the iocb and the block live until the event is there.
+//! SAFETY: the iocb and the block live until the event is posted.
 //! unsafe { context.submit(&[&raw mut read]) }?;
 //! let mut events = [IoEvent::default(); 1];
 //! assert_eq!(context.events(1, &mut events, None)?, 1);
@@ -76,34 +76,37 @@ pub use usring_uapi::aio::{
     IOCB_CMD_PWRITEV, IOCB_FLAG_HIPRI, IOCB_FLAG_IOPRIO, IOCB_FLAG_RESFD, IOCTX_FLAG_IOPOLL, IoEvent, Iocb,
 };
 
-/// An AIO context. Dropping it waits until none of its requests is in flight. In a child made by
-/// fork(2) the context is the parent's, and every call answers `EINVAL`.
+/// An AIO context. Dropping it waits until none of its requests is in flight. A child made by
+/// fork(2) cannot use its parent's context: there, every call answers `EINVAL`.
 #[derive(Debug)]
 pub struct Context {
     address: u64,
 }
 
 impl Context {
-    /// Makes a context for `requests` requests at a time, as io_setup(2) does.
+    /// Makes a context that can have `requests` requests in flight, as io_setup(2) does.
     pub fn new(requests: u32) -> io::Result<Context> {
         Context::made_by(|trust, place| usring_aio::setup(trust, requests, place))
     }
 
-    /// Makes a context whose events are polled for, as io_setup2 does with `IOCTX_FLAG_IOPOLL`.
+    /// Makes a context for which [`Context::events`] polls, as io_setup2 does with
+    /// `IOCTX_FLAG_IOPOLL`.
     ///
-    /// - Each request carries [`IOCB_FLAG_HIPRI`] and is a transfer of a file open with `O_DIRECT`.
-    /// - `EINVAL`: a request without the flag, with another command, or with an eventfd of its own.
-    ///   `EOPNOTSUPP`: its file cannot be polled for.
+    /// - Each request must carry [`IOCB_FLAG_HIPRI`] and must be a transfer of a file open with
+    ///   `O_DIRECT`.
+    /// - [`Context::submit`] answers `EINVAL` for a request without the flag, with another command,
+    ///   or with an eventfd of its own. It answers `EOPNOTSUPP` if the request's file cannot be
+    ///   polled.
     /// - [`Context::submit`] takes at most 127 requests per call; any number may be in flight.
-    /// - [`Context::events`] spins until there are enough events or no request is in flight, and
+    /// - [`Context::events`] spins until it has enough events or no request is in flight. It
     ///   ignores the time limit. A second thread that calls it meanwhile gets `EBUSY`.
-    /// - The [ring](Context::ring) stays empty.
+    /// - The [ring](Context::ring) in memory stays empty.
     pub fn polled(requests: u32) -> io::Result<Context> {
         Context::with_flags(requests, IOCTX_FLAG_IOPOLL)
     }
 
-    /// Makes a context with these `IOCTX_FLAG_*`, as io_setup2 does. Without flags it is a context
-    /// as [`Context::new`] makes it, which refuses requests with [`IOCB_FLAG_HIPRI`].
+    /// Makes a context with the given `IOCTX_FLAG_*`, as io_setup2 does. Without flags the context
+    /// is like one of [`Context::new`], except that it refuses requests with [`IOCB_FLAG_HIPRI`].
     pub fn with_flags(requests: u32, flags: u32) -> io::Result<Context> {
         const NO_RINGS: [UserAddress; 2] = [UserAddress::NULL; 2];
         Context::made_by(|trust, place| usring_aio::setup_with_flags(trust, requests, flags, NO_RINGS, place))
@@ -118,26 +121,28 @@ impl Context {
         Ok(Context { address })
     }
 
-    /// Returns the address of the context's ring, in Linux's layout ([`AioRing`]). Events appear
-    /// there whether the program asks for them or not. The ring is valid until the context is
-    /// dropped.
+    /// Returns the address of the context's ring, in Linux's layout ([`AioRing`]). Completions
+    /// appear in the ring even if the program never calls [`Context::events`]. The ring is valid
+    /// until the context is dropped.
     pub fn ring(&self) -> *const AioRing {
         self.address as usize as *const AioRing
     }
 
-    /// Submits requests, as io_submit(2) does, and returns how many were taken. An error is that of
-    /// the first request.
+    /// Submits requests, as io_submit(2) does, and returns how many it has submitted. Submission
+    /// stops at the first request that is refused. Its error is returned only if no request was
+    /// submitted before it.
     ///
     /// # Safety
     /// Each pointer is valid for an [`Iocb`], which is used only during the call. The memory that
-    /// the iocb names stays valid, and is not used otherwise, until its event has been posted.
+    /// the iocb names stays valid until the iocb's event has been posted, and the caller does not
+    /// use it until then.
     pub unsafe fn submit(&self, iocbs: &[*mut Iocb]) -> io::Result<usize> {
         let list = UserAddress(iocbs.as_ptr() as u64);
         usring_aio::submit(self.address, iocbs.len() as i64, list).map(|taken| taken as usize).map_err(os_error)
     }
 
-    /// Waits for `least` events, for `timeout` at most, as io_getevents(2) does. Takes as many
-    /// events as there is room for, and returns how many.
+    /// Waits for `least` events, but no longer than `timeout`, as io_getevents(2) does. Stores as
+    /// many events as `events` has room for, and returns their number.
     pub fn events(&self, least: usize, events: &mut [IoEvent], timeout: Option<Duration>) -> io::Result<usize> {
         let time = timeout.map(|span| Timespec {
             tv_sec: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
@@ -149,11 +154,12 @@ impl Context {
         taken.map(|taken| taken as usize).map_err(os_error)
     }
 
-    /// Cancels a waiting poll, as io_cancel(2) does, by the address at which its iocb was
-    /// submitted. Its event is posted nevertheless, so success is the error `EINPROGRESS`.
+    /// Cancels a waiting poll request, as io_cancel(2) does. `iocb` is the address that was passed
+    /// to [`Context::submit`]. The request's event is posted nevertheless, so a successful call
+    /// returns the error `EINPROGRESS`.
     ///
     /// # Safety
-    /// `iocb` is still valid memory.
+    /// `iocb` still points to valid memory.
     pub unsafe fn cancel(&self, iocb: *mut Iocb) -> io::Result<()> {
         usring_aio::cancel(self.address, UserAddress(iocb as u64)).map_err(os_error)
     }
@@ -161,7 +167,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // A forked child does not have the context, so the call fails there.
+        // `destroy` fails in a forked child, which does not have the context.
         let _ = usring_aio::destroy(self.address);
     }
 }

@@ -11,7 +11,7 @@ use usring_engine::Ring;
 use usring_sys::syscall::AddressTrust;
 use usring_uapi::io_uring as abi;
 
-/// The parameters of a ring that is to be made. [`IoUring::builder`] returns one.
+/// The parameters of a ring to be made. [`IoUring::builder`] returns a builder with the defaults.
 ///
 /// ```
 /// use usring::IoUring;
@@ -92,31 +92,31 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self
     }
 
-    /// Sets `IORING_SETUP_IOPOLL`: the thread that enters the ring looks for completions, and no
-    /// interrupt reports them. A request for a file that cannot be polled, as of every file of the
-    /// kernel's, gets `EOPNOTSUPP`.
+    /// Sets `IORING_SETUP_IOPOLL`: the thread that enters the ring polls for completions, and no
+    /// interrupt reports them. Only a device of usring's can be polled. A request for any file of
+    /// the kernel's gets `EOPNOTSUPP`.
     pub fn setup_iopoll(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_IOPOLL)
     }
 
-    /// Starts an SQ thread, which submits the pushed requests. So submitting needs no call while
-    /// the thread is awake. It sleeps after `idle` milliseconds without work (0: one second), and
-    /// [`submit`](crate::Submitter::submit) wakes it.
+    /// Starts an SQ thread, which submits the pushed requests. While that thread is awake,
+    /// submitting needs no call. The thread sleeps after `idle` milliseconds without work (0: one
+    /// second), and [`submit`](crate::Submitter::submit) wakes it.
     pub fn setup_sqpoll(&mut self, idle: u32) -> &mut Self {
         self.params.sq_thread_idle = idle;
         self.flag(abi::IORING_SETUP_SQPOLL)
     }
 
-    /// Keeps the SQ thread on processor `cpu`. [`build`](Builder::build) answers `EINVAL` without
-    /// `setup_sqpoll`, or if this process may not run there.
+    /// Binds the SQ thread to processor `cpu`. [`build`](Builder::build) answers `EINVAL` if
+    /// `setup_sqpoll` was not called, or if this process may not run on the processor.
     pub fn setup_sqpoll_cpu(&mut self, cpu: u32) -> &mut Self {
         self.params.sq_thread_cpu = cpu;
         self.flag(abi::IORING_SETUP_SQ_AFF)
     }
 
     /// Sets the number of entries of the completion queue, rounded up to a power of two. The
-    /// default is twice the submission queue's. [`build`](Builder::build) answers `EINVAL` for 0,
-    /// for more than 65,536, and for less than the submission queue has.
+    /// default is twice the number of the submission queue. [`build`](Builder::build) answers
+    /// `EINVAL` for 0, for more than 65,536, and for fewer entries than the submission queue has.
     pub fn setup_cqsize(&mut self, entries: u32) -> &mut Self {
         self.params.cq_entries = entries;
         self.flag(abi::IORING_SETUP_CQSIZE)
@@ -128,41 +128,43 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self.flag(abi::IORING_SETUP_CLAMP)
     }
 
-    /// Shares the SQ thread of another ring of this process, named by its
-    /// [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd). Workers are always shared by all rings of
-    /// the process. `EINVAL` if the descriptor is no ring of usring.
+    /// Shares the SQ thread of another ring of this process, whose
+    /// [`as_raw_fd`](std::os::fd::AsRawFd::as_raw_fd) is `fd`. Workers need no such setting: all
+    /// rings of the process share them. [`build`](Builder::build) answers `EINVAL` if `fd` is no
+    /// ring of usring.
     pub fn setup_attach_wq(&mut self, fd: RawFd) -> &mut Self {
         self.params.wq_fd = fd as u32;
         self.flag(abi::IORING_SETUP_ATTACH_WQ)
     }
 
-    /// Starts the ring disabled: it answers `EBADFD` until
-    /// [`register_enable_rings`](crate::Submitter::register_enable_rings). Restrictions can be
-    /// registered only before that.
+    /// Starts the ring disabled. Until
+    /// [`register_enable_rings`](crate::Submitter::register_enable_rings) the ring answers
+    /// `EBADFD`, and only in this state can restrictions be registered.
     pub fn setup_r_disabled(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_R_DISABLED)
     }
 
-    /// Submits the rest of a batch after a request that is refused; the refused request gets a
-    /// completion.
+    /// Has a submission continue after a request that is refused. The refused request gets a
+    /// completion with its error. By default the submission ends there.
     pub fn setup_submit_all(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_SUBMIT_ALL)
     }
 
-    /// Accepted without effect. It is a hint to the kernel, and usring never interrupts a thread of
-    /// the program.
+    /// Accepted without effect. The flag tells the kernel not to interrupt a thread of the program
+    /// for completions, and usring never does.
     pub fn setup_coop_taskrun(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_COOP_TASKRUN)
     }
 
-    /// Has [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) report when completions
-    /// wait for this thread to enter. Needs `setup_coop_taskrun` or `setup_defer_taskrun`.
+    /// Has [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) report that completions
+    /// are pending until this thread enters the ring. Needs `setup_coop_taskrun` or
+    /// `setup_defer_taskrun`.
     pub fn setup_taskrun_flag(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_TASKRUN_FLAG)
     }
 
-    /// Posts completions only when the owner of the ring waits or asks for them. Needs
-    /// `setup_single_issuer`.
+    /// Posts completions only when the ring's owner (its single issuer) waits for completions or
+    /// asks for them. Needs `setup_single_issuer`.
     pub fn setup_defer_taskrun(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_DEFER_TASKRUN)
     }
@@ -173,21 +175,21 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self.flag(abi::IORING_SETUP_SINGLE_ISSUER)
     }
 
-    /// Leaves out the index array between the submission queue and its entries.
+    /// Leaves out the index array, by which the submission queue normally refers to its entries.
     pub fn setup_no_sqarray(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_NO_SQARRAY)
     }
 
-    /// Makes a ring of `entries` submission queue entries, rounded up to a power of two.
+    /// Makes a ring whose submission queue has `entries` entries, rounded up to a power of two.
     ///
     /// # Errors
-    /// `EINVAL`: no entries, more than 32,768 without `setup_clamp`, or setters
-    /// that contradict each other. `ENOMEM`, `EMFILE`, `EAGAIN`: no memory,
-    /// descriptor or thread is left.
+    /// - `EINVAL`: `entries` is 0 or, without `setup_clamp`, over 32,768, or settings contradict
+    ///   each other.
+    /// - `ENOMEM`, `EMFILE`, `EAGAIN`: the process can get no more memory, descriptors or threads.
     pub fn build(&self, entries: u32) -> io::Result<IoUring<S, C>> {
         process::prepare();
         let mut params = self.params;
-        // SAFETY: addresses reach the ring by `SubmissionQueue::push`, and by those functions of
+        // SAFETY: addresses reach the ring only by `SubmissionQueue::push`, and by the functions of
         // `Submitter` that register memory. All of these are unsafe, and their callers promise that
         // the memory is valid.
         let trust = unsafe { AddressTrust::new() };

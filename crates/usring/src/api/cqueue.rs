@@ -12,12 +12,12 @@ use usring_uapi::io_uring::IORING_CQ_EVENTFD_DISABLED;
 
 pub use io_uring::cqueue::{Entry, Entry32, EntryMarker, buffer_more, buffer_select, more, notif, sock_nonempty};
 
-/// The completion queue of a ring: an iterator over the completions that were there when it was
-/// borrowed or last [`sync`](CompletionQueue::sync)ed.
+/// The completion queue of a ring: an iterator over the completions that had been posted when the
+/// queue was borrowed or last [`sync`](CompletionQueue::sync)ed.
 pub struct CompletionQueue<'a, E: EntryMarker = Entry> {
     half: &'a mut CompletionHalf,
     core: &'a Core,
-    /// Completions that this object saw and has not taken yet.
+    /// Completions that the last `sync` saw and the program has not taken yet.
     left: u32,
     entries: PhantomData<fn() -> E>,
 }
@@ -29,7 +29,8 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         CompletionQueue { half, core, left, entries: PhantomData }
     }
 
-    /// Reads the queue again, so that completions posted since are seen.
+    /// Reads the queue's tail again, so that the iterator also returns completions posted since
+    /// then.
     #[inline]
     pub fn sync(&mut self) {
         self.settle();
@@ -41,9 +42,9 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         self.core.descriptor.settle(|| self.half.is_empty());
     }
 
-    /// Returns an object that reports whether there are completions, for a caller that does not
-    /// hold the queue. It may outlive the ring. (The `io-uring` crate's function is `unsafe`,
-    /// because there it may not.)
+    /// Returns an object that reports whether the ring has completions, for code that does not hold
+    /// the queue. The object may outlive the ring. (The `io-uring` crate's function is `unsafe`,
+    /// because there the object must not outlive the ring.)
     #[inline]
     pub fn status(&self) -> CompletionStatus {
         CompletionStatus { memory: self.core.ring.memory().clone() }
@@ -59,18 +60,18 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         self.core.ring.memory().rings().word(self.core.parameters.0.cq_off.flags as usize)
     }
 
-    /// Returns whether completions leave a registered eventfd as it is.
+    /// Returns whether new completions leave the registered eventfd unchanged.
     pub fn eventfd_disabled(&self) -> bool {
         self.flags().load(Ordering::Acquire) & IORING_CQ_EVENTFD_DISABLED != 0
     }
 
-    /// Stops completions from adding to an eventfd registered by
-    /// [`register_eventfd`](crate::Submitter::register_eventfd).
+    /// Stops new completions from adding to the eventfd that
+    /// [`register_eventfd`](crate::Submitter::register_eventfd) has registered.
     pub fn disable_eventfd(&self) {
         self.flags().fetch_or(IORING_CQ_EVENTFD_DISABLED, Ordering::Release);
     }
 
-    /// Has completions add to a registered eventfd again.
+    /// Lets new completions add to the registered eventfd again.
     pub fn enable_eventfd(&self) {
         self.flags().fetch_and(!IORING_CQ_EVENTFD_DISABLED, Ordering::Release);
     }
@@ -81,21 +82,22 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         self.core.ring.memory().layout().cq_entries as usize
     }
 
-    /// Returns whether no completion is left of those seen at the last
-    /// [`sync`](CompletionQueue::sync).
+    /// Returns whether the program has taken every completion that the last
+    /// [`sync`](CompletionQueue::sync) saw.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.left == 0
     }
 
-    /// Returns whether the queue was full at the last [`sync`](CompletionQueue::sync), and nothing
-    /// was taken since.
+    /// Returns whether the last [`sync`](CompletionQueue::sync) saw a full queue, and the program
+    /// has taken nothing since.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len() == self.capacity()
     }
 
-    /// Takes as many completions as there are and `entries` has room for.
+    /// Takes completions until `entries` is full or none is left, and returns the filled part of
+    /// `entries`.
     #[inline]
     pub fn fill<'b>(&mut self, entries: &'b mut [MaybeUninit<E>]) -> &'b mut [E] {
         let count = self.len().min(entries.len());
@@ -106,7 +108,7 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         unsafe { std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<E>(), count) }
     }
 
-    /// Takes one of the `left` completions.
+    /// Takes the oldest completion. The caller has checked that `left` is not 0.
     #[inline(always)]
     fn take(&mut self) -> E {
         const MISSING: &str = "the program's own memory holds the ring, and something has overwritten it";
@@ -152,14 +154,14 @@ impl<E: EntryMarker> fmt::Debug for CompletionQueue<'_, E> {
     }
 }
 
-/// Reports whether a ring has completions: two loads, no lock, no call. The answer may be stale
-/// when the caller gets it.
+/// Reports whether a ring has completions, by two loads and without a lock or a system call. The
+/// answer may be outdated by the time that the caller gets it.
 pub struct CompletionStatus {
     memory: Memory,
 }
 
 impl CompletionStatus {
-    /// Returns whether every posted completion was taken.
+    /// Returns whether the program has taken every posted completion.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.memory.ready() == 0

@@ -1,9 +1,9 @@
-//! The descriptor that poll and epoll see of a ring: an eventfd, made at the program's first
-//! request. The engine keeps it readable while there are completions.
+//! The descriptor of a ring for poll and epoll: an eventfd, made when the program first asks for
+//! it. The engine keeps the eventfd readable while the ring has completions.
 //!
-//! The engine also asks here which ring a descriptor is, for `POLL_ADD` of a ring and for
-//! `setup_attach_wq`. The interposer has a table of all descriptors for that; the API knows only
-//! those that it made.
+//! This module also answers the engine's question which ring a descriptor belongs to, for
+//! `POLL_ADD` on a ring and for `setup_attach_wq`. Only descriptors that this module has made are
+//! known here. (In `libusring.so` the interposer answers instead, from a table of all descriptors.)
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -12,7 +12,7 @@ use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE, duplicate_from};
 use usring_sys::per_process::PerProcess;
 use usring_sys::{Errno, eventfd};
 
-/// The descriptor of one ring, once it was made.
+/// The descriptor of one ring. Empty until the program asks for it.
 #[derive(Default)]
 pub(super) struct Descriptor {
     made: OnceLock<Option<Arc<OwnedDescriptor>>>,
@@ -20,12 +20,12 @@ pub(super) struct Descriptor {
 
 type Table = RwLock<Vec<(RawFd, Weak<Ring>)>>;
 
-/// Every descriptor of a ring. A forked child starts with an empty table: the rings that it
-/// inherits are not its own.
+/// The descriptors of all rings of this process. A forked child starts with an empty table, because
+/// it cannot use the rings that it inherits.
 static TABLE: PerProcess<Table> = PerProcess::new();
 
-/// Locks the table for reading. Threads that send messages look rings up here, and do not exclude
-/// each other.
+/// Locks the table for reading. Threads that send messages between rings look the rings up at the
+/// same time, so readers must not exclude each other.
 fn table() -> RwLockReadGuard<'static, Vec<(RawFd, Weak<Ring>)>> {
     TABLE.get_or_make(Table::default).read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -35,7 +35,8 @@ fn table_to_change() -> RwLockWriteGuard<'static, Vec<(RawFd, Weak<Ring>)>> {
 }
 
 impl Descriptor {
-    /// Returns the descriptor's number, or −1 if it cannot be made.
+    /// Returns the descriptor's number, and makes the descriptor at the first call. Returns −1 if
+    /// it cannot be made, or if the ring is the parent process's.
     pub fn number(&self, ring: &Arc<Ring>) -> RawFd {
         if ring.is_inherited() {
             return -1;
@@ -44,8 +45,9 @@ impl Descriptor {
         made.as_ref().map_or(-1, |descriptor| descriptor.number())
     }
 
-    /// Makes the descriptor unreadable if the application has taken the last completion. The
-    /// interposer does this before each poll call; the API does not see the poll calls.
+    /// Makes the descriptor unreadable if the application has taken the last completion. The API
+    /// does this whenever the application looks at the queue. (The interposer does it before each
+    /// poll call, which the API does not see.)
     #[inline]
     pub fn settle(&self, is_empty: impl FnOnce() -> bool) {
         if self.made.get().is_some_and(Option::is_some) && is_empty() {
@@ -63,8 +65,9 @@ impl Descriptor {
 
 fn make(ring: &Arc<Ring>) -> Result<Arc<OwnedDescriptor>, Errno> {
     let event = eventfd::create()?;
-    // The engine looks for rings' numbers from `RESERVED_BASE` on. If the process's limit ends
-    // below, an ordinary number still serves poll and epoll.
+    // The engine takes only numbers from `RESERVED_BASE` on for rings. If the limit of open files
+    // is lower than that, the eventfd keeps an ordinary number. It then still serves poll and
+    // epoll.
     let descriptor = Arc::new(duplicate_from(event.number(), RESERVED_BASE).unwrap_or(event));
     table_to_change().push((descriptor.number(), Arc::downgrade(ring)));
     ring.attach_descriptor(descriptor.clone());
@@ -80,19 +83,19 @@ fn ring_of(number: RawFd) -> Option<Arc<Ring>> {
 
 static HOST: Host = Host {
     ring_of,
-    // Only the interposer registers rings with a thread.
+    // Only the interposer has a table of rings per thread (`register_ring_fd`).
     ring_at_index: |_| Err(Errno::EINVAL),
-    // Every ring that has a descriptor is watched.
+    // Nothing to do: `make` watches each ring that gets a descriptor.
     watch: |_| (),
     device_of: |_| None,
-    // A ring may not be closed through a ring. Any other number is the engine's to close.
+    // A CLOSE request may not close a ring's descriptor. The engine closes any other number.
     close: |number| {
         let is_ring = number >= RESERVED_BASE && ring_of(number).is_some();
         is_ring.then_some(Err(Errno::EBADF))
     },
 };
 
-/// Makes this module the one that the engine asks about descriptors.
+/// Registers this module as the one that answers the engine's questions about descriptors.
 pub(super) fn become_host() {
     usring_engine::set_host(&HOST);
 }

@@ -1,12 +1,12 @@
-//! Conversion of entries between the `io-uring` crate's types, which programs build and read, and
-//! our own. Both have the kernel's layout, byte for byte.
+//! Converts entries between the `io-uring` crate's types, which programs build and read, and the
+//! engine's types. Both have the kernel's layout, byte for byte.
 
 use super::{cqueue, squeue};
 use std::mem;
 use usring_uapi::io_uring as abi;
 use usring_uapi::{Cqe, Sqe};
 
-/// The second 64 bytes of an SQE, and the second 16 of a CQE.
+/// The extension of a wide entry: the second 64 bytes of an SQE, or the second 16 of a CQE.
 pub(super) type SqeExtension = [u64; 8];
 pub(super) type CqeExtension = [u64; 2];
 
@@ -40,7 +40,7 @@ pub(super) fn sqe_extension<S: squeue::EntryMarker>(entry: &S) -> SqeExtension {
     unsafe { (&raw const *entry).cast::<SqeExtension>().add(1).read() }
 }
 
-/// Makes an entry of a CQE. The second half matters for wide entries only.
+/// Makes an entry of a CQE. `extension` is used only if `C` is a wide entry.
 #[inline(always)]
 pub(super) fn completion<C: cqueue::EntryMarker>(cqe: Cqe, extension: CqeExtension) -> C {
     #[repr(C)]

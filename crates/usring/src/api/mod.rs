@@ -1,4 +1,4 @@
-//! The Rust API: a thin layer on the engine, which decides nothing itself.
+//! The Rust API: a thin layer on the engine, which makes no decisions of its own.
 //!
 //! | module | content |
 //! |---|---|
@@ -36,7 +36,7 @@ pub use submitter::Submitter;
 
 use usring_sys::Errno;
 
-/// Converts the engine's error to the standard library's.
+/// Converts an errno of the engine to a `std::io::Error`.
 pub(crate) fn os_error(error: Errno) -> std::io::Error {
     std::io::Error::from_raw_os_error(-error.negative())
 }

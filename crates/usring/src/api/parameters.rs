@@ -3,8 +3,9 @@
 use std::fmt;
 use usring_uapi::io_uring as abi;
 
-/// The parameters that a ring was made with, and the features that it promises: io_uring_setup(2)'s
-/// `struct io_uring_params`, as the engine has filled it in.
+/// The parameters and features of a ring: `struct io_uring_params` of io_uring_setup(2), as the
+/// engine has filled it in. An `is_feature_…` function returns whether the ring has the feature
+/// that its comment describes.
 #[derive(Clone)]
 pub struct Parameters(pub(super) abi::io_uring_params);
 
@@ -57,13 +58,13 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_RW_CUR_POS)
     }
 
-    /// A request that is carried out in place runs with the credentials of the thread that submits
-    /// it. A request that a worker carries out runs with the credentials that the maker of the
-    /// process's first ring had then, unless the request names a personality. Always true.
+    /// A request that the submitting thread carries out has that thread's credentials. A request
+    /// that a worker carries out has the credentials that a thread had when it made the process's
+    /// first ring, unless the request names a personality. Always true.
     ///
-    /// libc's setuid(2) and its like change the workers' credentials, too. The Rust API does not
-    /// see what a thread changes for itself alone: capabilities, Landlock, a file system view. Make
-    /// such changes before the first ring is made, or register a personality afterwards.
+    /// setuid(2) of libc and its relatives change the workers' credentials, too. The Rust API does
+    /// not see what a thread changes for itself alone: capabilities, Landlock, a file system view.
+    /// Make such changes before the first ring is made, or register a personality afterwards.
     pub fn is_feature_cur_personality(&self) -> bool {
         self.promises(abi::IORING_FEAT_CUR_PERSONALITY)
     }
@@ -83,7 +84,8 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_SQPOLL_NONFIXED)
     }
 
-    /// [`Submitter::submit_with_args`](crate::Submitter::submit_with_args) works. Always true.
+    /// [`Submitter::submit_with_args`](crate::Submitter::submit_with_args) takes a timeout. Always
+    /// true.
     pub fn is_feature_ext_arg(&self) -> bool {
         self.promises(abi::IORING_FEAT_EXT_ARG)
     }
@@ -98,7 +100,7 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_RSRC_TAGS)
     }
 
-    /// `SKIP_SUCCESS` works. Always true.
+    /// A request with the flag `SKIP_SUCCESS` posts no completion if it succeeds. Always true.
     pub fn is_feature_skip_cqe_on_success(&self) -> bool {
         self.promises(abi::IORING_FEAT_CQE_SKIP)
     }
@@ -109,12 +111,13 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_LINKED_FILE)
     }
 
-    /// Returns whether several buffers can be sent and received in one bundle.
+    /// Returns whether one request can send or receive several provided buffers as a bundle.
     pub fn is_feature_recvsend_bundle(&self) -> bool {
         self.promises(abi::IORING_FEAT_RECVSEND_BUNDLE)
     }
 
-    /// `SubmitArgs::min_wait_usec` works. Always true.
+    /// [`SubmitArgs::min_wait_usec`](crate::types::SubmitArgs::min_wait_usec) has an effect. Always
+    /// true.
     pub fn is_feature_min_timeout(&self) -> bool {
         self.promises(abi::IORING_FEAT_MIN_TIMEOUT)
     }

@@ -1,15 +1,15 @@
-//! Prepares a process for its first ring: fault handlers, a way to start threads that libc knows,
-//! and a table of which descriptor is which ring.
+//! Prepares a process for its first ring or swap region. It needs fault handlers, a function that
+//! starts threads known to libc, and the table of the rings' descriptors.
 
 use super::descriptor;
 use std::ffi::c_void;
 use std::sync::Once;
 use usring_sys::{Errno, thread, user_memory, wait};
 
-/// Stack of an engine's thread, in bytes. Such a thread runs nothing but the engine.
+/// Stack of a thread that the engine starts, in bytes. Such a thread runs no code of the program's.
 const STACK: usize = 256 * 1024;
 
-/// Prepares, once, what rings and swap regions need.
+/// Installs, once per process, what both rings and swap regions need.
 pub(crate) fn prepare_threads() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -18,13 +18,13 @@ pub(crate) fn prepare_threads() {
     });
 }
 
-/// Prepares, once, what rings need.
+/// Installs, once per process, everything that rings need.
 pub(super) fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
         prepare_threads();
-        // This fails if the program handles SIGSYS itself. Then a cancel cannot interrupt a
-        // worker's system call, and waits until the call has ended.
+        // Installing the SIGSYS handler fails if the program has one of its own. A cancel then
+        // cannot interrupt a worker's system call, and waits until that call has ended.
         let _ = wait::catch_worker_interrupts();
         descriptor::become_host();
     });
@@ -44,7 +44,7 @@ impl Argument {
     }
 }
 
-/// Starts a thread of the standard library, so that tools, debuggers and malloc know it.
+/// Starts a thread by the standard library, so that libc's malloc, debuggers and tools know it.
 fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
     let argument = Argument(argument);
     let started = std::thread::Builder::new().stack_size(STACK).spawn(move || entry(argument.into_inner()));

@@ -1,4 +1,4 @@
-//! io_uring_register(2): files, buffers, buffer rings, eventfds, limits.
+//! io_uring_register(2): files, buffers, buffer rings, eventfds, limits and more.
 
 use super::os_error;
 use super::submitter::Submitter;
@@ -15,7 +15,7 @@ use usring_uapi::io_uring::io_uring_register_op as op;
 
 pub use io_uring::register::{Restriction, SKIP_FILE};
 
-/// Returns a slice's address as the kernel's structures hold it.
+/// Returns a slice's address as a number, as the kernel's structures hold it.
 fn address_of<T>(slice: &[T]) -> u64 {
     slice.as_ptr() as u64
 }
@@ -33,14 +33,14 @@ impl Submitter<'_> {
         self.register_raw(opcode as u32, UserAddress((&raw const *argument) as u64), count)
     }
 
-    /// Calls io_uring_register(2) as it is, for opcodes that have no function here.
+    /// Calls io_uring_register(2) with the given arguments, for opcodes that have no function here.
     ///
     /// # Errors
-    /// Those of io_uring_register(2), and `EOWNERDEAD` for a parent's ring.
+    /// Those of io_uring_register(2), and `EOWNERDEAD` if the ring is a parent process's.
     ///
     /// # Safety
-    /// `arg` is what `opcode` takes, and `nr_args` counts it as the opcode does. `arg` is written
-    /// to if the opcode answers in it.
+    /// `arg` points to what `opcode` takes, and `nr_args` counts its elements as the opcode does.
+    /// For some opcodes the engine writes the answer to `arg`, so that memory must be writable.
     pub unsafe fn register(&self, opcode: u32, arg: *mut libc::c_void, nr_args: u32) -> io::Result<u32> {
         self.register_raw(opcode, UserAddress(arg as u64), nr_args)
     }
@@ -48,26 +48,28 @@ impl Submitter<'_> {
     /// Registers buffers for `ReadFixed` and `WriteFixed`, which name a buffer by its index.
     ///
     /// # Errors
-    /// `EBUSY`: buffers are registered already. `EINVAL`: none, or more than 16,384. `EFAULT`: a
-    /// buffer cannot be written, is empty or longer than 1 GiB.
+    /// - `EBUSY`: the ring has registered buffers already.
+    /// - `EINVAL`: `bufs` is empty, or has more than 16,384 buffers.
+    /// - `EFAULT`: a buffer cannot be written, is empty, or is longer than 1 GiB.
     ///
     /// # Safety
-    /// Each buffer is memory that the operations may use until it is unregistered or the ring is
-    /// dropped.
+    /// Requests may read and write each buffer's memory until the buffer is unregistered or the
+    /// ring is dropped. The memory must stay valid until then.
     pub unsafe fn register_buffers(&self, bufs: &[libc::iovec]) -> io::Result<()> {
         self.register_raw(op::IORING_REGISTER_BUFFERS as u32, UserAddress(address_of(bufs)), bufs.len() as u32)
             .map(drop)
     }
 
-    /// Registers buffers with a tag each. When a buffer is unregistered and no request uses it any
-    /// more, a completion with the tag as its user data is posted. Tag 0 posts nothing.
+    /// Registers buffers, each with a tag. After a buffer was unregistered and the last request
+    /// that uses it has ended, the ring posts a completion whose user data is the tag. Tag 0 posts
+    /// nothing.
     ///
     /// # Errors
     /// Those of [`register_buffers`](Submitter::register_buffers).
     ///
     /// # Safety
-    /// Each buffer is memory that the operations may use until it is unregistered or the ring is
-    /// dropped.
+    /// Requests may read and write each buffer's memory until the buffer is unregistered or the
+    /// ring is dropped. The memory must stay valid until then.
     pub unsafe fn register_buffers2(&self, bufs: &[libc::iovec], tags: &[u64]) -> io::Result<()> {
         let resources = abi::io_uring_rsrc_register {
             nr: bufs.len().min(tags.len()) as u32,
@@ -88,22 +90,24 @@ impl Submitter<'_> {
         self.register_resources(op::IORING_REGISTER_BUFFERS2, sparse(nr))
     }
 
-    /// Registers all buffers of another ring with this ring, too. The caller's promise for the
-    /// other ring's memory then holds until neither ring uses it.
+    /// Registers all buffers of another ring with this ring, too. The memory that the other ring's
+    /// caller promised to keep valid must then stay valid until neither ring uses it.
     ///
     /// # Errors
-    /// `EBUSY`: this ring has buffers already. `ENXIO`: the other ring has none. `EEXIST`: only
-    /// another thread may use the other ring. `EBADF`, `EOPNOTSUPP`: `src_fd` is no ring.
+    /// - `EBUSY`: this ring has buffers already.
+    /// - `ENXIO`: the other ring has none.
+    /// - `EEXIST`: the other ring has a single issuer, which is another thread.
+    /// - `EBADF`, `EOPNOTSUPP`: `src_fd` is no ring.
     pub fn register_buffers_clone(&self, src_fd: RawFd) -> io::Result<()> {
         self.register_buffers_clone_offset(src_fd, 0, 0, 0, CloneBuffersFlags::empty())
     }
 
-    /// Registers `nr` buffers of another ring, from its slot `src_off` on, in the slots from
-    /// `dst_off` on.
+    /// Registers `nr` buffers of another ring with this ring. They are copied from the other ring's
+    /// slots from `src_off` on to this ring's slots from `dst_off` on.
     ///
     /// # Errors
-    /// Those of [`register_buffers_clone`](Submitter::register_buffers_clone). `EINVAL`,
-    /// `EOVERFLOW`: a table has too few slots.
+    /// - Those of [`register_buffers_clone`](Submitter::register_buffers_clone).
+    /// - `EINVAL`, `EOVERFLOW`: one of the tables has too few slots.
     pub fn register_buffers_clone_offset(
         &self,
         src_fd: RawFd,
@@ -116,17 +120,20 @@ impl Submitter<'_> {
         self.register_with(op::IORING_REGISTER_CLONE_BUFFERS, &argument, 1).map(drop)
     }
 
-    /// Replaces the buffers of the slots from `offset` on. An `iovec` of null and 0 empties its
-    /// slot.
+    /// Replaces the buffers of the slots from `offset` on. An `iovec` with a null address and
+    /// length 0 empties its slot.
     ///
     /// # Errors
-    /// `ENXIO`: there is no table. `EINVAL`: the table has too few slots. `EFAULT`: the first
-    /// buffer cannot be registered ([`register_buffers`](Submitter::register_buffers)). A bad
-    /// buffer behind the first ends the update early, without an error.
+    /// - `ENXIO`: the ring has no table of buffers.
+    /// - `EINVAL`: the table has too few slots.
+    /// - `EFAULT`: the first buffer cannot be registered
+    ///   ([`register_buffers`](Submitter::register_buffers)).
+    ///
+    /// If a later buffer cannot be registered, the update stops there and reports no error.
     ///
     /// # Safety
-    /// Each buffer is memory that the operations may use until it is unregistered or the ring is
-    /// dropped.
+    /// Requests may read and write each buffer's memory until the buffer is unregistered or the
+    /// ring is dropped. The memory must stay valid until then.
     pub unsafe fn register_buffers_update(
         &self,
         offset: u32,
@@ -151,73 +158,80 @@ impl Submitter<'_> {
     /// Unregisters all buffers.
     ///
     /// # Errors
-    /// `ENXIO`: there are none.
+    /// `ENXIO`: the ring has no registered buffers.
     pub fn unregister_buffers(&self) -> io::Result<()> {
         self.register_nothing(op::IORING_UNREGISTER_BUFFERS).map(drop)
     }
 
     /// Registers files, which requests name by their index ([`types::Fixed`](crate::types::Fixed)).
-    /// −1 leaves a slot empty. The ring keeps a duplicate of each descriptor, so the program may
-    /// close its own.
+    /// A −1 leaves its slot empty. The ring keeps a duplicate of each descriptor, so the program
+    /// may close its own.
     ///
     /// # Errors
-    /// `EBUSY`: files are registered already. `EINVAL`: none. `EMFILE`: too many for the process.
-    /// `EBADF`: a descriptor is no open file, or is a ring.
+    /// - `EBUSY`: the ring has registered files already.
+    /// - `EINVAL`: `fds` is empty.
+    /// - `EMFILE`: `fds` is longer than the process's limit of open files allows.
+    /// - `EBADF`: a descriptor is no open file, or is a ring.
     pub fn register_files(&self, fds: &[RawFd]) -> io::Result<()> {
         self.register_raw(op::IORING_REGISTER_FILES as u32, UserAddress(address_of(fds)), fds.len() as u32).map(drop)
     }
 
-    /// Registers a table of `nr` empty slots. Slots are filled by
-    /// [`register_files_update`](Submitter::register_files_update), by `FilesUpdate`, or by a
-    /// request that opens a file into a slot.
+    /// Registers a table of `nr` empty slots.
+    /// [`register_files_update`](Submitter::register_files_update), `FilesUpdate`, or a request
+    /// that opens a file into a slot fills them.
     ///
     /// # Errors
-    /// `EBUSY`: there is a table already. `EINVAL`: no slots. `EMFILE`: too many for the process.
+    /// - `EBUSY`: the ring has a table already.
+    /// - `EINVAL`: `nr` is 0.
+    /// - `EMFILE`: `nr` is more than the process's limit of open files allows.
     pub fn register_files_sparse(&self, nr: u32) -> io::Result<()> {
         self.register_resources(op::IORING_REGISTER_FILES2, sparse(nr))
     }
 
-    /// Replaces the files of the slots from `offset` on. −1 empties a slot, and [`SKIP_FILE`]
-    /// leaves it as it is. Stops at the first file that cannot be registered, and returns how many
-    /// slots were updated before.
+    /// Replaces the files of the slots from `offset` on. A −1 empties its slot, and [`SKIP_FILE`]
+    /// leaves the slot as it is. The update stops at the first file that cannot be registered.
+    /// Returns the number of slots updated before that.
     ///
     /// # Errors
-    /// `ENXIO`: there is no table. `EINVAL`: the table has too few slots. `EBADF`: the first
-    /// descriptor is no open file.
+    /// - `ENXIO`: the ring has no table of files.
+    /// - `EINVAL`: the table has too few slots.
+    /// - `EBADF`: the first descriptor is no open file.
     pub fn register_files_update(&self, offset: u32, fds: &[RawFd]) -> io::Result<usize> {
         let update = abi::io_uring_files_update { offset, resv: 0, fds: address_of(fds) };
         self.register_with(op::IORING_REGISTER_FILES_UPDATE, &update, fds.len() as u32).map(|done| done as usize)
     }
 
-    /// Sets the slots for requests that ask for any free slot: `len` slots from `off` on. Without
-    /// this call they get any slot of the table.
+    /// Limits the slots that a request gets if it asks for any free slot: `len` slots from `off`
+    /// on. Without this call such a request may get any free slot of the table.
     ///
     /// # Errors
-    /// `EINVAL`: the table has too few slots. `EOVERFLOW`: the sum of both numbers overflows.
+    /// - `EINVAL`: the table has too few slots.
+    /// - `EOVERFLOW`: `off + len` overflows.
     pub fn register_file_alloc_range(&self, off: u32, len: u32) -> io::Result<()> {
         let range = abi::io_uring_file_index_range { off, len, resv: 0 };
         self.register_with(op::IORING_REGISTER_FILE_ALLOC_RANGE, &range, 0).map(drop)
     }
 
-    /// Closes the table of files. Requests in flight keep their files.
+    /// Removes the table of files. Requests in flight keep their files open.
     ///
     /// # Errors
-    /// `ENXIO`: there is no table.
+    /// `ENXIO`: the ring has no table.
     pub fn unregister_files(&self) -> io::Result<()> {
         self.register_nothing(op::IORING_UNREGISTER_FILES).map(drop)
     }
 
-    /// Registers an eventfd, to which posted completions add.
+    /// Registers an eventfd, whose counter each posted completion raises.
     ///
     /// # Errors
-    /// `EBUSY`: an eventfd is registered already. `EINVAL`: the file is no eventfd. `EBADF`: it is
-    /// no open file.
+    /// - `EBUSY`: the ring has an eventfd already.
+    /// - `EINVAL`: the file is no eventfd.
+    /// - `EBADF`: the descriptor is no open file.
     pub fn register_eventfd(&self, eventfd: RawFd) -> io::Result<()> {
         self.register_with(op::IORING_REGISTER_EVENTFD, &eventfd, 1).map(drop)
     }
 
-    /// Registers an eventfd to which completions add, except those of requests that complete while
-    /// they are submitted.
+    /// Registers an eventfd, whose counter completions raise. Completions of requests that end
+    /// during their own submission leave it unchanged.
     ///
     /// # Errors
     /// Those of [`register_eventfd`](Submitter::register_eventfd).
@@ -233,7 +247,7 @@ impl Submitter<'_> {
         self.register_nothing(op::IORING_UNREGISTER_EVENTFD).map(drop)
     }
 
-    /// Fills in which opcodes work.
+    /// Fills in which opcodes usring supports.
     ///
     /// ```
     /// use usring::{IoUring, Probe, opcode};
@@ -254,16 +268,17 @@ impl Submitter<'_> {
         self.register_raw(op::IORING_REGISTER_PROBE as u32, address, Probe::COUNT as u32).map(drop)
     }
 
-    /// Returns a number for [`Entry::personality`](crate::squeue::Entry::personality). Requests
-    /// with this number run with the credentials that the calling thread has now.
+    /// Registers the calling thread's present credentials, and returns their number for
+    /// [`Entry::personality`](crate::squeue::Entry::personality). Requests with this number run
+    /// with these credentials, also after the thread has changed its own.
     ///
     /// # Errors
-    /// Those of clone(2): the thread that keeps the credentials cannot be started.
+    /// Those of clone(2), if the thread that keeps the credentials cannot be started.
     pub fn register_personality(&self) -> io::Result<u16> {
         self.register_nothing(op::IORING_REGISTER_PERSONALITY).map(|number| number as u16)
     }
 
-    /// Unregisters a personality's number.
+    /// Unregisters the credentials with the number `personality`.
     ///
     /// # Errors
     /// `EINVAL`: the number is not registered.
@@ -271,11 +286,12 @@ impl Submitter<'_> {
         self.register_raw(op::IORING_UNREGISTER_PERSONALITY as u32, UserAddress::NULL, u32::from(personality)).map(drop)
     }
 
-    /// Restricts the ring to what `res` names, for good, from the moment the ring is enabled.
-    /// Everything else is answered with `EACCES`.
+    /// Restricts the ring to the operations in `res`, permanently, as soon as the ring is enabled.
+    /// From then on the ring answers any other operation with `EACCES`.
     ///
     /// # Errors
-    /// `EBADFD`: the ring is enabled already. `EBUSY`: the ring has restrictions already.
+    /// - `EBADFD`: the ring is enabled already.
+    /// - `EBUSY`: the ring has restrictions already.
     pub fn register_restrictions(&self, res: &mut [Restriction]) -> io::Result<()> {
         // `Restriction` is a transparent wrapper of the kernel's structure.
         self.register_raw(op::IORING_REGISTER_RESTRICTIONS as u32, UserAddress(address_of(res)), res.len() as u32)
@@ -290,22 +306,23 @@ impl Submitter<'_> {
         self.register_nothing(op::IORING_REGISTER_ENABLE_RINGS).map(drop)
     }
 
-    /// Has the workers of all rings of this process run on these processors, from their next
-    /// request on.
+    /// Restricts the workers of all rings of this process to the processors in `cpu_set`, from each
+    /// worker's next request on.
     ///
-    /// Errors: `EINVAL` if this thread may run on none of them.
+    /// Errors: `EINVAL` if this thread may run on none of the processors.
     pub fn register_iowq_aff(&self, cpu_set: &libc::cpu_set_t) -> io::Result<()> {
         self.register_with(op::IORING_REGISTER_IOWQ_AFF, cpu_set, size_of::<libc::cpu_set_t>() as u32).map(drop)
     }
 
-    /// Has the workers run on any processor that the process may use.
+    /// Lets the workers run on any processor that the process may use.
     pub fn unregister_iowq_aff(&self) -> io::Result<()> {
         self.register_nothing(op::IORING_UNREGISTER_IOWQ_AFF).map(drop)
     }
 
-    /// Exchanges the limits of workers, for all rings of this process. The first number is for
-    /// requests on regular files and block devices, the second for requests that may wait for ever.
-    /// 0 leaves a limit as it is.
+    /// Sets the limits of workers for all rings of this process, and writes the previous limits to
+    /// `max`. `max[0]` limits workers for regular files and block devices (bounded work), `max[1]`
+    /// workers for requests that may wait for ever (unbounded work). A 0 leaves its limit
+    /// unchanged.
     pub fn register_iowq_max_workers(&self, max: &mut [u32; 2]) -> io::Result<()> {
         let address = UserAddress((&raw mut *max) as u64);
         self.register_raw(op::IORING_REGISTER_IOWQ_MAX_WORKERS as u32, address, 2).map(drop)
@@ -321,22 +338,23 @@ impl Submitter<'_> {
     /// The promises of [`register_buf_ring_with_flags`](Submitter::register_buf_ring_with_flags).
     #[deprecated(note = "please use `register_buf_ring_with_flags` instead")]
     pub unsafe fn register_buf_ring(&self, ring_addr: u64, ring_entries: u16, bgid: u16) -> io::Result<()> {
-        // SAFETY: the caller promises the same.
+        // SAFETY: the caller makes the promises that the called function asks for.
         unsafe { self.register_buf_ring_with_flags(ring_addr, ring_entries, bgid, 0) }
     }
 
-    /// Registers a ring of provided buffers as group `bgid`: `ring_entries`
-    /// [`BufRingEntry`](crate::types::BufRingEntry)s at `ring_addr`. With `IOU_PBUF_RING_MMAP` the
-    /// ring is memory of the engine's, which [`IoUring::map`](crate::IoUring::map) maps.
+    /// Registers a ring of provided buffers as group `bgid`: `ring_entries` entries of type
+    /// [`BufRingEntry`](crate::types::BufRingEntry) at `ring_addr`. With `IOU_PBUF_RING_MMAP` the
+    /// engine allocates the ring's memory, and [`IoUring::map`](crate::IoUring::map) maps it.
     ///
     /// # Errors
-    /// `EINVAL`: `ring_entries` is not a power of two or is over 32,768, `ring_addr` is not at the
-    /// start of a page, or flags are unknown. `EEXIST`: the group is taken. `EFAULT`: there is no
-    /// memory at the address.
+    /// - `EINVAL`: `ring_entries` is not a power of two or is over 32,768, `ring_addr` is not at
+    ///   the start of a page, or a flag is unknown.
+    /// - `EEXIST`: the group has buffers already.
+    /// - `EFAULT`: no memory is mapped at `ring_addr`.
     ///
     /// # Safety
-    /// The entries, and each buffer in them, are memory that requests may use
-    /// until the group is unregistered or the ring is dropped.
+    /// Requests may use the entries, and each buffer that an entry names, until the group is
+    /// unregistered or the ring is dropped. The memory must stay valid until then.
     pub unsafe fn register_buf_ring_with_flags(
         &self,
         ring_addr: u64,
@@ -358,13 +376,14 @@ impl Submitter<'_> {
         self.register_with(op::IORING_UNREGISTER_PBUF_RING, &buffers, 1).map(drop)
     }
 
-    /// Cancels the requests that `builder` describes, and waits until they have ended: for
-    /// `timeout` at most or, without one, as long as it takes.
+    /// Cancels the requests that `builder` describes, and waits until they have ended. Without a
+    /// `timeout` the wait has no limit.
     ///
     /// # Errors
-    /// `ENOENT`: no request matches. `ETIME`: the timeout has passed.
+    /// - `ENOENT`: no request matches.
+    /// - `ETIME`: the timeout has passed.
     pub fn register_sync_cancel(&self, timeout: Option<Timespec>, builder: CancelBuilder) -> io::Result<()> {
-        // The builder's fields are private. So they are taken from the request that it builds.
+        // The builder's fields are private, so their values are read from the SQE that it builds.
         let sqe = super::entry::sqe(&AsyncCancel2::new(builder).build());
         let time = match timeout {
             None => __kernel_timespec { tv_sec: -1, tv_nsec: -1 },
@@ -391,7 +410,7 @@ fn sparse(nr: u32) -> abi::io_uring_rsrc_register {
     abi::io_uring_rsrc_register { nr, flags: abi::IORING_RSRC_REGISTER_SPARSE, resv2: 0, data: 0, tags: 0 }
 }
 
-/// Which opcodes work, as filled in by [`Submitter::register_probe`](Submitter::register_probe).
+/// Which opcodes are supported. [`Submitter::register_probe`] fills it in.
 #[repr(C, align(8))]
 pub struct Probe {
     last_opcode: u8,

@@ -20,21 +20,21 @@ use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
-/// An io_uring of this process: two queues, and the engine, which empties the submission queue and
-/// fills the completion queue.
+/// An io_uring of this process: two queues, and the engine, which takes requests from the
+/// submission queue and posts completions to the completion queue.
 ///
-/// `S` and `C` are the kinds of entries: [`squeue::Entry`] or
-/// [`squeue::Entry128`], [`cqueue::Entry`] or [`cqueue::Entry32`].
+/// `S` and `C` are the types of the entries: [`squeue::Entry`] or [`squeue::Entry128`], and
+/// [`cqueue::Entry`] or [`cqueue::Entry32`].
 ///
 /// Several threads may use one ring through [`submitter`](IoUring::submitter). Each queue belongs
-/// to one thread at a time: `&mut` ensures that, or the caller of
+/// to one thread at a time. `&mut self` ensures this, except for
 /// [`submission_shared`](IoUring::submission_shared) and
-/// [`completion_shared`](IoUring::completion_shared) does.
+/// [`completion_shared`](IoUring::completion_shared), whose callers must ensure it.
 ///
 /// # Dropping
-/// Drop cancels the requests in flight. It returns when nothing touches the memory that they name
-/// any more. It waits only for system calls that cannot be interrupted, as on a disk. Entries that
-/// were pushed and not submitted are discarded. In a forked child drop does nothing.
+/// Drop cancels the requests in flight, and returns once nothing uses their memory any more. So it
+/// may wait for a system call that cannot be interrupted, such as a disk access. Entries that were
+/// pushed and not submitted are discarded. In a forked child, drop does nothing.
 ///
 /// ```
 /// use usring::{IoUring, opcode};
@@ -63,8 +63,7 @@ where
 }
 
 // SAFETY: through `&IoUring` only `submission_shared` and `completion_shared` reach the two cells,
-// and their callers promise one user at a time. Everything else in the ring is made for many
-// threads.
+// and their callers promise that one thread at a time uses each. All other fields are `Sync`.
 unsafe impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Sync for IoUring<S, C> {}
 
 /// The parts of a ring that its queues and submitters share.
@@ -77,8 +76,8 @@ pub(super) struct Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if self.ring.is_inherited() {
-            // The ring is the parent's. A thread that does not exist in this process may hold its
-            // locks, and only the parent may close it.
+            // Leaks the ring, because only the parent process may close it. Its locks may be held
+            // by threads that do not exist in this process.
             mem::forget(self.ring.clone());
             return;
         }
@@ -114,7 +113,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         }
     }
 
-    /// Returns a handle to submit, to wait and to register.
+    /// Returns a handle to submit, to wait for completions and to register.
     #[inline]
     pub fn submitter(&self) -> Submitter<'_> {
         Submitter::new(&self.core)
@@ -139,8 +138,8 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         self.submitter().submit_and_wait(want)
     }
 
-    /// Returns all three parts at once. The submitter sees pushed entries after
-    /// [`SubmissionQueue::sync`], or when the queue is dropped.
+    /// Returns the submitter and both queues at once. The submitter sees pushed entries only after
+    /// [`SubmissionQueue::sync`], or after the queue was dropped.
     #[inline]
     pub fn split(&mut self) -> (Submitter<'_>, SubmissionQueue<'_, S>, CompletionQueue<'_, C>) {
         let submission = SubmissionQueue::new(self.submission.get_mut(), self.core.ring.memory());
@@ -148,46 +147,46 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         (Submitter::new(&self.core), submission, completion)
     }
 
-    /// Returns the queue to push requests to.
+    /// Returns the submission queue.
     #[inline]
     pub fn submission(&mut self) -> SubmissionQueue<'_, S> {
         SubmissionQueue::new(self.submission.get_mut(), self.core.ring.memory())
     }
 
-    /// Returns the queue to push requests to, for a ring that several threads share.
+    /// Returns the submission queue of a ring that several threads share.
     ///
     /// # Safety
     /// No other [`SubmissionQueue`] of this ring exists while this one does.
     #[inline]
     pub unsafe fn submission_shared(&self) -> SubmissionQueue<'_, S> {
-        // SAFETY: the caller promises that no other thread uses this half.
+        // SAFETY: the caller promises that no other `SubmissionQueue` uses this half.
         SubmissionQueue::new(unsafe { &mut *self.submission.get() }, self.core.ring.memory())
     }
 
-    /// Returns the queue of completions.
+    /// Returns the completion queue.
     #[inline]
     pub fn completion(&mut self) -> CompletionQueue<'_, C> {
         CompletionQueue::new(self.completion.get_mut(), &self.core)
     }
 
-    /// Returns the queue of completions, for a ring that several threads share.
+    /// Returns the completion queue of a ring that several threads share.
     ///
     /// # Safety
     /// No other [`CompletionQueue`] of this ring exists while this one does.
     #[inline]
     pub unsafe fn completion_shared(&self) -> CompletionQueue<'_, C> {
-        // SAFETY: the caller promises that no other thread uses this half.
+        // SAFETY: the caller promises that no other `CompletionQueue` uses this half.
         CompletionQueue::new(unsafe { &mut *self.completion.get() }, &self.core)
     }
 
-    /// Maps the memory that mmap(2) of a kernel ring's descriptor would map: `length` bytes of what
-    /// `offset` (`IORING_OFF_*`) names. A buffer ring registered with `IOU_PBUF_RING_MMAP` is at
-    /// offset `0x8000_0000 | group << 16`. The mapping stays until munmap(2), even after the ring
-    /// is dropped.
+    /// Maps `length` bytes of the ring's memory, as mmap(2) on a kernel ring's descriptor would.
+    /// `offset` is one of `IORING_OFF_*`. A buffer ring registered with `IOU_PBUF_RING_MMAP` is at
+    /// offset `0x8000_0000 | group << 16`. The mapping stays until the caller unmaps it by
+    /// munmap(2), even after the ring is dropped.
     ///
     /// # Errors
-    /// `EINVAL`: there is no such memory, or it is shorter than `length`. `EOWNERDEAD`: the ring is
-    /// a parent process's.
+    /// - `EINVAL`: no memory is at `offset`, or that memory is shorter than `length`.
+    /// - `EOWNERDEAD`: the ring is a parent process's.
     pub fn map(&self, offset: u64, length: usize) -> io::Result<NonNull<u8>> {
         if self.core.ring.is_inherited() {
             return Err(os_error(Errno::EOWNERDEAD));
@@ -196,7 +195,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
         NonNull::new(address as *mut u8).ok_or_else(|| os_error(Errno::ENOMEM))
     }
 
-    /// Applies MADV_DONTFORK to all of the ring's memory.
+    /// Applies madvise(2) with MADV_DONTFORK to all of the ring's memory.
     pub(super) fn keep_from_children(&self) -> io::Result<()> {
         let memory = self.core.ring.memory();
         for mapping in [memory.rings().mapping(), memory.sqes().mapping()].into_iter().flatten() {
@@ -208,14 +207,15 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
     }
 }
 
-/// A descriptor for event loops, which poll and epoll report readable while the completion queue is
-/// not empty.
+/// Returns a descriptor for event loops: poll and epoll report it readable while the completion
+/// queue is not empty.
 ///
-/// - The first call makes it, and it is closed with the ring.
-/// - It is an eventfd that only the ring may read and write.
-/// - It may be readable once with an empty queue, if the event loop takes a completion while
-///   another thread posts it.
-/// - It is −1 if the process has no descriptor left, or the ring is a parent process's.
+/// - The first call makes the descriptor. Dropping the ring closes it.
+/// - It is an eventfd that the program must neither read nor write.
+/// - It may be readable once although the queue is empty, if the event loop takes a completion
+///   while another thread posts one.
+/// - The result is −1 if the process can open no more descriptors, or if the ring is a parent
+///   process's.
 ///
 /// ```
 /// use std::os::fd::AsRawFd;

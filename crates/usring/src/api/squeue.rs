@@ -9,11 +9,11 @@ use usring_ring::{Memory, flags};
 
 pub use io_uring::squeue::{Entry, Entry128, EntryMarker, Flags};
 
-/// The submission queue of a ring, to push requests to.
+/// The submission queue of a ring, to which the program pushes requests.
 ///
-/// The engine sees pushed entries after [`sync`](SubmissionQueue::sync), or when this is dropped.
-/// It carries them out when they are submitted; the SQ thread of a ring with `setup_sqpoll` does so
-/// at once.
+/// The engine sees pushed entries after [`sync`](SubmissionQueue::sync), or after this object is
+/// dropped. [`Submitter::submit`](crate::Submitter::submit) then starts them. On a ring with
+/// `setup_sqpoll` the SQ thread starts them at once.
 pub struct SubmissionQueue<'a, E: EntryMarker = Entry> {
     half: &'a mut SubmissionHalf,
     memory: &'a Memory,
@@ -32,12 +32,12 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
         self.half.publish();
     }
 
-    /// Returns whether the SQ thread sleeps, so that a thread must enter with
+    /// Returns whether the SQ thread sleeps. If so, a thread must enter the ring with
     /// [`EnterFlags::SQ_WAKEUP`](crate::EnterFlags::SQ_WAKEUP).
     /// [`Submitter::submit`](crate::Submitter::submit) does so by itself.
     ///
-    /// The answer is meaningful only after [`sync`](SubmissionQueue::sync). This function contains
-    /// the full barrier that must stand between the two.
+    /// Call [`sync`](SubmissionQueue::sync) first. This function begins with the full barrier that
+    /// must stand between publishing the entries and reading the flag.
     #[inline]
     pub fn need_wakeup(&self) -> bool {
         self.half.needs_wakeup()
@@ -51,18 +51,19 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
     }
 
     /// Returns how many entries the engine has dropped because of a bad index in the index array.
-    /// This library fills the array, so the answer is 0.
+    /// The answer is always 0, because this library writes the indices itself.
     pub fn dropped(&self) -> u32 {
         self.half.dropped()
     }
 
-    /// Returns whether completions wait in the backlog for room in the completion queue. Take
-    /// completions, then [`submit`](crate::Submitter::submit) brings those of the backlog.
+    /// Returns whether completions are in the backlog because the completion queue is full. After
+    /// the program has taken completions, [`submit`](crate::Submitter::submit) moves those of the
+    /// backlog to the queue.
     pub fn cq_overflow(&self) -> bool {
         self.half.has_overflow()
     }
 
-    /// Returns whether completions wait for this thread to enter
+    /// Returns whether completions are pending until this thread enters the ring
     /// ([`setup_taskrun_flag`](crate::Builder::setup_taskrun_flag)).
     pub fn taskrun(&self) -> bool {
         self.half.has_task_work()
@@ -74,7 +75,7 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
         self.memory.layout().sq_entries as usize
     }
 
-    /// Returns the number of entries in the queue.
+    /// Returns the number of entries in the queue that the engine has not taken yet.
     #[inline]
     pub fn len(&self) -> usize {
         self.half.len() as usize
@@ -98,10 +99,13 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
     /// [`PushError`]: the queue is full.
     ///
     /// # Safety
-    /// Every address in the entry is valid for the operation's use of it, until its completion is
-    /// posted or the ring is dropped. Memory other than the data itself (a path, vectors) needs to
-    /// be valid only until the entry was submitted. An address without memory is answered with
-    /// `-EFAULT`; memory that belongs to other code is used.
+    /// - The memory of the data that the entry names stays valid for the operation until its
+    ///   completion is posted or the ring is dropped.
+    /// - Other memory that the entry names (a path, vectors) stays valid until the entry is
+    ///   submitted.
+    ///
+    /// An address where no memory is mapped is no breach: the request then completes with
+    /// `-EFAULT`.
     #[inline]
     pub unsafe fn push(&mut self, entry: &E) -> Result<(), PushError> {
         let sqe = entry::sqe(entry);
@@ -113,7 +117,7 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
         pushed.map_err(|_full| PushError(()))
     }
 
-    /// Pushes several requests, or none if the queue has no room for all of them.
+    /// Pushes all of `entries`, or none if the queue has too little room.
     ///
     /// # Errors
     /// [`PushError`]: the queue has too little room.
@@ -126,7 +130,7 @@ impl<'a, E: EntryMarker> SubmissionQueue<'a, E> {
             return Err(PushError(()));
         }
         for entry in entries {
-            // SAFETY: the caller promises it for each entry.
+            // SAFETY: the caller makes the promises of `push` for each entry.
             unsafe { self.push(entry)? };
         }
         Ok(())
@@ -149,7 +153,7 @@ impl<E: EntryMarker> fmt::Debug for SubmissionQueue<'_, E> {
     }
 }
 
-/// The submission queue has no room: submit first.
+/// The submission queue is full. The caller must submit before it can push more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PushError(());
 

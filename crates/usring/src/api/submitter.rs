@@ -14,11 +14,12 @@ use usring_uapi::io_uring as abi;
 use super::EnterFlags;
 use crate::types::SubmitArgs;
 
-/// Bytes of a signal set as Linux has it (libc's is larger).
+/// Bytes of the kernel's signal set. (libc's `sigset_t` is larger.)
 const SIGNAL_SET_SIZE: u32 = 8;
 
-/// A handle to submit, to wait and to register, made by
-/// [`IoUring::submitter`](crate::IoUring::submitter). Any number of them may exist, in any threads.
+/// A handle to submit, to wait for completions and to register, made by
+/// [`IoUring::submitter`](crate::IoUring::submitter). Several threads may each have one at the same
+/// time.
 pub struct Submitter<'a> {
     pub(super) core: &'a Core,
     /// Whether [`Submitter::register_ring_fd`] was called.
@@ -36,20 +37,22 @@ impl<'a> Submitter<'a> {
         self.core.ring.enter(call).map(|taken| taken as usize).map_err(os_error)
     }
 
-    /// Calls io_uring_enter(2) as it is; `flags` are [`EnterFlags`]. Most programs want
-    /// [`submit`](Submitter::submit) or one of its relatives.
+    /// Calls io_uring_enter(2) with the given arguments; `flags` are [`EnterFlags`]. Most programs
+    /// should call [`submit`](Submitter::submit) or another function of this type instead.
     ///
-    /// Returns how many entries were taken from the queue.
+    /// Returns how many entries were taken from the submission queue.
     ///
     /// # Errors
-    /// `EINVAL`: flags or argument. `EBADFD`: the ring is not enabled. `EEXIST`: another thread is
-    /// the single issuer. `EINTR`, `ETIME`: a signal or the timeout ended the wait without
-    /// completions. `EFAULT`: there is no memory at the argument's address. `EOWNERDEAD`: the ring
-    /// is a parent process's, or its SQ thread could not be started.
+    /// - `EINVAL`: `flags` or `arg` is invalid.
+    /// - `EBADFD`: the ring is not enabled.
+    /// - `EEXIST`: the ring has a single issuer, which is another thread.
+    /// - `EINTR`, `ETIME`: a signal or the timeout has ended the wait, and no completion is there.
+    /// - `EFAULT`: no memory is mapped at an address in `arg`.
+    /// - `EOWNERDEAD`: the ring is a parent process's, or its SQ thread could not be started.
     ///
     /// # Safety
-    /// `arg` is what the flags say: a signal set of the kernel's or, with `EXT_ARG`, a `struct
-    /// io_uring_getevents_arg` whose pointers are valid.
+    /// `arg` is of the type that the flags require: a signal set of the kernel's or, with
+    /// `EXT_ARG`, a `struct io_uring_getevents_arg` whose pointers are valid.
     pub unsafe fn enter<T: Sized>(
         &self,
         to_submit: u32,
@@ -62,8 +65,8 @@ impl<'a> Submitter<'a> {
         self.call(&EnterCall { to_submit, min_complete, flags: flag, argument, argument_size })
     }
 
-    /// Submits all pushed entries, and returns how many they were. On a ring with `setup_sqpoll` it
-    /// only wakes the SQ thread, if that sleeps.
+    /// Submits all pushed entries, and returns their number. On a ring with `setup_sqpoll` this
+    /// function only wakes the SQ thread, if that thread sleeps.
     ///
     /// # Errors
     /// Those of [`enter`](Submitter::enter).
@@ -72,12 +75,12 @@ impl<'a> Submitter<'a> {
         self.submit_and_wait(0)
     }
 
-    /// Submits all pushed entries, and waits until the queue holds `want` completions, including
-    /// those that are there already.
+    /// Submits all pushed entries, and waits until the queue holds `want` completions. Completions
+    /// that the queue holds already count, too. Returns the number of submitted entries.
     ///
     /// # Errors
-    /// Those of [`enter`](Submitter::enter). `EINTR`: a signal's handler ran during the wait, and
-    /// nothing had been submitted or completed.
+    /// Those of [`enter`](Submitter::enter). `EINTR` is returned only if no entry was submitted and
+    /// no completion is in the queue when a signal handler ends the wait.
     pub fn submit_and_wait(&self, want: usize) -> io::Result<usize> {
         let Some(call) = self.prepare(want) else { return Ok(self.pushed() as usize) };
         self.call(&call)
@@ -85,8 +88,8 @@ impl<'a> Submitter<'a> {
 
     /// Submits all pushed entries and waits until the queue holds `want` completions. `args` adds a
     /// timeout, a signal mask during the wait, or a time after which one completion is enough. The
-    /// mask is passed in the size that Linux knows, so it works where the `io-uring` crate's is
-    /// refused.
+    /// mask is passed with the kernel's size of 8 bytes. (The `io-uring` crate passes libc's larger
+    /// size, which the kernel refuses.)
     ///
     /// ```
     /// use std::time::Duration;
@@ -103,8 +106,8 @@ impl<'a> Submitter<'a> {
     /// ```
     ///
     /// # Errors
-    /// Those of [`enter`](Submitter::enter). `ETIME`: the timeout has passed, and nothing was
-    /// submitted or completed.
+    /// Those of [`enter`](Submitter::enter). `ETIME` is returned only if no entry was submitted and
+    /// no completion is in the queue when the timeout has passed.
     pub fn submit_with_args(&self, want: usize, args: &SubmitArgs<'_, '_>) -> io::Result<usize> {
         let Some(mut call) = self.prepare(want) else { return Ok(self.pushed() as usize) };
         const { assert!(mem::size_of::<SubmitArgs<'_, '_>>() == mem::size_of::<abi::io_uring_getevents_arg>()) };
@@ -120,7 +123,7 @@ impl<'a> Submitter<'a> {
         self.call(&call)
     }
 
-    /// Waits until the submission queue has room, on a ring with `setup_sqpoll`. On other rings,
+    /// Waits until the submission queue of a ring with `setup_sqpoll` has room. On other rings,
     /// [`submit`](Submitter::submit) makes room.
     ///
     /// # Errors
@@ -133,18 +136,19 @@ impl<'a> Submitter<'a> {
         self.core.ring.memory().submitted()
     }
 
-    /// Returns the call that submits everything and waits for `want` completions. `None` if the SQ
-    /// thread is awake and the caller wants no completion.
+    /// Returns the arguments of the call that submits everything and waits for `want` completions.
+    /// Returns `None` if no call is needed: the SQ thread is awake and the caller waits for no
+    /// completion.
     #[inline]
     fn prepare(&self, want: usize) -> Option<EnterCall> {
         let memory = self.core.ring.memory();
         let polled = self.core.parameters.is_setup_sqpoll();
         if polled {
-            // The barrier between storing the tail and reading the flag.
+            // The full barrier between storing the SQ tail and reading the flag NEED_WAKEUP.
             Edge::NeedWakeup.barrier(Side::Waker);
         }
         let state = memory.flags();
-        // Backlog and task work both wait for an enter that asks for events.
+        // Only an enter with GETEVENTS moves the backlog to the queue and runs task work.
         let waiting = state & (sq_flags::CQ_OVERFLOW | sq_flags::TASKRUN) != 0;
         let mut flags = EnterFlags::empty();
         flags.set(EnterFlags::GETEVENTS, want > 0 || waiting);
@@ -158,9 +162,9 @@ impl<'a> Submitter<'a> {
         Some(EnterCall { to_submit: memory.submitted(), min_complete, flags: flags.bits(), ..EnterCall::default() })
     }
 
-    /// Registers the ring in the caller's table of registered rings. In a kernel that saves the
-    /// look-up of a descriptor. usring has no such look-up, so only the answer to a second call
-    /// changes.
+    /// Registers the ring in the calling thread's table of registered rings. In the kernel this
+    /// saves the look-up of the descriptor. usring looks up no descriptor here, so this function
+    /// only records the registration.
     ///
     /// # Errors
     /// `EEXIST`: this submitter was registered already.
