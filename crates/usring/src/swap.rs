@@ -360,7 +360,7 @@ unsafe impl GlobalAlloc for SwapAllocator {
                 unsafe { block.write_bytes(0, layout.size()) };
                 block
             }
-            // SAFETY: the caller of `alloc_zeroed` promises the same for this layout.
+            // SAFETY: the caller of `alloc_zeroed` makes the promises that `alloc` asks for.
             None => unsafe { System.alloc_zeroed(layout) },
         }
     }
@@ -377,8 +377,7 @@ unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let is_arenas = self.arena().is_some_and(|arena| arena.contains(block as usize));
         if !is_arenas && (size < self.least || self.arena().is_none()) {
-            // SAFETY: the caller's promise. The system's allocator made the block, and the new size
-            // stays there.
+            // SAFETY: the caller's promise. The system's allocator made the block, and resizes it.
             return unsafe { System.realloc(block, layout, size) };
         }
         if is_arenas && self.arena().is_some_and(|arena| (size..2 * size).contains(&arena.size_of(block as usize))) {

@@ -1,5 +1,5 @@
 //! The control plane of a vhost-user device: it connects to the back end, allocates queues, and
-//! reconnects. Requests do not pass through this module.
+//! reconnects. Requests do not pass through this crate.
 //!
 //! - One thread (`attendant`, in the comments "the watching thread") watches the connection.
 //! - A thread that asks for a queue or shares memory sends the messages itself, while it holds the

@@ -1,12 +1,13 @@
 //! `usring bench call`: the cost of system calls that have nothing to do with rings.
 //!
-//! - For `getppid` and `read` usring's filter does not look at the arguments. The kernel keeps a
-//!   bitmap of such calls and does not run the filter for them.
-//! - For `close`, `fcntl` and `sigprocmask` the filter looks at the arguments. `sigprocmask` goes
+//! - `getppid` and `read` are allowed by usring's filter whatever their arguments are. The kernel
+//!   keeps a bitmap of such calls, and does not run the filter for them.
+//! - For `close`, `fcntl` and `sigprocmask` the filter examines the arguments. `sigprocmask` goes
 //!   through a rewritten call site.
 //!
-//! Each call is also measured bare, and under a filter that allows everything. With any filter the
-//! kernel enters a process by a slower path, so usring cannot cost less than the latter.
+//! Each call is also measured without any filter, and under a filter that allows everything. With
+//! any filter the kernel enters system calls by a slower path. So usring cannot cost less than the
+//! latter.
 
 use super::Benchmark;
 use super::child::System;
@@ -17,13 +18,13 @@ const BARE: &str = "kernel";
 const EMPTY: &str = "kernel, empty filter";
 const USRING: &str = "usring";
 
-/// Calls that the filter allows whatever their arguments, and calls whose arguments it looks at.
+/// Calls that the filter allows whatever their arguments are.
 const ALLOWED: [&str; 2] = ["getppid", "read"];
 const LOOKED_AT: [&str; 3] = ["close", "fcntl", "sigprocmask"];
 
 const BAR: f64 = 1.35;
 
-/// Returns the benchmark.
+/// Returns the benchmark's cases and bars.
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::ProcessorTime];
     Benchmark { name: "call", metrics, rounds: 11, props: &[], rival: BARE, cases: cases(), bars }

@@ -1,11 +1,11 @@
-//! `usring bench echo`: the example server under 50 connections. Each sends PINGs, one or 16 at a
-//! time, and waits for the answers.
+//! `usring bench echo`: the example server under 50 connections. Each connection sends PINGs, 1 or
+//! 16 at a time, and waits for the answers.
 //!
-//! - One executable runs on the kernel's ring and on usring: in the mode that suits the kernel
-//!   best (multishots, DEFER_TASKRUN), and without any flags. A plain server on epoll(7) is
-//!   measured beside it.
+//! - One executable runs on the kernel's ring and on usring: in the mode that suits the kernel best
+//!   (multishot requests, DEFER_TASKRUN), and without any flags. A plain server on epoll(7) is
+//!   measured for comparison.
 //! - Server and clients have a processor each. The clients are one thread, which is busy all the
-//!   time. So the rate says less about the server than its processor time per request.
+//!   time. So the rate says less about the server than its processor time per request does.
 
 use super::Benchmark;
 use super::child::System;
@@ -19,7 +19,7 @@ const USRING_PLAIN: &str = "usring, no flags";
 const EPOLL: &str = "epoll";
 
 const CONNECTIONS: u32 = 50;
-/// A workload, and how many PINGs are sent together.
+/// A workload, and the number of PINGs that a connection sends at a time.
 const WORKLOADS: [(&str, u32); 2] = [("PING, one at a time", 1), ("PING, pipelined", 16)];
 
 pub fn benchmark() -> Benchmark {

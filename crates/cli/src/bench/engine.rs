@@ -1,8 +1,8 @@
 //! `usring bench engine`: the cost of a read that no device slows down.
 //!
-//! The generator is the lightest that ordinary io_uring calls allow, in the shape of t/io_uring. It
-//! reads random blocks of 4 KiB, with 128 in flight, submitted and reaped by 32, and with a
-//! registered file and registered buffers.
+//! The program that makes the reads is as light as ordinary io_uring calls allow, and is modelled
+//! on fio's t/io_uring. It reads random blocks of 4 KiB from a registered file into registered
+//! buffers. 128 reads are in flight; they are submitted and reaped 32 at a time.
 
 use super::Benchmark;
 use super::child::System;
@@ -57,7 +57,7 @@ fn cases() -> Vec<Case> {
         ..case(workload, FLOOR, None, "")
     };
     const CACHED: &str = "--path {folder}/file --polled 0 --direct 0";
-    /// The fastest setup of the kernel's ring.
+    /// Sets the kernel's ring up in the fastest way.
     const BEST: &str = "--best 1";
     const UNCACHED: &str = "--path {folder}/file --polled 0";
     vec![

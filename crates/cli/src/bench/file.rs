@@ -1,8 +1,9 @@
-//! `usring bench file`: 4 KiB transfers of an ordinary file that is open with O_DIRECT, by the
-//! kernel's ring and by usring's, which hands them to the kernel's AIO.
+//! `usring bench file`: 4 KiB transfers of an ordinary file open with O_DIRECT, by the kernel's
+//! ring and by usring's ring, which passes them to the kernel's AIO.
 //!
-//! The kernel's ring is set up at its best: SINGLE_ISSUER with DEFER_TASKRUN, registered ring, file
-//! and buffers. The process is not pinned: on a single processor no waiter spins.
+//! The kernel's ring has its fastest setup: SINGLE_ISSUER with DEFER_TASKRUN, registered ring, file
+//! and buffers. The process is not bound to one processor, because usring's waiters do not spin
+//! there.
 
 use super::Benchmark;
 use super::child::System;
@@ -12,7 +13,7 @@ use super::stage::Prop;
 
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
-/// The waiter polls for a lone transfer's completion instead of sleeping.
+/// With this span, the waiter polls for a single transfer's completion instead of sleeping.
 const SPINNING: &str = "usring, --spin 200us";
 
 const READS: &str = "reads";

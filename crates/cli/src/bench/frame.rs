@@ -1,5 +1,5 @@
 //! Runs the cases of a benchmark and takes medians. Each round runs every case once, so that other
-//! activity of the machine hits all cases alike. [`paired`] compares cases round by round.
+//! activity of the machine affects all cases alike. [`paired`] compares two cases round by round.
 
 use super::child::{self, System};
 use super::metric::{Metric, Sample};
@@ -12,51 +12,52 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// One program on one system with one set of parameters: a row of the table.
+/// A program on one system with one set of parameters: a row of the table.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// The workload in words.
+    /// Name of the workload in the table.
     pub workload: String,
-    /// The system in words.
+    /// Name of the system in the table.
     pub label: &'static str,
     pub system: System,
-    /// SPEC of the block device that the case runs on, if it has one. `usring run --device` makes
-    /// it at `{folder}/device`; `{folder}` is the benchmark's own folder.
+    /// SPEC of the block device on which the case runs, if any. `usring run --device` makes the
+    /// device at `{folder}/device`, where `{folder}` is the benchmark's own folder.
     pub device: Option<String>,
     pub environment: &'static [(&'static str, &'static str)],
-    /// The program, beside this executable.
+    /// Name of the program, whose file is in this executable's folder.
     pub program: &'static str,
-    /// Separated by spaces.
+    /// Arguments of the program, separated by spaces.
     pub arguments: String,
-    /// If the program is a server: the clients that drive it and print the sample, as a program
-    /// beside this executable and its arguments.
+    /// If the program is a server: the program of its clients and their arguments. The clients
+    /// drive the server and print the sample.
     pub clients: Option<(&'static str, String)>,
-    /// Parameters that the row shows: block size, queue depth.
+    /// Parameters that the table shows: block size, queue depth and so on.
     pub parameters: Vec<(&'static str, u32)>,
 }
 
-/// How much is measured.
+/// How long a benchmark measures.
 pub struct Effort {
-    /// Number of rounds; 0: the benchmark's own.
+    /// Number of rounds. 0 stands for the benchmark's own number.
     rounds: usize,
     milliseconds: u64,
 }
 
 impl Effort {
     pub const FULL: Effort = Effort { rounds: 0, milliseconds: 200 };
-    /// One short round, to see that a case runs.
+    /// One very short round, by which `prove` checks that a case runs.
     const PROOF: Effort = Effort { rounds: 1, milliseconds: 1 };
     pub const QUICK: Effort = Effort { rounds: 1, milliseconds: 40 };
 }
 
-/// A case with a sample per round, or with the reason why it has none.
+/// A case with a sample per round, or with the reason why the case has none.
 pub struct Row {
     pub case: Case,
     pub samples: Result<Vec<Sample>, String>,
 }
 
 impl Row {
-    /// Returns one metric over all rounds, or `None` if the samples lack it.
+    /// Returns a metric's median and quartiles over all rounds. `None` if a sample lacks the
+    /// metric.
     pub fn figure(&self, metric: Metric) -> Option<Figure> {
         paired::middle(self.values(metric)?)
     }
@@ -65,7 +66,8 @@ impl Row {
         self.samples.as_ref().ok()?.iter().map(|sample| metric.of(sample)).collect()
     }
 
-    /// Compares two rows round by round.
+    /// Returns the ratio of this row to `other`, compared round by round. `None` if a sample lacks
+    /// the metric.
     pub fn against(&self, other: &Row, metric: Metric) -> Option<Ratio> {
         paired::ratio(&self.values(metric)?, &other.values(metric)?)
     }
@@ -75,15 +77,15 @@ impl Row {
 pub struct Results {
     pub metrics: &'static [Metric],
     pub rows: Vec<Row>,
-    /// The priority that the cases ran with, in words.
+    /// The priority at which the cases ran, as a phrase for the table.
     pub priority: &'static str,
 }
 
-/// A limit for a figure.
+/// A limit that a figure of the benchmark must keep.
 #[derive(Debug)]
 pub struct Bar {
     pub name: String,
-    /// `None` if it could not be measured here.
+    /// The figure. `None` if it could not be measured on this machine.
     pub value: Option<f64>,
     /// Confidence interval of the value, if one is known.
     pub interval: Option<[f64; 2]>,
@@ -93,7 +95,7 @@ pub struct Bar {
     pub holds: Option<bool>,
 }
 
-/// Whether the target is an upper or a lower limit.
+/// Whether a bar's target is an upper or a lower limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comparison {
     AtMost,
@@ -110,25 +112,25 @@ impl Comparison {
 }
 
 impl Bar {
-    /// Makes a bar that holds while `value` is at most `target`.
+    /// Makes a bar that holds if `value` is at most `target`.
     pub fn at_most(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value <= target);
         Bar { name: name.into(), value, interval: None, comparison: Comparison::AtMost, target, unit, holds }
     }
 
-    /// Makes a bar that holds while `value` is at least `target`.
+    /// Makes a bar that holds if `value` is at least `target`.
     pub fn at_least(name: impl Into<String>, value: Option<f64>, target: f64, unit: &'static str) -> Bar {
         let holds = value.map(|value| value >= target);
         Bar { name: name.into(), value, interval: None, comparison: Comparison::AtLeast, target, unit, holds }
     }
 
-    /// Makes a bar that holds while one case is at most `target` times another.
+    /// Makes a bar that holds if `ratio` is at most `target`.
     pub fn times_at_most(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
         let bar = Bar::at_most(name, ratio.map(|ratio| ratio.median), target, "times");
         Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }
     }
 
-    /// Makes a bar that holds while one case is at least `target` times another.
+    /// Makes a bar that holds if `ratio` is at least `target`.
     pub fn times_at_least(name: impl Into<String>, ratio: Option<Ratio>, target: f64) -> Bar {
         let bar = Bar::at_least(name, ratio.map(|ratio| ratio.median), target, "times");
         Bar { interval: ratio.map(|ratio| ratio.interval), ..bar }
@@ -136,19 +138,20 @@ impl Bar {
 }
 
 impl Results {
-    /// Returns the median of the case with this workload and label, and with this queue depth if
-    /// one is passed.
+    /// Returns a metric's median for the case with this workload and label. With `depth`, only a
+    /// case with that queue depth is taken.
     pub fn median(&self, metric: Metric, workload: &str, label: &str, depth: Option<u32>) -> Option<f64> {
         Some(self.row(workload, label, depth)?.figure(metric)?.median)
     }
 
-    /// Returns how many times the first label's case is the second's, round by round.
+    /// Returns the ratio of the first label's case to the second label's, compared round by round.
     pub fn ratio(&self, metric: Metric, workload: &str, labels: [&str; 2], depth: Option<u32>) -> Option<Ratio> {
         let [this, that] = labels.map(|label| self.row(workload, label, depth));
         this?.against(that?, metric)
     }
 
-    /// Returns how many times the first workload and label's case is the second's, round by round.
+    /// Returns the ratio of the first case to the second, compared round by round. A case is named
+    /// by its workload and label.
     pub fn ratio_of(&self, metric: Metric, [this, that]: [(&str, &str); 2]) -> Option<Ratio> {
         let row = |(workload, label)| self.row(workload, label, None);
         row(this)?.against(row(that)?, metric)
@@ -161,12 +164,12 @@ impl Results {
     }
 }
 
-/// Runs all cases. A rival that does not run here is left out, with its reason. usring itself must
-/// run.
+/// Runs all cases. A rival that does not run on this machine has no samples but a reason. If a case
+/// of usring's fails, the benchmark fails.
 pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     let cases = &benchmark.cases;
-    // This comes before a back end is started, because children inherit the priority.
+    // The priority is raised before the back end is started, because children inherit it.
     let priority = Priority::raise();
     let stage = Stage::set(benchmark.props)?;
     prove(cases, &folder, &stage)?;
@@ -201,8 +204,8 @@ fn is_ours(case: &Case) -> bool {
     matches!(case.system, System::Usring(_) | System::Linked)
 }
 
-/// Runs each of usring's cases once with the kernel's io_uring denied, to prove that usring is
-/// measured and not the kernel.
+/// Runs each of usring's cases once with the kernel's io_uring denied. A case that succeeds is
+/// served by usring and not by the kernel.
 fn prove(cases: &[Case], folder: &Path, stage: &Stage) -> Result<(), String> {
     if !stage.is_whole() {
         return Ok(());

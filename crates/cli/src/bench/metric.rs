@@ -1,37 +1,36 @@
-//! The metrics: figures that are computed from a workload's sample.
+//! The metrics: figures computed from a workload's sample.
 
 use serde::Deserialize;
 
-/// Bytes of a block, the same in all workloads with blocks.
+/// Bytes of a block. All workloads with blocks use this size.
 const BLOCK: f64 = 4096.0;
 
 /// The figures that a workload prints.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Sample {
     operations: u64,
-    /// Elapsed time.
+    /// Elapsed time in nanoseconds.
     nanoseconds: u64,
-    /// Processor time of the whole measured process, and of the back end that serves it.
+    /// Processor time of the measured process and of its back end, in nanoseconds.
     processor: Option<u64>,
-    /// Processor time of the thread that submits.
+    /// Processor time of the thread that submits, in nanoseconds.
     thread: Option<u64>,
-    /// Latencies in nanoseconds: the percentiles 50, 95 and 99.
+    /// Latencies in nanoseconds: the 50th, 95th and 99th percentile.
     p50: Option<u64>,
     p95: Option<u64>,
     p99: Option<u64>,
-    /// Shares of the latencies up to 200, 300 and 400 µs.
+    /// The fractions of latencies up to 200, 300 and 400 µs.
     within: Option<[f64; 3]>,
-    /// How often a thread slept and had to be woken.
+    /// How many times a thread slept and had to be woken.
     wakes: Option<u64>,
     completions: Option<u64>,
 }
 
-/// A column of a table.
+/// A figure that a table shows in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     Time,
-    /// Processor time of one operation, over all threads of the measured process and of its back
-    /// end.
+    /// Processor time per operation, over all threads of the measured process and of its back end.
     ProcessorTime,
     Rate,
     Bandwidth,
@@ -39,11 +38,11 @@ pub enum Metric {
     /// The latency's 95th percentile.
     Most,
     Tail,
-    /// Processor time as a share of the elapsed time. It is above 100 % if several threads run.
+    /// Processor time in percent of the elapsed time. Above 100 % if several threads run.
     Processor,
-    /// The submitting thread's share of the elapsed time.
+    /// The submitting thread's processor time in percent of the elapsed time.
     Thread,
-    /// Shares of latencies up to 200, 300 and 400 µs.
+    /// Percentages of latencies up to 200, 300 and 400 µs.
     Within200,
     Within300,
     Within400,
@@ -79,7 +78,7 @@ impl Metric {
         }
     }
 
-    /// Returns whether the metric is a time, of which less is better.
+    /// Returns whether the metric is a time, so that less is better.
     pub fn is_time(self) -> bool {
         self.unit() == "ns"
     }
@@ -106,7 +105,7 @@ impl Metric {
         }
     }
 
-    /// Returns the value with its unit, as a table shows it.
+    /// Returns the value as text with its unit, as a table shows it.
     pub fn show(self, value: f64) -> String {
         match self {
             _ if self.is_time() && value >= 10_000.0 => format!("{:.1} µs", value / 1000.0),

@@ -1,10 +1,10 @@
-//! `usring bench`: ordinary programs on usring and on its rivals, alternating in one run.
+//! `usring bench`: measures ordinary programs on usring and on its rivals, alternating in one run.
 //!
-//! - A file per benchmark lists its cases and the bars for its figures.
-//! - [`frame`] runs the cases on their [`stage`], and takes medians of [`metric`]s. [`paired`] has
-//!   the statistics.
-//! - [`server`] runs a case of a server and clients, [`priority`] raises the priority of what is
-//!   measured.
+//! - Each benchmark has a file, which lists its cases and its bars: the limits for its figures.
+//! - [`frame`] runs the cases in the surroundings that [`stage`] sets up. It computes [`metric`]s
+//!   and takes their medians. [`paired`] has the statistics.
+//! - [`server`] runs a case that consists of a server and clients. [`priority`] raises the priority
+//!   of the measured processes.
 //! - [`report`] prints the table and writes the JSON.
 
 mod call;
@@ -46,7 +46,7 @@ Examples:
 
 Exit status: 0 if every bar holds, 3 if one does not, 125 if the benchmark could not run.";
 
-/// Measure usring and what it is compared with, alternating in one run.
+/// Measure usring and its rivals, alternating in one run.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
@@ -54,7 +54,7 @@ pub struct Options {
     #[arg(value_enum)]
     name: Name,
 
-    /// Run one short round per case: a quick look, not a figure to quote
+    /// Run one short round per case. The figures are rough, and not fit to be quoted
     #[arg(long)]
     quick: bool,
 
@@ -86,23 +86,23 @@ enum Name {
     Swap,
     /// A vhost-user-blk back end, beside the `blkio` library
     VhostUser,
-    /// Notifying threads of task work: each by itself, and with a lock that all share
+    /// Notifying threads of task work: per thread, by signals, and by signals under a shared lock
     TaskWork,
     /// An echo server under 50 connections, beside the kernel's ring and epoll
     Echo,
-    /// 10,000 short connections: one accept request for all, or one for each
+    /// 10,000 short connections: one accept request for all of them, or one for each
     MultishotAccept,
 }
 
-/// A benchmark: its cases, and the bars for its figures.
+/// A benchmark: its cases, and the bars that its figures must keep.
 struct Benchmark {
     name: &'static str,
-    /// The columns. The first is shown with quartiles, and is compared with the rival's.
+    /// The table's columns. The first is shown with quartiles, and is compared with the rival's.
     metrics: &'static [Metric],
     rounds: usize,
-    /// Files and back ends that the cases find in `{folder}`.
+    /// Files and back ends that the cases use in `{folder}`.
     props: &'static [Prop],
-    /// The label of the rows that other rows are compared with.
+    /// Label of the rows with which other rows are compared.
     rival: &'static str,
     cases: Vec<Case>,
     bars: fn(&Results) -> Vec<Bar>,

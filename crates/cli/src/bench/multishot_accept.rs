@@ -1,7 +1,7 @@
-//! `usring bench multishot-accept`: 10,000 clients, 1000 at a time. Each connects, sends 128 bytes
-//! and gets them back; then the server closes, and then the client. The figure is the server's
-//! processor time per connection, with one accept request for all connections and with one for
-//! each.
+//! `usring bench multishot-accept`: 10,000 clients, 1,000 at a time. Each client connects, sends
+//! 128 bytes and gets them back. Then the server closes the connection, and then the client. The
+//! figure is the server's processor time per connection, with one accept request for all
+//! connections and with one for each.
 
 use super::Benchmark;
 use super::child::System;
@@ -15,7 +15,7 @@ const USRING_SINGLESHOT: &str = "usring, singleshot";
 const EPOLL: &str = "epoll";
 const WORKLOAD: &str = "short connections";
 
-/// Least saving by multishots, in percent.
+/// Least saving of processor time by the multishot accept request, in percent.
 const GAIN: f64 = 1.65;
 
 pub fn benchmark() -> Benchmark {
@@ -31,7 +31,7 @@ pub fn benchmark() -> Benchmark {
 }
 
 fn cases() -> Vec<Case> {
-    // Such a connection needs only one receive.
+    // Both variants receive by single requests, because such a connection needs only one.
     const ONE_BY_ONE: &str = "--singleshot both";
     const ONE_FOR_ALL: &str = "--singleshot receive";
     let case = |label, system, program, arguments: &str| Case {

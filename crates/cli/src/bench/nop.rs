@@ -1,5 +1,5 @@
-//! `usring bench nop`: the cost of a request by itself, through each entry point, and of page-cache
-//! reads, where the copy costs more than the ring.
+//! `usring bench nop`: the cost of a request without work, through each entry point, and the cost
+//! of page-cache reads, whose copying costs more than the ring.
 
 use super::Benchmark;
 use super::child::System;
@@ -15,10 +15,10 @@ pub const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
 const TRAP: &str = "usring, site not patchable";
 const CALL: &str = "pread(2)";
-/// The call that usring makes for each read: the lower bound of its row.
+/// The call that usring makes for each read. usring's row cannot be faster.
 const CALL_WITHOUT_WAITING: &str = "preadv2(2), RWF_NOWAIT";
 
-/// Returns the benchmark.
+/// Returns the benchmark's cases and bars.
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::Time];
     Benchmark { name: "nop", metrics, rounds: 11, props: &[], rival: KERNEL, cases: cases(), bars }
@@ -41,7 +41,7 @@ fn case(
 fn cases() -> Vec<Case> {
     const NOP: &str = "workload-nop";
     const NOP_ONE: &str = "--batch 1 --site inline";
-    /// The fastest setup of the kernel's rings.
+    /// The fastest setup of the kernel's ring.
     const NOP_ONE_BEST: &str = "--batch 1 --site inline --best 1";
     const NOP_BATCH_BEST: &str = "--batch 32 --site inline --best 1";
     const RING_BEST: &str = "--by ring --batch 32 --best 1";

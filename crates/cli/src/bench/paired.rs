@@ -1,5 +1,5 @@
-//! Statistics of paired rounds. In each round all cases were measured one after the other, so the
-//! machine's fast and slow phases fall on all of them alike. Two cases are therefore compared round
+//! Statistics of paired rounds. In each round all cases are measured one after the other, so a fast
+//! or slow phase of the machine affects all of them alike. Two cases are therefore compared round
 //! by round.
 
 use rand::Random;
@@ -12,7 +12,7 @@ pub struct Figure {
     pub quartiles: [f64; 2],
 }
 
-/// How many times one case is the other.
+/// The ratio of one case's figure to another's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ratio {
     /// Median of the rounds' ratios.
@@ -21,15 +21,15 @@ pub struct Ratio {
     pub interval: [f64; 2],
 }
 
-/// Returns median and quartiles, or `None` without values. A quartile between two values is their
-/// weighted mean.
+/// Returns the median and the quartiles of `values`, or `None` if there are none. A quartile that
+/// lies between two values is their weighted mean.
 pub fn middle(mut values: Vec<f64>) -> Option<Figure> {
     values.sort_by(f64::total_cmp);
     let at = |share| share_of(&values, share);
     Some(Figure { median: at(0.5)?, quartiles: [at(0.25)?, at(0.75)?] })
 }
 
-/// Returns the value that this share of the sorted values does not exceed.
+/// Returns the value at the quantile `share` (0 to 1) of the sorted values.
 fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     let position = share * sorted.len().checked_sub(1)? as f64;
     let (low, part) = (position.floor() as usize, position.fract());
@@ -37,9 +37,12 @@ fn share_of(sorted: &[f64], share: f64) -> Option<f64> {
     Some(sorted[low] * (1.0 - part) + sorted[high] * part)
 }
 
-/// Compares `these` with `those`, round by round. The interval is computed by bootstrapping. As
-/// many rounds as were measured are drawn from them, again and again. The medians of these draws,
-/// without the outermost 5 %, span the interval.
+/// Returns the ratio of `these` to `those`, taken round by round, with its confidence interval. The
+/// interval is computed by bootstrapping:
+///
+/// 1. Draw as many rounds as were measured, at random and with repetition, and take their median.
+/// 2. Repeat this 2,000 times.
+/// 3. The middle 95 % of the medians span the interval.
 pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
     const DRAWS: usize = 2000;
     let ratios: Vec<f64> = these.iter().zip(those).map(|(this, that)| this / that).collect();
@@ -54,7 +57,8 @@ pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
     Some(Ratio { median, interval: [share_of(&medians, 0.025)?, share_of(&medians, 0.975)?] })
 }
 
-/// Returns a random order of `count` cases, so that no case always runs after the same one.
+/// Returns the numbers below `count` in random order. So no case always runs after the same other
+/// case.
 pub fn any_order(count: usize, random: &mut Random) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     for at in (1..count).rev() {
@@ -66,10 +70,10 @@ pub fn any_order(count: usize, random: &mut Random) -> Vec<usize> {
 pub mod rand {
     //! Marsaglia's xorshift, which is good enough for shuffling.
 
-    /// Pseudo-random numbers.
+    /// A generator of pseudo-random numbers.
     pub struct Random(u64);
 
-    /// Generates the same numbers in every run.
+    /// The generator of the same numbers in every run.
     impl Default for Random {
         fn default() -> Random {
             Random(0x9e37_79b9_7f4a_7c15)
@@ -77,13 +81,13 @@ pub mod rand {
     }
 
     impl Random {
-        /// Makes a generator with other numbers in each run.
+        /// Makes a generator of different numbers in each run.
         pub fn of_now() -> Random {
             let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
             Random((since.as_nanos() as u64) | 1)
         }
 
-        /// Returns a number below `end`.
+        /// Returns a random number below `end`.
         pub fn below(&mut self, end: usize) -> usize {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
@@ -108,8 +112,8 @@ mod tests {
 
     #[test]
     fn a_ratio_is_that_of_the_rounds_and_not_of_the_medians() {
-        // Each round is twice as slow as the one before, and `these` always take twice as long as
-        // `those`.
+        // Each round is twice as slow as the one before. In every round, `these` take twice as long
+        // as `those`.
         let those: Vec<f64> = (0..12).map(|round| f64::from(1 << round)).collect();
         let these: Vec<f64> = those.iter().map(|value| value * 2.0).collect();
         assert_eq!(ratio(&these, &those), Some(Ratio { median: 2.0, interval: [2.0, 2.0] }));

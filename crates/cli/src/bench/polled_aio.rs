@@ -1,9 +1,9 @@
-//! `usring bench polled-aio`: AIO contexts that poll for their events, and contexts that sleep
-//! until they are notified, on the same devices. One thread reads random blocks of 4 KiB.
+//! `usring bench polled-aio`: AIO contexts that poll for their events, and contexts whose waiters
+//! sleep until a notification, on the same devices. One thread reads random blocks of 4 KiB.
 //!
-//! The bars are for a back end in another process, and for a file beside the kernel's AIO on that
-//! file. A null device sends its notification by a timer of the waiting thread. So its rows show
-//! the cost of that timer, and have no bar.
+//! The bars hold for a back end in another process, and for a file in comparison with the kernel's
+//! AIO on that file. A null device has no bar, because its notification comes from a timer of the
+//! waiting thread, and its rows mostly show what that timer costs.
 
 use super::Benchmark;
 use super::child::System;
@@ -15,17 +15,18 @@ const POLLED: &str = "polled";
 const TOLD: &str = "not polled";
 const KERNEL: &str = "kernel";
 
-/// A null device with the latencies of a fast drive. Each request has a latency of its own, so
-/// notifications come one by one.
+/// A null device with the latencies of a fast drive. Latencies vary from request to request, so
+/// that notifications come one by one.
 const NULL: (&str, &str) = ("null device, 10 ± 2 µs", "null:size=1T,latency=normal(10us,2us)");
 const BACK_END: (&str, &str) = ("vhost-user", "vhost-user:socket={folder}/socket,zero-copy=on");
 const FILE: &str = "file, O_DIRECT";
-/// The gain by which the kernel's patches are known: 845 K reads per second to 600 K.
+/// The gain published with the kernel's patches for polled AIO: 845 K instead of 600 K reads per
+/// second.
 const GAIN: f64 = 1.41;
 const FILE_SIZE: usize = 64;
 
 const DEPTHS: [u32; 5] = [1, 4, 16, 32, 128];
-/// Depths with a bar. At greater depths the back end's single thread is the limit.
+/// Queue depths with a bar. At greater depths the back end's single thread limits the rate.
 const HELD: [u32; 2] = [1, 32];
 
 pub fn benchmark() -> Benchmark {

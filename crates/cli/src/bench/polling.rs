@@ -1,9 +1,10 @@
 //! `usring bench polling`: polling policies of a ring, by queue depth and by the device's latency.
-//! The workload waits for one completion, reaps all that are there, and submits as many new
-//! requests.
+//! The workload waits for one completion, reaps all completions that are posted, and submits as
+//! many new requests.
 //!
-//! The null device's interrupt is a timer of the waiting thread itself. So the bar for polling
-//! against interrupts is on qemu-storage-daemon, whose interrupt comes from another process.
+//! The bar for polling against interrupts is measured on qemu-storage-daemon, whose interrupt comes
+//! from another process. The null device is not suited, because its interrupt is a timer of the
+//! waiting thread itself.
 
 use super::Benchmark;
 use super::child::System;
@@ -19,7 +20,7 @@ const MODES: [&str; 4] = [INTERRUPT, CLASSIC, HYBRID, FIXED];
 
 const DEPTHS: [u32; 3] = [1, 8, 32];
 const LATENCIES: [u32; 3] = [5, 20, 100];
-/// A device of another process.
+/// Label of the rows whose device another process serves.
 const BACK_END: &str = "qemu-storage-daemon";
 
 pub fn benchmark() -> Benchmark {
@@ -51,7 +52,7 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Returns a case on a device that another process serves, as fast as it can.
+/// Returns a case on a device that another process serves without an artificial latency.
 fn back_end_case(mode: &'static str, depth: u32) -> Case {
     let case = case(mode, 0, depth);
     Case {
@@ -63,8 +64,8 @@ fn back_end_case(mode: &'static str, depth: u32) -> Case {
     }
 }
 
-/// Returns a case on the null device. In the mode `interrupt` the ring has no IOPOLL, so it gets
-/// interrupts whatever the policy is.
+/// Returns a case on the null device. In the mode `interrupt` the ring has no IOPOLL, because only
+/// such a ring gets interrupts.
 fn case(mode: &'static str, latency: u32, depth: u32) -> Case {
     let policy = match mode {
         INTERRUPT => "interrupt".to_owned(),

@@ -1,24 +1,25 @@
-//! The priority of the measured processes. It is raised where the user may do so, so that other
-//! processes of the machine disturb them little. The table says whether it was raised.
+//! The priority of the measured processes. It is raised if the user may do so, so that other
+//! processes of the machine disturb the measurement little. The table says whether it was raised.
 
 use nix::errno::Errno;
 use std::fs;
 use std::process::Child;
 
 const HIGHEST: i32 = -20;
-/// Priority of this session among the sessions, where the kernel groups processes by session
-/// (sched(7)). There a process's own priority counts only within its session.
+/// The priority of this session among all sessions, if the kernel groups processes by session
+/// (sched(7)). A process's own priority then counts only within its session.
 const GROUP: &str = "/proc/self/autogroup";
 
-/// The raised priority of this process and of the children that it starts from then on.
+/// The raised priority of this process, which children started from then on inherit.
 pub struct Priority {
     words: &'static str,
-    /// The session's priority before.
+    /// The session's previous priority.
     group: Option<String>,
 }
 
 impl Priority {
-    /// Raises the priorities as far as allowed. Dropping restores only the session's.
+    /// Raises both priorities as far as the user may. Dropping the object restores only the
+    /// session's.
     pub fn raise() -> Priority {
         // SAFETY: the call takes only numbers.
         let raised = Errno::result(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, HIGHEST) });
@@ -29,7 +30,7 @@ impl Priority {
         Priority { words, group }
     }
 
-    /// Returns a phrase for the head of a table.
+    /// Returns the priority as a phrase for the head of a table.
     pub fn words(&self) -> &'static str {
         self.words
     }
@@ -43,8 +44,8 @@ impl Drop for Priority {
     }
 }
 
-/// Gives a child the real-time policy SCHED_FIFO, which its threads inherit. If that is not
-/// allowed, the child keeps its priority.
+/// Gives a child the real-time policy SCHED_FIFO, which the child's threads inherit. If the user
+/// may not do so, the child keeps its priority.
 pub fn make_realtime(child: &Child) {
     let parameter = libc::sched_param { sched_priority: 1 };
     // SAFETY: the call reads one `sched_param`.

@@ -1,4 +1,4 @@
-//! A benchmark's result: a table for people, and JSON for machines.
+//! Shows a benchmark's result: a table for people, and JSON for programs.
 
 use super::Benchmark;
 use super::frame::{Bar, Case, Results, Row};
@@ -6,7 +6,7 @@ use super::paired::Figure;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
-/// The table that is printed.
+/// The printed table.
 pub struct Table<'a> {
     pub benchmark: &'a Benchmark,
     pub results: &'a Results,
@@ -91,8 +91,8 @@ impl Table<'_> {
         cells
     }
 
-    /// Compares the first metric with that of the rival's row with the same parameters, round by
-    /// round.
+    /// Returns how this row's first metric compares with that of the rival's row with the same
+    /// parameters, round by round. `None` if there is no such row.
     fn against_rival(&self, row: &Row) -> Option<String> {
         let (metric, rival) = (self.results.metrics[0], self.benchmark.rival);
         let same = |other: &Case| other.workload == row.case.workload && other.parameters == row.case.parameters;

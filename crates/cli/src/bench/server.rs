@@ -1,5 +1,5 @@
-//! A case of two programs: a server on the measured system, and clients, which drive it from
-//! outside and print the sample.
+//! Runs a case of two programs: a server on the measured system, and clients, which drive the
+//! server and print the sample.
 
 use super::child;
 use super::priority;
@@ -13,8 +13,9 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Starts the server, waits until it listens, and lets the clients drive it. The clients get its
-/// port and its process id as arguments. The server must then end with success.
+/// Starts the server, waits until it listens, and runs the clients with the server's port and
+/// process id as arguments. Returns the clients' output. Fails if the server does not end with
+/// success.
 pub fn drive(mut server: Command, mut clients: Command) -> Result<Output, String> {
     let mut child = start_on_processor(0, &mut server)?;
     let process = child.id();
@@ -29,13 +30,13 @@ pub fn drive(mut server: Command, mut clients: Command) -> Result<Output, String
     let ended = child::wait_within(child, LIMIT)?;
     match driven {
         Ok(output) if output.status.success() && !ended.status.success() => Err(child::complaint(&ended)),
-        // The server's own message says more than what the clients saw.
+        // The server's message explains more than the clients' error does.
         Err(_) if !ended.status.success() => Err(child::complaint(&ended)),
         driven => driven,
     }
 }
 
-/// Returns the port from the server's first line, `listening on 127.0.0.1:PORT`.
+/// Returns the port from the server's first line, which ends with `listening on 127.0.0.1:PORT`.
 fn port(output: ChildStdout) -> Result<String, String> {
     let (sender, receiver) = channel();
     std::thread::spawn(move || {
@@ -43,7 +44,7 @@ fn port(output: ChildStdout) -> Result<String, String> {
         let mut line = String::new();
         let _ = output.read_line(&mut line);
         let _ = sender.send(line);
-        // The server's last output is read, so that it never waits for this process.
+        // Reads all further output, so that the server never blocks on a full pipe.
         let _ = std::io::copy(&mut output, &mut std::io::sink());
     });
     let line = receiver.recv_timeout(LIMIT).map_err(|_| "the server does not say where it listens".to_owned())?;
@@ -51,16 +52,17 @@ fn port(output: ChildStdout) -> Result<String, String> {
     port.ok_or_else(|| format!("the server said {line:?} and not where it listens"))
 }
 
-/// Starts a child on one of our processors, as a real-time process where that is allowed. So server
-/// and clients do not share a processor, do not migrate, and do not wait for other processes. On a
-/// machine with one processor it is an ordinary child.
+/// Starts a child on the processor with this index among those that this process may use, and gives
+/// it a real-time priority if the user may do so. So server and clients do not share a processor,
+/// do not migrate, and do not wait for other processes. On a machine with one processor the child
+/// is ordinary.
 fn start_on_processor(index: usize, command: &mut Command) -> Result<Child, String> {
     let this_thread = Pid::from_raw(0);
     let ours = sched_getaffinity(this_thread).unwrap_or_default();
     let processors: Vec<usize> = (0..CpuSet::count()).filter(|at| ours.is_set(*at).unwrap_or(false)).collect();
     let mut one = CpuSet::new();
     if processors.len() > 1 && one.set(processors[index]).is_ok() {
-        // The child inherits this affinity. Our own is restored below.
+        // The child inherits this affinity. The launcher's own affinity is restored below.
         let _ = sched_setaffinity(this_thread, &one);
     }
     let child = child::start(command);

@@ -1,10 +1,10 @@
-//! `usring bench sqpoll-iopoll`: IOPOLL with SQPOLL, with the program's enter waiting on the CQ
-//! ("after") or polling beside the SQ thread ("before"). Kernels before 5.7 polled in enter; here
-//! an option of the library, for this benchmark alone, does so.
+//! `usring bench sqpoll-iopoll`: IOPOLL with SQPOLL. It compares an io_uring_enter that waits on
+//! the CQ ("after") with one that polls beside the SQ thread ("before"), as kernels before 5.7 did.
+//! An option of the library, made only for this benchmark, selects the latter.
 //!
 //! The workload reads 4 KiB blocks in sequence, as fio does: as soon as requests have completed, it
-//! submits as many. The targets are the gains by which that change of the kernel is known, on an
-//! NVMe drive.
+//! submits as many new ones. The targets are the gains published with the kernel's change, measured
+//! on an NVMe drive.
 
 use super::Benchmark;
 use super::child::System;
@@ -16,22 +16,22 @@ use crate::environment::POLLING_ENTER;
 const BEFORE: &str = "enter polls";
 const AFTER: &str = "enter waits";
 
-/// Queue depth, and what the kernel's change gained there in percent: more bandwidth, and the share
-/// of a processor that the program still takes.
+/// Queue depths, and what the kernel's change achieved at each, in percent: the gain of bandwidth,
+/// and the share of a processor that the program still used.
 const TABLE: [(u32, f64, f64); 5] =
     [(4, 5.5, 63.8), (8, 13.2, 74.4), (16, 12.3, 81.1), (32, 9.8, 83.7), (64, 11.5, 82.4)];
 
-/// The latency of a fast drive: at depth 4 it gives about the bandwidth of the drive behind the
-/// table.
+/// A null device with a fast drive's latency. At depth 4 its bandwidth is about that of the drive
+/// on which `TABLE` was measured.
 const NULL: (&str, &str) = ("null device, 14 µs", "null:size=1T,latency=14us");
 const BACK_END: (&str, &str) = ("vhost-user", "vhost-user:socket={folder}/socket,zero-copy=on");
 
-/// Adds the back end's processor time.
+/// Argument by which the workload adds the back end's processor time to the sample.
 const COUNTED: &str = " --server {server}";
 
-/// Threads that poll with a back end: the back end, the SQ thread and the program. On fewer
-/// processors, an enter that polls wins by keeping the SQ thread off the ring, so the comparison
-/// means nothing.
+/// Number of threads that poll in a case with a back end: the back end, the SQ thread and the
+/// program. With fewer processors the comparison means nothing: an enter that polls then wins only
+/// because it keeps the SQ thread off the ring.
 const POLLERS: usize = 3;
 
 fn processors() -> usize {

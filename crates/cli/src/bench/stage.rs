@@ -1,5 +1,5 @@
-//! The surroundings of a benchmark: a folder of its own with a file, and a back end for devices.
-//! All of it is removed afterwards.
+//! Sets up a benchmark's surroundings: a folder of its own with a file, and a back end for devices.
+//! Dropping the [`Stage`] removes everything.
 
 use std::fs::{self, DirBuilder};
 use std::io::Write;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 /// A file or back end that a benchmark needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prop {
-    /// `{folder}/file`, of this many MiB.
+    /// The file `{folder}/file`, of the given size in MiB.
     File(usize),
-    /// qemu-storage-daemon, serving a device of 1 GiB at `{folder}/socket`. The device keeps
+    /// qemu-storage-daemon, which serves a device of 1 GiB at `{folder}/socket`. The device stores
     /// nothing and answers at once.
     BackEnd { queues: u32 },
 }
@@ -47,13 +47,12 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Returns whether everything is there. usring is not at fault for what is missing.
+    /// Returns whether every prop could be set up. If not, a failing case is no fault of usring's.
     pub fn is_whole(&self) -> bool {
         self.missing.is_none()
     }
 
-    /// Replaces `{folder}` and `{server}` in a word by the folder's path and the back end's process
-    /// id.
+    /// Replaces `{folder}` by the folder's path and `{server}` by the back end's process id.
     pub fn fill_in(&self, word: &str) -> String {
         let server = self.back_end.as_ref().map_or(0, Child::id);
         word.replace("{folder}", &self.folder.to_string_lossy()).replace("{server}", &server.to_string())
@@ -98,8 +97,8 @@ impl Drop for Stage {
     }
 }
 
-/// Returns whether a socket accepts connections, by a flag in /proc. A connection made to find out
-/// would be the only one that the back end serves.
+/// Returns whether a socket accepts connections, by a flag in /proc/net/unix. A test connection
+/// would not do: the back end would serve that connection and no other.
 fn listens(path: &Path) -> bool {
     const ACCEPTS: &str = "00010000";
     let sockets = fs::read_to_string("/proc/net/unix").unwrap_or_default();

@@ -1,6 +1,6 @@
 //! `usring bench start`: the time from a program's first io_uring_setup(2) to the completion of its
-//! first request that waits for a file, with one ring and with 1,000 rings. Each sample is a
-//! process of its own.
+//! first request that waits for a file, with one ring and with 1,000 rings. Each sample runs a new
+//! process.
 
 use super::Benchmark;
 use super::child::System;

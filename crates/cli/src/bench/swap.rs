@@ -3,9 +3,9 @@
 //!
 //! - usring's regions wait by interrupts, by polling and by hybrid polling. Their backings are a
 //!   device with the latency of a fast drive, a back end in another process, and a file.
-//! - The rivals are the kernel's swap on the same file and in compressed memory, the mapped file,
-//!   and a pager built like LLNL's UMap.
-//! - The targets are the figures by which the kernel's polled swap-in is known.
+//! - The rivals are the kernel's swap on the same file and in compressed memory (zram), a mapping
+//!   of the file, and a pager built like LLNL's UMap.
+//! - The targets are the gains published for polled swap-in in the kernel.
 
 use super::Benchmark;
 use super::child::System;
@@ -33,9 +33,10 @@ const DRIVE: &str = "10 µs";
 const BACK_END: &str = "vhost-user";
 const FILE: &str = "file";
 
-/// In MiB. The file is larger than the region, so that consecutive free slots are found.
+/// Size of the file in MiB. It is larger than the region, so that evictions find consecutive free
+/// slots.
 const FILE_SIZE: usize = 512;
-/// For the evictor, the reader, and each thread.
+/// Queues of the back end: one each for the evictor, the reader, and every thread of the workload.
 const QUEUES: u32 = 16;
 
 const ON_FILE: &str = "--path {folder}/file";
@@ -52,7 +53,7 @@ pub fn benchmark() -> Benchmark {
     }
 }
 
-/// Returns a workload with this many threads, in words.
+/// Returns the name of a workload with this many threads.
 fn with(threads: u32, store: &str) -> String {
     format!("{store}, {threads} {}", if threads == 1 { "thread" } else { "threads" })
 }
@@ -76,8 +77,8 @@ fn case(workload: impl Into<String>, label: &'static str, arguments: impl Into<S
     }
 }
 
-/// Returns whether a mechanism works here. A mechanism that the kernel or a sandbox lacks is no
-/// failure of usring's.
+/// Returns whether a mechanism works on this machine. If not, the kernel or a sandbox lacks it, and
+/// the benchmark must not fail.
 fn works(mechanism: Mechanism) -> bool {
     const SIZE: usize = 1 << 20;
     let builder = SwapRegion::builder().size(SIZE).limit(SIZE).mechanism(mechanism);
@@ -88,9 +89,9 @@ fn on(store: &str, threads: u32, label: &'static str, arguments: &str) -> Case {
     case(with(threads, store), label, format!("--threads {threads} {arguments}"))
 }
 
-/// Returns the cases of a region in these modes.
+/// Returns the cases of a region with each of these polling modes.
 fn regions(store: &'static str, device: &str, threads: u32, modes: &[&'static str]) -> Vec<Case> {
-    // The back end keeps nothing.
+    // The back end stores nothing, so its content cannot be verified.
     let verify = u32::from(store != BACK_END);
     let region = |mode: &&'static str| {
         on(store, threads, mode, &format!("--by region --verify {verify} --backing {device},poll={mode}"))
@@ -144,8 +145,8 @@ fn bars(results: &Results) -> Vec<Bar> {
     let ratio = |metric, store, threads, labels| results.ratio(metric, &with(threads, store), labels, None);
     let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() > 8);
     for (threads, gain) in [(1, 1.27), (8, 1.20)] {
-        // A back end and eight polling threads need a processor each. A device whose interrupt is a
-        // timer would show the cost of the timer.
+        // Only the back end is used here, because a device whose interrupt is a timer would show
+        // the cost of the timer. The back end and eight polling threads need a processor each.
         let gained = ratio(Metric::Rate, BACK_END, threads, [CLASSIC, INTERRUPT]).filter(|_| threads == 1 || enough);
         bars.push(Bar::times_at_least(format!("{}: polled against told", with(threads, BACK_END)), gained, gain));
     }
@@ -160,8 +161,8 @@ fn bars(results: &Results) -> Vec<Bar> {
         results.ratio_of(Metric::ProcessorTime, [(&with(8, MEMORY), USERFAULT), (&with(1, MEMORY), USERFAULT)]);
     bars.push(Bar::times_at_most(format!("{MEMORY}: processor time of a write by 8 threads against 1"), shared, 1.25));
     for store in [DRIVE, FILE] {
-        // Hybrid polling is not compared where it gains next to nothing, or where a timer is too
-        // coarse for the device, so that it is classic polling.
+        // Hybrid polling has a bar only if it gains noticeably and in fact sleeps. If the timer is
+        // too coarse for the device, hybrid polling never sleeps and equals classic polling.
         let median = |metric, labels| ratio(metric, store, 1, labels).map(|ratio| ratio.median);
         let gains = median(Metric::Rate, [HYBRID, INTERRUPT]).is_some_and(|gain| gain > 1.1);
         let sleeps = median(Metric::ProcessorTime, [HYBRID, CLASSIC]).is_some_and(|part| part < 0.95);

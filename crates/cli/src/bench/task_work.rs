@@ -2,10 +2,10 @@
 //! message is queued on its receiver's ring, and the receiver is notified. The bars compare usring
 //! with the kernel's ring.
 //!
-//! Two rows show the cost of other notifications on usring's rings: a signal per thread, and a
-//! signal under a lock that all threads share, as in kernels before 5.11. Both are made by the
-//! workload, with calls that the ring's own notification does not need. So only the difference of
-//! these two rows is the cost of the lock.
+//! Two more rows show the cost of other ways to notify, on usring's rings: a signal per thread, and
+//! a signal under a lock that all threads share, as in kernels before 5.11. The workload itself
+//! sends these signals, in addition to the ring's own notification. So only the difference of these
+//! two rows has a meaning: it is the cost of the lock.
 
 use super::Benchmark;
 use super::child::System;
@@ -18,7 +18,7 @@ const SHARED: &str = "signal, shared lock";
 const KERNEL: &str = "kernel";
 
 const THREADS: [u32; 5] = [1, 2, 4, 8, 16];
-/// Threads of the row that has bars.
+/// Number of threads of the row that has bars.
 const MOST: u32 = 16;
 /// Requests in flight per thread.
 const DEPTH: u32 = 8;

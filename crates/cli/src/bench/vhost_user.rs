@@ -1,5 +1,5 @@
-//! `usring bench vhost-user`: a back end in another process, through a ring and through the `blkio`
-//! library, on one socket. Both poll.
+//! `usring bench vhost-user`: reads from a back end in another process, through a ring of usring's
+//! and through the `blkio` library. Both use the same socket, one after the other, and both poll.
 
 use super::Benchmark;
 use super::child::System;
