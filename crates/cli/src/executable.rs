@@ -97,8 +97,7 @@ fn executable_file(path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What [`check`] finds out about the file that the kernel starts in the end. [`Executable`]
-/// explains the fields.
+/// Facts about the file that the kernel starts in the end. [`Executable`] explains the fields.
 struct Started {
     needs_shell: bool,
     runtime: Option<OsString>,

@@ -65,10 +65,12 @@ pub struct Options {
     ///
     /// PATH appears to the program as a file of the device's size, until the run ends. The option
     /// may be repeated.
-    ///
     /// SPEC is null:size=1T,latency=10us, or ram:size=1G, or file:path=FILE, or
-    /// vhost-user:socket=PATH. delay(SPEC,read=80us) makes a device slower, and error(SPEC,eio=1%)
-    /// makes some requests fail. ,poll=POLICY at the end of SPEC says how threads wait for
+    /// vhost-user:socket=PATH.
+    ///
+    /// Around a SPEC, delay(SPEC,read=80us) makes the device slower, and error(SPEC,eio=1%) makes
+    /// some requests fail. At the end of a SPEC, poll=POLICY says how threads wait for completions.
+    /// `usring ctl --help` lists the policies; the default is classic.
     /// completions (`usring ctl --help` lists the policies; the default is classic).
     #[arg(long = "device", value_name = "PATH=SPEC", value_parser = devices::parse)]
     pub devices: Vec<devices::DeviceOption>,

@@ -1,6 +1,6 @@
 //! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes the record,
-//! and usring keeps its memory for the next back end. usring writes to the record only when a queue
-//! gets a new user, because such a queue begins without requests in flight.
+//! and usring keeps its memory for the next back end. When a queue gets a new user, usring clears
+//! the queue's part of the record. That user begins without requests in flight.
 
 use std::fs::File;
 use usring_device::driver::vhost_user::arena::QUEUE_SIZE;

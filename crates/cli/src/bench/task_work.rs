@@ -2,10 +2,10 @@
 //! message is queued on its receiver's ring, and the receiver is notified. The bars compare usring
 //! with the kernel's ring.
 //!
-//! Two more rows show the cost of other ways to notify, on usring's rings: a signal per thread, and
-//! a signal under a lock that all threads share, as in kernels before 5.11. The workload itself
-//! sends these signals, in addition to the ring's own notification. So only the difference of these
-//! two rows has a meaning: it is the cost of the lock.
+//! Two more rows show other ways to notify, on usring's rings. One row sends a signal per thread.
+//! The other sends it under a lock that all threads share, as in kernels before 5.11. The workload
+//! itself sends these signals, in addition to the ring's own notification. So only the difference
+//! of these two rows has a meaning: it is the cost of the lock.
 
 use super::Benchmark;
 use super::child::System;

@@ -42,7 +42,7 @@ struct Reply {
     owned: Vec<OwnedDescriptor>,
     /// Descriptors to send. They stay open here.
     kept: Vec<RawFd>,
-    /// What the client holds from now on until its connection ends, if the question asks for that.
+    /// The queue or claim that the client holds from now on, if the question asks for one.
     lent: Option<Lent>,
 }
 
