@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use usring::{IoUring, Probe};
 use usring_uapi::opcode::{COUNT, NAMES};
 
-/// Returns the opcodes named in the first column of the table below "## Opcodes".
+/// Returns the opcodes in the first column of the table under the heading "## Opcodes".
 fn documented() -> BTreeSet<String> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/compatibility.md");
     let page = std::fs::read_to_string(page).expect("docs/compatibility.md");

@@ -1,4 +1,5 @@
-//! Bad addresses and senseless numbers: the answer is an errno, never a crash, never a hang.
+//! Bad addresses and senseless numbers. The ring must answer with an errno, and must not crash or
+//! hang.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -7,20 +8,20 @@ use std::ptr::without_provenance_mut as at;
 
 const FAULT: i32 = negative(libc::EFAULT);
 
-/// Null, the first page, a page that is not mapped, the kernel's half, an address that no processor
-/// has, and the very end.
+/// Addresses without usable memory: null, the first page, an unmapped page, the kernel's half, an
+/// address that is not canonical, and the last word.
 const NOWHERE: [usize; 6] = [0, 8, 0x10_0000_0000, 0xffff_ffff_8000_0000, 0x8000_0000_0000_0000, usize::MAX - 7];
 
 fn ring() -> IoUring {
     IoUring::builder().setup_submit_all().build(64).unwrap()
 }
 
-/// Two pages, of which only the first can be used.
+/// Two pages, of which the second must not be accessed.
 struct Edge(*mut u8);
 
 impl Edge {
     fn new() -> Edge {
-        // SAFETY: the calls make a new mapping and close half of it.
+        // SAFETY: the calls make a new mapping and take the rights to its second page away.
         unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let pages =
@@ -31,7 +32,7 @@ impl Edge {
         }
     }
 
-    /// Returns the address `bytes` bytes before the end of what can be used.
+    /// Returns the address `bytes` bytes before the end of the accessible page.
     fn before_end(&self, bytes: usize) -> *mut u8 {
         self.0.wrapping_add(4096 - bytes)
     }
@@ -39,7 +40,7 @@ impl Edge {
 
 impl Drop for Edge {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new`, and this is its owner.
+        // SAFETY: `new` has made the mapping, and only this value uses it.
         unsafe { libc::munmap(self.0.cast(), 8192) };
     }
 }
@@ -147,14 +148,14 @@ fn registration_of_what_is_nowhere_is_a_fault() {
         let ring = ring();
         for address in NOWHERE.into_iter().filter(|&address| address != 0) {
             let buffer = [libc::iovec { iov_base: at(address), iov_len: 4096 }];
-            // SAFETY: the call is refused.
+            // SAFETY: the call must refuse the buffer, so it does not use the memory.
             let error = unsafe { ring.submitter().register_buffers(&buffer) }.unwrap_err();
             assert!(
                 [Some(libc::EFAULT), Some(libc::EOVERFLOW)].contains(&error.raw_os_error()),
                 "{address:#x}: {error}"
             );
             let page = address & !4095;
-            // SAFETY: the call is refused.
+            // SAFETY: the call must refuse the address, so it does not use the memory.
             let error = unsafe { ring.submitter().register_buf_ring_with_flags(page as u64, 8, 1, 0) }.unwrap_err();
             let number = error.raw_os_error();
             assert!(
@@ -165,7 +166,7 @@ fn registration_of_what_is_nowhere_is_a_fault() {
     });
 }
 
-/// A generator that gives the same numbers in every run.
+/// A pseudo-random generator that returns the same numbers in every run.
 struct Random(u64);
 
 impl Random {
@@ -181,14 +182,14 @@ impl Random {
     }
 }
 
-/// Returns files to which nonsense does no harm.
+/// Returns files to which random requests can do no harm.
 fn harmless() -> Vec<OwnedFd> {
     let ((reader, writer), (other_reader, other_writer)) = (pipe(), pipe());
     put(&writer, b"something");
     vec![reader, writer, other_reader, other_writer, event(), file_with(&[3; 5000]).into()]
 }
 
-/// Returns an entry of numbers that are sometimes almost right.
+/// Returns an entry of random numbers, some of which are valid descriptors, flags or addresses.
 fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::Entry {
     let opcodes = [
         opcode::Nop::CODE,
@@ -219,7 +220,7 @@ fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::En
     sqe[0] = u64::from(opcode) | flags << 8 | (random.one_of(&descriptors) as u32 as u64) << 32;
     sqe[1] = random.one_of(&[0, 0, 1, u64::MAX, memory as u64, 100]);
     sqe[2] = random.one_of(&addresses);
-    // A good address is never used beyond its memory.
+    // The length is kept small, so that a valid address is never used beyond its memory.
     let length = random.one_of(&numbers) as u32 % 4096;
     let op_flags = if random.next().is_multiple_of(4) { random.next() as u32 } else { 0 };
     sqe[3] = u64::from(length) | u64::from(op_flags) << 32;
@@ -235,7 +236,8 @@ fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::En
 fn nonsense_is_answered_and_never_more() {
     bounded(|| {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
-        // The only valid memory that nonsense can name, with room behind it.
+        // The only valid memory that a random entry can name, with room for the largest length
+        // behind it.
         let memory = vec![0u64; 1 << 16].into_boxed_slice();
         for round in 0..40 {
             let files = harmless();

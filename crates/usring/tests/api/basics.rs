@@ -1,4 +1,4 @@
-//! Setting up, pushing, submitting, and the entries themselves.
+//! Setting a ring up, pushing and submitting requests, and the entries themselves.
 
 use crate::ring::{IoUring, Probe, cqueue, opcode, squeue};
 use crate::support::*;

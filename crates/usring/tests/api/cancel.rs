@@ -13,14 +13,14 @@ fn ring() -> IoUring {
     IoUring::new(64).unwrap()
 }
 
-/// Reads of empty pipes, which wait for ever.
+/// Requests to read empty pipes, which wait for ever.
 struct Waiting {
     pipes: Vec<(OwnedFd, OwnedFd)>,
     buffers: Vec<[u8; 4]>,
 }
 
 impl Waiting {
-    /// Submits `count` reads, numbered from 0.
+    /// Submits `count` reads, whose user data are 0, 1 and so on.
     fn submit(ring: &mut IoUring, count: usize) -> Waiting {
         let mut waiting = Waiting { pipes: (0..count).map(|_| pipe()).collect(), buffers: vec![[0; 4]; count] };
         let entries: Vec<_> = (0..)
@@ -38,8 +38,8 @@ fn cancel(builder: CancelBuilder) -> squeue::Entry {
     opcode::AsyncCancel2::new(builder).build().user_data(1000)
 }
 
-/// Cancels, and returns the result of the cancel and the user data of the cancelled requests,
-/// sorted.
+/// Runs a cancel request. Returns its result, and the sorted user data of the `targets` requests
+/// that it has cancelled.
 #[track_caller]
 fn cancelled(ring: &mut IoUring, builder: CancelBuilder, targets: usize) -> (i32, Vec<u64>) {
     submit(ring, &[cancel(builder)]);
@@ -113,7 +113,8 @@ fn what_waits_in_a_worker_is_broken_off() {
         for round in 0..50 {
             submit(&mut ring, &[fifo.open().user_data(1)]);
             if round % 2 == 0 {
-                // In some rounds the worker has not begun, in others it sleeps.
+                // Thus the worker sleeps in its call in half of the rounds, and may not have begun
+                // in the others.
                 stays_quiet(&mut ring);
             }
             let (answer, targets) = cancelled(&mut ring, CancelBuilder::user_data(1), 1);
@@ -186,7 +187,7 @@ fn a_synchronous_cancel_breaks_off_a_worker() {
     });
 }
 
-/// Accepts ENOENT: the request may have ended before the second cancel.
+/// Accepts ENOENT, because the request may have ended before the second cancel.
 fn gone(error: std::io::Error) -> std::io::Result<()> {
     if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
 }

@@ -16,7 +16,7 @@ fn iocb(command: u16, file: &impl AsRawFd, data: u64) -> Iocb {
 
 fn submit(context: &Context, iocbs: &mut [Iocb]) -> std::io::Result<usize> {
     let list: Vec<*mut Iocb> = iocbs.iter_mut().map(|iocb| &raw mut *iocb).collect();
-    // SAFETY: the tests keep the memory of their requests until these are done.
+    // SAFETY: each test keeps the memory of its requests until these have completed.
     unsafe { context.submit(&list) }
 }
 
@@ -74,7 +74,7 @@ fn errors_are_linuxs() {
 
 const BLOCK: usize = 4096;
 
-/// A block that is aligned as direct transfers need.
+/// A block aligned as O_DIRECT transfers require.
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK]);
 
@@ -103,7 +103,7 @@ fn a_polled_context_transfers_blocks_of_any_direct_file() {
         for command in [IOCB_CMD_PWRITE, IOCB_CMD_PREAD] {
             let iocb_of = |(place, block)| of_block(command, &file, place, block);
             let mut iocbs: Vec<Iocb> = blocks.iter_mut().enumerate().map(iocb_of).collect();
-            // More requests than the context was made for, and than one call takes.
+            // There are more requests than the context was made for, and more than one call takes.
             let first = submit(&context, &mut iocbs).unwrap();
             assert_eq!(first, 127);
             assert_eq!(submit(&context, &mut iocbs[first..]).unwrap(), 200 - first);
@@ -138,8 +138,8 @@ fn a_polled_context_refuses_what_cannot_be_polled_for() {
     assert_eq!(refused(Iocb { aio_lio_opcode: IOCB_CMD_FSYNC, ..read }), libc::EINVAL);
     assert_eq!(refused(of_block(IOCB_CMD_PREAD, &buffered, 0, &mut block)), libc::EOPNOTSUPP);
     assert_eq!(code(Context::with_flags(8, 2).unwrap_err()), libc::EINVAL);
-    // A request without the flag is refused above; a context without the flag refuses a request
-    // with it.
+    // The cases above refuse requests without IOCB_FLAG_HIPRI. A context made without
+    // IOCTX_FLAG_IOPOLL refuses requests that have the flag.
     let plain = Context::with_flags(8, 0).unwrap();
     assert_eq!(code(submit(&plain, &mut [read]).unwrap_err()), libc::EINVAL);
     let mut events = [IoEvent::default(); 1];
@@ -148,8 +148,8 @@ fn a_polled_context_refuses_what_cannot_be_polled_for() {
     assert_eq!(events[0].res, 0, "the file is empty");
 }
 
-/// The kernel never waits in the write to an eventfd whose counter is at its maximum. Neither does
-/// usring.
+/// An eventfd whose counter is at its maximum would block a write to it. A completion must not wait
+/// for that, and does not in the kernel.
 #[test]
 fn an_eventfd_at_its_end_holds_nobody_up() {
     bounded(|| {
@@ -175,11 +175,12 @@ fn an_eventfd_at_its_end_holds_nobody_up() {
     });
 }
 
-/// The machine may have no context of the kernel's left, and may have one again a moment later.
+/// The kernel may be out of AIO contexts for a moment, which must not mark the file as one that
+/// cannot be polled.
 #[test]
 fn a_file_that_could_not_be_polled_for_is_asked_again() {
     bounded(|| {
-        // The size is unique, so that no other test has left a context of it.
+        // No other test uses this size, so usring has no cached kernel context of this size.
         let context = Context::polled(777).unwrap();
         let file = direct_file();
         let mut block = Block([0; BLOCK]);

@@ -1,4 +1,4 @@
-//! The ring's descriptor, as event loops watch it.
+//! The ring's descriptor, watched by poll and epoll as in an event loop.
 
 use crate::ring::{IoUring, opcode, types};
 use crate::support::*;
@@ -8,7 +8,7 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// Returns whether poll(2) finds the descriptor readable within this time.
+/// Returns whether poll(2) reports the descriptor readable within `milliseconds`.
 fn is_readable(ring: &IoUring, milliseconds: i32) -> bool {
     let mut watched = libc::pollfd { fd: ring.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the array is one `pollfd`, as its count says.
@@ -17,8 +17,8 @@ fn is_readable(ring: &IoUring, milliseconds: i32) -> bool {
 
 const LONG: i32 = 20_000;
 
-/// Checks that the descriptor becomes unreadable. A thread that has just posted a completion may
-/// signal it after the test has taken it, so an event loop may once see an empty queue.
+/// Checks that the descriptor becomes unreadable. This may take a second look: a thread that has
+/// posted a completion may signal the descriptor after the test has taken the completion.
 #[track_caller]
 fn becomes_unreadable(ring: &mut IoUring) {
     eventually("the descriptor is not readable", || {
@@ -83,8 +83,7 @@ fn epoll_reports_each_completion_by_level_and_by_edge() {
     });
 }
 
-/// An event loop that waits for edges only, as tokio-uring's does, with far more completions than
-/// the queue holds.
+/// An edge-triggered event loop, as tokio-uring's, with far more completions than the queue holds.
 #[test]
 fn a_backlog_that_is_moved_into_the_queue_is_an_edge() {
     bounded(|| {
@@ -138,8 +137,8 @@ fn rings_that_watch_each_other_do_not_deadlock() {
             submit(&mut first, &[to_second]);
             submit(&mut second, &[to_first]);
             submit(&mut first, &[nop(2)]);
-            // Completions are taken when all are there, because a poll may not see a queue that is
-            // emptied at once.
+            // The test takes completions only after all are posted, because a poll of a ring may
+            // miss a completion that is taken at once.
             eventually("both polls are done", || first.completion().len() == 2 && second.completion().len() == 1);
             let mut seen = collect(&mut second, 1);
             seen.extend(collect(&mut first, 2));

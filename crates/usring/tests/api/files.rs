@@ -24,7 +24,7 @@ fn fd(file: &impl AsRawFd) -> types::Fd {
     types::Fd(file.as_raw_fd())
 }
 
-/// Returns the file behind a result.
+/// Returns the file whose descriptor is a request's result.
 #[track_caller]
 fn opened(result: i32) -> OwnedFd {
     assert!(result >= 0, "open: {}", std::io::Error::from_raw_os_error(-result));
@@ -93,7 +93,8 @@ fn close_closes_before_it_completes() {
     bounded(|| {
         let mut ring = ring();
         let file = file_with(b"");
-        // Most other tests take the lowest free number, so they do not get this one.
+        // Tests that run at the same time take the lowest free numbers, so a number from 500 on
+        // stays free after the close.
         // SAFETY: the call names no memory.
         let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 500) };
         assert!(is_open_as(number, &file));
@@ -201,10 +202,10 @@ fn advice_is_taken() {
             libc::mmap(std::ptr::null_mut(), 8192, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
         };
         assert_ne!(pages, libc::MAP_FAILED);
-        // SAFETY: the mapping has 8,192 bytes and belongs to the test.
+        // SAFETY: the mapping has 8,192 bytes, and only this test uses it.
         unsafe { pages.cast::<u8>().write(9) };
         assert_eq!(result(&mut ring, opcode::Madvise::new(pages, 8192, libc::MADV_DONTNEED).build()), 0);
-        // SAFETY: the mapping has 8,192 bytes. The advice has emptied it.
+        // SAFETY: the mapping still has 8,192 bytes; the advice has only dropped their content.
         assert_eq!(unsafe { pages.cast::<u8>().read_volatile() }, 0);
         // SAFETY: the mapping was made above, and is not used any more.
         unsafe { libc::munmap(pages, 8192) };

@@ -1,5 +1,5 @@
-//! Shortcuts that the engine takes for a program or a connection that has behaved the same for
-//! long. If such an expectation is wrong, it costs only time.
+//! Shortcuts that the engine takes after a program or a connection has behaved alike for long. If
+//! the behaviour then changes, the shortcut may cost time, but no completion may be lost.
 
 use crate::provided_buffers::{Buffers, GROUP};
 use crate::ring::{IoUring, opcode, types};
@@ -9,13 +9,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// More waits in a row than the engine needs to expect the next.
+/// More waits in a row than after which the engine expects that the program will wait again.
 const MANY: u64 = 3000;
-/// Calls within which the engine must look at files and timers, although the program already has
-/// what it waits for.
+/// Within this number of calls, the engine must look at files and timers, even if the program finds
+/// a completion in every call.
 const SOON: usize = 100;
 
-/// Waits many times, each time for a completion that is there at once.
+/// Waits many times, each time for a completion that is posted at once.
 fn keep_waiting(ring: &mut IoUring) {
     for round in 0..MANY {
         push(ring, &[nop(round)]);
@@ -40,7 +40,7 @@ fn who_has_always_waited_and_then_only_looks_at_memory_sees_what_completes() {
     });
 }
 
-/// Submits a read and a timeout on a ring whose program always waits.
+/// Submits a read and a timeout on a ring whose program has waited many times in a row.
 fn wait_for_both(ring: &mut IoUring, reader: &OwnedFd, buffer: &mut [u8; 4], time: &types::Timespec) {
     submit(ring, &[read(reader, buffer).user_data(MANY)]);
     keep_waiting(ring);
@@ -57,8 +57,8 @@ fn who_has_always_waited_and_then_only_submits_sees_what_its_files_and_timers_br
             wait_for_both(&mut ring, &reader, &mut buffer, &time);
             put(&writer, b"data");
             let mut ended = 0;
-            // The program keeps submitting, so only time ends this loop if the engine does not
-            // look.
+            // The program keeps submitting. If the engine never looks at its files, only the time
+            // limit ends this loop.
             let start = Instant::now();
             while ended < 2 && start.elapsed() < PATIENCE / 2 {
                 submit(&mut ring, &[nop(0)]);
@@ -89,10 +89,10 @@ fn who_always_has_enough_gets_what_its_files_and_timers_bring_all_the_same() {
     });
 }
 
-/// Connections whose peers all send as soon as their last message was received.
+/// Connections whose peers send a message as soon as their last one was received.
 struct Crowd {
     theirs: Vec<UnixStream>,
-    /// The ring's ends.
+    /// The ends of the connections that the ring receives from, kept open.
     _ours: Vec<UnixStream>,
     buffers: Buffers,
     round: u8,
@@ -114,8 +114,8 @@ impl Crowd {
         Crowd { theirs, _ours: ours, buffers, round: 0 }
     }
 
-    /// Has all peers except those in `silent` send one message, and receives these. Returns the
-    /// other completions.
+    /// Lets all peers except those in `silent` send one message, and receives the messages. Returns
+    /// completions of other requests that came meanwhile.
     fn speaks(&mut self, ring: &mut IoUring, silent: std::ops::Range<usize>) -> Vec<Done> {
         self.round = self.round.wrapping_add(1);
         for (place, socket) in self.theirs.iter_mut().enumerate() {
@@ -142,7 +142,7 @@ impl Crowd {
     }
 }
 
-/// Runs a test with a crowd that has been busy for long, on rings of both kinds.
+/// Runs a test on a crowd of connections that has been busy for long, on both kinds of rings.
 fn busy(test: fn(IoUring, Crowd)) {
     bounded(move || {
         let rings =

@@ -1,4 +1,4 @@
-//! Links, hard links, link timeouts, drain, and silence on success.
+//! Links, hard links, link timeouts, drain, and requests that post no completion on success.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -13,7 +13,7 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// Returns user data and results, in the order of completion.
+/// Returns pairs of user data and result, in the order of completion.
 fn outcomes(done: &[Done]) -> Vec<(u64, i32)> {
     done.iter().map(|done| (done.user_data, done.result)).collect()
 }

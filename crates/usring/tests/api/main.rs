@@ -1,6 +1,6 @@
-//! The engine through its Rust API, in one process, on real files, pipes, eventfds and timers. Each
-//! file tests one area. Each test is named by the behaviour that it shows, and each wait has a time
-//! limit ([`support`]).
+//! Tests of the engine through its Rust API, in one process, on real files, pipes, eventfds and
+//! timers. Each file tests one area. A test's name says which behaviour it checks. Each wait has a
+//! time limit ([`support`]).
 //!
 //! The API has the names of the `io-uring` crate. So all tests except [`only_usring`] also run on
 //! the kernel's own io_uring, which is how the expectations were checked:
@@ -17,7 +17,8 @@ use io_uring as ring;
 #[cfg(not(on_kernel))]
 use usring as ring;
 
-/// Whether the tests are to run in this process.
+/// Whether the tests are to run in this process. (In `tests/doors` this depends on the
+/// environment.)
 const RUNS_HERE: fn() -> bool = || true;
 
 mod bad_input;

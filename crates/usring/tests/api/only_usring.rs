@@ -1,6 +1,6 @@
-//! Tests of what differs from the kernel and the `io-uring` crate:
+//! Tests of behaviour in which usring differs from the kernel or from the `io-uring` crate:
 //!
-//! - functions that the crate does not have;
+//! - functions that the crate lacks;
 //! - a signal mask, which the crate passes in a size that Linux refuses;
 //! - a link timeout, for which the kernel posts one completion too few.
 
@@ -68,7 +68,7 @@ fn a_ring_of_buffers_may_lie_in_the_engines_memory() {
         let mut ring = ring();
         let map = |ring: &IoUring| ring.map(0x8000_0000 | u64::from(GROUP) << 16, 4 * 16);
         assert_eq!(error_of(map(&ring)), libc::ENOMEM, "not registered yet");
-        // SAFETY: the memory is the engine's.
+        // SAFETY: with IOU_PBUF_RING_MMAP the engine allocates the ring's memory itself.
         unsafe {
             ring.submitter().register_buf_ring_with_flags(0, 4, GROUP, types::IOU_PBUF_RING_MMAP as u16).unwrap()
         };
@@ -94,11 +94,13 @@ fn a_link_timeout_reaches_a_request_in_a_worker() {
             let mut found = chain(&mut ring, &entries);
             found.sort_unstable();
             assert!(was_broken_off(found[0].1), "{found:?}");
-            // As on the kernel, a request that a worker is carrying out counts as not found.
+            // The link timeout does not find a request that a worker is carrying out, as on the
+            // kernel.
             if found[1] == (2, negative(libc::ENOENT)) {
                 break;
             }
-            // No worker had taken the request yet, so the test tries again with more time.
+            // The timeout came before a worker had taken the request. So the test tries again with
+            // more time.
             assert_eq!(found[1], (2, negative(libc::ETIME)));
             time *= 2;
         }

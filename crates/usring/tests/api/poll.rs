@@ -16,7 +16,8 @@ fn poll(file: &impl AsRawFd, events: i32) -> opcode::PollAdd {
     opcode::PollAdd::new(types::Fd(file.as_raw_fd()), events as u32)
 }
 
-/// Returns a POLL_REMOVE that updates: `len` holds what changes, `off` the new user data.
+/// Returns a POLL_REMOVE that updates the poll `target`. In its SQE, `len` holds the flags of what
+/// changes and `off` the new user data.
 fn update(target: u64, new_user_data: Option<u64>, new_events: Option<i32>, multi: bool) -> squeue::Entry {
     let mut entry = opcode::PollRemove::new(target).build();
     let mut flags = u32::from(multi);

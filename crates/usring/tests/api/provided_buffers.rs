@@ -13,7 +13,7 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// Returns a read that takes a buffer of the group.
+/// Returns a read that takes its buffer from the group.
 fn select(file: &impl AsRawFd, length: u32) -> squeue::Entry {
     opcode::Read::new(types::Fd(file.as_raw_fd()), std::ptr::null_mut(), length)
         .offset(u64::MAX)
@@ -132,13 +132,13 @@ fn opcodes_that_take_no_buffer_refuse_to() {
     });
 }
 
-/// A ring of buffers in the test's own memory.
+/// A ring of provided buffers, in memory of the test or of the engine.
 pub struct Buffers {
     entries: *mut BufRingEntry,
     count: u16,
     tail: u16,
     memory: Vec<u8>,
-    /// Bytes of the mapping that the drop removes.
+    /// Bytes of the mapping that `drop` removes.
     mapped: usize,
 }
 
@@ -160,12 +160,12 @@ impl Buffers {
         Buffers { entries, count, tail: 0, memory: vec![0; usize::from(count) * LENGTH], mapped }
     }
 
-    /// Adds the buffer with this number.
+    /// Adds the buffer `id` to the ring.
     pub fn add(&mut self, id: u16) {
         let address = self.memory[usize::from(id) * LENGTH..].as_mut_ptr() as u64;
         let slot = usize::from(self.tail & (self.count - 1));
-        // SAFETY: the slot is in the mapping, and the engine does not read it before the tail is
-        // moved.
+        // SAFETY: the slot is in the mapping. The engine reads it only after the tail has moved
+        // past it.
         let entry = unsafe { &mut *self.entries.add(slot) };
         entry.set_addr(address);
         entry.set_len(LENGTH as u32);
@@ -188,7 +188,7 @@ impl Buffers {
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` or by `IoUring::map`, and this is its owner.
+        // SAFETY: `new` or `IoUring::map` has made the mapping, and only this value uses it.
         unsafe { libc::munmap(self.entries.cast(), self.mapped) };
     }
 }
@@ -198,7 +198,7 @@ fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
     outcome.unwrap_err().raw_os_error().unwrap()
 }
 
-/// Uses a ring of four buffers up, twice.
+/// Checks that the ring of buffers is empty, adds its four buffers, and takes them all; twice.
 pub fn use_up(ring: &mut IoUring, buffers: &mut Buffers) {
     let (reader, writer) = pipe();
     for round in 0..2u8 {
@@ -253,7 +253,7 @@ fn nonsense_rings_of_buffers_are_refused() {
     bounded(|| {
         let (buffers, ring) = (Buffers::new(4), ring());
         let register = |address: u64, count: u16, flags: u16| {
-            // SAFETY: a group that is not refused is registered only for a moment.
+            // SAFETY: if the call does not refuse the group, the test unregisters it at once.
             unsafe { ring.submitter().register_buf_ring_with_flags(address, count, GROUP, flags) }
         };
         let address = buffers.entries as u64;

@@ -242,7 +242,8 @@ fn errors_of_the_file_are_the_requests() {
         assert_eq!(result(&mut ring, write(&reader, b"data")), negative(libc::EBADF));
         drop(reader);
         assert_eq!(result(&mut ring, write(&writer, b"data")), negative(libc::EPIPE));
-        // SAFETY: the number is no open descriptor, and `ManuallyDrop` keeps it from being closed.
+        // SAFETY: no descriptor with this number is open, and `ManuallyDrop` keeps the number from
+        // being closed.
         let nobody = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(1 << 20) });
         assert_eq!(result(&mut ring, read(&*nobody, &mut buffer)), negative(libc::EBADF));
         let directory = File::open("/").unwrap();
@@ -295,7 +296,7 @@ fn a_waiting_request_keeps_its_file() {
         let mut buffer = [0; 16];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let (other_reader, other_writer) = pipe();
-        // The call closes the first pipe's end and gives its number to the second's.
+        // The call closes the first pipe's reading end and gives its number to the second pipe's.
         // SAFETY: both numbers are descriptors of this test.
         assert!(unsafe { libc::dup2(other_reader.as_raw_fd(), reader.as_raw_fd()) } >= 0);
         let reused = reader;
@@ -345,14 +346,14 @@ fn a_terminal_and_special_files_work() {
         assert_eq!(collect(&mut ring, 1)[0].result, 6);
         assert_eq!(&buffer[..6], b"typed\n");
         assert_eq!(result(&mut ring, write(&slave, b"shown")), 5);
-        // The terminal's echo of the typed text comes first.
+        // The terminal first shows the echo of the typed text.
         let mut shown = [0; b"typed\r\nshown".len()];
         master.read_exact(&mut shown).unwrap();
         assert_eq!(&shown, b"typed\r\nshown");
     });
 }
 
-/// Opens a pseudo-terminal.
+/// Opens a pseudo-terminal, and returns its master and its slave.
 fn terminal() -> (File, OwnedFd) {
     let (mut master, mut slave) = (-1, -1);
     let null = std::ptr::null_mut();

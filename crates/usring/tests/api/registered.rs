@@ -21,7 +21,7 @@ fn read_fixed(file: &impl AsRawFd, buffer: *const u8, length: u32, index: u16) -
     opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), buffer.cast_mut(), length, index).build()
 }
 
-/// Registers buffers that the test keeps until the ring is dropped.
+/// Registers buffers, which the calling test keeps until the ring is dropped.
 fn register(ring: &IoUring, buffers: &[libc::iovec]) -> std::io::Result<()> {
     // SAFETY: the test keeps the buffers until the ring is dropped.
     unsafe { ring.submitter().register_buffers(buffers) }

@@ -1,5 +1,5 @@
-//! ACCEPT from a blocking listener from which other threads accept, too. Whichever thread is
-//! faster, the ring never blocks.
+//! ACCEPT on a blocking listener on which other threads call accept, too. If another thread takes
+//! the connection first, the ring must not block.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -9,15 +9,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Far longer than a ring may block, far shorter than a test may take.
+/// A test fails if a ring blocks for longer.
 const LONG: Duration = Duration::from_secs(30);
 
-/// So many connections make it likely that the ring and its rival see one at the same time. `SPAN`
-/// limits the time.
+/// Number of connections in a contest. Only with many connections is it likely that the ring and
+/// the rival thread once see the same one. A contest ends earlier if it has taken `SPAN`.
 const ROUNDS: usize = 5000;
 const SPAN: Duration = Duration::from_secs(3);
 
-/// Takes connections by blocking calls until the listener is shut down.
+/// Starts a thread that accepts connections by blocking calls until the listener is shut down. It
+/// greets each connection with a byte, and returns their number.
 fn rival(listener: &TcpListener) -> JoinHandle<usize> {
     let listener = listener.try_clone().unwrap();
     thread::spawn(move || {
@@ -35,7 +36,7 @@ fn shut_down(listener: &TcpListener) {
     assert_eq!(unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) }, 0);
 }
 
-/// Returns a connection whose acceptor, ring or rival, will send a byte.
+/// Returns a client's connection. The ring or the rival thread will accept it and send a byte.
 fn client(address: SocketAddr) -> TcpStream {
     let client = TcpStream::connect(address).unwrap();
     client.set_nonblocking(true).unwrap();
@@ -52,8 +53,8 @@ fn is_greeted(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Offers connections to a ring and a rival. `arm` makes the request that must be waiting at each
-/// connection. Returns how many the ring got.
+/// Offers connections to a ring and to a rival thread. `arm` makes the accept request that the ring
+/// must have pending at each connection. Returns how many connections the ring has got.
 fn contest(ring: &mut IoUring, listener: &TcpListener, arm: impl Fn() -> squeue::Entry) -> usize {
     let address = listener.local_addr().unwrap();
     let rival = rival(listener);
@@ -114,7 +115,8 @@ fn one_after_another() {
     });
 }
 
-/// Two rings whose owners accept whenever they can. Each connection is taken by one of them.
+/// Two rings on one listener, whose owners accept whenever they can. One of them must take each
+/// connection.
 #[test]
 fn two_rings() {
     bounded(|| {
@@ -156,7 +158,8 @@ fn two_rings() {
     });
 }
 
-/// Holds whether the driver or a worker waits for the connection when the request is cancelled.
+/// The cancel must work in both cases: if the driver waits for the connection, and if a worker
+/// does.
 #[test]
 fn what_is_cancelled_takes_no_connection() {
     bounded(|| {
@@ -182,7 +185,7 @@ fn what_is_cancelled_takes_no_connection() {
         }
         assert_eq!(entries.len(), 2);
 
-        // A request that is armed when its ring is dropped takes no connection, either.
+        // A request that is pending when its ring is dropped must not take a connection, either.
         push(&mut ring, &[opcode::AcceptMulti::new(types::Fd(listener.as_raw_fd())).build()]);
         ring.submit().unwrap();
         drop(ring);

@@ -5,12 +5,12 @@ use crate::support::*;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// Returns a ring whose SQ thread sleeps after this many milliseconds without work.
+/// Returns a ring whose SQ thread sleeps after `idle` milliseconds without work.
 fn polled(entries: u32, idle: u32) -> IoUring {
     IoUring::builder().setup_sqpoll(idle).build(entries).unwrap()
 }
 
-/// Pushes requests and wakes the SQ thread if needed, without waiting for it.
+/// Pushes requests and wakes the SQ thread if it sleeps. Does not wait until they are submitted.
 #[track_caller]
 fn offer(ring: &mut IoUring, entries: &[squeue::Entry]) {
     push(ring, entries);
@@ -47,8 +47,8 @@ fn the_thread_sleeps_when_it_is_idle_and_is_woken() {
     });
 }
 
-/// Returns whether the SQ thread leaves the queue alone. A sleeping thread takes nothing by itself.
-/// A thread that is about to sleep looks at the queue once more, and may take the request.
+/// Returns whether the SQ thread sleeps: a pushed request then stays in the queue. A thread that is
+/// about to sleep checks the queue once more, so it may still take the request.
 fn is_left_alone(ring: &mut IoUring) -> bool {
     // An SQ thread that is awake would take the request within this time.
     std::thread::sleep(Duration::from_millis(1));
@@ -62,8 +62,8 @@ fn no_wakeup_is_lost_while_the_thread_goes_to_sleep() {
     bounded(|| {
         let mut ring = polled(16, 1);
         for round in 0..400u64 {
-            // Pauses close to the idle time, so that some pushes meet the thread when it is about
-            // to sleep.
+            // Pauses for about the idle time, so that some pushes come just when the thread is
+            // about to sleep.
             std::thread::sleep(Duration::from_micros(700 + round * 7 % 700));
             offer(&mut ring, &[nop(round)]);
             assert_eq!(collect(&mut ring, 1)[0].user_data, round);

@@ -1,4 +1,4 @@
-//! Common parts of the tests: time limits, ways to drive a ring, files.
+//! Common functions of the tests: time limits, driving a ring, files and pipes.
 
 #[path = "../../../../xtask/src/skipped.rs"]
 pub mod skipped;
@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Longest time that anything here may take. It is far more than is needed, because machines are
-/// shared.
+/// Longest time that any step of a test may take. It is far more than needed, because other
+/// processes may use the machine, too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a test in a thread of its own, and fails if that hangs.
+/// Runs a test in a thread of its own. Fails if the test takes longer than [`PATIENCE`].
 #[track_caller]
 pub fn bounded(test: impl FnOnce() + Send + 'static) {
     if !crate::RUNS_HERE() {
@@ -35,7 +35,8 @@ pub fn bounded(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Waits until a condition is true, without waking any thread.
+/// Checks a condition again and again until it is true, and wakes no thread by that. Fails after
+/// [`PATIENCE`].
 #[track_caller]
 pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
@@ -45,7 +46,7 @@ pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// A completion in plain words.
+/// A completion, for use in assertions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub user_data: u64,
@@ -73,7 +74,7 @@ pub const fn negative(errno: i32) -> i32 {
     -errno
 }
 
-/// Pushes requests whose memory the test keeps alive.
+/// Pushes requests. The calling test keeps their memory alive.
 #[track_caller]
 pub fn push(ring: &mut IoUring, entries: &[squeue::Entry]) {
     // SAFETY: every test keeps the memory of its requests until they are done or the ring is
@@ -81,14 +82,14 @@ pub fn push(ring: &mut IoUring, entries: &[squeue::Entry]) {
     unsafe { ring.submission().push_multiple(entries).expect("the ring is large enough for the test") };
 }
 
-/// Pushes and submits.
+/// Pushes and submits requests.
 #[track_caller]
 pub fn submit(ring: &mut IoUring, entries: &[squeue::Entry]) {
     push(ring, entries);
     assert_eq!(ring.submit().expect("submit"), entries.len(), "all are taken");
 }
 
-/// Waits for `count` more completions, and returns them in the order in which they come.
+/// Waits for `count` more completions, and returns them in the order in which they were posted.
 #[track_caller]
 pub fn collect(ring: &mut IoUring, count: usize) -> Vec<Done> {
     let mut found = Vec::new();
@@ -104,7 +105,7 @@ pub fn collect(ring: &mut IoUring, count: usize) -> Vec<Done> {
     }
 }
 
-/// Waits once. A timeout is not an error here.
+/// Waits once for `want` completions, but no longer than `time`. The timeout is not an error.
 #[track_caller]
 pub fn wait_at_most(ring: &IoUring, want: usize, time: Duration) {
     let time = types::Timespec::from(time);
@@ -115,7 +116,7 @@ pub fn wait_at_most(ring: &IoUring, want: usize, time: Duration) {
     }
 }
 
-/// Runs requests and returns their completions, sorted by user data.
+/// Submits requests, waits for all of them, and returns their completions sorted by user data.
 #[track_caller]
 pub fn run(ring: &mut IoUring, entries: &[squeue::Entry]) -> Vec<Done> {
     submit(ring, entries);
@@ -124,13 +125,13 @@ pub fn run(ring: &mut IoUring, entries: &[squeue::Entry]) -> Vec<Done> {
     done
 }
 
-/// Runs a request and returns its result.
+/// Submits a request, waits for it, and returns its result.
 #[track_caller]
 pub fn result(ring: &mut IoUring, entry: squeue::Entry) -> i32 {
     run(ring, &[entry])[0].result
 }
 
-/// Checks that nothing completes for 20 ms, which is long for the engine.
+/// Checks that no request completes for 20 ms, which is a long time for the engine.
 #[track_caller]
 pub fn stays_quiet(ring: &mut IoUring) {
     wait_at_most(ring, 1, Duration::from_millis(20));
@@ -142,7 +143,7 @@ pub fn nop(user_data: u64) -> squeue::Entry {
     opcode::Nop::new().build().user_data(user_data)
 }
 
-/// Returns a read from any descriptor, at the file's own position.
+/// Returns a read request for any descriptor, at the file's own position.
 pub fn read(fd: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
     opcode::Read::new(types::Fd(fd.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).offset(u64::MAX).build()
 }
@@ -155,7 +156,7 @@ pub fn timespec(time: Duration) -> types::Timespec {
     types::Timespec::from(time)
 }
 
-/// Returns a file without a name that holds `content`, positioned at its start.
+/// Returns a file without a name that contains `content`, positioned at its start.
 pub fn file_with(content: &[u8]) -> File {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(content).expect("write");
@@ -163,7 +164,7 @@ pub fn file_with(content: &[u8]) -> File {
     file
 }
 
-/// Returns both ends of a pipe: the reading end, and the writing end.
+/// Returns the reading end and the writing end of a new pipe.
 pub fn pipe() -> (OwnedFd, OwnedFd) {
     let mut ends: [RawFd; 2] = [0; 2];
     // SAFETY: the array has two numbers.
@@ -172,14 +173,14 @@ pub fn pipe() -> (OwnedFd, OwnedFd) {
     unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) }
 }
 
-/// Writes to a pipe that has room.
+/// Writes all of `data` to a pipe that has room for it.
 pub fn put(fd: &OwnedFd, data: &[u8]) {
     // SAFETY: the call reads the slice.
     let written = unsafe { libc::write(fd.as_raw_fd(), data.as_ptr().cast(), data.len()) };
     assert_eq!(written, data.len() as isize);
 }
 
-/// Reads what is there.
+/// Reads up to `length` bytes of what the pipe holds.
 pub fn get(fd: &OwnedFd, length: usize) -> Vec<u8> {
     let mut data = vec![0; length];
     // SAFETY: the call writes to the vector's bytes.
@@ -188,8 +189,9 @@ pub fn get(fd: &OwnedFd, length: usize) -> Vec<u8> {
     data
 }
 
-/// A named pipe. Opening its reading end occupies a worker until a thread opens the other end. The
-/// open cannot be polled for. It has O_CREAT, so it is never tried without blocking.
+/// A named pipe. A request to open its reading end occupies a worker until a thread opens the other
+/// end. Such an open cannot be polled for. Because of O_CREAT, the engine does not try it without
+/// blocking.
 pub struct Fifo {
     directory: tempfile::TempDir,
     path: std::ffi::CString,
@@ -205,7 +207,7 @@ impl Fifo {
         Fifo { directory, path }
     }
 
-    /// Returns the request that waits.
+    /// Returns a request that waits in a worker.
     pub fn open(&self) -> squeue::Entry {
         opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), self.path.as_ptr())
             .flags(libc::O_RDONLY | libc::O_CREAT | libc::O_CLOEXEC)
@@ -214,10 +216,10 @@ impl Fifo {
             .flags(squeue::Flags::ASYNC)
     }
 
-    /// Ends the wait of all such requests.
+    /// Ends the wait of all requests that [`Fifo::open`] has returned.
     pub fn release(&self) {
         let both = File::options().read(true).write(true).open(self.directory.path().join("fifo"));
-        // The file stays open, for requests that are only about to wait.
+        // Keeps the pipe open, for requests that have not started to wait yet.
         std::mem::forget(both.expect("the pipe is there"));
     }
 }
@@ -232,8 +234,8 @@ pub fn close_all(done: &[Done]) {
     }
 }
 
-/// Returns whether this is the result of a request whose system call was interrupted. (−512 is
-/// internal to the kernel, which lets it out here.)
+/// Returns whether a result says that the request's system call was interrupted: ECANCELED, EINTR,
+/// or −512 (ERESTARTSYS), which should stay inside the kernel but comes out here.
 pub fn was_broken_off(result: i32) -> bool {
     [negative(libc::ECANCELED), negative(libc::EINTR), -512].contains(&result)
 }
@@ -247,7 +249,7 @@ pub fn event() -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 
-/// Returns what an eventfd has counted since the last call.
+/// Returns the eventfd's counter and resets it to 0.
 pub fn count(event: &OwnedFd) -> u64 {
     let mut value = 0u64;
     // SAFETY: the call writes eight bytes.
@@ -269,7 +271,7 @@ pub fn allowed_processor() -> u32 {
     first.expect("it runs somewhere") as u32
 }
 
-/// Raises the soft limit of descriptors to the hard limit, because the soft one may be 1024.
+/// Raises the soft limit of open files to the hard limit, because the soft limit may be only 1,024.
 pub fn take_all_descriptors() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the calls read and write the structure.
@@ -280,8 +282,8 @@ pub fn take_all_descriptors() {
     }
 }
 
-/// Returns whether this number is this very file. Another thread of the process may have taken a
-/// number that was closed.
+/// Returns whether the descriptor `number` refers to `file`. This is not the same as being open,
+/// because another thread of the process may have taken the number after it was closed.
 pub fn is_open_as(number: RawFd, file: &File) -> bool {
     // SAFETY: the structures are plain numbers.
     let (mut found, mut wanted): (libc::stat, libc::stat) = unsafe { std::mem::zeroed() };
@@ -290,7 +292,7 @@ pub fn is_open_as(number: RawFd, file: &File) -> bool {
     answers == (0, 0) && (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
 }
 
-/// Returns how many threads of this process have this name, which the engine gives its threads.
+/// Returns how many threads of this process have the name `name`. The engine names its threads.
 pub fn threads_named(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("/proc");
     tasks

@@ -48,7 +48,7 @@ fn deferred_completions_of_polled_files_appear_when_the_owner_asks() {
     });
 }
 
-/// Returns how often the calling thread has gone to sleep.
+/// Returns how many times the calling thread has gone to sleep.
 fn sleeps() -> i64 {
     // SAFETY: an all-zero `rusage` is valid, and the call fills it.
     unsafe {
@@ -88,7 +88,8 @@ fn a_wait_for_many_events_that_come_one_by_one_sleeps_less_often_than_they_come(
             assert_eq!(collect(&mut ring, EVENTS).len(), EVENTS);
         }
         counts.sort_unstable();
-        // The median counts, because other work of the machine may spread the events of a round.
+        // The check uses the median of the rounds, because other processes may spread the events of
+        // one round.
         assert!(counts[counts.len() / 2] <= EVENTS as i64 * 3 / 4, "{counts:?}");
     });
 }

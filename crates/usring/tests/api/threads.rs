@@ -1,4 +1,4 @@
-//! Rings and threads in every combination.
+//! Several threads with one ring, several rings, or both.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -13,11 +13,11 @@ fn threads_with_a_ring_each_talk_through_pipes() {
         const THREADS: usize = 6;
         const ROUNDS: u32 = 300;
         let (readers, mut writers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| pipe()).unzip();
-        // Each thread passes the number on to the next.
+        // Each thread passes a number on to the next one's pipe.
         writers.rotate_left(1);
         let threads = readers.into_iter().zip(writers).enumerate().map(|(index, (reader, writer))| {
-            // The first thread starts the chain, so the last number stays in the second thread's
-            // pipe.
+            // The first thread starts the chain with its own number. So the last number stays in
+            // the second thread's pipe.
             std::thread::spawn(move || {
                 let mut ring = IoUring::new(8).unwrap();
                 if index == 0 {
@@ -32,14 +32,15 @@ fn threads_with_a_ring_each_talk_through_pipes() {
                 (reader, writer)
             })
         });
-        // The threads are collected before they are joined, because all have to run at once.
+        // `collect` starts all threads before the first is joined, because they depend on each
+        // other.
         let threads: Vec<_> = threads.collect();
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert_eq!(get(&ends[1].0, 4), (THREADS as u32 * ROUNDS).to_ne_bytes());
     });
 }
 
-/// A ring to which several threads push and from which several take, one at a time.
+/// A ring that several threads share. A lock lets one thread at a time push or take.
 struct Shared {
     ring: IoUring,
     pushing: Mutex<()>,
@@ -49,7 +50,8 @@ struct Shared {
 impl Shared {
     fn push(&self, entry: &squeue::Entry) {
         let _turn = self.pushing.lock().unwrap();
-        // SAFETY: only this thread has the queue, and the caller's requests name memory that lives.
+        // SAFETY: the lock ensures that only this thread uses the queue. The callers keep the
+        // requests' memory alive.
         while unsafe { self.ring.submission_shared().push(entry) }.is_err() {
             self.ring.submit().unwrap();
         }
@@ -57,7 +59,7 @@ impl Shared {
 
     fn take(&self) -> Vec<Done> {
         let _turn = self.taking.lock().unwrap();
-        // SAFETY: only this thread has the queue.
+        // SAFETY: the lock ensures that only this thread uses the queue.
         unsafe { self.ring.completion_shared() }.map(Done::from).collect()
     }
 }
@@ -106,7 +108,7 @@ fn several_threads_wait_on_one_ring_and_each_wakes() {
         for round in 0..200u64 {
             let shared = shared(16);
             let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
-            // A read is armed, so that one of the waiters watches files.
+            // One read is pending, so that one of the waiting threads also watches files.
             shared.push(&read(&reader, &mut buffer).user_data(100));
             shared.ring.submit().unwrap();
             let waiters: Vec<_> = (1..=4)
@@ -200,8 +202,8 @@ fn mixed_work_from_many_threads_is_all_done() {
     });
 }
 
-/// A worker that finds the ring locked leaves its work to the thread that holds the lock, even if
-/// that thread's call is about to be refused.
+/// A worker that finds the ring locked leaves its completion to the thread that holds the lock.
+/// That thread must post it even if its own call is refused.
 #[test]
 fn a_completion_that_comes_while_another_thread_is_refused_is_not_left_behind() {
     bounded(|| {
@@ -223,7 +225,7 @@ fn a_completion_that_comes_while_another_thread_is_refused_is_not_left_behind() 
             let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), 4).build();
             shared.push(&read.flags(squeue::Flags::ASYNC).user_data(round));
             shared.ring.submit().unwrap();
-            // Only the CQ in memory is watched.
+            // This thread does not enter the ring again, but only looks at the CQ in memory.
             eventually("a completion", || shared.take().iter().any(|done| done.user_data == round));
         }
         stop.store(1, Ordering::SeqCst);

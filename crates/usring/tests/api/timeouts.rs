@@ -13,7 +13,7 @@ fn ring() -> IoUring {
     IoUring::new(64).unwrap()
 }
 
-/// Returns the time of a clock.
+/// Returns the present time of a clock.
 fn now(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes the structure.
@@ -32,13 +32,14 @@ fn a_timeout_expires_when_its_time_has_come() {
     });
 }
 
-/// Submits four timeouts before any expires; the first submitted is the last to expire. Checks
-/// their order, as `order` finds it. On a busy machine the first may expire before all are
-/// submitted; then the test tries again with more time.
+/// Submits four timeouts, the latest first, and checks that they expire in the order of their
+/// times. `order` returns the user data as they expire. On a busy machine the earliest may expire
+/// before all are submitted. The test then tries again with more time.
 fn order_of_four(ring: &mut IoUring, mut order: impl FnMut(&mut IoUring) -> Vec<u64>) {
     let mut lead = Duration::from_millis(60);
     loop {
-        // The times are absolute, so that a pause between the submissions changes nothing.
+        // The times are absolute, so that a pause between the submissions does not change the
+        // order.
         let base = now(libc::CLOCK_MONOTONIC) + lead;
         let times = [60, 0, 40, 20].map(|ms| timespec(base + Duration::from_millis(ms)));
         for (index, time) in (0..).zip(&times) {
@@ -213,7 +214,7 @@ fn timers_end_one_after_another_while_nobody_is_inside() {
         order_of_four(&mut ring, |ring| {
             let mut order = Vec::new();
             eventually("four have ended", || {
-                // Only the CQ in memory is watched.
+                // No thread enters the ring here; the test only looks at the CQ in memory.
                 order.extend(ring.completion().map(|done| done.user_data()));
                 order.len() == 4
             });

@@ -96,8 +96,8 @@ fn what_arrives_from_another_thread_ends_the_wait() {
         let mut buffer = [0; 4];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let other = std::thread::spawn(move || {
-            // The pause makes it likely that the first thread sleeps by then. If it does not, the
-            // test proves less, but still passes.
+            // After this pause the first thread most likely sleeps. If it does not, the test still
+            // passes, but proves less.
             std::thread::sleep(Duration::from_millis(20));
             put(&writer, b"data");
             writer
@@ -124,7 +124,7 @@ pub fn handle(signal: i32, flags: i32) {
     }
 }
 
-/// Sends the signal to this thread, again and again, until `body` has ended.
+/// Sends `signal` to this thread again and again until `body` has ended.
 pub fn with_signals<T>(signal: i32, body: impl FnOnce() -> T) -> T {
     use std::sync::atomic::AtomicBool;
     let ended = AtomicBool::new(false);

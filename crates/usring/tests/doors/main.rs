@@ -1,8 +1,8 @@
-//! The tests of `tests/api`, run as an ordinary program on the `io-uring` crate, linked with libc,
-//! that does not know of usring. It is started under `usring run --deny-kernel`. So every call goes
-//! through the entry points of libusring.so, and nothing can fall through to the kernel.
+//! The tests of `tests/api`, run as an ordinary program that uses the `io-uring` crate and libc and
+//! has no code for usring. It is started under `usring run --deny-kernel`. So every call goes
+//! through the entry points of libusring.so, and none can reach the kernel's io_uring.
 //!
-//! Needs `cargo xtask build`. The product is beside this test, or where `USRING_BIN` says.
+//! Needs `cargo xtask build`, or the path of another product's `usring` in `USRING_BIN`.
 
 use io_uring as ring;
 
@@ -50,16 +50,17 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Environment variable that is set in the program, but not in the process that starts it.
+/// Environment variable that is set only in the program under `usring run`.
 const INSIDE: &str = "USRING_TEST_INSIDE";
 
-/// Whether the tests are to run in this process.
+/// Returns whether the tests are to run in this process: only in the program under `usring run`.
 const RUNS_HERE: fn() -> bool = || std::env::var_os(INSIDE).is_some();
 
 /// Time limit of the whole program, which takes seconds.
 const LONG: Duration = Duration::from_secs(300);
 
-/// Returns the path of `usring`: from the environment, or beside this test.
+/// Returns the path of `usring`: `USRING_BIN`, or the executable that cargo has built with this
+/// test.
 fn usring() -> PathBuf {
     let named = std::env::var_os("USRING_BIN").map(PathBuf::from);
     let path = named.unwrap_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_usring")));
@@ -68,15 +69,15 @@ fn usring() -> PathBuf {
     path
 }
 
-/// Runs the program and returns its output, within the time limit.
+/// Runs this executable again under `usring run`, within the time limit, and returns its output.
 fn run(arguments: &[&str]) -> Output {
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new(usring());
     command.args(arguments).arg("--").arg(program).env(INSIDE, "1");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let end = Instant::now() + LONG;
-    // The readers take the output, so that a failing program, which prints more than a pipe holds,
-    // does not block.
+    // Two threads read the output meanwhile. Otherwise a failing program, which prints more than a
+    // pipe holds, would block.
     let readers = (reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap()));
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {

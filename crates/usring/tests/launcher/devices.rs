@@ -1,6 +1,6 @@
-//! `run --device` and `ctl` from outside: refusals, the places of the devices' files and of the
-//! run's socket, who may reach these, and that they are removed with the program. (The library's
-//! own tests cover what programs do on devices.)
+//! `run --device` and `ctl`, as a user sees them: refusals, the placeholders and the run's socket,
+//! who may access these, and that they are removed with the program. (The library's own tests cover
+//! what programs do on devices.)
 
 use crate::backend::{Backend, LIMIT};
 use crate::{run, text, usring};
@@ -22,7 +22,7 @@ use usring_device::{
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 
-/// A folder in which runs start, and in which their sockets are.
+/// A temporary folder: the working directory of the runs, and the folder of their sockets.
 struct Place(TempDir);
 
 impl Place {
@@ -48,7 +48,7 @@ impl Place {
         self.usring(&["ctl"]).args(arguments).output().unwrap()
     }
 
-    /// Starts a shell that runs until its standard input ends.
+    /// Starts a run whose program is a shell that ends with its standard input.
     fn start(&self, devices: &[&str]) -> Child {
         let mut command = self.usring(&["run"]);
         command.args(devices.iter().map(|device| format!("--device={device}")));
@@ -66,14 +66,14 @@ impl Place {
     }
 }
 
-/// Returns the process id that the shell prints.
+/// Returns the program's process id, which the shell prints first.
 fn program(child: &mut Child) -> i32 {
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     line.trim().parse().unwrap()
 }
 
-/// Makes a socket that accepts connections and never answers.
+/// Makes a socket whose listener never answers. Connections succeed, as the kernel queues them.
 fn silent(folder: &Path) -> (UnixListener, String) {
     let socket = folder.join("silent").to_str().unwrap().to_owned();
     (UnixListener::bind(&socket).unwrap(), socket)
@@ -92,14 +92,14 @@ fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
         assert!(said.contains("does not answer within 5 s; is it stopped, or does it serve another"), "{said}");
 
         let mut child = usring(&["run"]).args(options).arg("true").stderr(Stdio::null()).spawn().unwrap();
-        // Once connected, the launcher waits for the back end.
+        // Waits until the launcher has connected, after which it waits for the back end's answer.
         let queue = format!(" {socket}");
         let connected = || std::fs::read_to_string("/proc/net/unix").unwrap().matches(&queue).count() > 1;
         let start = Instant::now();
         while !connected() && start.elapsed() < Duration::from_secs(60) {
             std::thread::yield_now();
         }
-        // (An interrupt would be ignored where a shell runs the tests in the background.)
+        // SIGTERM, because a shell that runs the tests in the background makes them ignore SIGINT.
         kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(15), "{options:?}");
     }
@@ -139,7 +139,7 @@ fn what_lies_at_the_path_already_is_not_touched() {
     std::fs::create_dir(place.path("folder")).unwrap();
     std::os::unix::fs::symlink("elsewhere", place.path("link")).unwrap();
     for name in ["file", "folder", "link", "/dev/null"] {
-        // The first device is removed again when the second is refused.
+        // The second device is refused, and then the first device's file must be removed again.
         let second = format!("{name}=ram:size=1M");
         let output = place.run(&["--device", "disk=ram:size=1M", "--device", &second, "true"]);
         assert_eq!(output.status.code(), Some(125));
@@ -172,13 +172,13 @@ fn nothing_is_left_however_the_program_ends() {
     let output = place.run(&["--device", "disk=ram:size=1M", "no-such-program"]);
     assert_eq!(output.status.code(), Some(127));
     place.assert_tidy();
-    // First the program is killed. In the other rounds usring gets the signal and passes it to the
-    // program.
+    // In the first round the test kills the program itself. In the others it sends the signal to
+    // usring, which passes the signal on to the program.
     for (signal, to_program) in [(Signal::SIGKILL, true), (Signal::SIGTERM, false), (Signal::SIGUSR1, false)] {
         let mut child = place.start(&["disk=ram:size=1M"]);
         let shell = program(&mut child);
         let target = if to_program { shell } else { child.id().cast_signed() };
-        // Taken here, because waiting would close the program's input, and the program would end by
+        // Keeps the program's input open. `wait` would close it, and the program would then end by
         // itself.
         let _input = child.stdin.take();
         kill(Pid::from_raw(target), signal).unwrap();
@@ -205,7 +205,7 @@ fn control_shows_and_changes_the_devices_of_running_programs() {
     let all = text(&place.ctl(&[]).stdout);
     let (disk, other) = (place.path("disk"), place.path("other"));
     assert!(all.contains(disk.to_str().unwrap()) && all.contains(other.to_str().unwrap()), "{all}");
-    // The path is absolute, because a process of the run may be in another folder.
+    // The path must be absolute, because a process of the run may have another working directory.
     let backing = place.path("backing");
     assert!(all.contains(&format!("error(file:path={},eio=0.1),poll=hybrid:5us", backing.display())), "{all}");
     assert!(all.contains(&format!("run     {}", child.id())), "{all}");
@@ -233,7 +233,7 @@ fn a_killed_runs_socket_is_cleared_away() {
     let place = Place::new();
     let mut child = place.start(&["disk=ram:size=1M"]);
     let shell = program(&mut child);
-    // Taken here, because waiting would close the program's input, and the program would end by
+    // Keeps the program's input open. `wait` would close it, and the program would then end by
     // itself.
     let _input = child.stdin.take();
     child.kill().unwrap();
@@ -254,7 +254,7 @@ fn nobody_else_can_enter_the_folder_of_the_sockets() {
     assert_eq!(mode & 0o777, 0o700);
     drop(child.stdin.take());
     child.wait().unwrap();
-    // A folder that other users can enter is refused.
+    // usring must refuse a folder that other users can enter.
     std::fs::set_permissions(place.path("usring"), std::fs::Permissions::from_mode(0o755)).unwrap();
     let output = place.run(&["--device", "disk=ram:size=1M", "true"]);
     assert_eq!(output.status.code(), Some(125));
@@ -262,8 +262,8 @@ fn nobody_else_can_enter_the_folder_of_the_sockets() {
     place.assert_tidy();
 }
 
-/// Starts a run with a device whose back end has one queue. This process plays a process of the
-/// run.
+/// Starts a run with a device whose back end has one queue. Opens the device in this process, as a
+/// process of the run would.
 fn remote_device(place: &Place, backend: &Backend) -> (Child, RemoteSupply, Box<dyn Driver>) {
     let spec = format!("vhost-user:socket={}", backend.socket());
     let mut child = place.start(&[&format!("disk={spec}")]);
@@ -274,7 +274,7 @@ fn remote_device(place: &Place, backend: &Backend) -> (Child, RemoteSupply, Box<
     (child, supply(), driver)
 }
 
-/// Writes once and returns the result.
+/// Writes one block and returns the result.
 fn write(queue: &mut dyn QueuePair) -> i32 {
     let bytes = [5u8; 4096];
     let segments = [IoVector { base: bytes.as_ptr() as u64, length: 4096 }];
@@ -307,7 +307,8 @@ fn a_queue_that_was_returned_is_not_taken_from_its_next_user() {
     let grant = supply.queue().unwrap();
     supply.return_queue(grant.index, grant.connection.as_ref());
     let mut next = driver.open_queue(options).unwrap();
-    // The connection of the first user ends after its queue was returned, and the server notices.
+    // The first user's connection ends only now, after its queue was returned. The server must not
+    // take the queue from the next user.
     drop(grant);
     assert!(text(&place.ctl(&["disk"]).stdout).contains("poll    classic"));
     assert_eq!(write(&mut *next), 4096);

@@ -1,5 +1,5 @@
-//! A program ends under the launcher as it would without it, and `--stats` reports what was
-//! counted, however the program ended.
+//! A program's end under the launcher looks like its end without it. `--stats` reports the counts
+//! however the program ended.
 
 use crate::{IDENTITY, copy, installation, run, stub, text, usring, utf8};
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts a shell script that prints `ready` once its traps are set.
+/// Starts a shell script that prints `ready` after it has set its traps.
 fn start(script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = usring(&["run", "--stats", "sh", "-c", script])
         .stdin(Stdio::piped())
@@ -35,7 +35,7 @@ fn kill(signal: &str, process: u32) {
     assert!(status.success());
 }
 
-/// Returns the state letter of a process, as in proc(5).
+/// Returns the state letter of a process, as in /proc/PID/stat (proc(5)).
 fn state(process: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     stat.rsplit(") ").next().unwrap().chars().next().unwrap()
@@ -49,7 +49,7 @@ fn wait_for_state(process: u32, wanted: char) {
     }
 }
 
-/// Returns whether a process has ended, reaped or not.
+/// Returns whether a process has ended. It may still be a zombie.
 fn has_ended(process: u32) -> bool {
     !Path::new(&format!("/proc/{process}")).exists() || state(process) == 'Z'
 }
@@ -81,7 +81,7 @@ fn death_by_a_signal_is_mirrored() {
     for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("INT", 2), ("RTMIN+3", 37)] {
         let script = format!("kill -{name} $$");
         let sent = |arguments: &[&str]| {
-            // Resets signals that the tests were started to ignore.
+            // Resets the signals that this process ignores, because the shell would inherit that.
             let shell = ["env", "--default-signal", "bash", "-c", &script];
             usring(&["run"]).args(arguments).args(shell).output().unwrap().status.signal()
         };
@@ -90,8 +90,8 @@ fn death_by_a_signal_is_mirrored() {
     }
 }
 
-/// Returns a program that reports each signal from within its handler. A shell would not do: if a
-/// signal comes just before a read, the shell may run its trap only after the read.
+/// Compiles a program that reports each signal from within its handler. A shell would not do: a
+/// signal that comes just before the shell's `read` may run its trap only after the read.
 fn listener() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -129,7 +129,7 @@ fn a_signal_to_the_supervisor_reaches_the_program() {
         assert_eq!(line(&mut lines), "ready\n");
         kill(&format!("-{signal}"), child.id());
         assert_eq!(line(&mut lines), "caught\n");
-        // A program that is left ends at the end of its input.
+        // If the program still runs, it ends at the end of its input.
         drop(child.stdin.take());
         assert_eq!(child.wait().unwrap().code(), Some(status));
     }
@@ -137,9 +137,9 @@ fn a_signal_to_the_supervisor_reaches_the_program() {
 
 #[test]
 fn the_terminals_interrupt_reaches_the_program_once() {
-    // script(1) gives the program a terminal, and the test types at it. The shell that script
-    // starts hears the interrupt, too, and dash then ends by it, whatever its child did. So `exec`
-    // replaces that shell.
+    // script(1) gives the program a terminal, at which the test types Ctrl-C. The interrupt also
+    // reaches the shell that script starts, and dash then ends by it, whatever its child does. So
+    // the shell is replaced by `exec`.
     let usring = installation().path("usring");
     let command = format!("exec {} run --stats {}", usring.display(), listener().display());
     let mut child = Command::new("script")
@@ -204,8 +204,8 @@ fn statistics_are_printed_even_after_kill_9() {
 
 #[test]
 fn a_program_that_never_loaded_the_library_has_not_succeeded() {
-    // For a library that does not fit into the address space, the loader only warns, and runs the
-    // program without it.
+    // The library does not fit into the limited address space. The loader then only warns, and runs
+    // the program without it.
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
     copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);

@@ -1,7 +1,7 @@
-//! Tests of `usring run` around a program: which programs it refuses, what they inherit, how they
-//! end. A stub stands in for libusring.so, so that only the launcher is tested.
+//! Tests of what `usring run` does around a program: which programs it refuses, what they inherit,
+//! how they end. A stub replaces libusring.so, so that only the launcher is tested.
 
-/// The back end of the vhost-user tests, which use more of the module.
+/// The back end of the vhost-user tests. The tests here use only a part of the module.
 #[allow(dead_code)]
 #[path = "../vhost_user/backend.rs"]
 mod backend;
@@ -22,7 +22,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// The launcher and the stub side by side in a folder that every user may enter.
+/// A folder with the launcher and the stub, which every user may enter.
 struct Installation(TempDir);
 
 fn installation() -> &'static Installation {
@@ -37,11 +37,11 @@ fn installation() -> &'static Installation {
     })
 }
 
-/// Identity of the launcher's build, which the library must have, too.
+/// Identity of the launcher's build. The launcher refuses a library with another one.
 const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 const STUB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/launcher/stub.c");
 
-/// Returns the arguments by which the stub is compiled with an identity.
+/// Returns the compiler's arguments for a stub with this identity.
 fn stub(identity: &str) -> [String; 4] {
     ["-shared".into(), "-fPIC".into(), format!("-DIDENTITY=\"{identity}\""), STUB.into()]
 }
@@ -51,17 +51,17 @@ impl Installation {
         self.0.path().join(name)
     }
 
-    /// Runs the C compiler. The result is beside the launcher.
+    /// Runs the C compiler, and puts the result in the launcher's folder under the name `name`.
     fn compile(&self, arguments: &[impl AsRef<OsStr> + std::fmt::Debug], name: &str) -> PathBuf {
         let result = self.path(name);
         let status = Command::new("cc").args(arguments).arg("-o").arg(&result).status().expect("a C compiler");
         assert!(status.success(), "cc {arguments:?}");
-        // Every user may execute it, whatever umask(2) says.
+        // Lets every user execute the result, independent of umask(2).
         std::fs::set_permissions(&result, std::fs::Permissions::from_mode(0o755)).unwrap();
         result
     }
 
-    /// Writes a file with these contents and this mode.
+    /// Writes a file with these contents and this mode into the launcher's folder.
     fn write(&self, name: &str, contents: &[u8], mode: u32) -> PathBuf {
         let path = self.path(name);
         let draft = tempfile::NamedTempFile::new().unwrap();
@@ -72,8 +72,9 @@ impl Installation {
     }
 }
 
-/// Copies a file by another process. If this process wrote it, a child that another test is just
-/// starting could inherit the descriptor, and a file that is open for writing cannot be executed.
+/// Copies a file by a process of its own. If this process wrote the copy, a child that another test
+/// forks at that moment could inherit the open descriptor. The kernel does not execute a file that
+/// is open for writing.
 fn copy(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--preserve=mode").arg(from).arg(to).status().expect("cp");
     assert!(status.success(), "{} cannot be copied", from.display());
@@ -86,7 +87,7 @@ fn usring(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs `usring run` to its end.
+/// Runs `usring run` with these arguments, and returns the output.
 fn run(arguments: &[&str]) -> Output {
     usring(&["run"]).args(arguments).output().unwrap()
 }

@@ -1,5 +1,5 @@
-//! The files of swapped memory and devices: conflicts over them are found before the program
-//! starts.
+//! Files that hold swapped memory or devices. The launcher must find conflicts over a file before
+//! the program starts.
 
 use crate::{run, text};
 use std::fs::{File, Permissions};
@@ -14,7 +14,8 @@ fn file(folder: &TempDir, name: &str, mode: u32) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Runs `run --swap file:path=PATH… true`. Returns its status and standard error.
+/// Runs `usring run --swap file:path=PATH…` with true(1), and returns the exit status and standard
+/// error.
 fn swap_to(path: &str, more: &str) -> (Option<i32>, String) {
     let output = run(&["--swap", &format!("file:path={path},limit=8M{more}"), "true"]);
     (output.status.code(), text(&output.stderr))
@@ -49,7 +50,7 @@ fn a_swap_file_with_data_is_refused_unless_they_may_be_overwritten() {
     assert!(std::fs::read(&path).unwrap() == content, "it has been changed");
     let (status, said) = swap_to(&path, ",overwrite=on");
     assert_eq!(status, Some(0), "{said}");
-    // The store has usring's header now.
+    // The file now begins with usring's header, so it may be used again.
     assert_eq!(swap_to(&path, ""), (Some(0), String::new()));
 }
 

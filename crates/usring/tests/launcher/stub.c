@@ -1,5 +1,5 @@
-/* Stands in for libusring.so in the launcher's own tests. It reports that it was
- * loaded and, if asked to, counts five reads in the statistics file. */
+/* Replaces libusring.so in the launcher's own tests. It reports that it was loaded and, if an
+ * environment variable asks for it, counts five reads in the statistics file. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

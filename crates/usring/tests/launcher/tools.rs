@@ -1,5 +1,5 @@
-//! `doctor`, `demo` and `bench` with a library that serves nothing: they must notice, and never
-//! take the kernel's io_uring for usring's.
+//! `doctor`, `demo` and `bench` with a library that does not serve programs. They must notice that,
+//! and never take the kernel's io_uring for usring's.
 
 use crate::skipped::skip;
 use crate::{installation, text, usring};
@@ -23,9 +23,9 @@ fn the_doctor_names_what_does_not_work() {
 fn the_doctor_tries_each_mechanism_of_swap() {
     let said = text(&usring(&["doctor"]).output().unwrap().stdout);
     assert!(said.contains("swap                userfault ") && said.contains("; the one that is taken"), "{said}");
-    // The mechanism mprotect needs nothing that a kernel or a sandbox may lack.
+    // The mechanism mprotect works on every kernel and in every sandbox.
     assert!(said.contains("mprotect works, ") && said.contains(" µs for a page from memory"), "{said}");
-    // The stub serves no program.
+    // `run --swap` cannot work, because the stub serves no program.
     assert!(said.contains("  run --swap        does not work: "), "{said}");
 }
 
@@ -78,7 +78,8 @@ fn the_demos_program_verifies_what_it_reads() {
 
 #[test]
 fn a_benchmark_never_measures_the_kernel_as_usring() {
-    // A workload that succeeds only where the kernel's io_uring is open.
+    // Stand-ins for the workloads. `workload-floor` always succeeds. The other two fail under a
+    // seccomp filter, like programs that only the kernel's io_uring serves.
     installation().write("workload-floor", b"#!/bin/sh\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);
     for name in ["workload-nop", "workload-read"] {
         installation().write(name, b"#!/bin/sh\ngrep -q '^Seccomp:.*2' /proc/self/status && exit 1\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);

@@ -88,7 +88,7 @@ fn a_ring_with_everything_in_flight_is_dropped_at_once() {
             ring.submit().unwrap();
             push(&mut ring, &[nop(3)]);
             if round % 2 == 0 {
-                // Dropped on another thread than the only one that may submit.
+                // The drop happens on another thread than the single issuer.
                 std::thread::spawn(move || drop(ring)).join().unwrap();
             } else {
                 drop(ring);
@@ -129,10 +129,10 @@ fn a_chain_does_not_go_on_after_its_ring_was_dropped() {
     });
 }
 
-/// Environment variable with the part that a test binary is to play, when a test starts it.
+/// Environment variable that says which part this executable plays if a test has started it.
 const PART: &str = "USRING_TEST_PART";
 
-/// Returns a command that starts this binary again to play one part.
+/// Returns a command that starts this executable again to play the part `part`.
 fn play(part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "endings::the_other_process", "--nocapture", "--test-threads=1"]).env(PART, part);
@@ -140,7 +140,7 @@ fn play(part: &str) -> Command {
     command
 }
 
-/// Runs a part and returns how it ended, within the time limit.
+/// Runs this executable in the part `part`. Returns how it ended, within the time limit.
 #[track_caller]
 fn end_of(part: &str) -> ExitStatus {
     let mut process = play(part).spawn().unwrap();
@@ -156,7 +156,7 @@ fn end_of(part: &str) -> ExitStatus {
     process.wait().unwrap()
 }
 
-/// The code of the processes that tests start. It is not a test by itself.
+/// The code of the processes that tests start by `play`. Run as a test, it does nothing.
 #[test]
 fn the_other_process() {
     let Ok(part) = std::env::var(PART) else { return };
@@ -179,7 +179,8 @@ fn the_other_process() {
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         "fault" => {
-            // SAFETY: none. This is the mistake of a faulty program.
+            // SAFETY: none. The write is the mistake of a faulty program, which must end with
+            // SIGSEGV.
             unsafe { std::ptr::without_provenance_mut::<u8>(16).write_volatile(1) };
         }
         "overflow" => drop(std::thread::spawn(|| overflow_stack(0)).join()),

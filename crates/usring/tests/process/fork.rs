@@ -1,4 +1,5 @@
-//! Forked children: their parent's rings answer errors, their own rings work, and they never hang.
+//! Forked children: the parent's rings answer errors in a child, the child's own rings work, and no
+//! child hangs.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -9,11 +10,11 @@ use std::time::{Duration, Instant};
 use usring::aio::{Context, IOCB_CMD_PWRITE, IoEvent, Iocb};
 use usring::{IoUring, opcode, squeue};
 
-/// Runs `body` in a forked child and returns its exit status.
+/// Runs `body` in a forked child and returns the child's exit status. Kills a child that hangs.
 #[track_caller]
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: the child has one thread and ends with _exit. In between it at most allocates, which
-    // glibc supports in a child.
+    // SAFETY: the child has one thread and ends with _exit. Before that it only makes calls and
+    // allocates, which glibc supports in a child.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(99);
@@ -40,7 +41,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
     }
 }
 
-/// Returns an errno that fits an exit status; 0 for success.
+/// Returns the errno of an error as an exit status, and 0 for success.
 fn errno<T>(outcome: std::io::Result<T>) -> i32 {
     outcome.err().map_or(0, |error| error.raw_os_error().unwrap_or(98))
 }
@@ -145,8 +146,8 @@ fn forks_at_any_moment_hang_nobody() {
                     }
                 });
             }
-            // The children inherit `shared` and are refused. A new ring of a child needs everything
-            // that the engine makes once per process.
+            // In a child, calls on the inherited `shared` must be refused. A new ring of the child
+            // must make everything again that the engine makes once per process.
             let shared = IoUring::new(8).unwrap();
             for _ in 0..60 {
                 let status = in_child(|| {
@@ -191,7 +192,7 @@ fn a_child_may_close_everything() {
         assert!(number >= 0);
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let status = in_child(|| {
-            // SAFETY: this process does not use its descriptors any more.
+            // SAFETY: this process does not use its descriptors after this call.
             unsafe { libc::close_range(3, u32::MAX, 0) };
             4
         });
@@ -211,8 +212,8 @@ fn memory_that_is_kept_from_children_is_not_there() {
     });
 }
 
-/// Requests beyond those that the kernel gets at a time wait with their file kept open. That takes
-/// a descriptor for each file, not for each request.
+/// Requests beyond those that the engine passes to the kernel at a time wait, and keep their file
+/// open. All requests for one file must share one descriptor.
 #[test]
 fn a_deep_context_needs_few_descriptors() {
     alone_and_bounded(|| {

@@ -1,6 +1,6 @@
-//! Tests of the whole process and of its end: workers and other threads, descriptors and memory,
-//! rings dropped with requests in flight, fork, exec and exit. They count threads and descriptors,
-//! so one runs at a time.
+//! Tests of a whole process and of its end: workers and other threads, descriptors and memory,
+//! rings dropped with requests in flight, fork, exec and exit. The tests count threads and
+//! descriptors, so only one test runs at a time.
 
 #[path = "../api/support.rs"]
 #[allow(dead_code, reason = "each suite uses its part")]
@@ -8,7 +8,7 @@ mod support;
 
 use usring as ring;
 
-/// Whether the tests are to run in this process.
+/// Returns whether the tests are to run in this process.
 const RUNS_HERE: fn() -> bool = || true;
 
 mod endings;
@@ -18,13 +18,13 @@ mod workers;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Waits for the turn of a test. The test holds the guard while it runs.
+/// Waits until no other test runs. The next test can start after the returned guard is dropped.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a test alone and with a time limit.
+/// Runs a test while no other test runs, and with a time limit.
 #[track_caller]
 fn alone_and_bounded(test: impl FnOnce() + Send + 'static) {
     let _turn = alone();

@@ -1,4 +1,4 @@
-//! The memory, descriptors and threads that rings take, and that they are released.
+//! The memory, descriptors and threads that rings use, and their release.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -48,14 +48,14 @@ impl Span {
         Span { of_processor: processor_time() - before, passed: start.elapsed() }
     }
 
-    /// Returns whether the process slept for most of the time. A spinning thread uses all of a
-    /// processor, on a machine of any speed.
+    /// Returns whether the process slept for most of the time. A spinning thread would use a whole
+    /// processor, however fast the machine is.
     fn is_idle(&self) -> bool {
         self.of_processor < self.passed / 5
     }
 }
 
-/// Returns a ring with requests of every kind in flight, which its drop has to end.
+/// Returns a ring with requests of every kind in flight. Dropping the ring has to end them.
 fn busy_ring(reader: &impl AsRawFd, fifo: &Fifo, buffer: &mut [u8; 4]) -> IoUring {
     let mut ring = IoUring::new(16).unwrap();
     let far = timespec(Duration::from_secs(1000));
@@ -80,13 +80,14 @@ fn rings_give_back_their_descriptors_and_memory() {
     alone_and_bounded(|| {
         let ((reader, _writer), fifo, mut buffer) = (pipe(), Fifo::new(), [0; 4]);
         const ROUNDS: usize = 100;
-        // The C library keeps stacks and arenas for the largest number of threads so far.
+        // These rounds come first, because libc keeps stacks and arenas for the largest number of
+        // threads so far.
         (0..20).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         let before = (open_descriptors(), mappings());
         (0..ROUNDS).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         eventually("descriptors are as before", || open_descriptors() <= before.0);
-        // The C library may keep a few more, where more threads ran at once, but not one for each
-        // ring.
+        // libc may keep a few more mappings if more threads happened to run at once, but not one
+        // per ring.
         eventually("mappings are as before", || mappings() <= before.1 + ROUNDS / 2);
     });
 }
@@ -140,7 +141,7 @@ fn one_attendant_serves_all_rings_and_sq_threads_go_with_theirs() {
         eventually("one is left", || threads_named(SQ_THREAD) == 1);
         drop(attached);
         eventually("none is left", || threads_named(SQ_THREAD) == 0);
-        // By now the thread has started and set its name.
+        // The ring watcher has had time to start and to set its name.
         assert_eq!(threads_named("usring-attend"), 1);
         drop(rings);
     });
@@ -152,7 +153,7 @@ fn descriptors_of(path: &Path) -> usize {
     numbers.filter(|number| std::fs::read_link(number.as_ref().unwrap().path()).is_ok_and(|file| file == path)).count()
 }
 
-/// Another process that holds a record lock on a file until this is dropped.
+/// A child process that holds a record lock on a file until this value is dropped.
 struct Holder(libc::pid_t);
 
 impl Holder {
@@ -202,7 +203,7 @@ fn a_file_that_was_locked_is_let_go_once_the_lock_has_gone() {
     });
 }
 
-/// Environment variable that is set for the process that the test below starts.
+/// Environment variable by which the test below marks the process that it starts.
 const IN_SANDBOX: &str = "USRING_TEST_IN_SANDBOX";
 
 #[test]
@@ -211,16 +212,17 @@ fn a_system_without_pages_for_the_process_alone_gets_an_error() {
         let error = IoUring::new(4).err().and_then(|error| error.raw_os_error());
         return assert_eq!(error, Some(libc::ENOMEM));
     }
-    // This runs in a new process, because the present one already has its page.
+    // Starts a new process, because the engine of the present one has its page already.
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args(["--exact", "resources::a_system_without_pages_for_the_process_alone_gets_an_error"]);
     again.env(IN_SANDBOX, "");
-    // SAFETY: the function makes two system calls on memory of its own.
+    // SAFETY: the function makes two system calls, and they use only its own memory.
     let output = unsafe { again.pre_exec(deny_wipe_on_fork) }.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Installs a filter by which madvise(MADV_WIPEONFORK) answers EINVAL, as on a kernel without it.
+/// Installs a filter by which madvise(MADV_WIPEONFORK) answers EINVAL, as on a kernel that lacks
+/// it.
 fn deny_wipe_on_fork() -> std::io::Result<()> {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let unless = |value: u32, skip: u8| libc::sock_filter {
@@ -229,7 +231,7 @@ fn deny_wipe_on_fork() -> std::io::Result<()> {
     };
     let load = |offset: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
     let answer = |value: u32| statement(libc::BPF_RET | libc::BPF_K, value);
-    // In struct seccomp_data the number comes first, and the third argument is at offset 32.
+    // In struct seccomp_data the call's number is at offset 0, and the third argument at offset 32.
     let mut filter = [
         load(0),
         unless(libc::SYS_madvise as u32, 3),
@@ -268,8 +270,8 @@ fn a_registered_file_that_hangs_up_while_nobody_waits_for_it_costs_nothing() {
     });
 }
 
-/// Returns whether a process holds a record lock on a file. `probe` is an open file description
-/// from before the lock, because closing a new one would end the process's locks.
+/// Returns whether a process holds a record lock on the file behind `probe`. The caller has opened
+/// `probe` before the lock, because closing a newer descriptor here would drop the process's locks.
 fn is_locked(probe: &impl AsRawFd) -> bool {
     let mut lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: fcntl reads and writes the structure.
@@ -312,7 +314,7 @@ fn record_locks_outlive_a_wait_by_a_number_that_has_meant_a_socket() {
         let probe = unsafe {
             assert_eq!(libc::openpty(&raw mut master, &raw mut terminal, null, null.cast(), null.cast()), 0);
             let path = std::ffi::CStr::from_ptr(libc::ttyname(terminal)).to_owned();
-            // With O_NOCTTY the terminal does not become the controlling terminal of the tests'
+            // O_NOCTTY, so that the terminal does not become the controlling terminal of the tests'
             // session.
             let mut options = std::fs::OpenOptions::new();
             options.read(true).write(true).custom_flags(libc::O_NOCTTY);

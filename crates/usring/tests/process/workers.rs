@@ -1,4 +1,4 @@
-//! Workers: their number, the order in which they work, and when they end.
+//! Workers: how many there are, in which order they work, and when they end.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -13,14 +13,14 @@ fn ring() -> IoUring {
     IoUring::new(64).unwrap()
 }
 
-/// Returns a read of a file that a worker carries out.
+/// Returns a read that a worker has to carry out.
 fn by_worker(file: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
     opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32)
         .build()
         .flags(squeue::Flags::ASYNC)
 }
 
-/// Sets limits of workers until this is dropped. Holds the limits before.
+/// Limits of workers. The value holds the previous limits, and its drop restores them.
 struct Limits([u32; 2]);
 
 impl Limits {
@@ -41,8 +41,8 @@ fn buffered_writes_to_one_file_keep_their_order() {
     alone_and_bounded(|| {
         const COUNT: u64 = 60;
         let mut ring = ring();
-        // Many short rounds: a write can overtake another only if two workers take one each, and
-        // the second acts first.
+        // Many short rounds, because an error shows rarely: a write overtakes another only if two
+        // workers take one each and the second is faster.
         for _ in 0..400 {
             let mut file = file_with(b"");
             let blocks: Vec<[u8; 3]> = (0..COUNT).map(|index| [index as u8; 3]).collect();
@@ -164,7 +164,7 @@ fn a_raised_limit_serves_what_waits_already() {
         let mut ring = ring();
         let (busy, free) = (Fifo::new(), Fifo::new());
         eventually("nobody else's worker is left", || threads_named(WORKER) == 0);
-        // The requests are in order: the only worker has the first when the second arrives.
+        // The group has one worker. It works on the first request when the second arrives.
         submit(&mut ring, &[busy.open().user_data(1), free.open().user_data(2)]);
         free.release();
         stays_quiet(&mut ring);
@@ -175,12 +175,12 @@ fn a_raised_limit_serves_what_waits_already() {
     });
 }
 
-/// Returns the processors that a thread may run on, from its status file.
+/// Returns the processors that a thread may use, from its /proc status file.
 fn place(status: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(String::from))
 }
 
-/// Returns the processors of the workers: one list if all may run on the same.
+/// Returns the sets of processors that workers may use: one set if all workers have the same.
 fn places_of_workers() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -188,7 +188,8 @@ fn places_of_workers() -> BTreeSet<String> {
     workers.filter_map(|status| place(&status)).collect()
 }
 
-/// Returns all processors that a thread may be given, even if it was started on fewer.
+/// Returns the set of all processors that this thread could be allowed to use, also if it was
+/// started on fewer.
 fn everywhere() -> String {
     let anywhere = || {
         // SAFETY: the set is plain numbers, with all bits set. The call concerns only this thread.
@@ -208,7 +209,7 @@ fn workers_stay_where_they_are_told_to() {
         let (mut ring, file) = (ring(), file_with(b"1234"));
         eventually("older workers are gone", || threads_named(WORKER) == 0);
         assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
-        // A worker that is idle for long may have ended before the test looks at it.
+        // Submits a request at each look, because an idle worker may have ended meanwhile.
         let eventually_at = |ring: &mut IoUring, wanted: String| {
             eventually("each is told by its next request", || {
                 assert_eq!(result(ring, by_worker(&file, &mut [0; 4])), 4);

@@ -1,4 +1,4 @@
-//! A real back end: Debian's qemu-storage-daemon on a file.
+//! Starts a real back end: Debian's qemu-storage-daemon, with a file as its image.
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -12,7 +12,7 @@ use usring_device::spec;
 use usring_device::{Driver, QueueOptions, QueuePair};
 use usring_vhost_user::VhostUser;
 
-/// Longest wait of a test.
+/// Longest time that a step of a test may wait.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub struct Backend {
@@ -48,18 +48,19 @@ impl Backend {
         self.folder.path().join("socket").to_str().unwrap().to_owned()
     }
 
-    /// Starts another daemon on the same image and socket.
+    /// Starts a new daemon on the old one's image and socket.
     pub fn restart(&mut self) {
         let _ = std::fs::remove_file(self.socket());
         let image = self.image();
-        // A test's data need not survive a crash of the machine.
+        // Leaves out syncs of the file, because the data need not survive a crash of the machine.
         let file = format!("driver=file,node-name=file,filename={},discard=unmap,cache.no-flush=on", image.display());
         let node = format!("driver={},node-name=node,file=file,discard=unmap,cache.no-flush=on", self.format);
         let export = format!(
             "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on,num-queues={},writethrough={}",
             self.socket(),
             self.queues,
-            // Otherwise qcow2's tables are in the daemon's memory, and are lost when it is killed.
+            // For qcow2 the option is on. Otherwise the daemon caches qcow2's tables, and a kill
+            // would lose them.
             if self.format == "qcow2" { "on" } else { "off" },
         );
         let daemon = Command::new("qemu-storage-daemon")
@@ -75,7 +76,7 @@ impl Backend {
         }
     }
 
-    /// Stops the daemon, which then does nothing but still exists.
+    /// Stops the daemon by SIGSTOP, so that it exists but answers nothing.
     pub fn stop(&self) {
         let daemon = Pid::from_raw(self.daemon.as_ref().unwrap().id().cast_signed());
         kill(daemon, Signal::SIGSTOP).unwrap();
@@ -96,8 +97,8 @@ impl Backend {
     }
 }
 
-/// Returns whether a socket accepts connections, by a flag in /proc. A connection made to find out
-/// would be the only one that the back end serves.
+/// Returns whether a socket accepts connections, by a flag in /proc/net/unix. A test connection
+/// would not do: the back end would serve that connection and no other.
 fn listens(path: &str) -> bool {
     const ACCEPTS: &str = "00010000";
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -110,11 +111,11 @@ impl Drop for Backend {
     }
 }
 
-/// The driver and its control plane, in one process.
+/// A device's driver and its control plane, both in this process.
 pub struct Device {
     pub driver: Box<dyn Driver>,
     pub control: VhostUser,
-    /// The sentences for the user.
+    /// Receives the control plane's messages for the user.
     pub told: std::sync::mpsc::Receiver<String>,
 }
 

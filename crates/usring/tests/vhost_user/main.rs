@@ -1,4 +1,4 @@
-//! Devices that a vhost-user-blk back end serves. The back end is Debian's; the driver and its
+//! Devices served by a vhost-user-blk back end: Debian's qemu-storage-daemon. The driver and its
 //! control plane are in one process.
 
 #![cfg(feature = "vhost-user")]
@@ -26,7 +26,7 @@ fn blocks_hold_what_was_written_whatever_the_depth() {
         assert_eq!(device.driver.geometry().size, 16 * MEGABYTE);
         for depth in [1, 2, 8, 32, 128] {
             let mut queue = device.queue(false);
-            // The traffic expects that the device holds zeroes at first.
+            // The traffic below expects that the device is all zeroes at first.
             let whole = DeviceRequest { length: 16 * MEGABYTE, ..request(0, Operation::WriteZeroes, 0, &[]) };
             assert_eq!(run(&mut *queue, &whole), 0);
             let mut traffic = Traffic::new(MEGABYTE, 512, depth);
@@ -42,7 +42,7 @@ fn the_file_behind_a_raw_device_has_its_blocks() {
     let device = backend.connect("");
     let mut queue = device.queue(false);
     let bytes: Vec<u8> = (0..300 * 1024u32).map(|at| (at / 7) as u8).collect();
-    // Three pieces with data at odd addresses, and an empty one.
+    // Three segments with data, at odd addresses, and one empty segment.
     let (first, rest) = bytes.split_at(4097);
     let (second, third) = rest.split_at(100_001);
     let segments = [vector(first), vector(second), vector(&[]), vector(third)];
@@ -62,7 +62,7 @@ fn the_file_behind_a_raw_device_has_its_blocks() {
 #[test]
 fn what_is_discarded_or_cleared_reads_as_zeroes() {
     for format in ["raw", "qcow2"] {
-        // Larger than what the back end clears in one request.
+        // The device is larger than what the back end clears in one request.
         let backend = Backend::start(format, 64 * MEGABYTE, 1);
         let device = backend.connect("");
         let mut queue = device.queue(false);
@@ -129,7 +129,7 @@ fn users_beyond_the_queues_are_told_so_once_and_a_returned_queue_serves_the_next
     let told: Vec<_> = device.told.try_iter().collect();
     assert_eq!(told.len(), 1);
     assert!(told[0].ends_with("offers 1 queue, all in use; start it with num-queues=… for more"), "{told:?}");
-    // The queue is returned with requests in flight, which end first.
+    // The drop returns the queue while requests are in flight. It must wait until they have ended.
     let buffer = vec![3u8; 4096];
     for token in 0..8 {
         let segments = [vector(&buffer)];
@@ -147,7 +147,7 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect(",zero-copy=on");
     let pages = Pages::new(64 * 1024, 0x5a);
-    // Neither end is at a page's boundary. The whole pages in between are shared.
+    // Neither end of the buffer is at a page boundary. Only the whole pages inside it are shared.
     let buffer = &pages[100..60 * 1024];
     let mut queue = device.queue(false);
     device.driver.share_memory(vector(buffer));
@@ -163,7 +163,8 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
     assert_eq!(device.control.counts(), (2, 2));
     assert!(inside[..4096].iter().chain(&inside[8192..12288]).all(|byte| *byte == 1));
     assert!(inside[4096..8192].iter().all(|byte| *byte == 0x5a));
-    // Memory is shared only if the request says so, and only until it is given back.
+    // The driver may share memory only if the request says that the memory is registered, and only
+    // while it is registered.
     assert_eq!(run(&mut *queue, &registered(Operation::Read, false)), 8192);
     assert_eq!(device.control.counts(), (3, 2));
     device.driver.unshare_memory(vector(buffer));
@@ -189,7 +190,8 @@ fn a_back_end_that_dies_ends_every_request_with_an_error() {
         submit(&mut *queue);
         queue.ring_doorbell();
         wait(&mut *queue, 64);
-        // The stopped back end completes nothing; only the control plane can end these requests.
+        // The stopped back end completes nothing. Only the control plane can end these requests,
+        // with EIO.
         backend.stop();
         submit(&mut *queue);
         queue.ring_doorbell();
@@ -222,13 +224,14 @@ fn requests_survive_a_back_end_that_is_killed_and_started_again() {
         quiet.run(&mut *idle, 500);
         for _ in 0..4 {
             traffic.run(&mut *queue, 3000);
-            // The back end is killed with requests taken, and more published.
+            // The back end is killed while it has taken some requests and others are only
+            // published.
             traffic.submit(&mut *queue);
             backend.kill();
             traffic.submit(&mut *queue);
             backend.restart();
             traffic.run(&mut *queue, 3000);
-            // A user that was idle meanwhile finds its queue working again.
+            // The user of `idle` has slept through the restart, and must find its queue working.
             quiet.submit(&mut *idle);
             let ended = wait_asleep(&mut *idle, quiet.out());
             quiet.take(&ended);

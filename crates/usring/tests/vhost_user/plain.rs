@@ -1,6 +1,6 @@
-//! A back end of our own, for what Debian's back end does not do. It can offer next to no features,
-//! and it can die at a chosen moment, with or without a record of the requests in flight. It serves
-//! one queue, in order or as a [`Plan`] says.
+//! A back end written for these tests, for behaviour that Debian's back end does not show. It can
+//! offer almost no features. It can die at a chosen moment, with or without a record of the
+//! requests in flight. It serves one queue, in order or as a [`Plan`] says.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,9 +14,9 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_INDEX: u64 = 1 << 29;
 const ALWAYS: u64 = 1 << 32 | 1 << 30 | 1 << 1 | 1 << 2 | 1 << 9;
-/// Stands for a flush in a list of sectors.
+/// Marks a flush in a list of written sectors.
 pub const FLUSH: u64 = u64::MAX;
-/// Small, so that one request needs many descriptors.
+/// Largest segment of a request, in bytes. It is small, so that one request needs many descriptors.
 const SIZE_MAX: u32 = 3072;
 const SEG_MAX: u32 = 60;
 
@@ -24,8 +24,8 @@ const SEG_MAX: u32 = 60;
 #[derive(Clone)]
 pub enum Plan {
     Serve,
-    /// Takes `takes` requests, completes some of them in the order of `completes`, and dies.
-    /// `torn`: it dies while it writes the last completion to its record.
+    /// Takes `takes` requests, completes some of them in the order of `completes`, and dies. With
+    /// `torn` it dies while it writes the last completion to its record.
     Die {
         takes: usize,
         completes: Vec<usize>,
@@ -33,11 +33,11 @@ pub enum Plan {
     },
 }
 
-/// State that outlives back ends: the blocks, and the log of writes.
+/// The state that survives a back end: the blocks, and the log of writes.
 #[derive(Clone, Default)]
 pub struct Disk {
     pub blocks: Arc<Mutex<Vec<u8>>>,
-    /// Sectors of the writes that were carried out, and flushes.
+    /// The log: the sectors of all writes that were carried out, and [`FLUSH`] for each flush.
     pub written: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -47,7 +47,7 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// Listens, and serves the first front end that connects.
+    /// Starts a back end on a thread. It listens, and serves the first front end that connects.
     pub fn start(path: &str, disk: Disk, features: u64, protocol: VhostUserProtocolFeatures, plan: Plan) -> Plain {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
@@ -71,7 +71,7 @@ impl Plain {
         Plain { life: Some(life), stop }
     }
 
-    /// Waits until the back end has died as planned.
+    /// Waits until the back end has died as its plan says.
     pub fn has_died(mut self) {
         self.life.take().unwrap().join().unwrap();
     }
@@ -114,7 +114,7 @@ fn live(listener: UnixListener, state: State, stopped: mpsc::Receiver<()>) {
     }
 }
 
-/// Returns which of the descriptors are readable, after at most 10 ms.
+/// Returns for each descriptor whether it is readable, after at most 10 ms.
 fn readable<const N: usize>(descriptors: &[i32; N]) -> [bool; N] {
     let mut watched = descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     // SAFETY: the array has `N` entries, as its count says.
@@ -139,13 +139,13 @@ struct State {
     agreed: u64,
     regions: Vec<Region>,
     size: u16,
-    /// Addresses of descriptors, available ring and used ring.
+    /// Addresses of the descriptor table, the available ring and the used ring.
     rings: [u64; 3],
     next: u16,
     kick: Option<File>,
     call: Option<File>,
     record: Option<(File, Region)>,
-    /// Heads of requests that were taken and not yet completed.
+    /// Heads of requests that the back end has taken and not completed yet.
     fetched: Vec<u16>,
 }
 
@@ -179,8 +179,8 @@ impl State {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// Takes the published requests and does what the plan says. Returns `false` when the back end
-    /// dies.
+    /// Takes the published requests and does with them what the plan says. Returns `false` if the
+    /// back end dies by that.
     fn work(&mut self) -> bool {
         let mut count = [0; 8];
         let _ = self.kick.as_ref().unwrap().read(&mut count);
@@ -191,7 +191,8 @@ impl State {
             self.next = self.next.wrapping_add(1);
             self.fetched.push(head);
             self.note(head, 1);
-            // Asks for a notification of the next request.
+            // Sets the available event, so that the driver notifies the back end of the next
+            // request.
             self.write(self.rings[2] + 4 + 8 * u64::from(self.size), self.next);
         }
         match self.plan.clone() {
@@ -207,7 +208,7 @@ impl State {
         true
     }
 
-    /// Writes to the record whether a request is in flight.
+    /// Writes to the record whether the request with this head is in flight.
     fn note(&self, head: u16, in_flight: u8) {
         if let Some((_, record)) = &self.record {
             let place = record.memory.wrapping_add(16 + 16 * usize::from(head));
@@ -226,7 +227,7 @@ impl State {
         let entry = used + 4 + 8 * u64::from(index % self.size);
         self.write(entry, [u32::from(head), 1]);
         if let Some((_, record)) = &self.record {
-            // SAFETY: the field of the record's header for the last completed head.
+            // SAFETY: offset 12 of the record's header holds the head that was completed last.
             unsafe { record.memory.wrapping_add(12).cast::<u16>().write_volatile(head) };
         }
         self.write(used + 2, index.wrapping_add(1));
@@ -235,7 +236,7 @@ impl State {
         }
         self.note(head, 0);
         if let Some((_, record)) = &self.record {
-            // SAFETY: the field of the record's header for the used index.
+            // SAFETY: offset 14 of the record's header holds the used index.
             unsafe { record.memory.wrapping_add(14).cast::<u16>().write_volatile(index.wrapping_add(1)) };
         }
         let wanted = if self.agreed & EVENT_INDEX != 0 {
@@ -248,7 +249,8 @@ impl State {
         }
     }
 
-    /// Returns the chain of a head: address, length, and whether the device writes it.
+    /// Returns the descriptor chain of a request: for each, the address, the length, and whether
+    /// the device writes it.
     fn chain(&self, head: u16) -> Vec<(u64, u32, bool)> {
         let (mut table, mut index, mut chain) = (self.rings[0], head, Vec::new());
         loop {
@@ -293,8 +295,8 @@ impl State {
         self.write(chain[chain.len() - 1].0, 0u8);
     }
 
-    /// Takes the requests that the previous back end had in flight, in its order, and continues
-    /// behind them.
+    /// Takes over the requests that the previous back end had in flight, in the order of the
+    /// record. Then continues with the next published request.
     fn resume(&mut self) {
         let Some((_, record)) = &self.record else { return };
         let used: u16 = self.read(self.rings[2] + 2);

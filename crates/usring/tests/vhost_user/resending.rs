@@ -1,5 +1,5 @@
-//! Back ends that offer next to no features, and requests that are sent again to the next back end.
-//! The back end is that of [`crate::plain`].
+//! Back ends that offer almost no features, and requests that the driver sends again to the next
+//! back end. The back end is that of [`crate::plain`].
 
 use crate::MEGABYTE;
 use crate::backend::{Device, LIMIT};
@@ -49,8 +49,8 @@ fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
         let ended = wait_asleep(&mut *queue, traffic.out());
         traffic.take(&ended);
         traffic.verify(&mut *queue);
-        // A request takes as many descriptors as it needs, and the queue takes as many requests as
-        // its descriptors allow.
+        // Checks that a large request may use many descriptors, and that the queue holds as many
+        // requests as its descriptors suffice for.
         let transfer = device.driver.geometry().transfer as usize;
         assert!(transfer > 100_000);
         let bytes: Vec<u8> = (0..transfer).map(|at| (at / 5) as u8).collect();
@@ -68,13 +68,14 @@ fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
         queue.ring_doorbell();
         wait(&mut *queue, accepted as usize);
         assert!(into[..accepted as usize].iter().all(|buffer| *buffer == bytes));
-        // The back end sees memory that was shared before the queue was started.
+        // The memory was shared before the queue was started, so the back end can access it.
         let inside = [vector(&shared[4096..][..8192])];
         let write = DeviceRequest { registered: true, ..request(0, Operation::Write, 0, &inside) };
         assert_eq!(run(&mut *queue, &write), 8192);
         assert_eq!(device.control.counts().1, 1);
         assert_eq!(read(&mut *queue, 0, 8192), vec![0x77; 8192]);
-        // Memory that is shared later is not seen, so it is copied.
+        // The back end has no memory slots, so memory registered later is not shared, and the
+        // driver copies.
         let late = Pages::new(64 * 1024, 0x88);
         device.driver.share_memory(vector(&late));
         let outside = [vector(&late[..4096])];
@@ -88,8 +89,8 @@ fn wait_for_sentence(device: &Device, end: &str) {
     while !device.told.recv_timeout(LIMIT).unwrap().ends_with(end) {}
 }
 
-/// Submits eight writes to a back end that takes six, completes some and dies. Then another back
-/// end serves the queue. Returns what the two wrote, in order.
+/// Submits eight writes to a back end that takes six, completes some of them, and dies. Then a
+/// second back end serves the queue. Returns the sectors that both have written, in order.
 fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: bool) -> Vec<u64> {
     let place = Place::new();
     let plan = Plan::Die { takes: 6, completes: completes.to_vec(), torn };
@@ -109,8 +110,8 @@ fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: b
     back.has_died();
     submit(&mut *queue, 6..8);
     let _back = place.start(INDIRECT | EVENT_INDEX, protocol, Plan::Serve);
-    // The user does not poll before the second back end is there, so completions of the first are
-    // still to be taken.
+    // The user does not poll before the second back end is connected. So it finds the first one's
+    // completions only now.
     wait_for_sentence(&device, "socket is back");
     let mut ended: Vec<_> =
         wait(&mut *queue, 8).iter().map(|completion| (completion.token, completion.result)).collect();
@@ -149,8 +150,8 @@ fn a_queue_that_changes_hands_leaves_nothing_in_the_record() {
     }
     queue.ring_doorbell();
     back.has_died();
-    // The queue's user ends with the queue. The next user has nothing to do with the requests that
-    // were left.
+    // The queue's user drops the queue. The requests that it left must not reach the queue's next
+    // user.
     wait_for_sentence(&device, "wait until it is back");
     drop(queue);
     let _back = place.start(INDIRECT, RECORD, Plan::Serve);
@@ -180,7 +181,7 @@ fn a_durable_write_is_followed_by_a_flush_before_it_completes() {
     }
 }
 
-/// Returns the result of a request whose user sleeps when the back end goes.
+/// Returns the result of a request whose user sleeps while the back end is gone.
 fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Plain>) -> i32 {
     let place = Place::new();
     let never = Plan::Die { takes: usize::MAX, completes: Vec::new(), torn: false };
@@ -194,7 +195,7 @@ fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Pla
     assert!(queue.arm_interrupt());
     let _others = (drop(back), afterwards(&place));
     let mut completions = Completions::new();
-    // Only the interrupt makes this user poll.
+    // This user polls only after an interrupt has come.
     while completions.as_slice().is_empty() {
         let mut watched = libc::pollfd { fd: queue.interrupt().unwrap(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the array is one entry, as its count says.

@@ -1,4 +1,4 @@
-//! A user of a queue pair: one request, or many at once.
+//! Drives a queue pair: single requests, or many at the same time.
 
 use crate::backend::LIMIT;
 use std::time::Instant;
@@ -9,8 +9,8 @@ pub fn vector(bytes: &[u8]) -> IoVector {
     IoVector { base: bytes.as_ptr() as u64, length: bytes.len() as u64 }
 }
 
-/// Pages of a test's own, to be registered. Memory of an allocator may have been registered by
-/// another test before.
+/// Pages that a test registers. They are mapped anew, because another test may have registered
+/// memory of the allocator.
 pub struct Pages(*mut u8, usize);
 
 impl Pages {
@@ -45,12 +45,12 @@ impl std::ops::DerefMut for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new`, and this is its owner.
+        // SAFETY: `new` has made the mapping, and only this value uses it.
         unsafe { libc::munmap(self.0.cast(), self.1) };
     }
 }
 
-/// Returns a request with the usual values.
+/// Returns a request whose other fields have their usual values.
 pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
     DeviceRequest {
@@ -65,7 +65,7 @@ pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVect
     }
 }
 
-/// Polls until `count` requests have completed.
+/// Polls the queue until `count` requests have completed, and returns their completions.
 pub fn wait(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     let (start, mut all, mut completions) = (Instant::now(), Vec::new(), Completions::new());
     while all.len() < count {
@@ -80,7 +80,7 @@ pub fn wait(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     all
 }
 
-/// Sleeps on the queue's interrupt until `count` requests have completed.
+/// Sleeps until an interrupt and then polls, until `count` requests have completed.
 pub fn wait_asleep(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     let (mut all, mut completions) = (Vec::new(), Completions::new());
     loop {
@@ -99,7 +99,7 @@ pub fn wait_asleep(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     }
 }
 
-/// Runs one request to its end.
+/// Submits one request, waits for it, and returns its result.
 pub fn run(queue: &mut dyn QueuePair, request: &DeviceRequest) -> i32 {
     match queue.submit(request) {
         Submission::Accepted => {
@@ -117,7 +117,7 @@ pub fn read(queue: &mut dyn QueuePair, offset: u64, length: usize) -> Vec<u8> {
     buffer
 }
 
-/// Pseudo-random numbers that depend only on a seed.
+/// A generator of pseudo-random numbers that depend only on the seed.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -129,12 +129,12 @@ impl Numbers {
 
 const BLOCK: usize = 4096;
 
-/// Writes and reads of blocks at random places, `depth` at once, but never two on one block. Each
-/// read is compared with what was last written there.
+/// Writes and reads of blocks at random places. `depth` requests are in flight, but never two on
+/// one block. The content of each block read is compared with what was last written there.
 pub struct Traffic {
     first: u64,
     blocks: u64,
-    /// By block: the number that fills it.
+    /// For each block, the number that fills it.
     holds: Vec<u64>,
     lanes: Vec<Lane>,
     numbers: Numbers,
@@ -143,7 +143,7 @@ pub struct Traffic {
 
 struct Lane {
     buffer: Box<[u64]>,
-    /// The block and whether it is written, while a request is in flight.
+    /// While a request is in flight: its block, and whether it writes.
     out: Option<(usize, bool)>,
 }
 
@@ -160,7 +160,8 @@ impl Traffic {
         }
     }
 
-    /// Submits a request in every lane that has none in flight.
+    /// Submits a request for every lane that has none in flight. (A lane is a buffer with its
+    /// request.)
     pub fn submit(&mut self, queue: &mut dyn QueuePair) {
         for token in 0..self.lanes.len() {
             if self.lanes[token].out.is_some() {
@@ -202,7 +203,7 @@ impl Traffic {
         }
     }
 
-    /// Runs `count` requests, and waits until none is in flight.
+    /// Runs `count` requests, and then waits until no request is in flight.
     pub fn run(&mut self, queue: &mut dyn QueuePair, count: usize) {
         let end = self.answered + count;
         while self.answered < end {
@@ -218,7 +219,7 @@ impl Traffic {
         self.take(&rest);
     }
 
-    /// Reads and compares every block.
+    /// Reads every block and compares its content.
     pub fn verify(&mut self, queue: &mut dyn QueuePair) {
         for block in 0..self.blocks {
             let bytes = read(queue, self.first + block * BLOCK as u64, BLOCK);
