@@ -5,7 +5,8 @@
 //! conformance list [--intended]        every case (or those that differ on purpose, and why)
 //! conformance run [--inline] [CASE…]   runs cases; a module's name stands for all of its cases
 //! conformance repeat N [CASE…]         runs each N times, names those that are not deterministic
-//! conformance record DIRECTORY         writes every case's transcript to DIRECTORY/CASE.txt
+//! conformance show [--usring] [CASE…]  the transcripts expected of the kernel (or of usring)
+//! conformance record [--usring] [CASE…]  runs cases, writes their transcripts into the source
 //! conformance random SEED [PATIENCE]   runs a random program (`random`)
 //! conformance compare USRING FIRST N   runs N random programs on the kernel and on usring
 //! conformance seeds [--kernel] USRING  runs the fixed seeds on usring (and the kernel)
@@ -19,6 +20,7 @@
 
 mod aio;
 mod buffers;
+#[macro_use]
 mod case;
 mod cases;
 mod door;
@@ -28,6 +30,7 @@ mod names;
 mod net;
 mod process;
 mod random;
+mod record;
 mod ring;
 mod runner;
 mod sqe;
@@ -51,7 +54,10 @@ fn main() -> ExitCode {
         }
         ["run", names @ ..] => run(names),
         ["repeat", times, names @ ..] => repeat(times, names),
-        ["record", directory] => record(directory),
+        ["show", "--usring", names @ ..] => show(names, true),
+        ["show", names @ ..] => show(names, false),
+        ["record", "--usring", names @ ..] => record(names, true),
+        ["record", names @ ..] => record(names, false),
         ["kernel"] => kernel(),
         ["random", seed] => random(seed, "1"),
         ["random", seed, patience] => random(seed, patience),
@@ -66,22 +72,18 @@ fn main() -> ExitCode {
         ["child", name, rest @ ..] => process::child(name, rest),
         _ => {
             eprintln!(
-                "usage: conformance list | run | repeat | record | random | compare | seeds | record-seeds | kernel (see the head of main.rs)"
+                "usage: conformance list | run | repeat | show | record | random | compare | seeds | record-seeds | kernel (see the head of main.rs)"
             );
             ExitCode::from(2)
         }
     }
 }
 
-fn all() -> impl Iterator<Item = &'static Case> {
-    cases::ROOMS.iter().flat_map(|room| room.iter())
-}
-
 fn list(intended: bool) -> ExitCode {
-    for case in all() {
-        match (intended, case.intended) {
-            (false, _) => println!("{}", case.name),
-            (true, Some(reason)) => println!("{}: {reason}", case.name),
+    for case in Case::all() {
+        match (intended, &case.difference) {
+            (false, _) => println!("{}", case.name()),
+            (true, Some(difference)) => println!("{}: {}", case.name(), difference.reason),
             (true, None) => (),
         }
     }
@@ -90,15 +92,14 @@ fn list(intended: bool) -> ExitCode {
 
 /// Returns the cases of these names (all of them if there are no names). `None`: a name is neither
 /// a case's nor a module's.
-fn chosen(names: &[&str]) -> Option<Vec<Case>> {
+fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     if names.is_empty() {
-        return Some(all().copied().collect());
+        return Some(Case::all());
     }
     let mut cases = Vec::new();
     for name in names {
-        let room = format!("{name}.");
         let before = cases.len();
-        cases.extend(all().filter(|case| case.name == *name || case.name.starts_with(&room)));
+        cases.extend(Case::all().into_iter().filter(|case| case.name() == *name || case.room() == *name));
         if cases.len() == before {
             eprintln!("no case or room is named {name}; see `conformance list`");
             return None;
@@ -115,7 +116,7 @@ fn run(names: &[&str]) -> ExitCode {
         // The recorded transcripts assume this umask, whatever the caller's is.
         // SAFETY: the call changes only this process's umask.
         unsafe { libc::umask(0o022) };
-        (case.run)(&mut Transcript::new(case.name));
+        (case.run)(&mut Transcript::new(case.name()));
         return ExitCode::SUCCESS;
     }
     for case in &cases {
@@ -139,13 +140,30 @@ fn random(seed: &str, patience: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn record(directory: &str) -> ExitCode {
-    for case in all() {
-        let path = format!("{directory}/{}.txt", case.name);
-        if let Err(error) = std::fs::write(&path, runner::transcript(case)) {
-            eprintln!("{path}: {error}");
+fn show(names: &[&str], usring: bool) -> ExitCode {
+    let Some(cases) = chosen(names) else {
+        return ExitCode::from(2);
+    };
+    for case in cases {
+        print!("{}", case.transcript(usring));
+    }
+    ExitCode::SUCCESS
+}
+
+fn record(names: &[&str], usring: bool) -> ExitCode {
+    let Some(cases) = chosen(names) else {
+        return ExitCode::from(2);
+    };
+    for case in cases.into_iter().filter(|case| !usring || case.difference.is_some()) {
+        let output = runner::transcript(case);
+        if output == case.transcript(usring) {
+            continue;
+        }
+        if let Err(error) = record::record(case, usring, &output) {
+            eprintln!("{}: {error}", case.name());
             return ExitCode::FAILURE;
         }
+        println!("{}: recorded in {}", case.name(), case.file);
     }
     ExitCode::SUCCESS
 }

@@ -20,14 +20,15 @@ pub fn transcript(case: &Case) -> String {
     if door::is_inline() {
         command.arg("--inline");
     }
-    command.arg(case.name);
+    let name = case.name();
+    command.arg(&name);
     let child = command
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
         .expect("this program can be started again");
-    collect(child, case.name)
+    collect(child, &name)
 }
 
 /// Reads a child's output to its end and waits for the child, at most [`LIMIT`].
@@ -68,7 +69,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
 }
 
 /// Runs each case `times` times and names those whose transcripts differ. Returns their number.
-pub fn repeat(cases: &[Case], times: usize) -> usize {
+pub fn repeat(cases: &[&Case], times: usize) -> usize {
     let mut unstable = 0;
     for case in cases {
         let first = transcript(case);
@@ -82,7 +83,7 @@ pub fn repeat(cases: &[Case], times: usize) -> usize {
         }
         if let Some(other) = other {
             unstable += 1;
-            println!("{}: not the same every time", case.name);
+            println!("{}: not the same every time", case.name());
             println!("--- once\n{first}--- then\n{other}---");
         }
     }

@@ -12,11 +12,11 @@ use crate::names;
 use crate::ring::Entry;
 
 pub struct Transcript {
-    case: &'static str,
+    case: String,
 }
 
 impl Transcript {
-    pub fn new(case: &'static str) -> Transcript {
+    pub fn new(case: String) -> Transcript {
         Transcript { case }
     }
 

@@ -3,9 +3,9 @@
 //!
 //! There is one test per module of cases. Each case runs in a process of its own with a time limit
 //! of a minute; a case that takes longer is reported as `hang`. If the kernel is Linux 6.18, its
-//! answers are taken live, and must match those in `expected/`. On any other kernel, or if io_uring
-//! is off, the test uses the recorded transcripts and says so. A case that differs on purpose has a
-//! second recording, `CASE.usring.txt`.
+//! answers are taken live, and must match the transcript below the case. On any other kernel, or if
+//! io_uring is off, the test uses the recorded transcripts and says so. A case that differs on
+//! purpose has a second transcript, usring's.
 //!
 //! usring is `$USRING_BIN`, or `target/PROFILE/usring` as `cargo xtask build` leaves it. Each case
 //! uses both entry points: libc's `syscall()`, and a system call instruction in the program itself.
@@ -92,13 +92,12 @@ fn usring() -> PathBuf {
     path
 }
 
-fn expected(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("expected").join(format!("{name}.txt"))
-}
-
-fn recorded(name: &str) -> String {
-    let path = expected(name);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error} (`conformance record`)", path.display()))
+/// Returns the transcript that the source expects of usring or of the kernel.
+fn recorded(name: &str, usring: bool) -> String {
+    let mut command = Command::new(PROGRAM);
+    command.arg("show").args(usring.then_some("--usring")).arg(name);
+    let output = command.output().expect("the suite's program");
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 fn listed(arguments: &[&str]) -> Vec<String> {
@@ -202,7 +201,6 @@ fn difference(report: &mut String, what: &str, wanted: &str, got: &str) {
 
 fn agree(room: &str) {
     let usring = usring();
-    let intended = listed(&["list", "--intended"]);
     let prefix = format!("{room}.");
     let mut report = String::new();
     let mut skipped = 0;
@@ -211,12 +209,11 @@ fn agree(room: &str) {
             skipped += 1;
             continue;
         }
-        let kept = recorded(name);
         if let Kernel::Live = kernel() {
-            difference(&mut report, &format!("{name}: kernel, against its record"), &kept, &on_kernel(name));
+            let what = format!("{name}: kernel, against its record");
+            difference(&mut report, &what, &recorded(name, false), &on_kernel(name));
         }
-        let differs = intended.iter().any(|line| line.starts_with(&format!("{name}: ")));
-        let wanted = if differs { recorded(&format!("{name}.usring")) } else { kept };
+        let wanted = recorded(name, true);
         for inline in [false, true] {
             let door = if inline { "instruction" } else { "libc" };
             let got = on_usring(name, inline);
@@ -242,25 +239,39 @@ fn random_programs_answer_as_the_kernel() {
 }
 
 #[test]
-fn every_room_has_a_test_and_every_case_a_record() {
-    let cases = listed(&["list"]);
-    let intended = listed(&["list", "--intended"]);
-    let mut wanted: Vec<String> = cases.iter().map(|name| format!("{name}.txt")).collect();
-    for line in &intended {
-        let name = line.split(':').next().unwrap_or_default();
-        wanted.push(format!("{name}.usring.txt"));
-    }
-    let directory = expected("x");
-    let directory = directory.parent().expect("a directory");
-    let mut kept: Vec<String> = std::fs::read_dir(directory)
-        .expect("the records")
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .collect();
-    wanted.sort();
-    kept.sort();
-    assert_eq!(wanted, kept, "records and cases");
-    for name in cases {
+fn every_room_has_a_test() {
+    for name in listed(&["list"]) {
         let room = name.split('.').next().unwrap_or_default();
-        assert!(ROOMS.contains(&room), "no test runs the room of {name}");
+        assert!(ROOMS.contains(&room), "no test runs the room of {name}: add it to `rooms!` in tests/agree.rs");
     }
+}
+
+/// Transcripts are in the source. Files hold only the long ones, which a `case!` includes.
+#[test]
+fn every_transcript_belongs_to_a_case() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    if let Some(stray) = files(&root.join("expected")).first() {
+        panic!(
+            "{}: a transcript is written below its case now. Write `case!(NAME => \"\");` below the function in \
+             src/cases/ROOM.rs, remove this file, and run `cargo run -p conformance -- record ROOM.NAME`.",
+            stray.display()
+        );
+    }
+    let (sources, others): (Vec<_>, Vec<_>) = files(&root.join("src/cases"))
+        .into_iter()
+        .partition(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let sources: Vec<String> = sources.iter().filter_map(|path| std::fs::read_to_string(path).ok()).collect();
+    for path in others {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let room = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+        let included = [format!("include_str!(\"{room}/{name}\")"), format!("include_str!(\"{name}\")")];
+        let includes = |source: &String| included.iter().any(|text| source.contains(text));
+        assert!(sources.iter().any(includes), "{}: no `case!` includes this transcript; remove it", path.display());
+    }
+}
+
+/// Returns the files of a folder and of the folders in it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.flat_map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { vec![entry.path()] }).collect()
 }

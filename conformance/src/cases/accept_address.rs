@@ -4,21 +4,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::accept::is_ready;
 use super::socket::taken;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF};
 use crate::net::{self, Address, FAMILIES, Family};
 use crate::ring::Ring;
 use crate::sqe::Change;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("accept_address.peer", peer_address),
-    case("accept_address.cut", peer_address_cut),
-    case("accept_address.wrong", peer_address_wrong),
-    case("accept_address.wrong_while_waiting", peer_address_wrong_while_waiting),
-    case("accept_address.length_is_read_late", length_is_read_late),
-];
 
 fn shown(t: &mut Transcript, address: &Address, peer: &Address) {
     let whole = address.written() == peer.length as usize;
@@ -58,6 +49,20 @@ fn peer_address(t: &mut Transcript) {
         shown(t, &room, &net::address_of(client.as_raw_fd()));
     }
 }
+case!(peer_address as peer => "
+    cqe 1: ok
+    length 16, whole true, the client's true
+    cqe 2: ok
+    length 16, whole true, the client's true
+    cqe 1: ok
+    length 28, whole true, the client's true
+    cqe 2: ok
+    length 28, whole true, the client's true
+    cqe 1: ok
+    length 21, whole true, the client's true
+    cqe 2: ok
+    length 2, whole true, the client's true
+");
 
 /// An address that does not fit is cut off, and the length reports its full size.
 fn peer_address_cut(t: &mut Transcript) {
@@ -80,6 +85,7 @@ fn peer_address_cut(t: &mut Transcript) {
         }
     }
 }
+case!(peer_address_cut as cut => include_str!("accept_address/cut.txt"));
 
 /// The connection is lost: it was taken from the queue before the write of the address failed.
 fn peer_address_wrong(t: &mut Transcript) {
@@ -120,6 +126,7 @@ fn peer_address_wrong(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("nothing left open {}", crate::time::until(|| files::open_numbers() == before)));
 }
+case!(peer_address_wrong as wrong => include_str!("accept_address/wrong.txt"));
 
 fn peer_address_wrong_while_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -133,6 +140,12 @@ fn peer_address_wrong_while_waiting(t: &mut Transcript) {
     // The client sees the end of the connection.
     t.say(format_args!("the client reads {:?}", files::take(&client, 1).map(|bytes| bytes.len())));
 }
+case!(peer_address_wrong_while_waiting as wrong_while_waiting => "
+    no cqe
+    cqe 1: -EFAULT
+    still queued false
+    the client reads Ok(0)
+");
 
 /// Until a connection arrives, the program may change address and length.
 fn length_is_read_late(t: &mut Transcript) {
@@ -151,3 +164,8 @@ fn length_is_read_late(t: &mut Transcript) {
     let room = std::hint::black_box(room);
     t.say(format_args!("length {}, written {}", room.length, room.bytes[8] == 0xaa && room.bytes[0] == 2));
 }
+case!(length_is_read_late => "
+    no cqe
+    cqe 1: ok
+    length 16, written true
+");

@@ -8,42 +8,12 @@ use super::accept::is_ready;
 use super::accept_multishot::multishot;
 use super::reg;
 use super::socket::{ALLOCATE, sparse, without_numbers};
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::BAD;
 use crate::net::{self, FAMILIES, Family};
 use crate::ring::Ring;
 use crate::sqe::{Change, close, read};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("accept_direct.into_slot", into_slot),
-    case("accept_direct.replaces", replaces),
-    case("accept_direct.allocates", allocates),
-    case("accept_direct.table_full", table_full),
-    case("accept_direct.table_full_and_more", table_full_and_more),
-    case("accept_direct.without_table", without_table),
-    case("accept_direct.beyond_table", beyond_table),
-    case("accept_direct.flags", flags),
-    case("accept_direct.waits", waits),
-    case("accept_direct.slot_is_looked_at_late", slot_is_looked_at_late),
-    case("accept_direct.peer_address_wrong", peer_address_wrong),
-    case("accept_direct.uses_no_number", uses_no_number),
-    differs(
-        "accept_direct.no_number_is_free",
-        no_number_is_free,
-        "a direct descriptor has an ordinary number for a moment",
-    ),
-    case("accept_direct.ring_closes", ring_closes),
-    case("accept_direct.multishot", many),
-    case("accept_direct.multishot_table_full", many_table_full),
-    case("accept_direct.multishot_other_index", many_other_index),
-    case("accept_direct.multishot_close_on_exec", many_close_on_exec),
-    case("accept_direct.multishot_without_table", many_without_table),
-    case("accept_direct.multishot_table_goes", many_table_goes),
-    case("accept_direct.multishot_range", many_range),
-    case("accept_direct.multishot_overflow", many_overflow),
-];
 
 fn into(slot: u32, fd: &OwnedFd, user_data: u64) -> Sqe {
     net::accept(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
@@ -66,6 +36,17 @@ fn into_slot(t: &mut Transcript) {
         t.say(format_args!("data {} {}", reaches(&mut ring, &clients[0], 0), reaches(&mut ring, &clients[1], 2)));
     }
 }
+case!(into_slot => "
+    cqe 1: 0 SOCK_NONEMPTY
+    cqe 2: 0
+    data true true
+    cqe 1: 0 SOCK_NONEMPTY
+    cqe 2: 0
+    data true true
+    cqe 1: 0
+    cqe 2: 0
+    data true true
+");
 
 /// The file that was in the slot is closed.
 fn replaces(t: &mut Transcript) {
@@ -78,6 +59,12 @@ fn replaces(t: &mut Transcript) {
     t.say(format_args!("the first reads {:?}", files::take(&first, 1).map(|bytes| bytes.len())));
     t.say(format_args!("data {}", reaches(&mut ring, &second, 0)));
 }
+case!(replaces => "
+    cqe 1: 0
+    cqe 2: 0
+    the first reads Ok(0)
+    data true
+");
 
 fn allocates(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -89,6 +76,13 @@ fn allocates(t: &mut Transcript) {
     t.entry(&ring.one(close(0, 3).with(|sqe| sqe.file_index = 1)));
     t.entry(&ring.one(into(ALLOCATE, &listener, 4)));
 }
+case!(allocates => "
+    cqe 1: 0 SOCK_NONEMPTY
+    cqe 2: 1 SOCK_NONEMPTY
+    data true true
+    cqe 3: 0
+    cqe 4: 0
+");
 
 /// A connection that finds no slot is lost. Its CQE also reports whether it was the last in the
 /// queue.
@@ -100,6 +94,12 @@ fn table_full_and_more(t: &mut Transcript) {
         t.entry(&ring.one(into(ALLOCATE, &listener, user_data)));
     }
 }
+case!(table_full_and_more => "
+    cqe 0: 0 SOCK_NONEMPTY
+    cqe 1: -ENFILE SOCK_NONEMPTY
+    cqe 2: -ENFILE SOCK_NONEMPTY
+    cqe 3: -ENFILE
+");
 
 fn table_full(t: &mut Transcript) {
     let mut ring = sparse(1);
@@ -110,6 +110,12 @@ fn table_full(t: &mut Transcript) {
     t.say(format_args!("still queued {}", is_ready(&listener)));
     t.say(format_args!("the second reads {:?}", files::take(&clients[1], 1).map(|bytes| bytes.len())));
 }
+case!(table_full => "
+    cqe 1: 0 SOCK_NONEMPTY
+    cqe 2: -ENFILE
+    still queued false
+    the second reads Ok(0)
+");
 
 fn without_table(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -121,6 +127,12 @@ fn without_table(t: &mut Transcript) {
         drop(client);
     }
 }
+case!(without_table => "
+    cqe 1: -ENXIO
+    still queued false
+    cqe 2: -ENFILE
+    still queued false
+");
 
 fn beyond_table(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -132,6 +144,14 @@ fn beyond_table(t: &mut Transcript) {
         drop(client);
     }
 }
+case!(beyond_table => "
+    cqe 1: -EINVAL
+    still queued false
+    cqe 1: -EINVAL
+    still queued false
+    cqe 1: -EINVAL
+    still queued false
+");
 
 fn flags(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -142,6 +162,12 @@ fn flags(t: &mut Transcript) {
     }
     t.entry(&ring.one(into(ALLOCATE, &listener, 1).op_flags(libc::SOCK_CLOEXEC as u32)));
 }
+case!(flags => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: 0
+    cqe 1: -EINVAL
+");
 
 fn waits(t: &mut Transcript) {
     for family in FAMILIES {
@@ -158,6 +184,17 @@ fn waits(t: &mut Transcript) {
         t.sorted(&entries);
     }
 }
+case!(waits => "
+    no cqe
+    cqe 1: 0
+    cqe 2: 0
+    no cqe
+    cqe 1: 0
+    cqe 2: 0
+    no cqe
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn slot_is_looked_at_late(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -171,6 +208,12 @@ fn slot_is_looked_at_late(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("data {}", reaches(&mut ring, &client, 0)));
 }
+case!(slot_is_looked_at_late => "
+    no cqe
+    register = 0
+    cqe 1: 0
+    data true
+");
 
 fn peer_address_wrong(t: &mut Transcript) {
     let mut ring = sparse(1);
@@ -181,6 +224,11 @@ fn peer_address_wrong(t: &mut Transcript) {
     let _client = net::connected(Family::V4, &address);
     t.entry(&ring.one(into(ALLOCATE, &listener, 2)));
 }
+case!(peer_address_wrong => "
+    cqe 1: -EFAULT
+    still queued false
+    cqe 2: 0
+");
 
 /// The program's lowest free number stays free.
 fn uses_no_number(t: &mut Transcript) {
@@ -194,6 +242,10 @@ fn uses_no_number(t: &mut Transcript) {
     t.entry(&ring.one(into(1, &listener, 1)));
     t.say(format_args!("same number {}", files::eventfd(0).as_raw_fd() == number));
 }
+case!(uses_no_number => "
+    cqe 1: 0
+    same number true
+");
 
 fn no_number_is_free(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -203,6 +255,13 @@ fn no_number_is_free(t: &mut Transcript) {
     t.entry(&entry);
     t.say(format_args!("still queued {}", is_ready(&listener)));
 }
+case!(no_number_is_free => "
+    cqe 1: 0
+    still queued false
+", usring => "
+    cqe 1: -EMFILE
+    still queued true
+", because "a direct descriptor has an ordinary number for a moment");
 
 fn ring_closes(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -212,6 +271,10 @@ fn ring_closes(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("the client reads {:?}", files::take(&client, 1).map(|bytes| bytes.len())));
 }
+case!(ring_closes => "
+    cqe 1: 0
+    the client reads Ok(0)
+");
 
 fn direct(fd: &OwnedFd, slot: u32, user_data: u64) -> Sqe {
     multishot(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
@@ -234,6 +297,26 @@ fn many(t: &mut Transcript) {
         }
     }
 }
+case!(many as multishot => "
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+    cqe 1: 2 MORE
+    data true
+    data true
+    data true
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+    cqe 1: 2 MORE
+    data true
+    data true
+    data true
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+    cqe 1: 2 MORE
+    data true
+    data true
+    data true
+");
 
 fn many_table_full(t: &mut Transcript) {
     for family in FAMILIES {
@@ -254,6 +337,26 @@ fn many_table_full(t: &mut Transcript) {
         drop(late);
     }
 }
+case!(many_table_full as multishot_table_full => "
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+    cqe 1: -ENFILE
+    no cqe
+    still queued true
+    the third reads Ok(0)
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+    cqe 1: -ENFILE
+    no cqe
+    still queued true
+    the third reads Ok(0)
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+    cqe 1: -ENFILE
+    no cqe
+    still queued true
+    the third reads Ok(0)
+");
 
 fn many_other_index(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -262,12 +365,19 @@ fn many_other_index(t: &mut Transcript) {
         t.entry(&ring.one(direct(&listener, slot, 1)));
     }
 }
+case!(many_other_index as multishot_other_index => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn many_close_on_exec(t: &mut Transcript) {
     let mut ring = sparse(2);
     let (listener, _address) = net::listener(Family::V4);
     t.entry(&ring.one(direct(&listener, ALLOCATE, 1).op_flags(libc::SOCK_CLOEXEC as u32)));
 }
+case!(many_close_on_exec as multishot_close_on_exec => "cqe 1: -EINVAL");
 
 fn many_without_table(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -278,6 +388,10 @@ fn many_without_table(t: &mut Transcript) {
     let _client = net::connected(Family::V4, &address);
     t.in_order(&ring.wait(1));
 }
+case!(many_without_table as multishot_without_table => "
+    no cqe
+    cqe 1: -ENFILE
+");
 
 fn many_table_goes(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -290,6 +404,11 @@ fn many_table_goes(t: &mut Transcript) {
     let _client = net::connected(Family::V4, &address);
     t.in_order(&ring.wait(1));
 }
+case!(many_table_goes as multishot_table_goes => "
+    cqe 1: 0 MORE
+    unregister = 0
+    cqe 1: -ENFILE
+");
 
 /// An allocation of any free slot stays within the range that was set for it.
 fn many_range(t: &mut Transcript) {
@@ -305,6 +424,12 @@ fn many_range(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(many_range as multishot_range => "
+    range = 0
+    cqe 1: 3 MORE
+    cqe 1: 4 MORE
+    cqe 1: -ENFILE
+");
 
 /// A connection whose CQE does not fit into the CQ is in its slot, and is reported later.
 fn many_overflow(t: &mut Transcript) {
@@ -324,3 +449,16 @@ fn many_overflow(t: &mut Transcript) {
         t.say(format_args!("data {}", reaches(&mut ring, client, slot as i32)));
     }
 }
+case!(many_overflow as multishot_overflow => "
+    register = 0
+    cqe 1: 0 MORE|SOCK_NONEMPTY
+    cqe 1: 1 MORE|SOCK_NONEMPTY
+    cqe 1: 2 MORE|SOCK_NONEMPTY
+    cqe 1: 3 MORE|SOCK_NONEMPTY
+    cqe 1: 4 SOCK_NONEMPTY
+    data true
+    data true
+    data true
+    data true
+    data true
+");

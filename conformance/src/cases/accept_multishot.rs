@@ -1,12 +1,11 @@
 //! Multishot ACCEPT: one completion per connection, until it ends.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::{Sqe, Timespec, io_uring as u, sqe_flags};
 
 use super::accept::is_ready;
-use super::socket::{describe, taken, without_numbers};
-use crate::case::{Case, case, differs};
+use super::socket::{describe, taken};
 use crate::files;
 use crate::memory::BAD;
 use crate::net::{self, Address, FAMILIES, Family};
@@ -14,41 +13,7 @@ use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, cancel, link_timeout, nop};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("accept_multishot.connections_are_there", connections_are_there),
-    case("accept_multishot.one_by_one", one_by_one),
-    case("accept_multishot.bursts", bursts),
-    case("accept_multishot.flags", flags),
-    case("accept_multishot.with_other_flags", with_other_flags),
-    case("accept_multishot.peer_address", peer_address),
-    case("accept_multishot.peer_address_wrong", peer_address_wrong),
-    case("accept_multishot.cancelled", cancelled),
-    case("accept_multishot.cancelled_by_descriptor", cancelled_by_descriptor),
-    case("accept_multishot.link_timeout", link_timeout_bounds_its_life),
-    case("accept_multishot.linked", linked),
-    case("accept_multishot.holds_drain", holds_drain),
-    case("accept_multishot.skip_success", skip_success),
-    case("accept_multishot.forced_async", forced_async),
-    case("accept_multishot.overflow", overflow),
-    case("accept_multishot.overflow_loses_nothing", overflow_loses_nothing),
-    case("accept_multishot.too_many", too_many),
-    case("accept_multishot.listener_shut_down", listener_shut_down),
-    differs(
-        "accept_multishot.unix_listener_shut_down",
-        unix_listener_shut_down,
-        "the end of a unix listener ends the request, as that of any other does",
-    ),
-    case("accept_multishot.listener_closed", listener_closed),
-    case("accept_multishot.ring_closes", ring_closes),
-    case("accept_multishot.wrong_files", wrong_files),
-    case("accept_multishot.two_on_one_listener", two_on_one_listener),
-    case("accept_multishot.single_beside_it", single_beside_it),
-    case("accept_multishot.watched_in_memory", watched_in_memory),
-    case("accept_multishot.deferred", deferred),
-    case("accept_multishot.sq_thread", sq_thread),
-    case("accept_multishot.registered_listener", registered_listener),
-    case("accept_multishot.many_connections", many_connections),
-];
+mod ends;
 
 pub fn multishot(fd: i32, user_data: u64) -> Sqe {
     net::accept(fd, user_data).with(|sqe| sqe.ioprio = u::IORING_ACCEPT_MULTISHOT as u16)
@@ -75,6 +40,29 @@ fn connections_are_there(t: &mut Transcript) {
         }
     }
 }
+case!(connections_are_there => "
+    submit = 1
+    cqe 1: ok MORE|SOCK_NONEMPTY
+    cqe 1: ok MORE|SOCK_NONEMPTY
+    cqe 1: ok MORE
+    V4 of its own client true
+    V4 of its own client true
+    V4 of its own client true
+    submit = 1
+    cqe 1: ok MORE|SOCK_NONEMPTY
+    cqe 1: ok MORE|SOCK_NONEMPTY
+    cqe 1: ok MORE
+    V6 of its own client true
+    V6 of its own client true
+    V6 of its own client true
+    submit = 1
+    cqe 1: ok MORE
+    cqe 1: ok MORE
+    cqe 1: ok MORE
+    Unix of its own client true
+    Unix of its own client true
+    Unix of its own client true
+");
 
 fn one_by_one(t: &mut Transcript) {
     for family in FAMILIES {
@@ -93,6 +81,7 @@ fn one_by_one(t: &mut Transcript) {
         t.in_order(&ring.reap());
     }
 }
+case!(one_by_one => include_str!("accept_multishot/one_by_one.txt"));
 
 /// Connections that arrive while the program does other work. (How many CQEs say that more are
 /// queued depends on when the ring polls.)
@@ -112,6 +101,7 @@ fn bursts(t: &mut Transcript) {
         }
     }
 }
+case!(bursts => include_str!("accept_multishot/bursts.txt"));
 
 fn flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -126,6 +116,12 @@ fn flags(t: &mut Transcript) {
         }
     }
 }
+case!(flags => "
+    cqe 1: ok MORE
+    it is close-on-exec non-blocking\x20
+    cqe 1: ok MORE
+    it is close-on-exec non-blocking\x20
+");
 
 /// With DONTWAIT the request ends when no connection is left. With POLL_FIRST it does not.
 fn with_other_flags(t: &mut Transcript) {
@@ -146,6 +142,27 @@ fn with_other_flags(t: &mut Transcript) {
         }
     }
 }
+case!(with_other_flags => "
+    with 0 queued
+    cqe 1: -EAGAIN
+    then one more
+    no cqe
+    with 2 queued
+    cqe 1: ok MORE|SOCK_NONEMPTY
+    cqe 1: ok MORE
+    cqe 1: -EAGAIN
+    then one more
+    no cqe
+    with 0 queued
+    no cqe
+    then one more
+    cqe 1: ok MORE
+    with 2 queued
+    cqe 1: ok MORE|SOCK_NONEMPTY
+    cqe 1: ok MORE
+    then one more
+    cqe 1: ok MORE
+");
 
 /// All completions share the memory for the address, which holds the last one.
 fn peer_address(t: &mut Transcript) {
@@ -169,6 +186,20 @@ fn peer_address(t: &mut Transcript) {
         t.in_order(&ring.wait(2));
     }
 }
+case!(peer_address => "
+    cqe 1: ok MORE
+    V4 16 true
+    cqe 1: ok MORE
+    V4 16 true
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 1: ok MORE
+    V6 28 true
+    cqe 1: ok MORE
+    V6 28 true
+    cqe 2: 0
+    cqe 1: -ECANCELED
+");
 
 /// If the address cannot be written, the first connection is lost and the multishot ends with
 /// -EFAULT. A later connection stays queued.
@@ -189,6 +220,13 @@ fn peer_address_wrong(t: &mut Transcript) {
     let gone = crate::time::until(|| files::open_numbers() == before);
     t.say(format_args!("nothing left open {gone}"));
 }
+case!(peer_address_wrong => "
+    no cqe
+    cqe 1: -EFAULT
+    no cqe
+    still queued true
+    nothing left open true
+");
 
 fn cancelled(t: &mut Transcript) {
     let before = files::settled_numbers();
@@ -208,6 +246,14 @@ fn cancelled(t: &mut Transcript) {
     drop((client, late, listener, ring));
     t.say(format_args!("nothing left open {}", crate::time::until(|| files::open_numbers() == before)));
 }
+case!(cancelled => "
+    cqe 1: ok MORE
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    no cqe
+    still queued true
+    nothing left open true
+");
 
 fn cancelled_by_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -220,6 +266,11 @@ fn cancelled_by_descriptor(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(cancelled_by_descriptor => "
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 9: 2
+");
 
 fn link_timeout_bounds_its_life(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -237,6 +288,12 @@ fn link_timeout_bounds_its_life(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(link_timeout_bounds_its_life as link_timeout => "
+    cqe 1: ok MORE
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+    no cqe
+");
 
 /// A linked request starts when the multishot ends. An end by cancellation breaks the chain.
 fn linked(t: &mut Transcript) {
@@ -253,6 +310,13 @@ fn linked(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(linked => "
+    cqe 1: ok MORE
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: 0
+");
 
 fn holds_drain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -269,6 +333,13 @@ fn holds_drain(t: &mut Transcript) {
     unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) };
     t.sorted(&ring.wait(3));
 }
+case!(holds_drain => "
+    cqe 1: ok MORE
+    no cqe
+    cqe 1: -EINVAL
+    cqe 2: 0
+    cqe 3: 0
+");
 
 fn skip_success(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -279,6 +350,10 @@ fn skip_success(t: &mut Transcript) {
     let _client = net::connected(Family::V4, &address);
     all(t, &ring.arrived(1));
 }
+case!(skip_success => "
+    no cqe
+    cqe 1: ok MORE
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -290,296 +365,7 @@ fn forced_async(t: &mut Transcript) {
         all(t, &ring.wait(1));
     }
 }
-
-/// The CQE that does not fit comes without MORE, and is the last.
-fn overflow(t: &mut Transcript) {
-    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
-    for family in FAMILIES {
-        let mut ring = Ring::flags(2, setup);
-        let (listener, address) = net::listener(family);
-        ring.push(multishot(listener.as_raw_fd(), 1));
-        ring.submit();
-        let clients: Vec<OwnedFd> = (0..7).map(|_| net::connected(family, &address)).collect();
-        ring.enter(0, 1, u::IORING_ENTER_GETEVENTS);
-        t.say(format_args!("there {} {}", ring.ready(), crate::names::sq_flags(ring.sq_flags())));
-        let mut servers = all(t, &ring.reap());
-        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-        servers.extend(all(t, &ring.reap()));
-        t.say(format_args!("still queued {}", is_ready(&listener)));
-        for (client, server) in clients.iter().zip(&servers) {
-            t.say(format_args!("{family:?} of its own client {}", net::passes(client, server.as_raw_fd())));
-        }
-    }
-}
-
-fn overflow_loses_nothing(t: &mut Transcript) {
-    let mut ring = Ring::new(2);
-    let (listener, address) = net::listener_for(Family::V4, 512);
-    let mut clients = Vec::new();
-    let mut served = 0;
-    let mut armed = false;
-    for _ in 0..20 {
-        clients.extend((0..10).map(|_| net::connected(Family::V4, &address)));
-        if !armed {
-            ring.push(multishot(listener.as_raw_fd(), 1));
-            ring.submit();
-            armed = true;
-        }
-    }
-    let whole = crate::time::until(|| {
-        if !armed {
-            ring.push(multishot(listener.as_raw_fd(), 1));
-            ring.submit();
-            armed = true;
-        }
-        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-        for entry in ring.reap() {
-            armed &= entry.flags & u::IORING_CQE_F_MORE != 0;
-            if entry.res >= 0 {
-                // SAFETY: the descriptor is new, and nothing else owns it.
-                drop(unsafe { OwnedFd::from_raw_fd(entry.res) });
-                served += 1;
-            }
-        }
-        served == clients.len()
-    });
-    t.say(format_args!("whole {whole}, {served} of {}", clients.len()));
-}
-
-/// No descriptor number is free.
-fn too_many(t: &mut Transcript) {
-    for queued in [0, 1] {
-        let mut ring = Ring::new(4);
-        let (listener, address) = net::listener(Family::V4);
-        let clients: Vec<OwnedFd> = (0..queued).map(|_| net::connected(Family::V4, &address)).collect();
-        ring.push(multishot(listener.as_raw_fd(), 1));
-        let entries = without_numbers(|| {
-            ring.submit();
-            ring.wait(1)
-        });
-        all(t, &entries);
-        t.say(format_args!("still queued {}", is_ready(&listener)));
-        drop(clients);
-    }
-}
-
-fn listener_shut_down(t: &mut Transcript) {
-    for family in [Family::V4, Family::V6] {
-        let mut ring = Ring::new(4);
-        let (listener, address) = net::listener(family);
-        ring.push(multishot(listener.as_raw_fd(), 1));
-        ring.submit();
-        let _client = net::connected(family, &address);
-        all(t, &ring.wait(1));
-        ring.push(net::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR, 2));
-        ring.submit();
-        t.sorted(&ring.wait(2));
-    }
-}
-
-/// On a unix listener that was shut down the kernel goes on waiting: a non-blocking accept4(2)
-/// answers EAGAIN for ever.
-fn unix_listener_shut_down(t: &mut Transcript) {
-    for blocks in [true, false] {
-        let mut ring = Ring::new(4);
-        let (listener, _address) = net::listener(Family::Unix);
-        files::set_nonblocking(&listener, !blocks);
-        ring.push(multishot(listener.as_raw_fd(), 1));
-        ring.submit();
-        // SAFETY: the call touches no memory.
-        t.result("shutdown", unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) });
-        crate::time::long_enough_to_notice();
-        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-        t.in_order(&ring.reap());
-    }
-}
-
-fn listener_closed(t: &mut Transcript) {
-    for family in FAMILIES {
-        let mut ring = Ring::new(4);
-        let (listener, address) = net::listener(family);
-        ring.push(multishot(listener.as_raw_fd(), 1));
-        ring.submit();
-        let _client = net::connected(family, &address);
-        all(t, &ring.wait(1));
-        drop(listener);
-        for _ in 0..2 {
-            let client = net::connected(family, &address);
-            for server in all(t, &ring.wait(1)) {
-                t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
-            }
-        }
-        // With the request the listener is closed.
-        ring.push(cancel(1, 0, 2));
-        ring.submit();
-        t.in_order(&ring.wait(2));
-        let late = net::stream(family);
-        let refused = crate::time::until(|| net::connect_now(late.as_raw_fd(), &address) == -libc::ECONNREFUSED);
-        t.say(format_args!("refused {refused}"));
-    }
-}
-
-fn ring_closes(t: &mut Transcript) {
-    let before = files::settled_numbers();
-    let (listener, address) = net::listener(Family::V4);
-    let mut ring = Ring::new(4);
-    ring.push(multishot(listener.as_raw_fd(), 1));
-    ring.submit();
-    let client = net::connected(Family::V4, &address);
-    let servers = all(t, &ring.wait(1));
-    drop(ring);
-    let late = net::connected(Family::V4, &address);
-    crate::time::long_enough_to_notice();
-    t.say(format_args!("still queued {}", is_ready(&listener)));
-    drop((listener, client, late, servers));
-    let gone = crate::time::until(|| files::open_numbers() == before);
-    t.say(format_args!("nothing left open {gone}"));
-}
-
-fn wrong_files(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, _writer) = files::pipe();
-    let (here, _there) = files::sockets();
-    t.entry(&ring.one(multishot(-1, 1)));
-    t.entry(&ring.one(multishot(reader.as_raw_fd(), 2)));
-    t.entry(&ring.one(multishot(here.as_raw_fd(), 3)));
-    t.entry(&ring.one(multishot(net::stream(Family::V4).as_raw_fd(), 4)));
-    t.entry(&ring.one(multishot(net::of_kind(Family::V4, libc::SOCK_DGRAM).as_raw_fd(), 5)));
-}
-
-/// Each connection is accepted once, by either request.
-fn two_on_one_listener(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener(Family::V4);
-    ring.push(multishot(listener.as_raw_fd(), 1));
-    ring.push(multishot(listener.as_raw_fd(), 2));
-    ring.submit();
-    let mut count = 0;
-    for _ in 0..6 {
-        let client = net::connected(Family::V4, &address);
-        for entry in ring.wait(1) {
-            if entry.res >= 0 {
-                // SAFETY: the descriptor is new, and nothing else owns it.
-                let server = unsafe { OwnedFd::from_raw_fd(entry.res) };
-                count += usize::from(net::passes(&client, server.as_raw_fd()));
-            }
-        }
-    }
-    t.say(format_args!("served {count}"));
-    crate::time::long_enough_to_notice();
-    t.in_order(&ring.reap());
-}
-
-fn single_beside_it(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener(Family::V4);
-    ring.push(net::accept(listener.as_raw_fd(), 1));
-    ring.push(multishot(listener.as_raw_fd(), 2));
-    ring.submit();
-    let mut count = 0;
-    let mut singles = 0;
-    for _ in 0..4 {
-        let client = net::connected(Family::V4, &address);
-        for entry in ring.wait(1) {
-            singles += usize::from(entry.user_data == 1);
-            if entry.res >= 0 {
-                // SAFETY: the descriptor is new, and nothing else owns it.
-                let server = unsafe { OwnedFd::from_raw_fd(entry.res) };
-                count += usize::from(net::passes(&client, server.as_raw_fd()));
-            }
-        }
-    }
-    t.say(format_args!("served {count}, the single at most once {}", singles <= 1));
-}
-
-fn watched_in_memory(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener(Family::V4);
-    ring.push(multishot(listener.as_raw_fd(), 1));
-    ring.submit();
-    for _ in 0..3 {
-        let _client = net::connected(Family::V4, &address);
-        t.say(format_args!("it came {}", ring.watch(1)));
-        all(t, &ring.reap());
-    }
-}
-
-fn deferred(t: &mut Transcript) {
-    let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG;
-    let mut ring = Ring::flags(8, setup);
-    let (listener, address) = net::listener(Family::V4);
-    ring.push(multishot(listener.as_raw_fd(), 1));
-    ring.submit();
-    for _ in 0..2 {
-        let _client = net::connected(Family::V4, &address);
-        crate::time::until(|| ring.sq_flags() & u::IORING_SQ_TASKRUN != 0);
-        crate::time::long_enough_to_notice();
-        t.in_order(&ring.reap());
-        t.say(crate::names::sq_flags(ring.sq_flags()));
-        all(t, &ring.wait(1));
-    }
-}
-
-fn sq_thread(t: &mut Transcript) {
-    let mut ring = super::sq_thread::ring(2000);
-    let (listener, address) = net::listener(Family::V4);
-    ring.push(multishot(listener.as_raw_fd(), 1));
-    super::sq_thread::hand_over(&mut ring);
-    for _ in 0..3 {
-        let _client = net::connected(Family::V4, &address);
-        t.say(format_args!("it came {}", ring.watch(1)));
-        all(t, &ring.reap());
-    }
-}
-
-fn registered_listener(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener(Family::V4);
-    let numbers = [listener.as_raw_fd()];
-    t.result("register", ring.register(super::reg::FILES, numbers.as_ptr(), 1));
-    drop(listener);
-    ring.push(multishot(0, 1).fixed());
-    ring.submit();
-    for _ in 0..3 {
-        let _client = net::connected(Family::V4, &address);
-        all(t, &ring.wait(1));
-    }
-    // The request still holds the file after the table has released it.
-    t.result("unregister", ring.register(super::reg::UNREGISTER_FILES, std::ptr::null::<u8>(), 0));
-    let _client = net::connected(Family::V4, &address);
-    all(t, &ring.wait(1));
-}
-
-fn many_connections(t: &mut Transcript) {
-    let before = files::settled_numbers();
-    let mut ring = Ring::new(256);
-    let (listener, address) = net::listener_for(Family::V4, 512);
-    ring.push(multishot(listener.as_raw_fd(), 1));
-    ring.submit();
-    let mut served = 0;
-    for _ in 0..20 {
-        let clients: Vec<OwnedFd> = (0..50).map(|_| net::connected(Family::V4, &address)).collect();
-        for entry in ring.wait(clients.len()) {
-            if entry.res >= 0 && entry.flags & u::IORING_CQE_F_MORE != 0 {
-                // SAFETY: the descriptor is new, and nothing else owns it.
-                drop(unsafe { OwnedFd::from_raw_fd(entry.res) });
-                served += 1;
-            }
-        }
-    }
-    t.say(format_args!("served {served}"));
-    t.in_order(&ring.reap());
-    drop(listener);
-    ring.push(cancel(1, 0, 2));
-    ring.submit();
-    // The request may be polling for more at this moment.
-    let mut ended = ring.wait(2);
-    ended.sort_by_key(|entry| entry.user_data);
-    for entry in ended {
-        let allowed = if entry.user_data == 1 { [-libc::ECANCELED; 2] } else { [0, -libc::EALREADY] };
-        t.say(format_args!("{}: as it should {}", entry.user_data, allowed.contains(&entry.res)));
-    }
-    drop(ring);
-    let gone = crate::time::until(|| files::open_numbers() == before);
-    t.say(format_args!("nothing left open {gone}"));
-}
+case!(forced_async => "
+    cqe 1: ok MORE
+    cqe 1: ok MORE
+");

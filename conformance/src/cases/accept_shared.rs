@@ -6,20 +6,11 @@ use std::time::Duration;
 
 use super::accept::is_ready;
 use super::accept_multishot::multishot;
-use crate::case::{Case, case};
 use crate::files;
 use crate::net::{self, Address, Family};
 use crate::ring::Ring;
 use crate::sqe::nop;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("accept_shared.other_process", other_process),
-    case("accept_shared.other_thread", other_thread),
-    case("accept_shared.multishot_and_other_process", multishot_and_other_process),
-    case("accept_shared.several_rings", several_rings),
-    case("accept_shared.several_processes_with_rings", several_processes_with_rings),
-];
 
 const ROUNDS: usize = 200;
 
@@ -92,6 +83,11 @@ fn other_process(t: &mut Transcript) {
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(crate::process::ending(child));
 }
+case!(other_process => "
+    served 200 of 200
+    held up false
+    exit 0
+");
 
 fn other_thread(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
@@ -102,6 +98,11 @@ fn other_thread(t: &mut Transcript) {
     unsafe { libc::shutdown(number, libc::SHUT_RDWR) };
     t.say(format_args!("ended {}", thread.join().is_ok()));
 }
+case!(other_thread => "
+    served 200 of 200
+    held up false
+    ended true
+");
 
 /// A rival accepts from the same listener by blocking calls whenever it can. The ring gets its
 /// connections without being blocked.
@@ -141,6 +142,12 @@ fn multishot_and_other_process(t: &mut Transcript) {
     let last = ring.wait(1);
     t.in_order(&last);
 }
+case!(multishot_and_other_process => "
+    served 200 of 200
+    held up false
+    exit 0
+    cqe 1: -EINVAL
+");
 
 /// Serves connections until the listener is shut down. Returns their number.
 fn serve(listener: i32) -> usize {
@@ -185,6 +192,10 @@ fn several_rings(t: &mut Transcript) {
     let served: usize = threads.into_iter().map(|thread| thread.join().unwrap_or(0)).sum();
     t.say(format_args!("served {served}"));
 }
+case!(several_rings => "
+    greeted 200
+    served 200
+");
 
 fn several_processes_with_rings(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
@@ -204,3 +215,9 @@ fn several_processes_with_rings(t: &mut Transcript) {
         t.say(crate::process::ending(child));
     }
 }
+case!(several_processes_with_rings => "
+    greeted 200
+    exit 0
+    exit 0
+    exit 0
+");

@@ -4,22 +4,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, opcode};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, Pages};
 use crate::ring::Ring;
 use crate::sqe::{Change, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("advice.file_kinds", file_kinds),
-    case("advice.file_wrong", file_wrong),
-    case("advice.file_long_range", file_long_range),
-    case("advice.memory_kinds", memory_kinds),
-    case("advice.memory_wrong", memory_wrong),
-    case("advice.memory_dont_need", memory_dont_need),
-    case("advice.reserved_fields", reserved_fields),
-];
 
 fn fadvise(fd: i32, off: u64, len: u32, advice: i32, user_data: u64) -> Sqe {
     sqe(opcode::FADVISE, fd, user_data).op_flags(advice as u32).with(|sqe| {
@@ -43,6 +32,14 @@ fn file_kinds(t: &mut Transcript) {
         t.entry(&ring.one(fadvise(file.as_raw_fd(), 0, 10, advice, advice as u64)));
     }
 }
+case!(file_kinds => "
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+");
 
 fn file_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -55,6 +52,13 @@ fn file_wrong(t: &mut Transcript) {
     t.entry(&ring.one(fadvise(reader.as_raw_fd(), 0, 10, 0, 4)));
     t.entry(&ring.one(fadvise(file.as_raw_fd(), u64::MAX, 10, 0, 5)));
 }
+case!(file_wrong => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EBADF
+    cqe 4: -ESPIPE
+    cqe 5: 0
+");
 
 /// The length is in `addr` if it is not zero (6.10), else in `len`.
 fn file_long_range(t: &mut Transcript) {
@@ -65,6 +69,10 @@ fn file_long_range(t: &mut Transcript) {
     t.entry(&ring.one(ranged(1 << 40, 1)));
     t.entry(&ring.one(ranged(u64::MAX, 2)));
 }
+case!(file_long_range => "
+    cqe 1: 0
+    cqe 2: -EINVAL
+");
 
 fn memory_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -74,6 +82,13 @@ fn memory_kinds(t: &mut Transcript) {
     }
     t.entry(&ring.one(madvise(pages.at(0), 4096, libc::MADV_FREE, 8)));
 }
+case!(memory_kinds => "
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 8: 0
+");
 
 fn memory_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -83,6 +98,12 @@ fn memory_wrong(t: &mut Transcript) {
     t.entry(&ring.one(madvise(pages.at(0), 4096, 9999, 3)));
     t.entry(&ring.one(madvise(pages.at(0), 0, 0, 4)));
 }
+case!(memory_wrong => "
+    cqe 1: -EINVAL
+    cqe 2: -ENOMEM
+    cqe 3: -EINVAL
+    cqe 4: 0
+");
 
 fn memory_dont_need(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -92,6 +113,10 @@ fn memory_dont_need(t: &mut Transcript) {
     let bytes = pages.bytes();
     t.say(format_args!("{} {}", bytes[0], bytes[4096]));
 }
+case!(memory_dont_need => "
+    cqe 1: 0
+    0 7
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -105,3 +130,12 @@ fn reserved_fields(t: &mut Transcript) {
     }
     t.entry(&ring.one(madvise(pages.at(0), 0, 0, 3).with(|sqe| sqe.off = 4096)));
 }
+case!(reserved_fields => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: 0
+");

@@ -4,36 +4,9 @@ use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 
 use crate::aio::{self, Context};
-use crate::case::{Case, case, differs};
 use crate::memory::{MissingPage, Pages};
 use crate::transcript::Transcript;
 use crate::{files, process, time};
-
-pub const CASES: &[Case] = &[
-    case("aio_context.setup_refuses", setup_refuses),
-    differs(
-        "aio_context.more_than_the_system_allows",
-        more_than_the_system_allows,
-        "fs.aio-max-nr bounds what all processes take from the kernel, which io_setup takes nothing from here",
-    ),
-    case("aio_context.header", header),
-    case("aio_context.destroy", destroy),
-    case("aio_context.unknown", unknown),
-    case("aio_context.several", several),
-    case("aio_context.events_in_memory", events_in_memory),
-    case("aio_context.round_the_end", round_the_end),
-    case("aio_context.no_room", no_room),
-    case("aio_context.scribbled_head", scribbled_head),
-    case("aio_context.scribbled_id", scribbled_id),
-    case("aio_context.destroy_wakes_waiters", destroy_wakes_waiters),
-    case("aio_context.destroy_waits_for_transfers", destroy_waits_for_transfers),
-    case("aio_context.destroy_ends_polls", destroy_ends_polls),
-    case("aio_context.child_has_none", child_has_none),
-    case("aio_context.child_makes_its_own", child_makes_its_own),
-    case("aio_context.exit_with_requests_out", exit_with_requests_out),
-    case("aio_context.what_was_submitted_is_written", what_was_submitted_is_written),
-    case("aio_context.who_stands_still_holds_nobody_up", who_stands_still_holds_nobody_up),
-];
 
 fn setup_refuses(t: &mut Transcript) {
     let mut place = 0;
@@ -48,6 +21,14 @@ fn setup_refuses(t: &mut Transcript) {
     pages.protect_last(libc::PROT_READ);
     t.result("where nothing can be written", aio::setup(8, pages.address.cast()));
 }
+case!(setup_refuses => "
+    nothing = -EINVAL
+    something is there already = -EINVAL
+    more than any context has = -EINVAL
+    nowhere = -EFAULT
+    untouched: true
+    where nothing can be written = -EFAULT
+");
 
 fn more_than_the_system_allows(t: &mut Transcript) {
     let mut place = 0;
@@ -57,6 +38,11 @@ fn more_than_the_system_allows(t: &mut Transcript) {
         t.result("destroyed", aio::destroy(place));
     }
 }
+case!(more_than_the_system_allows => "three million = -EAGAIN", usring => "
+    three million = 0
+    destroyed = 0
+", because
+    "fs.aio-max-nr bounds what all processes take from the kernel, which io_setup takes nothing from here");
 
 fn header(t: &mut Transcript) {
     for requests in [1, 128, 1000] {
@@ -76,6 +62,14 @@ fn header(t: &mut Transcript) {
         t.say(format_args!("on a page of its own: {}", context.0.is_multiple_of(4096)));
     }
 }
+case!(header => "
+    magic a10a10a1, features 1 0, first event at 32, head 0, tail 0, enough true, whole pages true
+    on a page of its own: true
+    magic a10a10a1, features 1 0, first event at 32, head 0, tail 0, enough true, whole pages true
+    on a page of its own: true
+    magic a10a10a1, features 1 0, first event at 32, head 0, tail 0, enough true, whole pages true
+    on a page of its own: true
+");
 
 fn destroy(t: &mut Transcript) {
     let context = Context::new(8);
@@ -85,6 +79,12 @@ fn destroy(t: &mut Transcript) {
     t.result("events of it", aio::get(context.0, 0, 1, &mut event, &time::milliseconds(0)));
     t.result("submit to it", context.submit(&mut []));
 }
+case!(destroy => "
+    destroy = 0
+    again = -EINVAL
+    events of it = -EINVAL
+    submit to it = -EINVAL
+");
 
 fn unknown(t: &mut Transcript) {
     let mut event = Default::default();
@@ -95,6 +95,28 @@ fn unknown(t: &mut Transcript) {
         t.result("cancel", aio::cancel(context, &mut Default::default()));
     }
 }
+case!(unknown => "
+    destroy = -EINVAL
+    submit = -EINVAL
+    events = -EINVAL
+    cancel = -EINVAL
+    destroy = -EINVAL
+    submit = -EINVAL
+    events = -EINVAL
+    cancel = -EINVAL
+    destroy = -EINVAL
+    submit = -EINVAL
+    events = -EINVAL
+    cancel = -EINVAL
+    destroy = -EINVAL
+    submit = -EINVAL
+    events = -EINVAL
+    cancel = -EINVAL
+    destroy = -EINVAL
+    submit = -EINVAL
+    events = -EINVAL
+    cancel = -EINVAL
+");
 
 fn several(t: &mut Transcript) {
     let file = files::memory_file(b"content");
@@ -111,6 +133,18 @@ fn several(t: &mut Transcript) {
     t.result("submit", again.submit(&mut [aio::read(file.as_raw_fd(), &mut buffers[0], 0, 9)]));
     aio::events(t, again.wait(1));
 }
+case!(several => "
+    submit = 1
+    submit = 1
+    submit = 1
+    submit = 1
+    event 3: 7 0
+    event 2: 7 0
+    event 1: 7 0
+    event 0: 7 0
+    submit = 1
+    event 9: 7 0
+");
 
 /// The program makes no call for events, yet they appear in the ring.
 fn events_in_memory(t: &mut Transcript) {
@@ -146,6 +180,16 @@ fn events_in_memory(t: &mut Transcript) {
     aio::poll_events(t, events);
     t.say(format_args!("nothing more: {}", context.reap().is_none()));
 }
+case!(events_in_memory => "
+    submit = 3
+    two of them: true
+    event 1: 7 0
+    event 2: 0 0
+    the third: true
+    of its iocb: true
+    event 3: IN
+    nothing more: true
+");
 
 fn round_the_end(t: &mut Transcript) {
     let context = Context::new(1);
@@ -171,6 +215,7 @@ fn round_the_end(t: &mut Transcript) {
     }
     t.say(format_args!("wrong: {wrong}"));
 }
+case!(round_the_end => "wrong: 0");
 
 /// An event that was not taken keeps its slot.
 fn no_room(t: &mut Transcript) {
@@ -196,6 +241,13 @@ fn no_room(t: &mut Transcript) {
     t.result("room again", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 2)]));
     aio::events(t, context.wait(1));
 }
+case!(no_room => "
+    one too many = -EAGAIN
+    fewer than slots: true, most of them: true
+    all there: true
+    room again = 1
+    event 2: 3 0
+");
 
 fn time_limit() -> std::time::Duration {
     std::time::Duration::from_secs(30)
@@ -213,6 +265,11 @@ fn scribbled_head(t: &mut Transcript) {
     let header = context.header();
     t.say(format_args!("head {} tail {}", header.head, header.tail));
 }
+case!(scribbled_head => "
+    submit = 1
+    event 1: 3 0
+    head 1 tail 1
+");
 
 fn scribbled_id(t: &mut Transcript) {
     let context = Context::new(8);
@@ -224,6 +281,12 @@ fn scribbled_id(t: &mut Transcript) {
     context.set_id(id);
     t.result("submit", context.submit(&mut []));
 }
+case!(scribbled_id => "
+    submit = -EINVAL
+    submit = -EINVAL
+    submit = -EINVAL
+    submit = 0
+");
 
 fn destroy_wakes_waiters(t: &mut Transcript) {
     let context = Context::new(8);
@@ -242,6 +305,12 @@ fn destroy_wakes_waiters(t: &mut Transcript) {
         t.result("waiter", waiter.join().expect("it does not panic"));
     }
 }
+case!(destroy_wakes_waiters => "
+    destroy = 0
+    waiter = -EINVAL
+    waiter = -EINVAL
+    waiter = -EINVAL
+");
 
 fn destroy_waits_for_transfers(t: &mut Transcript) {
     let file = files::memory_file(b"");
@@ -260,6 +329,16 @@ fn destroy_waits_for_transfers(t: &mut Transcript) {
         unsafe { libc::ftruncate(file.as_raw_fd(), 0) };
     }
 }
+case!(destroy_waits_for_transfers => "
+    0: 4 0, all written: true
+    1: 4 0, all written: true
+    2: 4 0, all written: true
+    3: 4 0, all written: true
+    4: 4 0, all written: true
+    5: 4 0, all written: true
+    6: 4 0, all written: true
+    7: 4 0, all written: true
+");
 
 fn destroy_ends_polls(t: &mut Transcript) {
     let context = Context::new(8);
@@ -272,6 +351,11 @@ fn destroy_ends_polls(t: &mut Transcript) {
     t.result("destroy", aio::destroy(context.0));
     t.say(format_args!("its eventfd was told {}", files::event_count(&told)));
 }
+case!(destroy_ends_polls => "
+    submit = 1
+    destroy = 0
+    its eventfd was told 1
+");
 
 fn child_has_none(t: &mut Transcript) {
     let context = Context::new(8);
@@ -290,6 +374,15 @@ fn child_has_none(t: &mut Transcript) {
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 2)]));
     aio::events(t, context.wait(1));
 }
+case!(child_has_none => "
+    submit = -EINVAL
+    events = -EINVAL
+    cancel = -EINVAL
+    destroy = -EINVAL
+    exit 0
+    submit = 1
+    event 2: 3 0
+");
 
 fn child_makes_its_own(t: &mut Transcript) {
     let file = files::memory_file(b"content");
@@ -310,6 +403,17 @@ fn child_makes_its_own(t: &mut Transcript) {
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 4)]));
     aio::events(t, context.wait(1));
 }
+case!(child_makes_its_own => "
+    submit = 1
+    child's submit = 1
+    event 2: 0 0
+    child's submit = 1
+    event 3: 3 0
+    exit 0
+    event 1: 0 0
+    submit = 1
+    event 4: 3 0
+");
 
 fn exit_with_requests_out(t: &mut Transcript) {
     let file = files::memory_file(&[b'.'; 1 << 16]);
@@ -326,6 +430,10 @@ fn exit_with_requests_out(t: &mut Transcript) {
     });
     t.say(ending);
 }
+case!(exit_with_requests_out => "
+    submit = 18
+    exit 7
+");
 
 /// Submitted writes reach the file, however the submitting program ends.
 fn what_was_submitted_is_written(t: &mut Transcript) {
@@ -361,6 +469,14 @@ fn what_was_submitted_is_written(t: &mut Transcript) {
         }
     }
 }
+case!(what_was_submitted_is_written => "
+    buffered, exit: exit 0, 64 written
+    buffered, exec: exit 0, 64 written
+    buffered, kill: signal 9, 64 written
+    direct, exit: exit 0, 64 written
+    direct, exec: exit 0, 64 written
+    direct, kill: signal 9, 64 written
+");
 
 /// A call may sleep in the middle of its batch, here where it reads the bytes to write: at a page
 /// that this process supplies. It keeps no other thread from the context. The rest of its batch has
@@ -398,3 +514,18 @@ fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
     t.say(format_args!("{:?}", String::from_utf8_lossy(&behind)));
     t.say(files::text(&other));
 }
+case!(who_stands_still_holds_nobody_up => "
+    it stands still true
+    no event
+    another = 1
+    event 3: 4 0
+    another = 1
+    event 4: 4 0
+    a poll = 1
+    event 5: IN
+    submit = 2
+    event 1: 4 0
+    event 2: 12 0
+    \"\\0\\0\\0\\0 content\"
+    SOME content
+");

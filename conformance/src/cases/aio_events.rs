@@ -9,37 +9,9 @@ use usring_uapi::Timespec;
 use usring_uapi::aio::{IOCB_FLAG_RESFD, IoEvent, Iocb};
 
 use crate::aio::{self, Context};
-use crate::case::{Case, case};
 use crate::memory::Pages;
 use crate::transcript::{Transcript, timed};
 use crate::{files, time};
-
-pub const CASES: &[Case] = &[
-    case("aio_events.counts", counts),
-    case("aio_events.time_limit", time_limit),
-    case("aio_events.odd_times", odd_times),
-    case("aio_events.waits_for_enough", waits_for_enough),
-    case("aio_events.fewer_when_time_is_up", fewer_when_time_is_up),
-    case("aio_events.no_more_than_asked", no_more_than_asked),
-    case("aio_events.bad_memory", bad_memory),
-    case("aio_events.signal", signal),
-    case("aio_events.signal_and_events", signal_and_events),
-    case("aio_events.mask", mask),
-    case("aio_events.mask_refused", mask_refused),
-    case("aio_events.mask_lets_in", mask_lets_in),
-    case("aio_events.two_waiters", two_waiters),
-    case("aio_events.more_than_there_are_slots", more_than_there_are_slots),
-    case("aio_events.poll_ready_at_once", poll_ready_at_once),
-    case("aio_events.poll_waits", poll_waits),
-    case("aio_events.poll_hang_up", poll_hang_up),
-    case("aio_events.poll_files_that_are_always_ready", poll_always_ready),
-    case("aio_events.poll_fields", poll_fields),
-    case("aio_events.poll_many", poll_many),
-    case("aio_events.cancel_poll", cancel_poll),
-    case("aio_events.cancel_nothing", cancel_nothing),
-    case("aio_events.cancel_bad_pointers", cancel_bad_pointers),
-    case("aio_events.eventfd_that_is_closed", eventfd_that_is_closed),
-];
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -55,6 +27,15 @@ fn counts(t: &mut Transcript) {
     ask("of fewer than none", 0, -1);
     ask("both", -2, -1);
 }
+case!(counts => "
+    none = 0
+    up to one = 0
+    one = 0
+    two of one = -EINVAL
+    fewer than none = -EINVAL
+    of fewer than none = -EINVAL
+    both = -EINVAL
+");
 
 fn time_limit(t: &mut Transcript) {
     let context = Context::new(8);
@@ -69,6 +50,16 @@ fn time_limit(t: &mut Transcript) {
     t.result("none wanted", answer);
     t.between("time", waited, 0, 30_000);
 }
+case!(time_limit => "
+    events = 0
+    time: after 0 to 30000 ms
+    events = 0
+    time: after 20 to 30000 ms
+    events = 0
+    time: after 60 to 30000 ms
+    none wanted = 0
+    time: after 0 to 30000 ms
+");
 
 fn odd_times(t: &mut Transcript) {
     let context = Context::new(8);
@@ -99,6 +90,17 @@ fn odd_times(t: &mut Transcript) {
     }
     t.result("nowhere", aio::get(context.0, 0, 1, &mut event, 16 as *const Timespec));
 }
+case!(odd_times => "
+    nanoseconds beyond a second = 0
+    time: after 1020 to 30000 ms
+    negative seconds = 1
+    time: after 25 to 30000 ms
+    negative nanoseconds = 1
+    time: after 25 to 30000 ms
+    the end of time = 1
+    time: after 25 to 30000 ms
+    nowhere = -EFAULT
+");
 
 fn reads(context: &Context, count: u64, t: &mut Transcript) -> std::os::fd::OwnedFd {
     let file = files::memory_file(b"some content");
@@ -127,6 +129,12 @@ fn waits_for_enough(t: &mut Transcript) {
     t.say(format_args!("{} events", events.len()));
     drop(other.join());
 }
+case!(waits_for_enough => "
+    submit = 1
+    submit = 2
+    time: after 25 to 30000 ms
+    3 events
+");
 
 fn fewer_when_time_is_up(t: &mut Transcript) {
     let context = Context::new(8);
@@ -136,6 +144,13 @@ fn fewer_when_time_is_up(t: &mut Transcript) {
     aio::events(t, events);
     aio::events(t, context.get(0, 8, Duration::ZERO).unwrap_or_default());
 }
+case!(fewer_when_time_is_up => "
+    submit = 2
+    time: after 20 to 30000 ms
+    event 1: 4 0
+    event 2: 4 0
+    no event
+");
 
 fn no_more_than_asked(t: &mut Transcript) {
     let context = Context::new(8);
@@ -145,6 +160,12 @@ fn no_more_than_asked(t: &mut Transcript) {
         t.say(format_args!("{} events", events.len()));
     }
 }
+case!(no_more_than_asked => "
+    submit = 5
+    2 events
+    3 events
+    0 events
+");
 
 fn bad_memory(t: &mut Transcript) {
     let context = Context::new(8);
@@ -160,6 +181,15 @@ fn bad_memory(t: &mut Transcript) {
     t.result("one", aio::get(context.0, 1, 1, end, &AT_ONCE));
     t.say(format_args!("{} more", context.wait(2).len()));
 }
+case!(bad_memory => "
+    nothing there = 0
+    submit = 3
+    nowhere = -EFAULT
+    room for one of three = -EFAULT
+    head 0
+    one = 1
+    2 more
+");
 
 static HEARD: AtomicU32 = AtomicU32::new(0);
 
@@ -200,6 +230,12 @@ fn signal(t: &mut Transcript) {
         drop(sender.join());
     }
 }
+case!(signal => "
+    events = -EINTR
+    heard 1
+    events = -EINTR
+    heard 1
+");
 
 fn signal_and_events(t: &mut Transcript) {
     let context = Context::new(8);
@@ -210,6 +246,12 @@ fn signal_and_events(t: &mut Transcript) {
     aio::events(t, events.unwrap_or_default());
     drop(sender.join());
 }
+case!(signal_and_events => "
+    submit = 2
+    heard 1
+    event 1: 4 0
+    event 2: 4 0
+");
 
 fn mask(t: &mut Transcript) {
     let context = Context::new(8);
@@ -224,6 +266,11 @@ fn mask(t: &mut Transcript) {
     drop(sender.join());
     t.say(format_args!("heard afterwards {}", HEARD.load(Ordering::SeqCst)));
 }
+case!(mask => "
+    events = 0
+    time: after 1000 to 30000 ms
+    heard afterwards 1
+");
 
 fn mask_refused(t: &mut Transcript) {
     let context = Context::new(8);
@@ -240,6 +287,15 @@ fn mask_refused(t: &mut Transcript) {
     ask("a mask nowhere", &[8, 8]);
     ask("nowhere", 16 as *const [u64; 2]);
 }
+case!(mask_refused => "
+    none = 0
+    a mask = 0
+    no mask in it = 0
+    no mask, and a size = 0
+    a size = -EINVAL
+    a mask nowhere = -EFAULT
+    nowhere = -EFAULT
+");
 
 /// A signal that was blocked and is pending is delivered while the mask is in force.
 fn mask_lets_in(t: &mut Transcript) {
@@ -260,6 +316,11 @@ fn mask_lets_in(t: &mut Transcript) {
     t.result("events", aio::get_masked(context.0, 1, 1, &mut event, &time::LONG, &argument));
     t.say(format_args!("heard {}", HEARD.load(Ordering::SeqCst)));
 }
+case!(mask_lets_in => "
+    heard 0
+    events = -EINTR
+    heard 1
+");
 
 fn two_waiters(t: &mut Transcript) {
     let context = Context::new(8);
@@ -280,6 +341,11 @@ fn two_waiters(t: &mut Transcript) {
         t.result("waiter", waiter.join().expect("it does not panic"));
     }
 }
+case!(two_waiters => "
+    submit = 2
+    waiter = 1
+    waiter = 1
+");
 
 /// A wait may ask for more events than the ring has slots, because other threads submit.
 fn more_than_there_are_slots(t: &mut Transcript) {
@@ -312,6 +378,7 @@ fn more_than_there_are_slots(t: &mut Transcript) {
     t.say(format_args!("all: {}", taken == wanted));
     drop(submitter.join());
 }
+case!(more_than_there_are_slots => "all: true");
 
 fn poll_ready_at_once(t: &mut Transcript) {
     let context = Context::new(8);
@@ -321,6 +388,11 @@ fn poll_ready_at_once(t: &mut Transcript) {
     t.result("submit", context.submit(&mut iocbs));
     aio::poll_events(t, context.wait(2));
 }
+case!(poll_ready_at_once => "
+    submit = 2
+    event 1: IN
+    event 2: OUT
+");
 
 fn poll_waits(t: &mut Transcript) {
     let context = Context::new(8);
@@ -333,6 +405,12 @@ fn poll_waits(t: &mut Transcript) {
     time::long_enough_to_notice();
     aio::poll_events(t, context.get(0, 8, Duration::ZERO).unwrap_or_default());
 }
+case!(poll_waits => "
+    submit = 1
+    no event
+    event 1: IN
+    no event
+");
 
 fn poll_hang_up(t: &mut Transcript) {
     let context = Context::new(8);
@@ -354,6 +432,16 @@ fn poll_hang_up(t: &mut Transcript) {
     t.result("submit", context.submit(&mut [aio::poll(&one, libc::POLLRDHUP, 4)]));
     aio::poll_events(t, context.wait(1));
 }
+case!(poll_hang_up => "
+    submit = 1
+    event 1: HUP
+    submit = 1
+    event 2: ERR
+    submit = 1
+    no event
+    submit = 1
+    event 4: RDHUP
+");
 
 fn poll_always_ready(t: &mut Transcript) {
     let context = Context::new(8);
@@ -366,6 +454,14 @@ fn poll_always_ready(t: &mut Transcript) {
         }
     }
 }
+case!(poll_always_ready as poll_files_that_are_always_ready => "
+    submit = 1
+    event 1: IN
+    submit = 1
+    event 1: IN|OUT
+    submit = -EINVAL
+    submit = -EINVAL
+");
 
 fn poll_fields(t: &mut Transcript) {
     let context = Context::new(8);
@@ -387,6 +483,14 @@ fn poll_fields(t: &mut Transcript) {
         }
     }
 }
+case!(poll_fields => "
+    events beyond 16 bits = -EINVAL
+    offset = -EINVAL
+    length = -EINVAL
+    flags = -EINVAL
+    all events = 1
+    readable: true
+");
 
 fn poll_many(t: &mut Transcript) {
     let context = Context::new(64);
@@ -399,6 +503,16 @@ fn poll_many(t: &mut Transcript) {
     }
     aio::poll_events(t, context.wait(7));
 }
+case!(poll_many => "
+    submit = 20
+    event 0: IN
+    event 3: IN
+    event 6: IN
+    event 9: IN
+    event 12: IN
+    event 15: IN
+    event 18: IN
+");
 
 fn cancel_poll(t: &mut Transcript) {
     let context = Context::new(8);
@@ -411,6 +525,14 @@ fn cancel_poll(t: &mut Transcript) {
     t.result("the other", aio::cancel(context.0, &mut iocbs[0]));
     aio::poll_events(t, context.wait(1));
 }
+case!(cancel_poll => "
+    submit = 2
+    cancel = -EINPROGRESS
+    event 2: -
+    again = -EINVAL
+    the other = -EINPROGRESS
+    event 1: -
+");
 
 fn cancel_nothing(t: &mut Transcript) {
     let context = Context::new(8);
@@ -425,12 +547,24 @@ fn cancel_nothing(t: &mut Transcript) {
     iocb.aio_key = 5;
     t.result("another key", aio::cancel(context.0, &mut iocb));
 }
+case!(cancel_nothing => "
+    before = -EINVAL
+    submit = 1
+    a read = -EINVAL
+    event 1: 4 0
+    afterwards = -EINVAL
+    another key = -EINVAL
+");
 
 fn cancel_bad_pointers(t: &mut Transcript) {
     let context = Context::new(8);
     t.result("nowhere", aio::cancel(context.0, null_mut()));
     t.result("nowhere, of no context", aio::cancel(1, null_mut()));
 }
+case!(cancel_bad_pointers => "
+    nowhere = -EFAULT
+    nowhere, of no context = -EFAULT
+");
 
 /// After the notification only the program holds the eventfd.
 fn eventfd_that_is_closed(t: &mut Transcript) {
@@ -452,3 +586,9 @@ fn eventfd_that_is_closed(t: &mut Transcript) {
     drop(told);
     t.say(format_args!("gone when it is closed: {}", time::until(|| readable() == 0)));
 }
+case!(eventfd_that_is_closed => "
+    sync = 1
+    event 1: 0 0
+    readable: true
+    gone when it is closed: true
+");

@@ -5,21 +5,9 @@ use std::os::fd::AsRawFd;
 use usring_uapi::aio::IoEvent;
 
 use crate::aio::{self, Context};
-use crate::case::{Case, case};
 use crate::memory::{PAGE, Pages};
 use crate::transcript::Transcript;
 use crate::{files, process, time};
-
-pub const CASES: &[Case] = &[
-    case("aio_moved.to_a_fixed_address", to_a_fixed_address),
-    case("aio_moved.several_times", several_times),
-    case("aio_moved.with_requests_out", with_requests_out),
-    case("aio_moved.destroyed_at_its_new_address", destroyed_at_its_new_address),
-    case("aio_moved.cancelled_at_its_new_address", cancelled_at_its_new_address),
-    case("aio_moved.a_copy_is_no_context", a_copy_is_no_context),
-    case("aio_moved.two_change_places", two_change_places),
-    case("aio_moved.in_a_child", in_a_child),
-];
 
 /// Moves a ring to an address that the case owns. From then on that address is the context's id.
 fn move_to(context: &mut Context, to: u64) {
@@ -61,6 +49,13 @@ fn to_a_fixed_address(t: &mut Transcript) {
     t.result("the old address", aio::submit(old, 0, std::ptr::null()));
     t.result("the old address", aio::destroy(old));
 }
+case!(to_a_fixed_address => "
+    the old address = -EINVAL
+    submit = 1
+    event 1: 7 0
+    the old address = -EINVAL
+    the old address = -EINVAL
+");
 
 fn several_times(t: &mut Transcript) {
     let mut context = Context::new(8);
@@ -76,6 +71,19 @@ fn several_times(t: &mut Transcript) {
     }
     read_one(t, &context, "submit");
 }
+case!(several_times => "
+    the old address = -EINVAL
+    submit = 1
+    event 1: 7 0
+    the old address = -EINVAL
+    submit = 1
+    event 1: 7 0
+    the old address = -EINVAL
+    submit = 1
+    event 1: 7 0
+    submit = 1
+    event 1: 7 0
+");
 
 fn with_requests_out(t: &mut Transcript) {
     let mut context = Context::new(8);
@@ -86,6 +94,11 @@ fn with_requests_out(t: &mut Transcript) {
     files::put(&writer, b"x");
     aio::poll_events(t, context.wait(1));
 }
+case!(with_requests_out => "
+    submit = 1
+    nothing yet = 0
+    event 3: IN
+");
 
 fn destroyed_at_its_new_address(t: &mut Transcript) {
     let mut context = Context::new(8);
@@ -100,6 +113,12 @@ fn destroyed_at_its_new_address(t: &mut Transcript) {
     t.say(format_args!("still mapped: {}", mapped == 0));
     std::mem::forget(context);
 }
+case!(destroyed_at_its_new_address => "
+    destroy = 0
+    again = -EINVAL
+    the old address = -EINVAL
+    still mapped: false
+");
 
 fn cancelled_at_its_new_address(t: &mut Transcript) {
     let mut context = Context::new(8);
@@ -112,6 +131,12 @@ fn cancelled_at_its_new_address(t: &mut Transcript) {
     t.result("cancel", aio::cancel(context.0, &mut iocbs[0]));
     aio::poll_events(t, context.wait(1));
 }
+case!(cancelled_at_its_new_address => "
+    submit = 1
+    cancel, the old address = -EINVAL
+    cancel = -EINPROGRESS
+    event 3: -
+");
 
 /// A copy of the ring at another address is no context.
 fn a_copy_is_no_context(t: &mut Transcript) {
@@ -124,6 +149,12 @@ fn a_copy_is_no_context(t: &mut Transcript) {
     t.result("destroy a copy", aio::destroy(copy.at(0)));
     read_one(t, &context, "submit");
 }
+case!(a_copy_is_no_context => "
+    a copy = -EINVAL
+    destroy a copy = -EINVAL
+    submit = 1
+    event 1: 7 0
+");
 
 fn two_change_places(t: &mut Transcript) {
     let (mut first, mut second) = (Context::new(8), Context::new(8));
@@ -137,6 +168,12 @@ fn two_change_places(t: &mut Transcript) {
     files::put(&writer, b"x");
     aio::poll_events(t, first.wait(1));
 }
+case!(two_change_places => "
+    submit = 1
+    submit = 1
+    event 1: 7 0
+    event 1: IN
+");
 
 fn in_a_child(t: &mut Transcript) {
     let mut context = Context::new(8);
@@ -150,3 +187,11 @@ fn in_a_child(t: &mut Transcript) {
     t.say(ending);
     read_one(t, &context, "submit");
 }
+case!(in_a_child => "
+    submit = -EINVAL
+    events = -EINVAL
+    destroy = -EINVAL
+    exit 0
+    submit = 1
+    event 1: 7 0
+");

@@ -1,49 +1,16 @@
 //! io_submit: which iocbs it accepts and refuses, and their results.
 
 use std::os::fd::AsRawFd;
-use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use usring_uapi::aio::{IOCB_CMD_NOOP, IOCB_FLAG_IOPRIO, IOCB_FLAG_RESFD, Iocb};
-use usring_uapi::general as linux;
+use usring_uapi::aio::{IOCB_FLAG_RESFD, Iocb};
 
 use crate::aio::{self, Context};
-use crate::case::{Case, case};
 use crate::memory::Pages;
 use crate::transcript::Transcript;
-use crate::{files, process, time};
+use crate::{files, time};
 
-pub const CASES: &[Case] = &[
-    case("aio_submit.read_and_write", read_and_write),
-    case("aio_submit.read_behind_write", read_behind_write),
-    case("aio_submit.vectors", vectors),
-    case("aio_submit.sync", sync),
-    case("aio_submit.counts", counts),
-    case("aio_submit.bad_pointers", bad_pointers),
-    case("aio_submit.reserved_fields", reserved_fields),
-    case("aio_submit.unknown_commands", unknown_commands),
-    case("aio_submit.bad_descriptors", bad_descriptors),
-    case("aio_submit.wrong_mode", wrong_mode),
-    case("aio_submit.directories_and_pipes", directories_and_pipes),
-    case("aio_submit.offsets_and_lengths", offsets_and_lengths),
-    case("aio_submit.bad_memory", bad_memory),
-    case("aio_submit.bad_vectors", bad_vectors),
-    case("aio_submit.stops_at_the_first_error", stops_at_the_first_error),
-    case("aio_submit.flags", flags),
-    case("aio_submit.priority", priority),
-    case("aio_submit.sync_fields", sync_fields),
-    case("aio_submit.eventfd", eventfd),
-    case("aio_submit.bad_eventfd", bad_eventfd),
-    case("aio_submit.key", key),
-    case("aio_submit.iocb_may_be_reused", iocb_may_be_reused),
-    case("aio_submit.file_closed_meanwhile", file_closed_meanwhile),
-    case("aio_submit.many", many),
-    case("aio_submit.direct", direct),
-    case("aio_submit.file_without_a_name", file_without_a_name),
-    case("aio_submit.append", append),
-    case("aio_submit.stream_that_waits_for_nothing", stream_that_waits_for_nothing),
-    case("aio_submit.threads", threads),
-];
+mod arguments;
 
 fn one(t: &mut Transcript, context: &Context, what: &str, iocb: Iocb) {
     let answer = context.submit(&mut [iocb]);
@@ -68,6 +35,25 @@ fn read_and_write(t: &mut Transcript) {
     t.say(files::text(&file));
     t.say(format_args!("position {}", files::position(&file)));
 }
+case!(read_and_write => "
+    read = 1
+    event 1: 7 0
+    content
+    read beyond the end = 1
+    event 2: 3 0
+    read far beyond the end = 1
+    event 3: 0 0
+    write = 1
+    event 4: 4 0
+    write behind the end = 1
+    event 5: 1 0
+    read nothing = 1
+    event 6: 0 0
+    write nothing = 1
+    event 7: 0 0
+    SOME content!
+    position 0
+");
 
 /// A write through the page cache completes before the next iocb is read.
 fn read_behind_write(t: &mut Transcript) {
@@ -80,6 +66,10 @@ fn read_behind_write(t: &mut Transcript) {
     context.wait(2);
     t.say(String::from_utf8_lossy(&buffer));
 }
+case!(read_behind_write => "
+    submit = 2
+    SOME
+");
 
 fn vector(bytes: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
@@ -98,6 +88,18 @@ fn vectors(t: &mut Transcript) {
     one(t, &context, "write", aio::write_vector(file.as_raw_fd(), &list, 0, 4));
     t.say(files::text(&file));
 }
+case!(vectors => "
+    read = 1
+    event 1: 11 0
+    \"ome \" \"content\"
+    none = 1
+    event 2: 0 0
+    one = 1
+    event 3: 4 0
+    write = 1
+    event 4: 8 0
+    SOME-CONtent
+");
 
 fn sync(t: &mut Transcript) {
     let context = Context::new(8);
@@ -105,265 +107,12 @@ fn sync(t: &mut Transcript) {
     one(t, &context, "fsync", aio::sync(file.as_raw_fd(), 1));
     one(t, &context, "fdsync", aio::data_sync(file.as_raw_fd(), 2));
 }
-
-fn counts(t: &mut Transcript) {
-    let context = Context::new(8);
-    t.result("none", aio::submit(context.0, 0, std::ptr::null()));
-    t.result("fewer than none", aio::submit(context.0, -1, std::ptr::null()));
-    t.result("from nowhere", aio::submit(context.0, 1, std::ptr::null()));
-}
-
-fn bad_pointers(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut buffer = [0; 4];
-    let mut iocb = aio::read(file.as_raw_fd(), &mut buffer, 0, 1);
-    let list: [*mut Iocb; 3] = [&mut iocb, null_mut(), &mut iocb];
-    t.result("the second is null", aio::submit(context.0, 3, list.as_ptr()));
-    aio::events(t, context.wait(1));
-    t.result("the first is null", aio::submit(context.0, 2, list[1..].as_ptr()));
-    let mut pages = Pages::new(2);
-    let iocb = iocb;
-    pages.bytes()[..64].copy_from_slice(&bytes_of(&iocb));
-    pages.bytes()[4096 - 32..4096].copy_from_slice(&bytes_of(&iocb)[..32]);
-    pages.spoil_last();
-    // SAFETY: the page before the spoiled one belongs to this case, and half an iocb lies there.
-    let half = unsafe { pages.address.add(4096 - 32) }.cast::<Iocb>();
-    t.result("half of it cannot be read", aio::submit(context.0, 1, [half].as_ptr()));
-    let whole = pages.address.cast::<Iocb>();
-    t.result("all of it can", aio::submit(context.0, 1, [whole].as_ptr()));
-    aio::events(t, context.wait(1));
-    let mut only_read = Pages::new(1);
-    only_read.bytes()[..64].copy_from_slice(&bytes_of(&iocb));
-    only_read.protect_last(libc::PROT_READ);
-    t.result("it cannot be written", aio::submit(context.0, 1, [only_read.address.cast::<Iocb>()].as_ptr()));
-    aio::events(t, context.get(0, 4, std::time::Duration::ZERO).unwrap_or_default());
-}
-
-fn bytes_of(iocb: &Iocb) -> [u8; 64] {
-    // SAFETY: an iocb is 64 bytes without padding.
-    unsafe { std::mem::transmute(*iocb) }
-}
-
-fn reserved_fields(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut buffer = [0; 4];
-    let good = aio::read(file.as_raw_fd(), &mut buffer, 0, 1);
-    one(t, &context, "reserved2", Iocb { aio_reserved2: 1, ..good });
-    one(t, &context, "unknown flags", Iocb { aio_flags: 0xffff_fff8, ..good });
-    one(t, &context, "a key", Iocb { aio_key: 77, ..good });
-    one(t, &context, "a priority without its flag", Iocb { aio_reqprio: -1, ..good });
-    one(t, &context, "an eventfd without its flag", Iocb { aio_resfd: 4711, ..good });
-    one(t, &context, "a negative length", Iocb { aio_nbytes: u64::MAX, ..good });
-    one(t, &context, "a bad descriptor, and reserved2", Iocb { aio_reserved2: 1, aio_fildes: u32::MAX, ..good });
-}
-
-fn unknown_commands(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    for command in [4, IOCB_CMD_NOOP, 9, 10, 0xffff] {
-        let iocb = Iocb { aio_lio_opcode: command, aio_fildes: file.as_raw_fd() as u32, ..Iocb::default() };
-        one(t, &context, &format!("command {command}"), iocb);
-        one(t, &context, "and a bad descriptor", Iocb { aio_fildes: u32::MAX, ..iocb });
-    }
-}
-
-fn bad_descriptors(t: &mut Transcript) {
-    let context = Context::new(8);
-    let mut buffer = [0; 4];
-    // SAFETY: the path is a C string.
-    let path_only = unsafe { libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
-    for file in [-1, 4711, path_only] {
-        one(t, &context, "read", aio::read(file, &mut buffer, 0, 1));
-        one(t, &context, "write", aio::write(file, &buffer, 0, 1));
-        one(t, &context, "sync", aio::sync(file, 1));
-        let poll = Iocb { aio_lio_opcode: 5, aio_buf: 1, aio_fildes: file as u32, ..Iocb::default() };
-        one(t, &context, "poll", poll);
-    }
-}
-
-fn wrong_mode(t: &mut Transcript) {
-    let context = Context::new(8);
-    let mut buffer = [0; 4];
-    let (reader, writer) = files::pipe();
-    one(t, &context, "read where it writes", aio::read(writer.as_raw_fd(), &mut buffer, 0, 1));
-    one(t, &context, "write where it reads", aio::write(reader.as_raw_fd(), &buffer, 0, 2));
-    let scratch = files::Scratch::new();
-    let file = scratch.file("content", b"content");
-    let path = scratch.path_of("content");
-    drop(file);
-    // SAFETY: the path is a C string.
-    let (reads, writes) =
-        unsafe { (libc::open(path.as_ptr(), libc::O_RDONLY), libc::open(path.as_ptr(), libc::O_WRONLY)) };
-    one(t, &context, "read", aio::read(reads, &mut buffer, 0, 3));
-    one(t, &context, "read", aio::read(writes, &mut buffer, 0, 4));
-    one(t, &context, "write", aio::write(reads, &buffer, 0, 5));
-    one(t, &context, "write", aio::write(writes, &buffer, 0, 6));
-    one(
-        t,
-        &context,
-        "bad memory and the wrong mode",
-        Iocb { aio_buf: u64::MAX, ..aio::read(writes, &mut buffer, 0, 7) },
-    );
-    // The access mode of the descriptor does not restrict a sync.
-    one(t, &context, "sync", aio::sync(reads, 8));
-}
-
-fn directories_and_pipes(t: &mut Transcript) {
-    let context = Context::new(8);
-    let mut buffer = [0; 4];
-    // SAFETY: the path is a C string.
-    let directory = unsafe { libc::open(c"/".as_ptr(), libc::O_DIRECTORY | libc::O_CLOEXEC) };
-    one(t, &context, "read a directory", aio::read(directory, &mut buffer, 0, 1));
-    let (reader, writer) = files::pipe();
-    files::put(&writer, b"bytes");
-    one(t, &context, "read a pipe", aio::read(reader.as_raw_fd(), &mut buffer, 0, 2));
-    one(t, &context, "read the rest, from wherever", aio::read(reader.as_raw_fd(), &mut buffer, 77, 3));
-    one(t, &context, "write a pipe", aio::write(writer.as_raw_fd(), b"more", 0, 4));
-    t.say(format_args!("{:?}", files::take(&reader, 9)));
-    one(t, &context, "sync a pipe", aio::sync(reader.as_raw_fd(), 5));
-    let (one_end, other_end) = files::sockets();
-    files::put(&other_end, b"socket");
-    one(t, &context, "read a socket", aio::read(one_end.as_raw_fd(), &mut buffer, 0, 6));
-    one(t, &context, "sync a socket", aio::data_sync(one_end.as_raw_fd(), 7));
-    one(t, &context, "write a socket", aio::write(one_end.as_raw_fd(), b"back", 0, 8));
-    t.say(format_args!("{:?}", files::take(&other_end, 9)));
-    let counter = files::eventfd(5);
-    let mut count = [0; 8];
-    one(t, &context, "read an eventfd", aio::read(counter.as_raw_fd(), &mut count, 0, 9));
-    t.say(format_args!("{count:?}"));
-    // SAFETY: the path is a C string.
-    let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-    one(t, &context, "read nothing", aio::read(null, &mut buffer, 0, 10));
-    one(t, &context, "write to nothing", aio::write(null, &buffer, 0, 11));
-    one(t, &context, "sync nothing", aio::sync(null, 12));
-    // SAFETY: the path is a C string.
-    let zero = unsafe { libc::open(c"/dev/zero".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-    one(t, &context, "read zeroes", aio::read(zero, &mut buffer, 0, 13));
-}
-
-fn offsets_and_lengths(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut buffer = [0; 4];
-    one(t, &context, "a negative offset", aio::read(file.as_raw_fd(), &mut buffer, -1, 1));
-    one(t, &context, "the last offset", aio::read(file.as_raw_fd(), &mut buffer, i64::MAX, 2));
-    one(t, &context, "just before it", aio::read(file.as_raw_fd(), &mut buffer, i64::MAX - 4, 3));
-    one(t, &context, "write at the last", aio::write(file.as_raw_fd(), &buffer, i64::MAX - 4, 4));
-    let (reader, _writer) = files::pipe();
-    one(t, &context, "a negative offset of a pipe", aio::read(reader.as_raw_fd(), &mut buffer, -5, 5));
-    let long = Iocb { aio_nbytes: 1 << 40, ..aio::read(file.as_raw_fd(), &mut buffer, 0, 6) };
-    let mut pages = Pages::new(1);
-    one(t, &context, "a terabyte", Iocb { aio_buf: pages.bytes().as_ptr() as u64, ..long });
-}
-
-fn bad_memory(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut pages = Pages::new(2);
-    let spoiled = &mut pages.bytes()[4096..4100];
-    let (mut read, mut write) =
-        (aio::read(file.as_raw_fd(), spoiled, 0, 1), aio::write(file.as_raw_fd(), spoiled, 0, 2));
-    pages.spoil_last();
-    one(t, &context, "read", read);
-    one(t, &context, "write", write);
-    for address in [0, 8, u64::MAX, 0x8000_0000_0000, u64::MAX - 2] {
-        (read.aio_buf, write.aio_buf) = (address, address);
-        one(t, &context, "read", read);
-        one(t, &context, "write", write);
-    }
-    t.say(files::text(&file));
-}
-
-fn bad_vectors(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut buffer = [0; 4];
-    let list = [vector(&mut buffer), vector(&mut buffer)];
-    let good = aio::read_vector(file.as_raw_fd(), &list, 0, 1);
-    one(t, &context, "too many", Iocb { aio_nbytes: 1025, ..good });
-    one(t, &context, "a list nowhere", Iocb { aio_buf: 8, ..good });
-    one(t, &context, "half a list", Iocb { aio_buf: u64::MAX - 15, ..good });
-    let negative = [vector(&mut buffer), libc::iovec { iov_base: null_mut(), iov_len: usize::MAX }];
-    one(t, &context, "a negative length", aio::read_vector(file.as_raw_fd(), &negative, 0, 2));
-    let nowhere = [vector(&mut buffer), libc::iovec { iov_base: 8 as *mut _, iov_len: 4 }];
-    one(t, &context, "memory nowhere", aio::read_vector(file.as_raw_fd(), &nowhere, 0, 3));
-    let outside = [vector(&mut buffer), libc::iovec { iov_base: (usize::MAX - 8) as *mut _, iov_len: 4 }];
-    one(t, &context, "memory outside", aio::read_vector(file.as_raw_fd(), &outside, 0, 4));
-}
-
-fn stops_at_the_first_error(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut buffer = [0; 4];
-    let good = aio::read(file.as_raw_fd(), &mut buffer, 0, 1);
-    let bad = Iocb { aio_fildes: u32::MAX, ..good };
-    t.result("good, good, bad, good", context.submit(&mut [good, good, bad, good]));
-    aio::events(t, context.wait(2));
-    t.result("bad, good", context.submit(&mut [bad, good]));
-    aio::events(t, context.get(0, 4, std::time::Duration::ZERO).unwrap_or_default());
-}
-
-fn flags(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut buffer = [0; 4];
-    let read = aio::read(file.as_raw_fd(), &mut buffer, 0, 1);
-    let write = aio::write(file.as_raw_fd(), b"SOME", 0, 2);
-    for (name, flag) in [
-        ("HIPRI", linux::RWF_HIPRI),
-        ("DSYNC", linux::RWF_DSYNC),
-        ("SYNC", linux::RWF_SYNC),
-        ("NOWAIT", linux::RWF_NOWAIT),
-        ("APPEND", linux::RWF_APPEND),
-        ("APPEND and NOAPPEND", linux::RWF_APPEND | 0x20),
-        ("unknown", 0x8000),
-        ("the sign", 1 << 31),
-    ] {
-        one(t, &context, &format!("read {name}"), Iocb { aio_rw_flags: flag as i32, ..read });
-        one(t, &context, &format!("write {name}"), Iocb { aio_rw_flags: flag as i32, ..write });
-    }
-    t.say(files::text(&file));
-}
-
-fn priority(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let mut buffer = [0; 4];
-    let read = Iocb { aio_flags: IOCB_FLAG_IOPRIO, ..aio::read(file.as_raw_fd(), &mut buffer, 0, 1) };
-    for (name, class, level) in [
-        ("none", 0, 0),
-        ("none with a level", 0, 3),
-        ("best effort", 2, 7),
-        ("idle", 3, 0),
-        ("idle with a level", 3, 5),
-    ] {
-        one(t, &context, name, Iocb { aio_reqprio: class << 13 | level, ..read });
-    }
-    for class in [4, 5, 6, 7u16] {
-        one(t, &context, "no class", Iocb { aio_reqprio: (class << 13) as i16, ..read });
-    }
-    let ending = process::forked(|| {
-        // SAFETY: the call touches no memory. It gives up the right under test.
-        unsafe { libc::setuid(65534) };
-        let context = Context::new(8);
-        one(t, &context, "realtime as nobody", Iocb { aio_reqprio: 1 << 13, ..read });
-        0
-    });
-    t.say(ending);
-}
-
-fn sync_fields(t: &mut Transcript) {
-    let context = Context::new(8);
-    let file = files::memory_file(b"some content");
-    let good = aio::sync(file.as_raw_fd(), 1);
-    one(t, &context, "buffer", Iocb { aio_buf: 1, ..good });
-    one(t, &context, "offset", Iocb { aio_offset: 1, ..good });
-    one(t, &context, "length", Iocb { aio_nbytes: 1, ..good });
-    one(t, &context, "flags", Iocb { aio_rw_flags: 1, ..good });
-    one(t, &context, "nothing", good);
-}
+case!(sync => "
+    fsync = 1
+    event 1: 0 0
+    fdsync = 1
+    event 2: 0 0
+");
 
 fn eventfd(t: &mut Transcript) {
     let context = Context::new(64);
@@ -406,6 +155,21 @@ fn eventfd(t: &mut Transcript) {
     // The request keeps its eventfd open.
     t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLPRI, 4), &other)]));
 }
+case!(eventfd => "
+    submit = 6
+    event 1: 4 0
+    event 1: 4 0
+    event 1: 4 0
+    event 1: 4 0
+    event 1: 4 0
+    event 2: 0 0
+    told 4, the other 1
+    poll = 1
+    told 0
+    told 1
+    an event is there: true
+    poll = 1
+");
 
 fn bad_eventfd(t: &mut Transcript) {
     let context = Context::new(8);
@@ -418,6 +182,12 @@ fn bad_eventfd(t: &mut Transcript) {
     let bad_file = Iocb { aio_resfd: file.as_raw_fd() as u32, aio_fildes: u32::MAX, ..read };
     one(t, &context, "and a bad file", bad_file);
 }
+case!(bad_eventfd => "
+    no descriptor = -EBADF
+    closed = -EBADF
+    a file = -EINVAL
+    and a bad file = -EBADF
+");
 
 fn key(t: &mut Transcript) {
     let context = Context::new(8);
@@ -431,6 +201,15 @@ fn key(t: &mut Transcript) {
     }
     aio::events(t, context.wait(1));
 }
+case!(key => "
+    submit = 1
+    key 0
+    submit = -EOPNOTSUPP
+    key 0
+    submit = -EBADF
+    key 4711
+    event 1: 4 0
+");
 
 fn iocb_may_be_reused(t: &mut Transcript) {
     let context = Context::new(8);
@@ -446,6 +225,13 @@ fn iocb_may_be_reused(t: &mut Transcript) {
     aio::events(t, context.wait(2));
     t.say(format_args!("{}", iocb.aio_data));
 }
+case!(iocb_may_be_reused => "
+    submit = 1
+    submit = 1
+    event 1: 4 0
+    event 2: 4 0
+    77
+");
 
 fn file_closed_meanwhile(t: &mut Transcript) {
     let context = Context::new(8);
@@ -458,6 +244,11 @@ fn file_closed_meanwhile(t: &mut Transcript) {
     files::put(&writer, b"x");
     aio::poll_events(t, context.wait(1));
 }
+case!(file_closed_meanwhile => "
+    submit = 2
+    event 1: 0 0
+    event 2: IN
+");
 
 fn many(t: &mut Transcript) {
     let context = Context::new(128);
@@ -482,6 +273,10 @@ fn many(t: &mut Transcript) {
     let objects = events.iter().zip(&iocbs).all(|(event, iocb)| event.obj == &raw const *iocb as u64);
     t.say(format_args!("{} events, right: {right}, of their iocbs: {objects}", events.len()));
 }
+case!(many => "
+    submit = 128
+    128 events, right: true, of their iocbs: true
+");
 
 fn direct(t: &mut Transcript) {
     let scratch = files::Scratch::new();
@@ -498,6 +293,18 @@ fn direct(t: &mut Transcript) {
     one(t, &context, "an odd length", Iocb { aio_nbytes: 7, ..read });
     one(t, &context, "sync", aio::sync(file, 3));
 }
+case!(direct => "
+    read = 1
+    event 1: 4096 0
+    write = 1
+    event 2: 4096 0
+    an odd offset = 1
+    event 1: -EINVAL 0
+    an odd length = 1
+    event 1: -EINVAL 0
+    sync = 1
+    event 3: 0 0
+");
 
 /// The file was opened through its directory, but is no directory.
 fn file_without_a_name(t: &mut Transcript) {
@@ -510,6 +317,15 @@ fn file_without_a_name(t: &mut Transcript) {
     one(t, &context, "sync", aio::sync(file, 3));
     t.say(String::from_utf8_lossy(&buffer));
 }
+case!(file_without_a_name => "
+    write = 1
+    event 1: 7 0
+    read = 1
+    event 2: 7 0
+    sync = 1
+    event 3: 0 0
+    content
+");
 
 fn append(t: &mut Transcript) {
     let scratch = files::Scratch::new();
@@ -523,6 +339,13 @@ fn append(t: &mut Transcript) {
     one(t, &context, "read", aio::read(file, &mut buffer, 0, 2));
     t.say(String::from_utf8_lossy(&buffer));
 }
+case!(append => "
+    write = 1
+    event 1: 4 0
+    read = 1
+    event 2: 11 0
+    contentmore
+");
 
 fn stream_that_waits_for_nothing(t: &mut Transcript) {
     let context = Context::new(8);
@@ -534,6 +357,14 @@ fn stream_that_waits_for_nothing(t: &mut Transcript) {
     let counter = files::eventfd(0);
     one(t, &context, "read an eventfd", aio::read(counter.as_raw_fd(), &mut [0; 8], 0, 3));
 }
+case!(stream_that_waits_for_nothing => "
+    read an empty pipe = 1
+    event 1: -EAGAIN 0
+    read a closed pipe = 1
+    event 2: 0 0
+    read an eventfd = 1
+    event 3: -EAGAIN 0
+");
 
 /// Several threads submit and take at the same time: each event arrives once.
 fn threads(t: &mut Transcript) {
@@ -581,3 +412,4 @@ fn threads(t: &mut Transcript) {
     seen.sort_unstable();
     t.say(format_args!("each once: {}", seen.iter().copied().eq(0..3 * EACH)));
 }
+case!(threads => "each once: true");

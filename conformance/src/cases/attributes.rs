@@ -7,27 +7,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files::Scratch;
 use crate::memory::BAD;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("attributes.round_trip", round_trip),
-    case("attributes.of_path", of_path),
-    case("attributes.sizes", sizes),
-    case("attributes.flags", flags),
-    case("attributes.bad_names", bad_names),
-    case("attributes.bad_values", bad_values),
-    case("attributes.bad_files", bad_files),
-    case("attributes.copied_by_submit", copied_by_submit),
-    case("attributes.breaks_no_chain", breaks_no_chain),
-    case("attributes.reserved_fields", reserved_fields),
-    case("attributes.registered_file", registered_file),
-];
 
 const NAME: &CStr = c"user.conformance";
 
@@ -87,6 +72,11 @@ fn round_trip(t: &mut Transcript) {
     same(t, "get", result, get_now(&by_call, NAME, &mut there));
     t.say(format_args!("same value {}", here == there));
 }
+case!(round_trip => "
+    set: as the call true
+    get: as the call true
+    same value true
+");
 
 fn of_path(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -107,6 +97,17 @@ fn of_path(t: &mut Transcript) {
     let long = CString::new(vec![b'a'; 5000]).expect("no zero byte");
     t.entry(&ring.one(on_path(get(0, NAME, &mut here, 7), &long)));
 }
+case!(of_path => "
+    set: as the call true
+    get: as the call true
+    get by descriptor: as the call true
+    same value true
+    cqe 3: -ENOENT
+    cqe 4: -ENOENT
+    cqe 5: -ENOENT
+    cqe 6: -EFAULT
+    cqe 7: -ENAMETOOLONG
+");
 
 fn sizes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -126,6 +127,19 @@ fn sizes(t: &mut Transcript) {
     let empty = ring.one(set(file.as_raw_fd(), NAME, b"", 0, 4)).res;
     same(t, "set to nothing", empty, set_now(&file, NAME, b"", 0));
 }
+case!(sizes => "
+    get: as the call true
+    same value true
+    get: as the call true
+    same value true
+    get: as the call true
+    same value true
+    get: as the call true
+    same value true
+    cqe 2: -E2BIG
+    get: as the call true
+    set to nothing: as the call true
+");
 
 fn flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -140,6 +154,16 @@ fn flags(t: &mut Transcript) {
     let mut room = [0; 4];
     t.entry(&ring.one(get(by_ring.as_raw_fd(), NAME, &mut room, 3).op_flags(1)));
 }
+case!(flags => "
+    set: as the call true
+    set: as the call true
+    set: as the call true
+    set: as the call true
+    set: as the call true
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+");
 
 fn bad_names(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -160,6 +184,19 @@ fn bad_names(t: &mut Transcript) {
         same(t, "get", result, get_now(&file, name, &mut room));
     }
 }
+case!(bad_names => "
+    cqe 1: -ERANGE
+    cqe 2: -ERANGE
+    cqe 1: -ERANGE
+    cqe 2: -ERANGE
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+    get: as the call true
+    get: as the call true
+    get: as the call true
+");
 
 fn bad_values(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -171,6 +208,11 @@ fn bad_values(t: &mut Transcript) {
     let empty = ring.one(set(fd, NAME, b"", 0, 2).with(|sqe| sqe.off = BAD)).res;
     same(t, "set to nothing", empty, set_now(&file, NAME, b"", 0));
 }
+case!(bad_values => "
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    set to nothing: as the call true
+");
 
 fn bad_files(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -181,6 +223,12 @@ fn bad_files(t: &mut Transcript) {
     t.entry(&ring.one(set(-1, c"", b"value", 0, 3)));
     t.entry(&ring.one(get(-1, c"", &mut room, 4)));
 }
+case!(bad_files => "
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 3: -ERANGE
+    cqe 4: -ERANGE
+");
 
 fn copied_by_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -197,6 +245,11 @@ fn copied_by_submit(t: &mut Transcript) {
     same(t, "get", get_now(&by_ring, NAME, &mut here), get_now(&by_call, NAME, &mut there));
     t.say(format_args!("same value {}", here == there));
 }
+case!(copied_by_submit => "
+    set: as the call true
+    get: as the call true
+    same value true
+");
 
 fn breaks_no_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -212,6 +265,14 @@ fn breaks_no_chain(t: &mut Transcript) {
     t.entry(&entries[1]);
     t.in_order(&ring.run(&[set(-1, NAME, b"", 0, 5).linked(), nop(6)]));
 }
+case!(breaks_no_chain => "
+    cqe 2: 0
+    cqe 1: -ENOENT
+    cqe 2: 0
+    cqe 4: 0
+    cqe 5: -EBADF
+    cqe 6: -ECANCELED
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -235,6 +296,28 @@ fn reserved_fields(t: &mut Transcript) {
         }
     }
 }
+case!(reserved_fields => "
+    cqe 1: -EINVAL
+    cqe 1: -EOPNOTSUPP
+    nobody looks: as the call true
+    nobody looks: as the call true
+    nobody looks: as the call true
+    cqe 2: -EINVAL
+    cqe 2: -EOPNOTSUPP
+    nobody looks: as the call true
+    nobody looks: as the call true
+    nobody looks: as the call true
+    cqe 3: -EINVAL
+    cqe 3: -EOPNOTSUPP
+    nobody looks: as the call true
+    nobody looks: as the call true
+    nobody looks: as the call true
+    cqe 4: -EINVAL
+    cqe 4: -EOPNOTSUPP
+    nobody looks: as the call true
+    nobody looks: as the call true
+    nobody looks: as the call true
+");
 
 fn registered_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -250,3 +333,9 @@ fn registered_file(t: &mut Transcript) {
     t.entry(&ring.one(on_path(set(0, NAME, b"value", 0, 3), &path).fixed()));
     t.entry(&ring.one(on_path(get(0, NAME, &mut room, 4), &path).fixed()));
 }
+case!(registered_file => "
+    set: as the call true
+    get: as the call true
+    cqe 3: -EBADF
+    cqe 4: -EBADF
+");

@@ -9,26 +9,10 @@ use usring_uapi::{io_uring as u, opcode};
 use super::reg;
 use super::signals::handle;
 use crate::aio::{self, Context};
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{CURRENT, Change, message, nop, send, sqe, vector, write, writev};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("broken_pipe.in_place", in_place),
-    case("broken_pipe.forced_async", forced_async),
-    case("broken_pipe.forced_async_waits", forced_async_waits),
-    case("broken_pipe.waits", waits),
-    case("broken_pipe.waits_unattended", waits_unattended),
-    case("broken_pipe.waits_deferred", waits_deferred),
-    case("broken_pipe.part_of_it", part_of_it),
-    case("broken_pipe.behind_a_worker", behind_a_worker),
-    case("broken_pipe.sends", sends),
-    case("broken_pipe.splice", splice),
-    case("broken_pipe.sq_thread", sq_thread),
-    case("broken_pipe.aio", aio_writes),
-];
 
 const NO_SIGNAL: u32 = 0x100;
 
@@ -72,6 +56,7 @@ fn in_place(t: &mut Transcript) {
         each_write(t, &end, 0);
     }
 }
+case!(in_place => include_str!("broken_pipe/in_place.txt"));
 
 fn forced_async(t: &mut Transcript) {
     catch();
@@ -80,6 +65,7 @@ fn forced_async(t: &mut Transcript) {
         each_write(t, &end, usring_uapi::sqe_flags::ASYNC);
     }
 }
+case!(forced_async => include_str!("broken_pipe/forced_async.txt"));
 
 fn each_write(t: &mut Transcript, end: &OwnedFd, flags: u8) {
     let mut ring = Ring::new(4);
@@ -133,20 +119,72 @@ fn wait_and_break(t: &mut Transcript, flags: u32, request_flags: u8, unattended:
 fn waits(t: &mut Transcript) {
     wait_and_break(t, 0, 0, false);
 }
+case!(waits => "
+    pipe
+    ready 0
+    cqe 1: -EPIPE
+    signals 1
+    stream
+    ready 0
+    cqe 1: -EPIPE
+    signals 1
+");
 
 fn waits_unattended(t: &mut Transcript) {
     wait_and_break(t, 0, 0, true);
 }
+case!(waits_unattended => "
+    pipe
+    ready 0
+    it comes true
+    cqe 1: -EPIPE
+    signals 1
+    stream
+    ready 0
+    it comes true
+    cqe 1: -EPIPE
+    signals 1
+");
 
 fn waits_deferred(t: &mut Transcript) {
     wait_and_break(t, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, 0, false);
 }
+case!(waits_deferred => "
+    pipe
+    ready 0
+    cqe 1: -EPIPE
+    signals 1
+    stream
+    ready 0
+    cqe 1: -EPIPE
+    signals 1
+");
 
 fn forced_async_waits(t: &mut Transcript) {
     for unattended in [false, true] {
         wait_and_break(t, 0, usring_uapi::sqe_flags::ASYNC, unattended);
     }
 }
+case!(forced_async_waits => "
+    pipe
+    ready 0
+    cqe 1: -EPIPE
+    signals 0
+    stream
+    ready 0
+    cqe 1: -EPIPE
+    signals 0
+    pipe
+    ready 0
+    it comes true
+    cqe 1: -EPIPE
+    signals 0
+    stream
+    ready 0
+    it comes true
+    cqe 1: -EPIPE
+    signals 0
+");
 
 /// The written bytes count, and the next attempt fails with EPIPE.
 fn part_of_it(t: &mut Transcript) {
@@ -162,6 +200,11 @@ fn part_of_it(t: &mut Transcript) {
     let entries = ring.wait(2);
     show(t, &entries);
 }
+case!(part_of_it => "
+    cqe 1: 65536
+    cqe 2: -EPIPE
+    signals 1
+");
 
 /// After the worker's request the submitting thread continues the chain.
 fn behind_a_worker(t: &mut Transcript) {
@@ -182,6 +225,15 @@ fn behind_a_worker(t: &mut Transcript) {
         show(t, &entries);
     }
 }
+case!(behind_a_worker => "
+    cqe 1: 0
+    cqe 2: -EPIPE
+    signals 0
+    they come true
+    cqe 1: 0
+    cqe 2: -EPIPE
+    signals 0
+");
 
 fn sends(t: &mut Transcript) {
     catch();
@@ -205,6 +257,7 @@ fn sends(t: &mut Transcript) {
         }
     }
 }
+case!(sends => include_str!("broken_pipe/sends.txt"));
 
 fn splice(t: &mut Transcript) {
     catch();
@@ -221,6 +274,20 @@ fn splice(t: &mut Transcript) {
         show(t, &entries);
     }
 }
+case!(splice => "
+    pipe
+    cqe 1: -EPIPE
+    signals 0
+    stream
+    cqe 1: -EPIPE
+    signals 0
+    packets
+    cqe 1: -EPIPE
+    signals 0
+    tcp
+    cqe 1: -EPIPE
+    signals 0
+");
 
 fn sq_thread(t: &mut Transcript) {
     catch();
@@ -237,6 +304,28 @@ fn sq_thread(t: &mut Transcript) {
         show(t, &entries);
     }
 }
+case!(sq_thread => "
+    pipe
+    cqe 1: -EPIPE
+    signals 0
+    cqe 2: 0
+    signals 0
+    stream
+    cqe 1: -EPIPE
+    signals 0
+    cqe 2: 0
+    signals 0
+    packets
+    cqe 1: -EPIPE
+    signals 0
+    cqe 2: 0
+    signals 0
+    tcp
+    cqe 1: -EPIPE
+    signals 0
+    cqe 2: 0
+    signals 0
+");
 
 fn aio_writes(t: &mut Transcript) {
     catch();
@@ -257,3 +346,4 @@ fn aio_writes(t: &mut Transcript) {
         }
     }
 }
+case!(aio_writes as aio => include_str!("broken_pipe/aio.txt"));

@@ -4,37 +4,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, Pages};
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop, read_at, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("buffer_group.provide_and_select", provide_and_select),
-    case("buffer_group.used_up", used_up),
-    case("buffer_group.given_back", given_back),
-    case("buffer_group.unknown_group", unknown_group),
-    case("buffer_group.several_groups", several_groups),
-    case("buffer_group.remove", remove),
-    case("buffer_group.provide_wrong", provide_wrong),
-    case("buffer_group.remove_wrong", remove_wrong),
-    case("buffer_group.identifiers_wrap", identifiers_wrap),
-    case("buffer_group.length_is_a_cap", length_is_a_cap),
-    case("buffer_group.waiting_read", waiting_read),
-    case("buffer_group.cancelled_read_uses_buffer_up", cancelled_read_uses_buffer_up),
-    case("buffer_group.end_of_file", end_of_file),
-    case("buffer_group.error_uses_buffer_up", error_uses_buffer_up),
-    case("buffer_group.bad_buffer", bad_buffer),
-    case("buffer_group.linked_provide", linked_provide),
-    case("buffer_group.readv", readv),
-    case("buffer_group.operations_without", operations_without),
-    case("buffer_group.file", from_file),
-    case("buffer_group.forced_async", forced_async),
-    case("buffer_group.buffers_in_order", buffers_in_order),
-    case("buffer_group.no_file_uses_nothing_up", no_file_uses_nothing_up),
-];
 
 const SIZE: u32 = 16;
 
@@ -82,6 +56,15 @@ fn provide_and_select(t: &mut Transcript) {
         t.say(text(&mut pages, buffer));
     }
 }
+case!(provide_and_select => "
+    cqe 1: 0
+    cqe 2: 5 BUFFER(10)
+    cqe 3: 9 BUFFER(11)
+    hello...........
+    , buffers.......
+    ................
+    ................
+");
 
 fn used_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -95,6 +78,14 @@ fn used_up(t: &mut Transcript) {
     t.entry(&ring.one(provide(&pages, 1, 1, 5, 5)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 6)));
 }
+case!(used_up => "
+    cqe 1: 0
+    cqe 2: 1 BUFFER(0)
+    cqe 3: 1 BUFFER(1)
+    cqe 4: -ENOBUFS
+    cqe 5: 0
+    cqe 6: 1 BUFFER(5)
+");
 
 fn given_back(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -106,6 +97,15 @@ fn given_back(t: &mut Transcript) {
         t.entry(&ring.one(provide(&pages, 1, 1, 3, 9)));
     }
 }
+case!(given_back => "
+    cqe 1: 0
+    cqe 2: 1 BUFFER(3)
+    cqe 9: 0
+    cqe 3: 1 BUFFER(3)
+    cqe 9: 0
+    cqe 4: 1 BUFFER(3)
+    cqe 9: 0
+");
 
 fn unknown_group(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -115,6 +115,11 @@ fn unknown_group(t: &mut Transcript) {
     t.entry(&ring.one(select(empty.as_raw_fd(), 1, 99, 2)));
     t.entry(&ring.one(select(-1, 1, 99, 3)));
 }
+case!(unknown_group => "
+    cqe 1: -ENOBUFS
+    cqe 2: -ENOBUFS
+    cqe 3: -EBADF
+");
 
 fn several_groups(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -125,6 +130,12 @@ fn several_groups(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, u16::MAX, 3)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 4)));
 }
+case!(several_groups => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 1 BUFFER(200)
+    cqe 4: 1 BUFFER(100)
+");
 
 fn remove(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -138,6 +149,15 @@ fn remove(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 6)));
     t.entry(&ring.one(removing(1, 50, 7)));
 }
+case!(remove => "
+    cqe 1: 0
+    cqe 2: 2
+    cqe 3: 1 BUFFER(2)
+    cqe 4: 2
+    cqe 5: 0
+    cqe 6: -ENOBUFS
+    cqe 7: -ENOENT
+");
 
 fn provide_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -162,6 +182,24 @@ fn provide_wrong(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(provide_wrong => "
+    cqe 1: -E2BIG
+    cqe 1: -E2BIG
+    cqe 1: -E2BIG
+    cqe 1: -E2BIG
+    cqe 1: -E2BIG
+    cqe 1: -EINVAL
+    cqe 1: -E2BIG
+    cqe 1: -E2BIG
+    cqe 1: -EOVERFLOW
+    cqe 1: -EFAULT
+    cqe 1: 0
+    cqe 1: 0
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EOPNOTSUPP
+");
 
 fn remove_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -180,6 +218,18 @@ fn remove_wrong(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(remove_wrong => "
+    cqe 1: 0
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+");
 
 fn identifiers_wrap(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -190,6 +240,12 @@ fn identifiers_wrap(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 3)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 4)));
 }
+case!(identifiers_wrap => "
+    cqe 1: -EINVAL
+    cqe 2: 0
+    cqe 3: 1 BUFFER(65534)
+    cqe 4: 1 BUFFER(65535)
+");
 
 /// The request's length is an upper bound; zero means the buffer's length.
 fn length_is_a_cap(t: &mut Transcript) {
@@ -201,6 +257,13 @@ fn length_is_a_cap(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), length, 1, u64::from(length))));
     }
 }
+case!(length_is_a_cap => "
+    cqe 1: 0
+    cqe 3: 3 BUFFER(0)
+    cqe 0: 16 BUFFER(1)
+    cqe 16: 16 BUFFER(2)
+    cqe 1000: 16 BUFFER(3)
+");
 
 /// Man page (io_uring_provide_buffers): the buffer is selected when there is data to put into it.
 /// The kernel selects it at the first attempt, and a waiting read keeps it.
@@ -220,6 +283,13 @@ fn waiting_read(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", text(&mut pages, 0), text(&mut pages, 1)));
 }
+case!(waiting_read => "
+    cqe 1: 0
+    no cqe
+    cqe 3: 6 BUFFER(1)
+    cqe 2: 5 BUFFER(0)
+    first........... second..........
+");
 
 /// A waiting read holds its buffer from the first attempt on. When it is cancelled, its CQE names
 /// the buffer, which is used up.
@@ -236,6 +306,12 @@ fn cancelled_read_uses_buffer_up(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 4)));
 }
+case!(cancelled_read_uses_buffer_up => "
+    cqe 1: 0
+    cqe 2: -ECANCELED BUFFER(7)
+    cqe 3: 0
+    cqe 4: -ENOBUFS
+");
 
 fn end_of_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -248,6 +324,11 @@ fn end_of_file(t: &mut Transcript) {
     let (reader, _writer) = filled(b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 3)));
 }
+case!(end_of_file => "
+    cqe 1: 0
+    cqe 2: 0 BUFFER(7)
+    cqe 3: -ENOBUFS
+");
 
 fn error_uses_buffer_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -262,6 +343,13 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     let (reader, _writer) = filled(b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 5)));
 }
+case!(error_uses_buffer_up => "
+    cqe 1: 0
+    cqe 2: -EBADF BUFFER(7)
+    cqe 3: -EBADF
+    cqe 4: -ENOBUFS
+    cqe 5: -ENOBUFS
+");
 
 /// A bad address is detected when it is used.
 fn bad_buffer(t: &mut Transcript) {
@@ -273,6 +361,10 @@ fn bad_buffer(t: &mut Transcript) {
     let (reader, _writer) = filled(b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2)));
 }
+case!(bad_buffer => "
+    cqe 1: 0
+    cqe 2: -EFAULT BUFFER(7)
+");
 
 fn linked_provide(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -283,6 +375,11 @@ fn linked_provide(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.wait(2));
 }
+case!(linked_provide => "
+    submit = 2
+    cqe 1: 0
+    cqe 2: 1 BUFFER(7)
+");
 
 /// READV with BUFFER_SELECT takes one vector, whose length bounds the read.
 fn readv(t: &mut Transcript) {
@@ -301,6 +398,13 @@ fn readv(t: &mut Transcript) {
     t.entry(&ring.one(select(0, 4)));
     t.say(text(&mut pages, 0));
 }
+case!(readv => "
+    cqe 1: 0
+    cqe 2: 3 BUFFER(0)
+    cqe 3: -EINVAL
+    cqe 4: -EINVAL
+    vec.............
+");
 
 /// Only operations that fill a buffer may select one.
 fn operations_without(t: &mut Transcript) {
@@ -323,6 +427,20 @@ fn operations_without(t: &mut Transcript) {
         t.entry(&ring.one(operation.flagged(sqe_flags::BUFFER_SELECT)));
     }
 }
+case!(operations_without => "
+    nop
+    cqe 1: -EOPNOTSUPP
+    write
+    cqe 1: -EOPNOTSUPP
+    poll
+    cqe 1: -EOPNOTSUPP
+    fsync
+    cqe 1: -EOPNOTSUPP
+    close
+    cqe 1: -EOPNOTSUPP
+    read fixed
+    cqe 1: -EOPNOTSUPP
+");
 
 fn from_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -333,6 +451,12 @@ fn from_file(t: &mut Transcript) {
     t.entry(&ring.one(select(file.as_raw_fd(), 4, 1, 3).with(|sqe| sqe.off = 8)));
     t.say(format_args!("{} {}", text(&mut pages, 0), text(&mut pages, 1)));
 }
+case!(from_file as file => "
+    cqe 1: 0
+    cqe 2: 4 BUFFER(0)
+    cqe 3: 2 BUFFER(1)
+    5678............ 89..............
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -342,6 +466,11 @@ fn forced_async(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2).forced_async()));
     t.entry(&ring.one(removing(5, 1, 3).forced_async()));
 }
+case!(forced_async => "
+    cqe 1: 0
+    cqe 2: 1 BUFFER(0)
+    cqe 3: 1
+");
 
 /// Buffers are used in the order in which they were provided.
 fn buffers_in_order(t: &mut Transcript) {
@@ -354,6 +483,14 @@ fn buffers_in_order(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
     }
 }
+case!(buffers_in_order => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 1 BUFFER(50)
+    cqe 4: 1 BUFFER(51)
+    cqe 5: 1 BUFFER(20)
+    cqe 6: 1 BUFFER(21)
+");
 
 /// A request without a file takes no buffer of any kind of group.
 fn no_file_uses_nothing_up(t: &mut Transcript) {
@@ -380,3 +517,15 @@ fn no_file_uses_nothing_up(t: &mut Transcript) {
         t.entry(&ring.one(select(file.as_raw_fd(), 4)));
     }
 }
+case!(no_file_uses_nothing_up => "
+    cqe 1: 0
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    cqe 4: 10 BUFFER(0)
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    cqe 4: 10 BUFFER(0)
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    cqe 4: 10 BUFFER(0)
+");

@@ -7,38 +7,12 @@ use usring_uapi::{io_uring as u, opcode};
 use super::buffer_group::select;
 use super::reg;
 use crate::buffers::{Group, SIZE, group_of, incremental_group_of, register, registration};
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("buffer_ring.select", select_from_ring),
-    case("buffer_ring.empty", empty),
-    case("buffer_ring.wraps", wraps),
-    case("buffer_ring.mapped_by_kernel", mapped_by_kernel),
-    case("buffer_ring.mapped_several", mapped_several),
-    case("buffer_ring.register_wrong", register_wrong),
-    case("buffer_ring.sizes", sizes),
-    case("buffer_ring.register_twice", register_twice),
-    case("buffer_ring.unregister", unregister),
-    case("buffer_ring.status", status),
-    case("buffer_ring.with_first_generation", with_first_generation),
-    case("buffer_ring.waiting_read", waiting_read),
-    case("buffer_ring.cancelled_read", cancelled_read),
-    case("buffer_ring.length_is_a_cap", length_is_a_cap),
-    case("buffer_ring.bad_buffer", bad_buffer),
-    case("buffer_ring.error_uses_buffer_up", error_uses_buffer_up),
-    case("buffer_ring.incremental", incremental),
-    case("buffer_ring.incremental_entry", incremental_entry),
-    case("buffer_ring.incremental_from_file", incremental_from_file),
-    case("buffer_ring.incremental_nothing_read", incremental_nothing_read),
-    case("buffer_ring.incremental_waits", incremental_waits),
-    case("buffer_ring.unregister_while_waiting", unregister_while_waiting),
-];
 
 fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
     let (reader, writer) = files::pipe();
@@ -57,6 +31,11 @@ fn select_from_ring(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 2)));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
 }
+case!(select_from_ring as select => "
+    cqe 1: 5 BUFFER(10)
+    cqe 2: 6 BUFFER(11)
+    hello........... , ring..........
+");
 
 fn empty(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -71,6 +50,12 @@ fn empty(t: &mut Transcript) {
     let (idle, _other) = files::pipe();
     t.entry(&ring.one(select(idle.as_raw_fd(), 1, 3, 4)));
 }
+case!(empty => "
+    cqe 1: -ENOBUFS
+    cqe 2: 1 BUFFER(10)
+    cqe 3: -ENOBUFS
+    cqe 4: -ENOBUFS
+");
 
 fn wraps(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -83,6 +68,15 @@ fn wraps(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, u64::from(round))));
     }
 }
+case!(wraps => "
+    cqe 0: 1 BUFFER(0)
+    cqe 1: 1 BUFFER(1)
+    cqe 2: 1 BUFFER(2)
+    cqe 3: 1 BUFFER(3)
+    cqe 4: 1 BUFFER(4)
+    cqe 5: 1 BUFFER(5)
+    cqe 6: 1 BUFFER(6)
+");
 
 fn map_group(ring: &Ring, group: u16, length: usize) -> i64 {
     let offset = u64::from(u::IORING_OFF_PBUF_RING) | u64::from(group) << u::IORING_OFF_PBUF_SHIFT;
@@ -104,6 +98,14 @@ fn mapped_by_kernel(t: &mut Transcript) {
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
     t.outcome("map a group that is not", map_group(&ring, 6, 4096));
 }
+case!(mapped_by_kernel => "
+    register = 0
+    map = ok
+    cqe 1: 3 BUFFER(1)
+    cqe 2: 3 BUFFER(2)
+    map............. ped.............
+    map a group that is not = -ENOMEM
+");
 
 fn mapped_several(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -121,6 +123,19 @@ fn mapped_several(t: &mut Transcript) {
     t.result("own memory", register(&ring, &registration(memory.at(0), 4, 7, 0)));
     t.outcome("map", map_group(&ring, 7, 64));
 }
+case!(mapped_several => "
+    register = 0
+    map = ok
+    cqe 0: 1 BUFFER(0)
+    register = 0
+    map = ok
+    cqe 1: 1 BUFFER(1)
+    register = 0
+    map = ok
+    cqe 1000: 1 BUFFER(1000)
+    own memory = 0
+    map = -ENOMEM
+");
 
 fn register_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -141,6 +156,17 @@ fn register_wrong(t: &mut Transcript) {
     wrong("reserved", |bad| bad.resv[0] = 1);
     wrong("address and mapping", |bad| bad.flags = 1);
 }
+case!(register_wrong => "
+    null = -EINVAL
+    count 0 = -EINVAL
+    count 2 = -EINVAL
+    address null = -EFAULT
+    address not of a page = -EINVAL
+    address unmapped = -EFAULT
+    unknown flag = -EINVAL
+    reserved = -EINVAL
+    address and mapping = 0
+");
 
 fn sizes(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -155,6 +181,16 @@ fn sizes(t: &mut Transcript) {
         }
     }
 }
+case!(sizes => "
+    0 entries = -EINVAL
+    1 entries = 0
+    2 entries = 0
+    3 entries = -EINVAL
+    6 entries = -EINVAL
+    32768 entries = 0
+    65536 entries = -EINVAL
+    4294967295 entries = -EINVAL
+");
 
 fn register_twice(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -164,6 +200,12 @@ fn register_twice(t: &mut Transcript) {
     t.result("another group", register(&ring, &registration(other.at(0), 4, 2, 0)));
     t.entry(&ring.one(crate::sqe::nop(1)));
 }
+case!(register_twice => "
+    register = 0
+    again = -EEXIST
+    another group = 0
+    cqe 1: 0
+");
 
 fn unregister_group(ring: &Ring, group: u16) -> i32 {
     let mut gone: u::io_uring_buf_reg = zeroed();
@@ -190,6 +232,15 @@ fn unregister(t: &mut Transcript) {
     t.result("reserved", ring.register(reg::UNREGISTER_PBUF_RING, &raw const bad, 1));
     t.result("null", ring.register::<u8>(reg::UNREGISTER_PBUF_RING, std::ptr::null(), 1));
 }
+case!(unregister => "
+    none = -ENOENT
+    unregister = 0
+    cqe 1: -ENOBUFS
+    again = -ENOENT
+    cqe 2: 1 BUFFER(2)
+    reserved = -EINVAL
+    null = -EINVAL
+");
 
 fn status(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -217,6 +268,17 @@ fn status(t: &mut Transcript) {
     t.result("reserved", ring.register(reg::PBUF_STATUS, &raw mut bad, 1));
     t.result("null", ring.register::<u8>(reg::PBUF_STATUS, std::ptr::null(), 1));
 }
+case!(status => "
+    -ENOENT head 0
+    0 head 0
+    0 head 0
+    cqe 1: 1 BUFFER(1)
+    0 head 1
+    cqe 1: 1 BUFFER(2)
+    0 head 2
+    reserved = -EINVAL
+    null = -EINVAL
+");
 
 /// Classic buffers and ring-provided buffers cannot share a group.
 fn with_first_generation(t: &mut Transcript) {
@@ -239,6 +301,15 @@ fn with_first_generation(t: &mut Transcript) {
     t.entry(&other.one(remove));
     t.result("register over none", register(&other, &registration(memory.at(0), 4, 1, 0)));
 }
+case!(with_first_generation => "
+    register = 0
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: 0
+    register over one = -EEXIST
+    cqe 2: 1
+    register over none = 0
+");
 
 fn waiting_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -257,6 +328,12 @@ fn waiting_read(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
 }
+case!(waiting_read => "
+    no cqe
+    cqe 2: 5 BUFFER(10)
+    cqe 1: 6 BUFFER(11)
+    first........... second..........
+");
 
 fn cancelled_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -272,6 +349,11 @@ fn cancelled_read(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 3, 3)));
 }
+case!(cancelled_read => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    cqe 3: 1 BUFFER(10)
+");
 
 fn length_is_a_cap(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -283,6 +365,12 @@ fn length_is_a_cap(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, u64::from(length))));
     }
 }
+case!(length_is_a_cap => "
+    cqe 3: 3 BUFFER(0)
+    cqe 0: 16 BUFFER(1)
+    cqe 16: 16 BUFFER(2)
+    cqe 1000: 16 BUFFER(3)
+");
 
 fn bad_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -296,6 +384,11 @@ fn bad_buffer(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, user_data)));
     }
 }
+case!(bad_buffer => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+");
 
 fn error_uses_buffer_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -308,6 +401,11 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 3, 2)));
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 3, 3)));
 }
+case!(error_uses_buffer_up => "
+    cqe 1: -EISDIR BUFFER(10)
+    cqe 2: -ENOBUFS
+    cqe 3: -ENOBUFS
+");
 
 /// PBUF_RING_INC: a buffer is consumed piece by piece.
 fn incremental(t: &mut Transcript) {
@@ -323,6 +421,14 @@ fn incremental(t: &mut Transcript) {
     }
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
 }
+case!(incremental => "
+    register = 0
+    cqe 1: 6 BUF_MORE|BUFFER(10)
+    cqe 2: 6 BUF_MORE|BUFFER(10)
+    cqe 3: 4 BUFFER(10)
+    cqe 4: 6 BUF_MORE|BUFFER(11)
+    abcdefghijklmnop qrstuv..........
+");
 
 /// Makes an incremental ring of two buffers in `memory`.
 fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
@@ -346,6 +452,16 @@ fn incremental_entry(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 4)));
     t.say(format_args!("{}, {}", group.state(0), group.state(1)));
 }
+case!(incremental_entry => "
+    cqe 1: 6 BUF_MORE|BUFFER(10)
+    at 6 left 10, at 0 left 16
+    cqe 2: 10 BUFFER(10)
+    at 6 left 0, at 0 left 16
+    cqe 3: 6 BUF_MORE|BUFFER(11)
+    at 6 left 0, at 6 left 10
+    cqe 4: 4 BUF_MORE|BUFFER(11)
+    at 6 left 0, at 10 left 6
+");
 
 /// A read from a file that is always ready consumes the requested length at once.
 fn incremental_from_file(t: &mut Transcript) {
@@ -359,6 +475,16 @@ fn incremental_from_file(t: &mut Transcript) {
         t.say(format_args!("{}, {}", group.state(0), group.state(1)));
     }
 }
+case!(incremental_from_file => "
+    cqe 1: 4 BUF_MORE|BUFFER(10)
+    at 4 left 12, at 0 left 16
+    cqe 2: 4 BUF_MORE|BUFFER(10)
+    at 10 left 6, at 0 left 16
+    cqe 3: 0 BUF_MORE|BUFFER(10)
+    at 14 left 2, at 0 left 16
+    cqe 4: 2 BUFFER(10)
+    at 14 left 0, at 0 left 16
+");
 
 /// A transfer of nothing consumes nothing.
 fn incremental_nothing_read(t: &mut Transcript) {
@@ -372,6 +498,12 @@ fn incremental_nothing_read(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 4, 3, 2)));
     t.say(group.state(0));
 }
+case!(incremental_nothing_read => "
+    cqe 1: -EBADF
+    at 0 left 16
+    cqe 2: 0 BUF_MORE|BUFFER(10)
+    at 0 left 16
+");
 
 /// A waiting read has consumed nothing. Of two reads the second continues where the first ended.
 fn incremental_waits(t: &mut Transcript) {
@@ -388,6 +520,12 @@ fn incremental_waits(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.state(0)));
 }
+case!(incremental_waits => "
+    at 0 left 16
+    cqe 2: 5 BUF_MORE|BUFFER(10)
+    cqe 1: 4 BUF_MORE|BUFFER(10)
+    firstseco....... at 9 left 7
+");
 
 fn unregister_while_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -402,3 +540,7 @@ fn unregister_while_waiting(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(unregister_while_waiting => "
+    unregister = 0
+    cqe 1: -ENOBUFS
+");

@@ -7,17 +7,11 @@ use usring_uapi::io_uring as u;
 
 use super::bundle::{GROUP, MANY, receiving};
 use crate::buffers::{group_of, incremental_group_of};
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("bundle_attempts.first_empties_group", first_empties_group),
-    case("bundle_attempts.cut_message_breaks_chain", cut_message_breaks_chain),
-];
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
@@ -67,6 +61,7 @@ fn first_empties_group(t: &mut Transcript) {
         }
     }
 }
+case!(first_empties_group => include_str!("bundle_attempts/first_empties_group.txt"));
 
 /// With MSG_WAITALL a truncated message breaks the chain, though the buffers are full.
 fn cut_message_breaks_chain(t: &mut Transcript) {
@@ -88,3 +83,4 @@ fn cut_message_breaks_chain(t: &mut Transcript) {
         }
     }
 }
+case!(cut_message_breaks_chain => include_str!("bundle_attempts/cut_message_breaks_chain.txt"));

@@ -4,14 +4,11 @@ use usring_uapi::io_uring as u;
 
 use super::bundle::{BUNDLE, GROUP, MANY, receiving};
 use crate::buffers::group_of;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
 use crate::sqe::Change;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[case("bundle_turns.two_sockets", two_sockets)];
 
 /// Two sockets full of data, each with a multishot. After a certain number of bytes or completions
 /// the kernel switches to the other socket.
@@ -65,3 +62,4 @@ fn two_sockets(t: &mut Transcript) {
         }
     }
 }
+case!(two_sockets => include_str!("bundle_turns/two_sockets.txt"));

@@ -5,42 +5,11 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop, poll, read, timeout, write};
 use crate::time::LONG;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("cancel.own_cqe_first", own_cqe_first),
-    case("cancel.kinds_of_request", kinds_of_request),
-    case("cancel.unknown", unknown),
-    case("cancel.completed", completed),
-    case("cancel.first_of_equals", first_of_equals),
-    case("cancel.all_of_user_data", all_of_user_data),
-    case("cancel.by_descriptor", by_descriptor),
-    case("cancel.by_descriptor_all", by_descriptor_all),
-    case("cancel.by_descriptor_in_a_sandbox", by_descriptor_in_a_sandbox),
-    case("cancel.descriptor_means_file", descriptor_means_file),
-    case("cancel.by_descriptor_without_a_file", by_descriptor_without_a_file),
-    case("cancel.by_fixed_file", by_fixed_file),
-    case("cancel.any", any),
-    case("cancel.by_opcode", by_opcode),
-    case("cancel.two_keys", two_keys),
-    case("cancel.itself", itself),
-    case("cancel.cancels_no_cancel", cancels_no_cancel),
-    case("cancel.unknown_flags", unknown_flags),
-    case("cancel.reserved_fields", reserved_fields),
-    case("cancel.worker_waiting", worker_waiting),
-    case("cancel.queued_on_worker", queued_on_worker),
-    case("cancel.write_that_waits", write_that_waits),
-    case("cancel.linked_to_target", linked_to_target),
-    case("cancel.nothing_read", nothing_read),
-    case("cancel.other_ring", other_ring),
-    case("cancel.forced_async", forced_async),
-    case("cancel.many", many),
-];
 
 const ALL: u32 = u::IORING_ASYNC_CANCEL_ALL;
 const FD: u32 = u::IORING_ASYNC_CANCEL_FD;
@@ -59,6 +28,11 @@ fn own_cqe_first(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.wait(2));
 }
+case!(own_cqe_first => "
+    submit = 1
+    cqe 2: 0
+    cqe 1: -ECANCELED
+");
 
 fn kinds_of_request(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -80,6 +54,20 @@ fn kinds_of_request(t: &mut Transcript) {
         t.sorted(&ring.wait(2));
     }
 }
+case!(kinds_of_request => "
+    read of a pipe
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    read of a socket
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    poll
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    timeout
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
 
 fn unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -88,6 +76,12 @@ fn unknown(t: &mut Transcript) {
     t.entry(&ring.one(cancel(0, ANY, 3)));
     t.entry(&ring.one(cancel(0, ANY | ALL, 4)));
 }
+case!(unknown => "
+    cqe 1: -ENOENT
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+");
 
 fn completed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -96,6 +90,10 @@ fn completed(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(completed => "
+    cqe 1: 0
+    cqe 2: -ENOENT
+");
 
 fn first_of_equals(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -110,6 +108,11 @@ fn first_of_equals(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(first_of_equals => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    no cqe
+");
 
 fn all_of_user_data(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -128,6 +131,13 @@ fn all_of_user_data(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(1));
 }
+case!(all_of_user_data => "
+    cqe 1: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 2: 3
+    cqe 3: 0
+");
 
 fn on_fd(fd: i32, flags: u32, user_data: u64) -> Sqe {
     cancel(0, FD | flags, user_data).with(|sqe| sqe.fd = fd)
@@ -147,6 +157,13 @@ fn by_descriptor(t: &mut Transcript) {
     t.entry(&ring.one(on_fd(-1, 0, 5)));
     t.entry(&ring.one(on_fd(9999, 0, 6)));
 }
+case!(by_descriptor => "
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    cqe 4: -ENOENT
+    cqe 5: -EBADF
+    cqe 6: -EBADF
+");
 
 fn by_descriptor_all(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -163,6 +180,13 @@ fn by_descriptor_all(t: &mut Transcript) {
     t.sorted(&ring.wait(4));
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), ALL, 6)));
 }
+case!(by_descriptor_all => "
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 5: 3
+    cqe 6: 0
+");
 
 /// Cancels by descriptor in a sandbox that denies kcmp(2), as containers' sandboxes do by default.
 /// The files are of the kinds that all share one inode.
@@ -181,6 +205,13 @@ fn by_descriptor_in_a_sandbox(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(by_descriptor_in_a_sandbox => "
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    cqe 4: -ENOENT
+    cqe 1: -ECANCELED
+    cqe 5: 1
+");
 
 /// The key is the open file. Another number of this file finds the request. The original number, if
 /// it means another file by then, does not.
@@ -198,6 +229,11 @@ fn descriptor_means_file(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(descriptor_means_file => "
+    cqe 2: -ENOENT
+    cqe 1: -ECANCELED
+    cqe 3: 0
+");
 
 /// A request without a file still has a number in its SQE, which names nothing.
 fn by_descriptor_without_a_file(t: &mut Transcript) {
@@ -213,6 +249,16 @@ fn by_descriptor_without_a_file(t: &mut Transcript) {
         t.sorted(&ring.wait(2));
     }
 }
+case!(by_descriptor_without_a_file => "
+    cqe 2: -ENOENT
+    ready 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 2: 0
+    ready 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+");
 
 fn by_fixed_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -230,6 +276,14 @@ fn by_fixed_file(t: &mut Transcript) {
     // FIXED has no effect without FD.
     t.entry(&ring.one(cancel(0, FIXED, 5)));
 }
+case!(by_fixed_file => "
+    register = 0
+    cqe 3: -EBADF
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 4: 2
+    cqe 5: -ENOENT
+");
 
 fn any(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -249,6 +303,15 @@ fn any(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(any => "
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: 3
+    cqe 5: -ECANCELED
+    cqe 5: -ECANCELED
+    cqe 6: 2
+");
 
 fn by_opcode(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -270,6 +333,16 @@ fn by_opcode(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
     t.entry(&ring.one(by(200, 21)));
 }
+case!(by_opcode => "
+    cqe 10: -ENOENT
+    cqe 2: -ECANCELED
+    cqe 11: 0
+    cqe 3: -ECANCELED
+    cqe 12: 0
+    cqe 1: -ECANCELED
+    cqe 20: 0
+    cqe 21: -ENOENT
+");
 
 /// With several keys all must match.
 fn two_keys(t: &mut Transcript) {
@@ -291,17 +364,32 @@ fn two_keys(t: &mut Transcript) {
     // ANY excludes every other key.
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), ANY, 7)));
 }
+case!(two_keys => "
+    cqe 1: -ECANCELED
+    cqe 5: 1
+    cqe 2: -ECANCELED
+    cqe 6: 1
+    cqe 7: -EINVAL
+");
 
 fn itself(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(cancel(1, 0, 1)));
     t.entry(&ring.one(cancel(1, ALL, 1)));
 }
+case!(itself => "
+    cqe 1: -ENOENT
+    cqe 1: 0
+");
 
 fn cancels_no_cancel(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.sorted(&ring.run(&[cancel(9, 0, 1), cancel(1, 0, 2)]));
 }
+case!(cancels_no_cancel => "
+    cqe 1: -ENOENT
+    cqe 2: -ENOENT
+");
 
 fn unknown_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -309,6 +397,12 @@ fn unknown_flags(t: &mut Transcript) {
         t.entry(&ring.one(cancel(1, 1 << bit, 1)));
     }
 }
+case!(unknown_flags => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -325,6 +419,16 @@ fn reserved_fields(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(reserved_fields => "
+    cqe 2: -EINVAL
+    cqe 2: -ENOENT
+    cqe 2: -ENOENT
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -ENOENT
+    cqe 2: -EOPNOTSUPP
+    cqe 2: -ENOENT
+");
 
 /// A worker's blocking call can be interrupted. The cancel gets 0 or -EALREADY, the request -EINTR
 /// or -ECANCELED. (For an open, 6.18 leaks its internal number 512, the request to restart the
@@ -349,6 +453,11 @@ fn worker_waiting(t: &mut Transcript) {
     }
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }
+case!(worker_waiting => "
+    1: an allowed answer true
+    2: an allowed answer true
+    deserted true
+");
 
 /// The group has one worker, which is busy with one request: the next request has not started.
 fn queued_on_worker(t: &mut Transcript) {
@@ -370,6 +479,12 @@ fn queued_on_worker(t: &mut Transcript) {
         t.outcome(format_args!("open {}", entry.user_data), entry.res.into());
     }
 }
+case!(queued_on_worker => "
+    max workers = 0
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    open 1 = ok
+");
 
 fn write_that_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -381,6 +496,10 @@ fn write_that_waits(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(write_that_waits => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
 
 fn linked_to_target(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -394,6 +513,13 @@ fn linked_to_target(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(linked_to_target => "
+    cqe 2: -ENOENT
+    cqe 3: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 4: 0
+    cqe 5: 0
+");
 
 /// Data that arrives after the cancel stays in the file.
 fn nothing_read(t: &mut Transcript) {
@@ -408,6 +534,11 @@ fn nothing_read(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.say(format_args!("still there {:?}", files::take(&reader, 4)));
 }
+case!(nothing_read => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    still there Ok([120])
+");
 
 fn other_ring(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(4), Ring::new(4));
@@ -419,6 +550,11 @@ fn other_ring(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(other_ring => "
+    cqe 2: -ENOENT
+    cqe 3: 0
+    cqe 1: 1
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -429,6 +565,10 @@ fn forced_async(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(forced_async => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
 
 fn many(t: &mut Transcript) {
     let mut ring = Ring::new(256);
@@ -444,3 +584,7 @@ fn many(t: &mut Transcript) {
     let answer = entries.iter().find(|entry| entry.user_data == 1000).map_or(0, |entry| entry.res);
     t.say(format_args!("cancelled {cancelled} answer {answer}"));
 }
+case!(many => "
+    submit = 200
+    cancelled 200 answer 200
+");

@@ -3,17 +3,10 @@
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::time::on_clock;
 use crate::transcript::{Transcript, timed};
-
-pub const CASES: &[Case] = &[
-    case("clock.choose", choose),
-    case("clock.absolute_on_boottime", absolute_on_boottime),
-    case("clock.wrong", wrong),
-];
 
 fn register(ring: &Ring, clock: u32) -> i32 {
     let mut wanted: u::io_uring_clock_register = zeroed();
@@ -35,6 +28,15 @@ fn choose(t: &mut Transcript) {
         t.result(name, register(&ring, clock as u32));
     }
 }
+case!(choose => "
+    realtime = -EINVAL
+    monotonic = 0
+    process = -EINVAL
+    monotonic raw = -EINVAL
+    boottime = 0
+    TAI = -EINVAL
+    unknown = -EINVAL
+");
 
 fn absolute_on_boottime(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -48,6 +50,12 @@ fn absolute_on_boottime(t: &mut Transcript) {
     t.between("waited", waited, 0, 30_000);
     t.reached(libc::CLOCK_BOOTTIME, &time);
 }
+case!(absolute_on_boottime => "
+    boottime = 0
+    wait = -ETIME
+    waited: after 0 to 30000 ms
+    the time has come: true
+");
 
 fn wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -59,3 +67,9 @@ fn wrong(t: &mut Transcript) {
     wanted.__resv[2] = 1;
     t.result("reserved", ring.register(reg::CLOCK, &raw const wanted, 0));
 }
+case!(wrong => "
+    count 1 = -EINVAL
+    null = -EINVAL
+    unmapped = -EFAULT
+    reserved = -EINVAL
+");

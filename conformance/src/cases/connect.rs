@@ -2,48 +2,17 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use usring_uapi::{Sqe, Timespec, io_uring as u, sqe_flags};
+use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
-use super::accept::is_ready;
 use super::socket::sparse;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF};
 use crate::net::{self, Address, FAMILIES, Family};
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, nop, write};
+use crate::sqe::{Change, nop, write};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("connect.connects", connects),
-    case("connect.nonblocking_socket", nonblocking_socket),
-    case("connect.stays_blocking", stays_blocking),
-    case("connect.refused", refused),
-    case("connect.connected_already", connected_already),
-    case("connect.wrong_files", wrong_files),
-    case("connect.wrong_addresses", wrong_addresses),
-    case("connect.bad_address_ends_batch", bad_address_ends_batch),
-    case("connect.address_may_be_reused", address_may_be_reused),
-    case("connect.reserved_fields", reserved_fields),
-    case("connect.datagrams", datagrams),
-    case("connect.sequenced_packets", sequenced_packets),
-    case("connect.waits_for_room", waits_for_room),
-    case("connect.waits_cancelled", waits_cancelled),
-    case("connect.waits_link_timeout", waits_link_timeout),
-    case("connect.waits_and_ring_closes", waits_and_ring_closes),
-    case("connect.begun_by_a_call", begun_by_a_call),
-    case("connect.unix_waits_for_room", unix_waits_for_room),
-    case("connect.unix_nonblocking_has_no_room", unix_nonblocking_has_no_room),
-    case("connect.unix_waits_and_ring_closes", unix_waits_and_ring_closes),
-    case("connect.unix_listener_goes", unix_listener_goes),
-    case("connect.unix_path", unix_path),
-    case("connect.linked_write", linked_write),
-    case("connect.forced_async", forced_async),
-    case("connect.direct_descriptor", direct_descriptor),
-    case("connect.skip_success", skip_success),
-    case("connect.deferred", deferred),
-    case("connect.many", many),
-];
+mod waiting;
 
 fn accepted(listener: &OwnedFd) -> OwnedFd {
     // SAFETY: the call asks for no address. The descriptor is new, and nothing else owns it.
@@ -62,6 +31,17 @@ fn connects(t: &mut Transcript) {
         t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
     }
 }
+case!(connects => "
+    submit = 1
+    cqe 1: 0
+    V4 data passes true
+    submit = 1
+    cqe 1: 0
+    V6 data passes true
+    submit = 1
+    cqe 1: 0
+    Unix data passes true
+");
 
 fn nonblocking_socket(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -75,6 +55,17 @@ fn nonblocking_socket(t: &mut Transcript) {
         t.say(format_args!("it is {}", super::socket::describe(client.as_raw_fd())));
     }
 }
+case!(nonblocking_socket => "
+    cqe 1: 0
+    V4 data passes true
+    it is close-on-exec non-blocking\x20
+    cqe 1: 0
+    V6 data passes true
+    it is close-on-exec non-blocking\x20
+    cqe 1: 0
+    Unix data passes true
+    it is close-on-exec non-blocking\x20
+");
 
 fn stays_blocking(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -85,6 +76,14 @@ fn stays_blocking(t: &mut Transcript) {
         t.say(format_args!("it is {}", super::socket::describe(client.as_raw_fd())));
     }
 }
+case!(stays_blocking => "
+    cqe 1: 0
+    it is close-on-exec\x20
+    cqe 1: 0
+    it is close-on-exec\x20
+    cqe 1: 0
+    it is close-on-exec\x20
+");
 
 fn refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -98,6 +97,17 @@ fn refused(t: &mut Transcript) {
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 3)));
     }
 }
+case!(refused => "
+    cqe 1: -ECONNREFUSED
+    cqe 2: -ECONNREFUSED
+    cqe 3: 0
+    cqe 1: -ECONNREFUSED
+    cqe 2: -ECONNREFUSED
+    cqe 3: 0
+    cqe 1: -ECONNREFUSED
+    cqe 2: -ECONNREFUSED
+    cqe 3: 0
+");
 
 fn connected_already(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -112,6 +122,23 @@ fn connected_already(t: &mut Transcript) {
         t.result("connect(2)", net::connect_now(by_ring.as_raw_fd(), &address));
     }
 }
+case!(connected_already => "
+    cqe 1: -EISCONN
+    cqe 2: -EISCONN
+    cqe 3: 0
+    cqe 4: -EISCONN
+    connect(2) = -EISCONN
+    cqe 1: -EISCONN
+    cqe 2: -EISCONN
+    cqe 3: 0
+    cqe 4: -EISCONN
+    connect(2) = -EISCONN
+    cqe 1: -EISCONN
+    cqe 2: -EINVAL
+    cqe 3: 0
+    cqe 4: -EISCONN
+    connect(2) = -EISCONN
+");
 
 fn wrong_files(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -124,6 +151,14 @@ fn wrong_files(t: &mut Transcript) {
     t.entry(&ring.one(net::connect(net::stream(Family::Unix).as_raw_fd(), &address, 5)));
     t.entry(&ring.one(net::connect(net::stream(Family::V6).as_raw_fd(), &address, 6)));
 }
+case!(wrong_files => "
+    cqe 1: -EBADF
+    cqe 2: -ENOTSOCK
+    cqe 3: -ENOTSOCK
+    cqe 4: -EBADF
+    cqe 5: -EINVAL
+    cqe 6: -EINVAL
+");
 
 fn wrong_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -147,6 +182,26 @@ fn wrong_addresses(t: &mut Transcript) {
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &broadcast, 4)));
     t.entry(&ring.one(net::connect(net::stream(Family::Unix).as_raw_fd(), &Family::Unix.any(), 5)));
 }
+case!(wrong_addresses => "
+    length 0x0 = -EINVAL
+    length 0x1 = -EINVAL
+    length 0x2 = -EINVAL
+    length 0xf = -EINVAL
+    length 0x80 = 0
+    length 0x81 = -EINVAL
+    length 0x80000000 = -EINVAL
+    length 0xffffffff = -EINVAL
+    length 0x100000010 = 0
+    length 0x10 = -EFAULT
+    length 0x10 = -EFAULT
+    length 0x0 = -EINVAL
+    length 0x10 = -EFAULT
+    length 0x10 = -EFAULT
+    cqe 2: -EAFNOSUPPORT
+    cqe 3: -ECONNREFUSED
+    cqe 4: -ENETUNREACH
+    cqe 5: -EINVAL
+");
 
 fn sqe_with(fd: i32, address: u64, length: u64) -> Sqe {
     Sqe { addr: address, off: length, ..net::connect(fd, &Address::v4(0), 1) }
@@ -160,6 +215,10 @@ fn bad_address_ends_batch(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(bad_address_ends_batch => "
+    submit = 1
+    cqe 1: -EFAULT
+");
 
 /// The program may reuse the address when the call has returned.
 fn address_may_be_reused(t: &mut Transcript) {
@@ -181,6 +240,17 @@ fn address_may_be_reused(t: &mut Transcript) {
         t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
     }
 }
+case!(address_may_be_reused => "
+    cqe 1: 1
+    cqe 2: 0
+    data passes true
+    cqe 1: 1
+    cqe 2: 0
+    data passes true
+    cqe 1: 1
+    cqe 2: 0
+    data passes true
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -201,6 +271,15 @@ fn reserved_fields(t: &mut Transcript) {
         t.say(format_args!("{name}: {}", crate::names::outcome(i64::from(entry.res))));
     }
 }
+case!(reserved_fields => "
+    len: -EINVAL
+    op_flags: -EINVAL
+    buf_index: -EINVAL
+    file_index: -EINVAL
+    ioprio: -EINVAL
+    addr3: ok
+    buffer select: -EOPNOTSUPP
+");
 
 fn datagrams(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -218,6 +297,21 @@ fn datagrams(t: &mut Transcript) {
     let here = net::of_kind(Family::Unix, libc::SOCK_DGRAM);
     t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 3)));
 }
+case!(datagrams => "
+    cqe 1: 0
+    V4 data passes true
+    cqe 2: 0
+    it is close-on-exec\x20
+    cqe 1: 0
+    V6 data passes true
+    cqe 2: 0
+    it is close-on-exec\x20
+    cqe 1: 0
+    Unix data passes true
+    cqe 2: 0
+    it is close-on-exec\x20
+    cqe 3: -ECONNREFUSED
+");
 
 fn sequenced_packets(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -232,162 +326,11 @@ fn sequenced_packets(t: &mut Transcript) {
         t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
     }
 }
-
-/// Fills a listener's queue. A full queue drops the SYN of a new connection, and the client repeats
-/// it after a second. Returns the connections in the queue.
-fn full(listener: &OwnedFd, address: &Address) -> Vec<OwnedFd> {
-    let mut clients = Vec::new();
-    loop {
-        let client = net::stream(Family::V4);
-        files::set_nonblocking(&client, true);
-        net::connect_now(client.as_raw_fd(), address);
-        let mut one = libc::pollfd { fd: client.as_raw_fd(), events: libc::POLLOUT, revents: 0 };
-        // SAFETY: the array has one element.
-        let done = unsafe { libc::poll(&raw mut one, 1, 30) == 1 };
-        if !done {
-            return clients;
-        }
-        clients.push(client);
-        assert!(clients.len() < 64, "a queue of {} never fills", listener.as_raw_fd());
-    }
-}
-
-fn waits_for_room(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener_for(Family::V4, 1);
-    let queued = full(&listener, &address);
-    let client = net::stream(Family::V4);
-    ring.push(net::connect(client.as_raw_fd(), &address, 1));
-    t.result("submit", ring.submit());
-    t.entry(&ring.one(nop(2)));
-    t.say(format_args!("it is {}", super::socket::describe(client.as_raw_fd())));
-    for _ in &queued {
-        drop(accepted(&listener));
-    }
-    t.in_order(&ring.wait(1));
-    t.result("connect(2)", net::connect_now(client.as_raw_fd(), &address));
-}
-
-fn waits_cancelled(t: &mut Transcript) {
-    let before = files::settled_numbers();
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener_for(Family::V4, 1);
-    let queued = full(&listener, &address);
-    let client = net::stream(Family::V4);
-    ring.push(net::connect(client.as_raw_fd(), &address, 1));
-    ring.submit();
-    ring.push(cancel(1, 0, 2));
-    ring.submit();
-    t.in_order(&ring.wait(2));
-    drop((queued, client, listener, ring));
-    t.say(format_args!("nothing left open {}", crate::time::until(|| files::open_numbers() == before)));
-}
-
-fn waits_link_timeout(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener_for(Family::V4, 1);
-    let queued = full(&listener, &address);
-    let client = net::stream(Family::V4);
-    let time = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-    ring.push(net::connect(client.as_raw_fd(), &address, 1).linked());
-    ring.push(link_timeout(&time, 0, 2));
-    ring.submit();
-    t.sorted(&ring.wait(2));
-    drop(queued);
-}
-
-fn waits_and_ring_closes(t: &mut Transcript) {
-    let before = files::settled_numbers();
-    let (listener, address) = net::listener_for(Family::V4, 1);
-    let queued = full(&listener, &address);
-    let client = net::stream(Family::V4);
-    let mut ring = Ring::new(4);
-    ring.push(net::connect(client.as_raw_fd(), &address, 1));
-    ring.submit();
-    t.in_order(&ring.reap());
-    drop(ring);
-    drop((queued, client, listener));
-    let gone = crate::time::until(|| files::open_numbers() == before);
-    t.say(format_args!("nothing left open {gone}"));
-}
-
-/// The program has started the connection by a call of its own.
-fn begun_by_a_call(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener_for(Family::V4, 1);
-    let queued = full(&listener, &address);
-    let client = net::stream(Family::V4);
-    files::set_nonblocking(&client, true);
-    t.result("connect(2)", net::connect_now(client.as_raw_fd(), &address));
-    t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
-    drop(queued);
-}
-
-/// Fills the queue of a unix listener, so that further connects wait.
-fn unix_full(listener: &OwnedFd) -> Vec<OwnedFd> {
-    let address = net::address_of(listener.as_raw_fd());
-    let mut clients = Vec::new();
-    loop {
-        let client = net::stream(Family::Unix);
-        files::set_nonblocking(&client, true);
-        if net::connect_now(client.as_raw_fd(), &address) != 0 {
-            return clients;
-        }
-        clients.push(client);
-    }
-}
-
-fn unix_waits_for_room(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener_for(Family::Unix, 1);
-    let queued = unix_full(&listener);
-    let client = net::stream(Family::Unix);
-    ring.push(net::connect(client.as_raw_fd(), &address, 1));
-    t.result("submit", ring.submit());
-    t.entry(&ring.one(nop(2)));
-    for _ in 0..=queued.len() {
-        crate::time::until(|| is_ready(&listener));
-        drop(accepted(&listener));
-    }
-    t.in_order(&ring.wait(1));
-}
-
-/// For unix sockets O_NONBLOCK counts: there is nothing to poll for.
-fn unix_nonblocking_has_no_room(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener_for(Family::Unix, 1);
-    let queued = unix_full(&listener);
-    let client = net::stream(Family::Unix);
-    files::set_nonblocking(&client, true);
-    t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
-    drop(queued);
-}
-
-fn unix_waits_and_ring_closes(t: &mut Transcript) {
-    let before = files::settled_numbers();
-    let (listener, address) = net::listener_for(Family::Unix, 1);
-    let queued = unix_full(&listener);
-    let client = net::stream(Family::Unix);
-    let mut ring = Ring::new(4);
-    ring.push(net::connect(client.as_raw_fd(), &address, 1));
-    ring.submit();
-    crate::time::long_enough_to_notice();
-    t.in_order(&ring.reap());
-    drop((ring, queued, client, listener));
-    t.say(format_args!("nothing left open {}", crate::time::until(|| files::open_numbers() == before)));
-}
-
-fn unix_listener_goes(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (listener, address) = net::listener_for(Family::Unix, 1);
-    let queued = unix_full(&listener);
-    let client = net::stream(Family::Unix);
-    ring.push(net::connect(client.as_raw_fd(), &address, 1));
-    t.result("submit", ring.submit());
-    drop(listener);
-    t.in_order(&ring.wait(1));
-    drop(queued);
-}
+case!(sequenced_packets => "
+    cqe 1: 0
+    cqe 2: ok
+    data passes true
+");
 
 fn unix_path(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -409,6 +352,14 @@ fn unix_path(t: &mut Transcript) {
     let server = accepted(&listener);
     t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
 }
+case!(unix_path => "
+    cqe 1: -ENOENT
+    cqe 2: 0
+    cqe 3: -ECONNREFUSED
+    cqe 4: 0
+    cqe 5: 0
+    data passes true
+");
 
 fn linked_write(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -429,6 +380,23 @@ fn linked_write(t: &mut Transcript) {
         t.in_order(&ring.wait(2));
     }
 }
+case!(linked_write => "
+    cqe 1: 0
+    cqe 2: 5
+    Ok(5)
+    cqe 3: -ECONNREFUSED
+    cqe 4: -ECANCELED
+    cqe 1: 0
+    cqe 2: 5
+    Ok(5)
+    cqe 3: -ECONNREFUSED
+    cqe 4: -ECANCELED
+    cqe 1: 0
+    cqe 2: 5
+    Ok(5)
+    cqe 3: -ECONNREFUSED
+    cqe 4: -ECANCELED
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -442,6 +410,17 @@ fn forced_async(t: &mut Transcript) {
         t.entry(&ring.one(net::connect(other.as_raw_fd(), &net::deserted(family), 2).forced_async()));
     }
 }
+case!(forced_async => "
+    cqe 1: 0
+    data passes true
+    cqe 2: -ECONNREFUSED
+    cqe 1: 0
+    data passes true
+    cqe 2: -ECONNREFUSED
+    cqe 1: 0
+    data passes true
+    cqe 2: -ECONNREFUSED
+");
 
 fn direct_descriptor(t: &mut Transcript) {
     for family in FAMILIES {
@@ -456,6 +435,20 @@ fn direct_descriptor(t: &mut Transcript) {
         t.say(format_args!("{:?}", files::take(&server, 10).map(|bytes| bytes.len())));
     }
 }
+case!(direct_descriptor => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 5
+    Ok(5)
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 5
+    Ok(5)
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 5
+    Ok(5)
+");
 
 fn skip_success(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -466,6 +459,7 @@ fn skip_success(t: &mut Transcript) {
     drop(accepted(&listener));
     t.in_order(&ring.reap());
 }
+case!(skip_success => "no cqe");
 
 fn deferred(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
@@ -477,6 +471,14 @@ fn deferred(t: &mut Transcript) {
         t.entry(&ring.one(net::connect(other.as_raw_fd(), &net::deserted(family), 2)));
     }
 }
+case!(deferred => "
+    cqe 1: 0
+    cqe 2: -ECONNREFUSED
+    cqe 1: 0
+    cqe 2: -ECONNREFUSED
+    cqe 1: 0
+    cqe 2: -ECONNREFUSED
+");
 
 fn many(t: &mut Transcript) {
     let before = files::settled_numbers();
@@ -498,3 +500,9 @@ fn many(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("nothing left open {}", crate::time::until(|| files::open_numbers() == before)));
 }
+case!(many => "
+    V4 connected 50
+    V6 connected 50
+    Unix connected 50
+    nothing left open true
+");

@@ -5,62 +5,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case, differs};
 use crate::door;
 use crate::files;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{nop, poll, read};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    differs(
-        "descriptor.read_and_write",
-        read_and_write,
-        "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd",
-    ),
-    differs(
-        "descriptor.other_calls",
-        other_calls,
-        "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd",
-    ),
-    case("descriptor.dup", dup),
-    case("descriptor.dup2_over_ring", dup2_over_ring),
-    case("descriptor.dup2_ring_to_number", dup2_ring_to_number),
-    case("descriptor.dup3_and_fcntl", dup3_and_fcntl),
-    case("descriptor.closed_number_reused", closed_number_reused),
-    case("descriptor.close_range", close_range),
-    case("descriptor.flags", flags),
-    case("descriptor.requests_end_with_last", requests_end_with_last),
-    case("descriptor.duplicate_keeps_requests", duplicate_keeps_requests),
-    differs(
-        "descriptor.as_request_target",
-        as_request_target,
-        "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd",
-    ),
-    differs(
-        "descriptor.registered_as_file",
-        registered_as_file,
-        "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd",
-    ),
-    differs(
-        "descriptor.passed_over_socket",
-        passed_over_socket,
-        "what is sent over a socket is the eventfd underneath, which the kernel lets pass",
-    ),
-    case("descriptor.link_name", link_name),
-    differs(
-        "descriptor.lowest_number",
-        lowest_number,
-        "a ring's number lies in a range of its own, so that close, dup and mmap on it can be \
-         told from those on files",
-    ),
-    differs(
-        "descriptor.mapping_keeps_requests",
-        mapping_keeps_requests,
-        "munmap is not seen, so the ring ends with its last descriptor, not with its last mapping",
-    ),
-];
 
 fn works(t: &mut Transcript, name: &str, fd: i32, ring: &mut Ring) {
     ring.push(nop(1));
@@ -89,6 +39,22 @@ fn read_and_write(t: &mut Transcript) {
     }
     t.in_order(&ring.reap());
 }
+case!(read_and_write => "
+    read = -EINVAL
+    write = -EINVAL
+    read = -EINVAL
+    write = -EINVAL
+    cqe 0: 0
+    cqe 1: 0
+", usring => "
+    read = 8
+    write = 8
+    read = 8
+    write = 8
+    cqe 0: 0
+    cqe 1: 0
+", because
+    "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd");
 
 fn other_calls(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -106,6 +72,24 @@ fn other_calls(t: &mut Transcript) {
     }
     t.say(format_args!("kind {:o}", stat.st_mode & libc::S_IFMT));
 }
+case!(other_calls => "
+    lseek = -ESPIPE
+    fsync = -EINVAL
+    ftruncate = -EINVAL
+    fstat = 0
+    pread = -ESPIPE
+    listen = -ENOTSOCK
+    kind 0
+", usring => "
+    lseek = ok
+    fsync = -EINVAL
+    ftruncate = -EINVAL
+    fstat = 0
+    pread = -ESPIPE
+    listen = -ENOTSOCK
+    kind 0
+", because
+    "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd");
 
 fn dup(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -121,6 +105,18 @@ fn dup(t: &mut Transcript) {
     t.result("close the duplicate", door::close(other));
     t.result("enter by the duplicate", door::enter(other, 0, 0, 0, std::ptr::null(), 0));
 }
+case!(dup => "
+    dup = ok
+    enter by the duplicate = 1
+    cqe 1: 0
+    close the first = 0
+    enter by the first = -EBADF
+    enter by the duplicate = 1
+    cqe 1: 0
+    map by the duplicate = ok
+    close the duplicate = 0
+    enter by the duplicate = -EBADF
+");
 
 fn dup2_over_ring(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -136,6 +132,13 @@ fn dup2_over_ring(t: &mut Transcript) {
     t.result("read", unsafe { libc::read(fd, byte.as_mut_ptr().cast(), 1) } as i32);
     t.result("close", ring.close());
 }
+case!(dup2_over_ring => "
+    dup2 answers the number true
+    enter = -EOPNOTSUPP
+    register = -EOPNOTSUPP
+    read = 1
+    close = 0
+");
 
 fn dup2_ring_to_number(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -149,6 +152,14 @@ fn dup2_ring_to_number(t: &mut Transcript) {
     t.say(format_args!("dup2 onto itself answers the number {}", answer == ring.fd));
     works(t, "the first", ring.fd, &mut ring);
 }
+case!(dup2_ring_to_number => "
+    dup2 answers the number true
+    enter by the number = 1
+    cqe 1: 0
+    dup2 onto itself answers the number true
+    enter by the first = 1
+    cqe 1: 0
+");
 
 fn dup3_and_fcntl(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -169,6 +180,20 @@ fn dup3_and_fcntl(t: &mut Transcript) {
         works(t, "F_DUPFD_CLOEXEC's", other, &mut ring);
     }
 }
+case!(dup3_and_fcntl => "
+    dup3 answers the number true
+    F_GETFD = 1
+    enter by dup3's = 1
+    cqe 1: 0
+    dup3 onto itself = -EINVAL
+    F_DUPFD at least 650: true
+    F_GETFD = 0
+    enter by F_DUPFD's = 1
+    cqe 1: 0
+    F_GETFD = 1
+    enter by F_DUPFD_CLOEXEC's = 1
+    cqe 1: 0
+");
 
 fn closed_number_reused(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -187,6 +212,13 @@ fn closed_number_reused(t: &mut Transcript) {
     }
     t.result("close", door::close(fd));
 }
+case!(closed_number_reused => "
+    close = 0
+    enter = -EOPNOTSUPP
+    map = ok
+    the file's byte x
+    close = 0
+");
 
 fn close_range(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -199,6 +231,11 @@ fn close_range(t: &mut Transcript) {
     t.result("enter the other", other.enter(0, 0, 0));
     ring.abandon();
 }
+case!(close_range => "
+    close_range = 0
+    enter = -EBADF
+    enter the other = -EBADF
+");
 
 fn flags(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -215,6 +252,14 @@ fn flags(t: &mut Transcript) {
     let limit = std::time::Duration::from_millis(5);
     t.result("wait", ring.enter_for(0, 1, limit));
 }
+case!(flags => "
+    F_GETFD = 1
+    F_SETFD 0 = 0
+    F_GETFD = 0
+    O_RDWR true
+    O_NONBLOCK = 0
+    wait = -ETIME
+");
 
 /// Returns whether a request still holds the reading end.
 fn held(writer: &std::os::fd::OwnedFd) -> bool {
@@ -235,6 +280,10 @@ fn requests_end_with_last(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("let go {}", crate::time::until(|| !held(&writer))));
 }
+case!(requests_end_with_last => "
+    held true
+    let go true
+");
 
 fn duplicate_keeps_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -252,6 +301,13 @@ fn duplicate_keeps_requests(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.result("close the duplicate", door::close(other));
 }
+case!(duplicate_keeps_requests => "
+    close = 0
+    held true
+    seen true
+    cqe 1: 1
+    close the duplicate = 0
+");
 
 /// A mapping keeps the ring alive like a descriptor does.
 fn mapping_keeps_requests(t: &mut Transcript) {
@@ -266,6 +322,16 @@ fn mapping_keeps_requests(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("let go {}", crate::time::until(|| !held(&writer))));
 }
+case!(mapping_keeps_requests => "
+    close = 0
+    held true
+    let go true
+", usring => "
+    close = 0
+    held false
+    let go true
+", because
+    "munmap is not seen, so the ring ends with its last descriptor, not with its last mapping");
 
 fn as_request_target(t: &mut Transcript) {
     let (ring, mut other) = (Ring::new(8), Ring::new(8));
@@ -276,12 +342,30 @@ fn as_request_target(t: &mut Transcript) {
     let writable = other.one(poll(ring.fd, libc::POLLOUT, 4));
     t.say(format_args!("poll {}", names::events(writable.res)));
 }
+case!(as_request_target => "
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    poll OUT
+", usring => "
+    cqe 2: 8
+    cqe 3: -EINVAL
+    poll OUT
+", because
+    "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd");
 
 fn registered_as_file(t: &mut Transcript) {
     let (ring, other) = (Ring::new(8), Ring::new(8));
     t.result("another ring", other.register(reg::FILES, &raw const ring.fd, 1));
     t.result("as eventfd", other.register(reg::EVENTFD, &raw const ring.fd, 1));
 }
+case!(registered_as_file => "
+    another ring = -EBADF
+    as eventfd = -EINVAL
+", usring => "
+    another ring = -EBADF
+    as eventfd = 0
+", because
+    "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd");
 
 /// SCM_RIGHTS: a ring may not be sent.
 fn passed_over_socket(t: &mut Transcript) {
@@ -308,6 +392,8 @@ fn passed_over_socket(t: &mut Transcript) {
     t.result("sendmsg", door::answer(answer as i32));
     assert_eq!(u::IORING_SETUP_SQPOLL, 2);
 }
+case!(passed_over_socket => "sendmsg = -EINVAL", usring => "sendmsg = 1", because
+    "what is sent over a socket is the eventfd underneath, which the kernel lets pass");
 
 fn link_name(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -315,6 +401,7 @@ fn link_name(t: &mut Transcript) {
     let text = name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     t.say(format_args!("anonymous inode {}", text.starts_with("anon_inode:")));
 }
+case!(link_name => "anonymous inode true");
 
 fn lowest_number(t: &mut Transcript) {
     let event = files::eventfd(0);
@@ -323,3 +410,5 @@ fn lowest_number(t: &mut Transcript) {
     let ring = Ring::new(4);
     t.say(format_args!("the lowest free number {}", ring.fd == number));
 }
+case!(lowest_number => "the lowest free number true", usring => "the lowest free number false", because
+    "a ring's number lies in a range of its own, which separates close, dup and mmap of rings from those of files");

@@ -5,25 +5,10 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, close, read, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("direct.open_into_slot", open_into_slot),
-    case("direct.open_replaces", open_replaces),
-    case("direct.open_allocates", open_allocates),
-    case("direct.open_without_table", open_without_table),
-    case("direct.open_beyond_table", open_beyond_table),
-    case("direct.open_close_on_exec", open_close_on_exec),
-    case("direct.close_slot", close_slot),
-    case("direct.close_wrong", close_wrong),
-    case("direct.allocation_range", allocation_range),
-    case("direct.allocation_range_wrong", allocation_range_wrong),
-    case("direct.allocation_wraps", allocation_wraps),
-];
 
 fn open(slot: u32, user_data: u64) -> Sqe {
     sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).with(|sqe| {
@@ -61,6 +46,14 @@ fn open_into_slot(t: &mut Transcript) {
         t.result(format_args!("read from slot {slot}"), answer);
     }
 }
+case!(open_into_slot => "
+    cqe 1: 0
+    cqe 2: 0
+    read from slot 0 = 4
+    read from slot 1 = -EBADF
+    read from slot 2 = -EBADF
+    read from slot 3 = 4
+");
 
 fn open_replaces(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -77,6 +70,12 @@ fn open_replaces(t: &mut Transcript) {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     t.say(format_args!("writer sees the end: {}", crate::time::until(|| files::put(&writer, b"x") < 0)));
 }
+case!(open_replaces => "
+    update = 1
+    cqe 1: 0
+    read = 4
+    writer sees the end: true
+");
 
 fn open_allocates(t: &mut Transcript) {
     let mut ring = sparse(3);
@@ -86,12 +85,24 @@ fn open_allocates(t: &mut Transcript) {
     t.entry(&ring.one(close_direct(2, 5)));
     t.entry(&ring.one(open(ALLOCATE, 6)));
 }
+case!(open_allocates => "
+    cqe 1: 0
+    cqe 2: 1
+    cqe 3: 2
+    cqe 4: -ENFILE
+    cqe 5: 0
+    cqe 6: 1
+");
 
 fn open_without_table(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(open(1, 1)));
     t.entry(&ring.one(open(ALLOCATE, 2)));
 }
+case!(open_without_table => "
+    cqe 1: -ENXIO
+    cqe 2: -ENFILE
+");
 
 fn open_beyond_table(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -99,6 +110,11 @@ fn open_beyond_table(t: &mut Transcript) {
     t.entry(&ring.one(open(1 << 20, 2)));
     t.entry(&ring.one(open(u32::MAX - 1, 3)));
 }
+case!(open_beyond_table => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+");
 
 /// Close-on-exec does not apply to a direct descriptor, so the flag is refused.
 fn open_close_on_exec(t: &mut Transcript) {
@@ -106,6 +122,10 @@ fn open_close_on_exec(t: &mut Transcript) {
     t.entry(&ring.one(open(1, 1).op_flags(libc::O_CLOEXEC as u32)));
     t.entry(&ring.one(open(ALLOCATE, 2).op_flags(libc::O_CLOEXEC as u32)));
 }
+case!(open_close_on_exec => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 fn close_slot(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -115,6 +135,12 @@ fn close_slot(t: &mut Transcript) {
     t.result("read", answer);
     t.entry(&ring.one(close_direct(1, 3)));
 }
+case!(close_slot => "
+    cqe 1: 0
+    cqe 2: 0
+    read = -EBADF
+    cqe 3: -EBADF
+");
 
 fn close_wrong(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -126,6 +152,13 @@ fn close_wrong(t: &mut Transcript) {
     let mut plain = Ring::new(4);
     t.entry(&plain.one(close_direct(1, 5)));
 }
+case!(close_wrong => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 4: -EBADF
+    cqe 5: -ENXIO
+");
 
 fn range(ring: &Ring, off: u32, len: u32, resv: u64) -> i32 {
     let range = u::io_uring_file_index_range { off, len, resv };
@@ -145,6 +178,18 @@ fn allocation_range(t: &mut Transcript) {
     t.result("range of none", range(&ring, 3, 0, 0));
     t.entry(&ring.one(open(ALLOCATE, 7)));
 }
+case!(allocation_range => "
+    range 2..5 = 0
+    cqe 1: 2
+    cqe 2: 3
+    cqe 3: 4
+    cqe 4: -ENFILE
+    cqe 5: 0
+    range 0..8 = 0
+    cqe 6: 0
+    range of none = 0
+    cqe 7: -ENFILE
+");
 
 fn allocation_range_wrong(t: &mut Transcript) {
     let ring = sparse(4);
@@ -159,6 +204,16 @@ fn allocation_range_wrong(t: &mut Transcript) {
     t.result("no table", range(&plain, 0, 0, 0));
     t.result("no table, one", range(&plain, 0, 1, 0));
 }
+case!(allocation_range_wrong => "
+    beyond the end = -EINVAL
+    start beyond the end = -EINVAL
+    overflowing = -EOVERFLOW
+    reserved = -EINVAL
+    null = -EINVAL
+    count 1 = -EINVAL
+    no table = 0
+    no table, one = -EINVAL
+");
 
 /// The search continues after the last allocated slot, and wraps around.
 fn allocation_wraps(t: &mut Transcript) {
@@ -171,3 +226,12 @@ fn allocation_wraps(t: &mut Transcript) {
     t.entry(&ring.one(open(ALLOCATE, 6)));
     t.entry(&ring.one(open(ALLOCATE, 7)));
 }
+case!(allocation_wraps => "
+    cqe 1: 0
+    cqe 2: 1
+    cqe 3: 2
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 3
+    cqe 7: -ENFILE
+");

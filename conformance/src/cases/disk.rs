@@ -5,31 +5,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::{io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files::Scratch;
 use crate::memory::Pages;
 use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, read, read_at, readv, sqe, vector, write, write_at};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("disk.write_and_read_back", write_and_read_back),
-    case("disk.not_cached", not_cached),
-    case("disk.partly_cached", partly_cached),
-    case("disk.direct", direct),
-    case("disk.direct_fixed_buffers", direct_fixed_buffers),
-    case("disk.many_random_writes", many_random_writes),
-    case("disk.appends_in_order", appends_in_order),
-    case("disk.large_transfer", large_transfer),
-    case("disk.across_four_gigabytes", across_four_gigabytes),
-    case("disk.hole", hole),
-    case("disk.end_of_file_vectored", end_of_file_vectored),
-    case("disk.write_fsync_chains", write_fsync_chains),
-    case("disk.unlinked_file", unlinked_file),
-    case("disk.synchronous_file", synchronous_file),
-    case("disk.position_in_chain", position_in_chain),
-    case("disk.sq_thread", sq_thread),
-];
 
 const BLOCK: usize = 4096;
 
@@ -77,6 +57,10 @@ fn write_and_read_back(t: &mut Transcript) {
     t.say(format_args!("written {}", entries.iter().filter(|entry| entry.res == BLOCK as i32).count()));
     t.say(format_args!("whole and right {:?}", read_all(&mut ring, file.as_raw_fd(), 32)));
 }
+case!(write_and_read_back => "
+    written 32
+    whole and right (32, 32)
+");
 
 fn not_cached(t: &mut Transcript) {
     let mut ring = Ring::new(128);
@@ -87,6 +71,11 @@ fn not_cached(t: &mut Transcript) {
         t.say(format_args!("whole and right {:?}", read_all(&mut ring, file.as_raw_fd(), 100)));
     }
 }
+case!(not_cached => "
+    whole and right (100, 100)
+    whole and right (100, 100)
+    whole and right (100, 100)
+");
 
 /// A read over pages of which some are cached is not short.
 fn partly_cached(t: &mut Transcript) {
@@ -102,6 +91,11 @@ fn partly_cached(t: &mut Transcript) {
     let right = buffer.chunks(BLOCK).enumerate().filter(|(number, block)| block[0] == *number as u8);
     t.say(format_args!("right {}", right.count()));
 }
+case!(partly_cached => "
+    cqe 1: 4096
+    cqe 2: 262144
+    right 64
+");
 
 fn open_direct(scratch: &Scratch) -> Option<OwnedFd> {
     let path = scratch.path_of("data");
@@ -132,6 +126,13 @@ fn direct(t: &mut Transcript) {
     t.entry(&ring.one(read_at(file.as_raw_fd(), pages.at(BLOCK), 4 * BLOCK as u32, 14 * BLOCK as u64, 3)));
     t.entry(&ring.one(read_at(file.as_raw_fd(), pages.at(0), BLOCK as u32, 16 * BLOCK as u64, 4)));
 }
+case!(direct => "
+    whole 16
+    right 16
+    cqe 2: 4096
+    cqe 3: 8192
+    cqe 4: 0
+");
 
 fn direct_fixed_buffers(t: &mut Transcript) {
     let mut ring = Ring::new(64);
@@ -157,6 +158,19 @@ fn direct_fixed_buffers(t: &mut Transcript) {
     let right = pages.bytes().chunks(BLOCK).enumerate().filter(|(block, bytes)| bytes[9] == *block as u8).count();
     t.say(format_args!("right {right}"));
 }
+case!(direct_fixed_buffers => "
+    buffers = 0
+    files = 0
+    cqe 0: 4096
+    cqe 1: 4096
+    cqe 2: 4096
+    cqe 3: 4096
+    cqe 4: 4096
+    cqe 5: 4096
+    cqe 6: 4096
+    cqe 7: 4096
+    right 8
+");
 
 /// Writes all over a file, many requests at a time, then checks every block.
 fn many_random_writes(t: &mut Transcript) {
@@ -179,6 +193,10 @@ fn many_random_writes(t: &mut Transcript) {
     let right = buffer.chunks(BLOCK).zip(&blocks).filter(|(got, wanted)| got == &wanted.as_slice()).count();
     t.say(format_args!("written {written} right {right}"));
 }
+case!(many_random_writes => "
+    cqe 1: 524288
+    written 128 right 128
+");
 
 fn appends_in_order(t: &mut Transcript) {
     let mut ring = Ring::new(64);
@@ -200,6 +218,10 @@ fn appends_in_order(t: &mut Transcript) {
     let text = std::fs::read_to_string(scratch.path.join("log")).unwrap_or_default();
     t.say(format_args!("in order {}", text == lines.concat()));
 }
+case!(appends_in_order => "
+    written 64
+    in order true
+");
 
 fn large_transfer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -213,6 +235,11 @@ fn large_transfer(t: &mut Transcript) {
     t.entry(&ring.one(read(file.as_raw_fd(), &mut large, 0, 2)));
     t.say(format_args!("same {}", large == copy));
 }
+case!(large_transfer => "
+    cqe 1: 8388608
+    cqe 2: 8388608
+    same true
+");
 
 fn across_four_gigabytes(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -227,6 +254,13 @@ fn across_four_gigabytes(t: &mut Transcript) {
     t.entry(&ring.one(read(fd, &mut buffer, 0, 3)));
     t.say(format_args!("{buffer:?}"));
 }
+case!(across_four_gigabytes => "
+    cqe 1: 8
+    cqe 2: 8
+    overflow
+    cqe 3: 8
+    [0, 0, 0, 0, 0, 0, 0, 0]
+");
 
 fn hole(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -237,6 +271,11 @@ fn hole(t: &mut Transcript) {
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 1 << 19, 2)));
     t.say(format_args!("zero {}", buffer.iter().all(|byte| *byte == 0)));
 }
+case!(hole => "
+    cqe 1: 3
+    cqe 2: 4096
+    zero true
+");
 
 fn end_of_file_vectored(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -249,6 +288,11 @@ fn end_of_file_vectored(t: &mut Transcript) {
     t.entry(&ring.one(readv(file.as_raw_fd(), &vectors, BLOCK as u64 + 99, 2)));
     t.entry(&ring.one(readv(file.as_raw_fd(), &vectors, BLOCK as u64 + 100, 3)));
 }
+case!(end_of_file_vectored => "
+    cqe 1: 4196
+    cqe 2: 1
+    cqe 3: 0
+");
 
 fn write_fsync_chains(t: &mut Transcript) {
     let mut ring = Ring::new(64);
@@ -263,6 +307,25 @@ fn write_fsync_chains(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(16));
 }
+case!(write_fsync_chains => "
+    submit = 16
+    cqe 0: 512
+    cqe 1: 0
+    cqe 2: 512
+    cqe 3: 0
+    cqe 4: 512
+    cqe 5: 0
+    cqe 6: 512
+    cqe 7: 0
+    cqe 8: 512
+    cqe 9: 0
+    cqe 10: 512
+    cqe 11: 0
+    cqe 12: 512
+    cqe 13: 0
+    cqe 14: 512
+    cqe 15: 0
+");
 
 fn unlinked_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -272,6 +335,7 @@ fn unlinked_file(t: &mut Transcript) {
     std::fs::remove_file(scratch.path.join("data")).expect("removed");
     t.say(format_args!("whole and right {:?}", read_all(&mut ring, file.as_raw_fd(), 4)));
 }
+case!(unlinked_file => "whole and right (4, 4)");
 
 fn synchronous_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -286,6 +350,12 @@ fn synchronous_file(t: &mut Transcript) {
         t.entry(&ring.one(write(file.as_raw_fd(), &block, round * BLOCK as u64, round)));
     }
 }
+case!(synchronous_file => "
+    cqe 0: 4096
+    cqe 1: 4096
+    cqe 2: 4096
+    cqe 3: 4096
+");
 
 fn position_in_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -302,6 +372,14 @@ fn position_in_chain(t: &mut Transcript) {
     let firsts: Vec<u8> = buffers.iter().map(|buffer| buffer[0]).collect();
     t.say(format_args!("{firsts:?} position {}", crate::files::position(&file)));
 }
+case!(position_in_chain => "
+    submit = 4
+    cqe 0: 4096
+    cqe 1: 4096
+    cqe 2: 4096
+    cqe 3: 4096
+    [0, 1, 2, 3] position 16384
+");
 
 fn sq_thread(t: &mut Transcript) {
     let mut ring = Ring::with(64, |params| {
@@ -323,3 +401,7 @@ fn sq_thread(t: &mut Transcript) {
     let right = buffers.iter().enumerate().filter(|(block, buffer)| buffer[5] == *block as u8).count();
     t.say(format_args!("right {right}"));
 }
+case!(sq_thread => "
+    whole 32
+    right 32
+");

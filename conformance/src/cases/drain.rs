@@ -4,33 +4,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop, poll, read, sqe, timeout, write};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("drain.nothing_before", nothing_before),
-    case("drain.waits_for_all_before", waits_for_all_before),
-    case("drain.holds_what_follows", holds_what_follows),
-    case("drain.across_submissions", across_submissions),
-    case("drain.every_request", every_request),
-    case("drain.holds_until_it_is_done", holds_until_it_is_done),
-    case("drain.drains_until_idle", drains_until_idle),
-    case("drain.refused_drain_drains", refused_drain_drains),
-    case("drain.refused_counts_in_its_batch", refused_counts_in_its_batch),
-    case("drain.with_chain", with_chain),
-    case("drain.in_middle_of_chain", in_middle_of_chain),
-    case("drain.waits_for_timeout", waits_for_timeout),
-    case("drain.cancel_deferred", cancel_deferred),
-    case("drain.cancel_queues_behind", cancel_queues_behind),
-    case("drain.bad_sqe_behind", bad_sqe_behind),
-    case("drain.bad_sqe_itself", bad_sqe_itself),
-    case("drain.ring_closes", ring_closes),
-    case("drain.sq_entry_is_copied", sq_entry_is_copied),
-];
 
 fn draining(sqe: Sqe) -> Sqe {
     sqe.flagged(sqe_flags::IO_DRAIN)
@@ -42,6 +20,10 @@ fn nothing_before(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.wait(1));
 }
+case!(nothing_before => "
+    submit = 1
+    cqe 1: 0
+");
 
 fn waits_for_all_before(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -60,6 +42,14 @@ fn waits_for_all_before(t: &mut Transcript) {
     files::put(&first, b"x");
     t.in_order(&ring.wait(2));
 }
+case!(waits_for_all_before => "
+    submit = 3
+    no cqe
+    cqe 2: 1
+    no cqe
+    cqe 1: 1
+    cqe 3: 0
+");
 
 fn holds_what_follows(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -75,6 +65,14 @@ fn holds_what_follows(t: &mut Transcript) {
     // The drain is over: requests run again.
     t.entry(&ring.one(nop(4)));
 }
+case!(holds_what_follows => "
+    submit = 3
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+");
 
 fn across_submissions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -90,6 +88,13 @@ fn across_submissions(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(3));
 }
+case!(across_submissions => "
+    submit = 1
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: 0
+");
 
 fn every_request(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -103,6 +108,15 @@ fn every_request(t: &mut Transcript) {
     t.in_order(&ring.wait(5));
     t.say(files::text(&file));
 }
+case!(every_request => "
+    submit = 5
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1
+    cqe 4: 1
+    cqe 5: 1
+    abcde
+");
 
 /// After a drain each request waits for all before it, until a request finds none before it.
 fn drains_until_idle(t: &mut Transcript) {
@@ -139,6 +153,27 @@ fn drains_until_idle(t: &mut Transcript) {
         t.sorted(&ring.wait(1));
     }
 }
+case!(drains_until_idle => "
+    cqe 2: 0
+    submit = 2
+    0 completions
+    cqe 3: 1
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    cqe 9: 0
+    cqe 1: 1
+    cqe 2: 0
+    submit = 2
+    0 completions
+    cqe 3: 1
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    cqe 9: 0
+");
 
 /// A drain that is refused for one of its fields still starts to drain.
 fn refused_drain_drains(t: &mut Transcript) {
@@ -152,6 +187,12 @@ fn refused_drain_drains(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(2));
 }
+case!(refused_drain_drains => "
+    submit = 3
+    cqe 2: -EINVAL
+    cqe 1: 1
+    cqe 3: 0
+");
 
 /// A refused request is under way until its batch ends. The next request finds something to
 /// wait for, so the ring goes on draining.
@@ -183,6 +224,27 @@ fn refused_counts_in_its_batch(t: &mut Transcript) {
         t.sorted(&ring.wait(if taken as u32 == count { 2 } else { 1 }));
     }
 }
+case!(refused_counts_in_its_batch => "
+    cqe 1: 0
+    submit = 2
+    cqe 2: -EINVAL
+    no cqe
+    cqe 4: 1
+    cqe 5: 0
+    cqe 1: 0
+    submit = 3
+    cqe 2: -EINVAL
+    cqe 3: -ECANCELED
+    no cqe
+    cqe 4: 1
+    cqe 5: 0
+    cqe 1: 0
+    submit = 1
+    submit = 1
+    cqe 2: -EINVAL
+    cqe 5: 0
+    cqe 4: 1
+");
 
 /// The flag on a chain's head drains before the chain.
 fn with_chain(t: &mut Transcript) {
@@ -198,6 +260,14 @@ fn with_chain(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(4));
 }
+case!(with_chain => "
+    submit = 4
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+");
 
 /// On another member the flag drains before the head, and after the chain.
 fn in_middle_of_chain(t: &mut Transcript) {
@@ -213,6 +283,14 @@ fn in_middle_of_chain(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(4));
 }
+case!(in_middle_of_chain => "
+    submit = 4
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+");
 
 fn waits_for_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -222,6 +300,10 @@ fn waits_for_timeout(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(waits_for_timeout => "
+    cqe 1: -ETIME
+    cqe 2: 0
+");
 
 /// The synchronous cancel does not find a request that waits for the drain. It finds the request
 /// before.
@@ -236,6 +318,12 @@ fn cancel_deferred(t: &mut Transcript) {
     t.result("cancel the first", super::sync_cancel::by_user_data(&ring, 1));
     t.in_order(&ring.wait(2));
 }
+case!(cancel_deferred => "
+    cancel the deferred = -ENOENT
+    cancel the first = 0
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
 
 fn cancel_queues_behind(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -250,6 +338,12 @@ fn cancel_queues_behind(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(3));
 }
+case!(cancel_queues_behind => "
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: -ENOENT
+");
 
 fn bad_sqe_behind(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -263,6 +357,12 @@ fn bad_sqe_behind(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
 }
+case!(bad_sqe_behind => "
+    submit = 3
+    cqe 3: -EINVAL
+    cqe 1: 1
+    cqe 2: 0
+");
 
 fn bad_sqe_itself(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -271,6 +371,11 @@ fn bad_sqe_itself(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(bad_sqe_itself => "
+    submit = 2
+    cqe 1: 0
+    cqe 2: -EINVAL
+");
 
 fn ring_closes(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -283,6 +388,10 @@ fn ring_closes(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.say(format_args!("written: {:?}", files::text(&file)));
 }
+case!(ring_closes => "
+    submit = 3
+    written: \"\"
+");
 
 fn sq_entry_is_copied(t: &mut Transcript) {
     let mut ring = Ring::new(2);
@@ -300,6 +409,15 @@ fn sq_entry_is_copied(t: &mut Transcript) {
     t.in_order(&ring.wait(4));
     t.say(files::text(&file));
 }
+case!(sq_entry_is_copied => "
+    submit = 2
+    submit = 2
+    cqe 1: 1
+    cqe 2: 4
+    cqe 3: 0
+    cqe 4: 0
+    kept
+");
 
 /// Man page: new entries are not started before the draining one completes, whether that one had to
 /// wait itself or not.
@@ -331,3 +449,29 @@ fn holds_until_it_is_done(t: &mut Transcript) {
         t.in_order(&ring.wait(program.len()));
     }
 }
+case!(holds_until_it_is_done => "
+    cqe 1: -ETIME
+    cqe 2: 0
+    cqe 1: -ETIME
+    cqe 2: 0
+    cqe 1: 0
+    cqe 2: -ETIME
+    cqe 3: 0
+    cqe 1: 0
+    cqe 2: -ETIME
+    cqe 3: 0
+    cqe 1: -ETIME
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 1: -ETIME
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 1: -ETIME
+    cqe 2: 0
+    cqe 3: 0
+    cqe 1: 0
+    cqe 2: -ETIME
+    cqe 3: 0
+");

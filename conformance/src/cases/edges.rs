@@ -9,24 +9,12 @@ use usring_uapi::io_uring as u;
 use super::receive_multishot::{DEFER, multishot, ring_of};
 use super::receive_short::pass;
 use super::send_receive::{ALL, text};
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::Pages;
 use crate::net;
 use crate::ring::Ring;
 use crate::sqe::{Change, recv, send};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("edges.send_poll_first", send_poll_first),
-    case("edges.receive_poll_first", receive_poll_first),
-    case("edges.accept_poll_first", accept_poll_first),
-    case("edges.end_behind_whole_receive", end_behind_whole_receive),
-    case("edges.end_behind_multishot", end_behind_multishot),
-    case("edges.end_behind_bundle", end_behind_bundle),
-    case("edges.many_packets", many_packets),
-    case("edges.many_descriptors", many_descriptors),
-];
 
 const FIRST: u16 = u::IORING_RECVSEND_POLL_FIRST as u16;
 
@@ -54,6 +42,20 @@ fn send_poll_first(t: &mut Transcript) {
         }
     }
 }
+case!(send_poll_first => "
+    cqe 1: 9
+    cqe 2: 9
+    cqe 3: 9
+    cqe 1: 9
+    cqe 2: 9
+    cqe 3: 9
+    cqe 1: 9
+    cqe 2: 9
+    cqe 3: 9
+    cqe 1: 9
+    cqe 2: 9
+    cqe 3: 9
+");
 
 fn receive_poll_first(t: &mut Transcript) {
     for flags in [0, DEFER] {
@@ -69,6 +71,32 @@ fn receive_poll_first(t: &mut Transcript) {
         }
     }
 }
+case!(receive_poll_first => "
+    cqe 1: 3 SOCK_NONEMPTY
+    one
+    cqe 2: 3 SOCK_NONEMPTY
+    two
+    cqe 3: 3
+    six
+    cqe 1: 3 SOCK_NONEMPTY
+    one
+    cqe 2: 3 SOCK_NONEMPTY
+    two
+    cqe 3: 3
+    six
+    cqe 1: 3 SOCK_NONEMPTY
+    one
+    cqe 2: 3 SOCK_NONEMPTY
+    two
+    cqe 3: 3
+    six
+    cqe 1: 3 SOCK_NONEMPTY
+    one
+    cqe 2: 3 SOCK_NONEMPTY
+    two
+    cqe 3: 3
+    six
+");
 
 fn accept_poll_first(t: &mut Transcript) {
     for family in net::FAMILIES {
@@ -85,6 +113,14 @@ fn accept_poll_first(t: &mut Transcript) {
         }
     }
 }
+case!(accept_poll_first => "
+    V4: true
+    V4: true
+    V6: true
+    V6: true
+    Unix: true
+    Unix: true
+");
 
 /// A header and a body, of which the peer has sent a part before it closed. All of that part wakes
 /// the receive of the header. The receive of the body finds the end.
@@ -102,6 +138,14 @@ fn end_behind_whole_receive(t: &mut Transcript) {
         t.say(text(&body));
     }
 }
+case!(end_behind_whole_receive => "
+    cqe 1: 4 SOCK_NONEMPTY
+    cqe 2: 4
+    body....
+    cqe 1: 4 SOCK_NONEMPTY
+    cqe 2: 4 SOCK_NONEMPTY
+    body....
+");
 
 /// A multishot ends for lack of buffers after its peer has closed. The next one finds the rest and
 /// the end.
@@ -131,10 +175,32 @@ fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
 fn end_behind_multishot(t: &mut Transcript) {
     end_behind(t, 0, 2);
 }
+case!(end_behind_multishot => "
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: -ENOBUFS
+    cqe 2: 10 MORE|BUFFER(1)
+    cqe 2: 0
+     and so on......
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: -ENOBUFS
+    cqe 2: 10 MORE|BUFFER(1)
+    cqe 2: 0
+     and so on......
+");
 
 fn end_behind_bundle(t: &mut Transcript) {
     end_behind(t, u::IORING_RECVSEND_BUNDLE, 1);
 }
+case!(end_behind_bundle => "
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(0)
+    cqe 2: 10 MORE|BUFFER(1)
+    cqe 2: 0
+     and so on......
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(0)
+    cqe 2: 10 MORE|BUFFER(1)
+    cqe 2: 0
+     and so on......
+");
 
 /// More pieces than one receive takes at once. They have all arrived, so the buffer is filled.
 const PIECES: usize = 70;
@@ -169,7 +235,27 @@ fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {
 fn many_packets(t: &mut Transcript) {
     fill(t, libc::SOCK_SEQPACKET, |writer| assert_eq!(files::put(writer, b"one"), 3));
 }
+case!(many_packets => "
+    cqe 1: 210
+    210 ................
+    cqe 1: 210
+    210 ................
+    cqe 1: 208 BUFFER(0)
+    0 neoneoneoneoneon
+    cqe 1: 208 BUFFER(0)
+    0 neoneoneoneoneon
+");
 
 fn many_descriptors(t: &mut Transcript) {
     fill(t, libc::SOCK_STREAM, |writer| pass(writer, "one"));
 }
+case!(many_descriptors => "
+    cqe 1: 210
+    210 ................
+    cqe 1: 210
+    210 ................
+    cqe 1: 208 SOCK_NONEMPTY|BUFFER(0)
+    0 neoneoneoneoneon
+    cqe 1: 208 SOCK_NONEMPTY|BUFFER(0)
+    0 neoneoneoneoneon
+");

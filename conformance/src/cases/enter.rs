@@ -4,33 +4,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, read, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("enter.bad_descriptors", bad_descriptors),
-    case("enter.unknown_flags", unknown_flags),
-    case("enter.nothing_to_submit", nothing_to_submit),
-    case("enter.takes_to_submit", takes_to_submit),
-    case("enter.to_submit_beyond_entries", to_submit_beyond_entries),
-    case("enter.bad_sqe_ends_batch", bad_sqe_ends_batch),
-    case("enter.submit_all", submit_all),
-    case("enter.unknown_opcodes", unknown_opcodes),
-    case("enter.unknown_sqe_flag", unknown_sqe_flag),
-    case("enter.unknown_personality", unknown_personality),
-    case("enter.bad_sq_array_index", bad_sq_array_index),
-    case("enter.tail_beyond_entries", tail_beyond_entries),
-    case("enter.sqe_reused_at_once", sqe_reused_at_once),
-    case("enter.sq_wraps", sq_wraps),
-    case("enter.getevents_without_requests", getevents_without_requests),
-    case("enter.submits_and_waits", submits_and_waits),
-    case("enter.sq_wakeup_on_plain_ring", sq_wakeup_on_plain_ring),
-    case("enter.after_close", after_close),
-];
 
 fn bad_descriptors(t: &mut Transcript) {
     let enter = |fd| door::enter(fd, 1, 0, 0, std::ptr::null(), 0);
@@ -51,6 +29,19 @@ fn bad_descriptors(t: &mut Transcript) {
     // Flags are checked before the descriptor.
     t.result("enter -1, bad flag", door::enter(-1, 0, 0, 1 << 20, std::ptr::null(), 0));
 }
+case!(bad_descriptors => "
+    enter -1 = -EBADF
+    register -1 = -EINVAL
+    enter closed = -EBADF
+    register closed = -EBADF
+    enter pipe = -EOPNOTSUPP
+    register pipe = -EOPNOTSUPP
+    enter file = -EOPNOTSUPP
+    register file = -EOPNOTSUPP
+    enter eventfd = -EOPNOTSUPP
+    register eventfd = -EOPNOTSUPP
+    enter -1, bad flag = -EINVAL
+");
 
 fn unknown_flags(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -60,6 +51,33 @@ fn unknown_flags(t: &mut Transcript) {
     // Without EXT_ARG a call that does not wait ignores the argument.
     t.result("bad argument, unused", ring.enter_with(0, 0, 0, 16 as *const _, 8));
 }
+case!(unknown_flags => "
+    1 << 8 = -EINVAL
+    1 << 9 = -EINVAL
+    1 << 10 = -EINVAL
+    1 << 11 = -EINVAL
+    1 << 12 = -EINVAL
+    1 << 13 = -EINVAL
+    1 << 14 = -EINVAL
+    1 << 15 = -EINVAL
+    1 << 16 = -EINVAL
+    1 << 17 = -EINVAL
+    1 << 18 = -EINVAL
+    1 << 19 = -EINVAL
+    1 << 20 = -EINVAL
+    1 << 21 = -EINVAL
+    1 << 22 = -EINVAL
+    1 << 23 = -EINVAL
+    1 << 24 = -EINVAL
+    1 << 25 = -EINVAL
+    1 << 26 = -EINVAL
+    1 << 27 = -EINVAL
+    1 << 28 = -EINVAL
+    1 << 29 = -EINVAL
+    1 << 30 = -EINVAL
+    1 << 31 = -EINVAL
+    bad argument, unused = 0
+");
 
 fn nothing_to_submit(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -70,6 +88,13 @@ fn nothing_to_submit(t: &mut Transcript) {
     t.result("enter(0, 1, 0)", ring.enter(0, 1, 0));
     t.result("enter(u32::MAX, 0, 0)", ring.enter(u32::MAX, 0, 0));
 }
+case!(nothing_to_submit => "
+    enter(0, 0, 0) = 0
+    enter(4, 0, 0) = 0
+    enter(0, 0, GETEVENTS) = 0
+    enter(0, 1, 0) = 0
+    enter(u32::MAX, 0, 0) = 0
+");
 
 fn takes_to_submit(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -85,6 +110,19 @@ fn takes_to_submit(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
 }
+case!(takes_to_submit => "
+    enter(2) = 2
+    cqe 1: 0
+    cqe 2: 0
+    sq head 2 tail 5
+    enter(0) = 0
+    no cqe
+    enter(9) = 3
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    sq head 5 tail 5
+");
 
 fn to_submit_beyond_entries(t: &mut Transcript) {
     let mut ring = Ring::new(2);
@@ -93,6 +131,11 @@ fn to_submit_beyond_entries(t: &mut Transcript) {
     t.result("enter(1000)", ring.enter(1000, 0, 0));
     t.in_order(&ring.reap());
 }
+case!(to_submit_beyond_entries => "
+    enter(1000) = 2
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn three_with_a_bad_one(ring: &mut Ring) {
     ring.push(nop(1));
@@ -125,6 +168,23 @@ fn bad_sqe_ends_batch(t: &mut Transcript) {
     t.result("enter(3, 1, GETEVENTS)", ring.enter(3, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(bad_sqe_ends_batch => "
+    enter(3) = 2
+    cqe 1: 0
+    cqe 2: -EINVAL
+    sq head 2 tail 3
+    enter(1) = 1
+    cqe 3: 0
+    enter(3) = 3
+    cqe 1: 0
+    cqe 2: -EBADF
+    cqe 3: 0
+    enter(2) = 1
+    cqe 1: -EINVAL
+    enter(3, 1, GETEVENTS) = 2
+    cqe 2: 0
+    cqe 3: -EINVAL
+");
 
 fn submit_all(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
@@ -136,6 +196,15 @@ fn submit_all(t: &mut Transcript) {
     t.result("enter(2)", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(submit_all => "
+    enter(3) = 3
+    cqe 1: 0
+    cqe 2: -EINVAL
+    cqe 3: 0
+    enter(2) = 2
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 fn unknown_opcodes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -143,12 +212,22 @@ fn unknown_opcodes(t: &mut Transcript) {
         t.entry(&ring.one(sqe(opcode, -1, u64::from(opcode))));
     }
 }
+case!(unknown_opcodes => "
+    cqe 100: -EINVAL
+    cqe 128: -EINVAL
+    cqe 200: -EINVAL
+    cqe 255: -EINVAL
+");
 
 fn unknown_sqe_flag(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(nop(1).flagged(0x80)));
     t.entry(&ring.one(nop(2).flagged(0xff)));
 }
+case!(unknown_sqe_flag => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 fn unknown_personality(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -156,6 +235,11 @@ fn unknown_personality(t: &mut Transcript) {
     t.entry(&ring.one(nop(2).with(|sqe| sqe.personality = u16::MAX)));
     t.entry(&ring.one(nop(3)));
 }
+case!(unknown_personality => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: 0
+");
 
 /// An array entry that names no SQE is dropped and counted. It gets no CQE.
 fn bad_sq_array_index(t: &mut Transcript) {
@@ -174,6 +258,15 @@ fn bad_sq_array_index(t: &mut Transcript) {
     t.result("enter(1)", ring.submit());
     t.say(format_args!("dropped {} sq head {}", ring.sq_dropped(), ring.sq_head()));
 }
+case!(bad_sq_array_index => "
+    enter(3) = 1
+    cqe 1: 0
+    dropped 1 sq head 2
+    enter(1) = 1
+    cqe 3: 0
+    enter(1) = 0
+    dropped 2 sq head 4
+");
 
 /// If the tail is further from the head than there are entries, at most that many entries are taken
 /// at once.
@@ -188,6 +281,17 @@ fn tail_beyond_entries(t: &mut Transcript) {
     t.result("enter(7)", ring.enter(7, 0, 0));
     t.in_order(&ring.reap());
 }
+case!(tail_beyond_entries => "
+    enter(7) = 4
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    enter(7) = 3
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+");
 
 /// SUBMIT_STABLE: the program may reuse an SQE as soon as enter returns.
 fn sqe_reused_at_once(t: &mut Transcript) {
@@ -204,6 +308,15 @@ fn sqe_reused_at_once(t: &mut Transcript) {
     got.sort_unstable();
     t.say(format_args!("bytes {}", String::from_utf8_lossy(&got)));
 }
+case!(sqe_reused_at_once => "
+    submit = 1
+    submit = 1
+    submit = 1
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1
+    bytes abc
+");
 
 /// The indices are free-running 32-bit numbers; only their difference counts.
 fn sq_wraps(t: &mut Transcript) {
@@ -215,6 +328,16 @@ fn sq_wraps(t: &mut Transcript) {
     }
     t.say(format_args!("sq head {} cq head {}", ring.sq_head(), ring.cq_head()));
 }
+case!(sq_wraps => "
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    sq head 7 cq head 7
+");
 
 fn getevents_without_requests(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -235,6 +358,19 @@ fn getevents_without_requests(t: &mut Transcript) {
     t.result("enter(0, 1000, GETEVENTS)", ring.enter(0, 1000, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(getevents_without_requests => "
+    enter(0, 1, GETEVENTS) for 20 ms = -ETIME
+    enter(0, 1, GETEVENTS) = 0
+    enter(0, 1000, GETEVENTS) = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    cqe 8: 0
+");
 
 fn submits_and_waits(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -261,6 +397,15 @@ fn submits_and_waits(t: &mut Transcript) {
     });
     t.in_order(&ring.reap());
 }
+case!(submits_and_waits => "
+    wait for one of two = 2
+    cqe 2: 0
+    wait for two, one late = 1
+    cqe 1: 4
+    cqe 3: 0
+    one, waits for two, 20 ms = 1
+    cqe 4: 0
+");
 
 fn sq_wakeup_on_plain_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -271,6 +416,13 @@ fn sq_wakeup_on_plain_ring(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.result("NO_IOWAIT", ring.enter(0, 0, u::IORING_ENTER_NO_IOWAIT));
 }
+case!(sq_wakeup_on_plain_ring => "
+    SQ_WAKEUP = 0
+    SQ_WAIT = 0
+    one with SQ_WAKEUP = 1
+    cqe 1: 0
+    NO_IOWAIT = 0
+");
 
 fn after_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -279,3 +431,9 @@ fn after_close(t: &mut Transcript) {
     t.result("register", ring.register::<u8>(super::reg::PROBE, std::ptr::null(), 0));
     t.result("close again", door::close(ring.fd));
 }
+case!(after_close => "
+    close = 0
+    enter = -EBADF
+    register = -EBADF
+    close again = -EBADF
+");

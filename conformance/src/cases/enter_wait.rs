@@ -6,36 +6,12 @@ use std::time::Duration;
 
 use usring_uapi::{Timespec, io_uring as u};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{nop, poll, timeout};
 use crate::time::{milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
-
-pub const CASES: &[Case] = &[
-    case("enter_wait.time_out", time_out),
-    case("enter_wait.zero_time_out", zero_time_out),
-    case("enter_wait.argument_sizes", argument_sizes),
-    case("enter_wait.bad_pointers", bad_pointers),
-    case("enter_wait.bad_timespec", bad_timespec),
-    case("enter_wait.enough_is_there", enough_is_there),
-    case("enter_wait.absolute", absolute),
-    case("enter_wait.absolute_in_the_past", absolute_in_the_past),
-    case("enter_wait.min_wait_returns_with_one", min_wait_returns_with_one),
-    case("enter_wait.min_wait_without_any", min_wait_without_any),
-    case("enter_wait.min_wait_full_batch", min_wait_full_batch),
-    case("enter_wait.min_wait_over_the_time_out", min_wait_over_the_time_out),
-    case("enter_wait.min_wait_alone", min_wait_alone),
-    case("enter_wait.min_wait_with_one_there", min_wait_with_one_there),
-    case("enter_wait.min_wait_zero_time_out", min_wait_zero_time_out),
-    case("enter_wait.min_wait_own_timeout", min_wait_own_timeout),
-    case("enter_wait.ext_arg_without_getevents", ext_arg_without_getevents),
-    case("enter_wait.registered_argument", registered_argument),
-    case("enter_wait.own_timeout_wakes", own_timeout_wakes),
-    case("enter_wait.another_thread_wakes", another_thread_wakes),
-];
 
 const WAIT: u32 = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
 
@@ -57,6 +33,10 @@ fn time_out(t: &mut Transcript) {
     t.result("nothing comes", answer);
     t.between("waited", waited, 30, 30_000);
 }
+case!(time_out => "
+    nothing comes = -ETIME
+    waited: after 30 to 30000 ms
+");
 
 fn zero_time_out(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -68,6 +48,12 @@ fn zero_time_out(t: &mut Transcript) {
     // Without a time the call acts as without EXT_ARG.
     t.result("no time, one is there", wait(&ring, 1, 0, &zeroed()));
 }
+case!(zero_time_out => "
+    zero = -ETIME
+    zero, one is there = 0
+    zero, two wanted = 0
+    no time, one is there = 0
+");
 
 fn argument_sizes(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -78,6 +64,17 @@ fn argument_sizes(t: &mut Transcript) {
         t.result(format_args!("size {size}"), answer);
     }
 }
+case!(argument_sizes => "
+    size 0 = -EINVAL
+    size 8 = -EINVAL
+    size 16 = -EINVAL
+    size 23 = -EINVAL
+    size 24 = -ETIME
+    size 25 = -EINVAL
+    size 32 = -EINVAL
+    size 64 = -EINVAL
+    size 4096 = -EINVAL
+");
 
 fn bad_pointers(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -105,6 +102,17 @@ fn bad_pointers(t: &mut Transcript) {
     t.result("argument null, one to submit", ring.enter_with(1, 2, WAIT, std::ptr::null(), size));
     t.in_order(&ring.reap());
 }
+case!(bad_pointers => "
+    argument null = -EFAULT
+    argument unmapped = -EFAULT
+    time unmapped = -EFAULT
+    mask unmapped = -EFAULT
+    mask of 7 bytes = -EINVAL
+    argument null, one is there = -EFAULT
+    argument null, one to submit = 1
+    cqe 1: 0
+    cqe 2: 0
+");
 
 /// Man page: it does not mention a bad timespec. The kernel accepts it as it stands, unlike that of
 /// a TIMEOUT request.
@@ -118,6 +126,11 @@ fn bad_timespec(t: &mut Transcript) {
     attempt("seconds negative", -1, 0);
     attempt("nanoseconds a second", 0, 1_000_000_000);
 }
+case!(bad_timespec => "
+    nanoseconds negative = -ETIME
+    seconds negative = -ETIME
+    nanoseconds a second = -ETIME
+");
 
 fn enough_is_there(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -130,6 +143,13 @@ fn enough_is_there(t: &mut Transcript) {
     t.result("none wanted", wait(&ring, 0, 0, &until(&crate::time::LONG)));
     t.in_order(&ring.reap());
 }
+case!(enough_is_there => "
+    two wanted, two there = 0
+    waited: after 0 to 30000 ms
+    none wanted = 0
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn absolute(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -139,6 +159,11 @@ fn absolute(t: &mut Transcript) {
     t.between("waited", waited, 0, 30_000);
     t.reached(libc::CLOCK_MONOTONIC, &time);
 }
+case!(absolute => "
+    until 30 ms from now = -ETIME
+    waited: after 0 to 30000 ms
+    the time has come: true
+");
 
 fn absolute_in_the_past(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -151,6 +176,12 @@ fn absolute_in_the_past(t: &mut Transcript) {
     t.result("until boot, one is there", wait(&ring, 1, u::IORING_ENTER_ABS_TIMER, &until(&time)));
     t.result("ABS_TIMER alone", ring.enter(0, 0, u::IORING_ENTER_ABS_TIMER));
 }
+case!(absolute_in_the_past => "
+    until boot = -ETIME
+    waited: after 0 to 30000 ms
+    until boot, one is there = 0
+    ABS_TIMER alone = 0
+");
 
 /// Starts a thread that writes to `count` eventfds a little later; polls watch them.
 fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHandle<()>) {
@@ -184,6 +215,11 @@ fn min_wait_returns_with_one(t: &mut Transcript) {
     t.in_order(&ring.reap());
     let _ = thread.join();
 }
+case!(min_wait_returns_with_one => "
+    eight wanted, one comes = 0
+    waited: after 55 to 30000 ms
+    cqe 1: 1
+");
 
 fn min_wait_without_any(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -194,6 +230,10 @@ fn min_wait_without_any(t: &mut Transcript) {
     t.result("eight wanted, none comes", answer);
     t.between("waited", waited, 55, 30_000);
 }
+case!(min_wait_without_any => "
+    eight wanted, none comes = -ETIME
+    waited: after 55 to 30000 ms
+");
 
 fn min_wait_full_batch(t: &mut Transcript) {
     let (mut ring, _events, thread) = later(3);
@@ -206,6 +246,13 @@ fn min_wait_full_batch(t: &mut Transcript) {
     t.sorted(&ring.reap());
     let _ = thread.join();
 }
+case!(min_wait_full_batch => "
+    three wanted, three come = 0
+    waited: after 0 to 30000 ms
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1
+");
 
 fn ext_arg_without_getevents(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -216,6 +263,10 @@ fn ext_arg_without_getevents(t: &mut Transcript) {
     t.result("submit, bad argument", ring.enter_with(1, 0, only, BAD as *const _, 24));
     t.in_order(&ring.reap());
 }
+case!(ext_arg_without_getevents => "
+    submit, bad argument = 1
+    cqe 1: 0
+");
 
 /// EXT_ARG_REG names a registered region; there is none.
 fn registered_argument(t: &mut Transcript) {
@@ -224,6 +275,10 @@ fn registered_argument(t: &mut Transcript) {
     t.result("size 64", ring.enter_with(0, 1, flags, std::ptr::null(), 64));
     t.result("size 24", ring.enter_with(0, 1, flags, std::ptr::null(), 24));
 }
+case!(registered_argument => "
+    size 64 = -EFAULT
+    size 24 = -EINVAL
+");
 
 fn own_timeout_wakes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -232,6 +287,10 @@ fn own_timeout_wakes(t: &mut Transcript) {
     t.result("wait without a limit", ring.submit_and_wait(1));
     t.in_order(&ring.reap());
 }
+case!(own_timeout_wakes => "
+    wait without a limit = 1
+    cqe 1: -ETIME
+");
 
 fn another_thread_wakes(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -251,6 +310,12 @@ fn another_thread_wakes(t: &mut Transcript) {
     t.say(format_args!("events {}", crate::names::events(events)));
     drop(thread.join());
 }
+case!(another_thread_wakes => "
+    wait = 0
+    waited: after 30 to 30000 ms
+    cqes 1
+    events IN
+");
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
@@ -289,6 +354,7 @@ fn min_wait_over_the_time_out(t: &mut Transcript) {
         }
     }
 }
+case!(min_wait_over_the_time_out => include_str!("enter_wait/min_wait_over_the_time_out.txt"));
 
 /// Without a limit the minimum time is the limit.
 fn min_wait_alone(t: &mut Transcript) {
@@ -300,6 +366,20 @@ fn min_wait_alone(t: &mut Transcript) {
         limited(t, &mut ring, 100, None, 0, 99);
     }
 }
+case!(min_wait_alone => "
+    min 100 limit None flags 0 = -ETIME
+    waited: after 99 to 20000 ms
+    no cqe
+    min 100 limit None flags 0 = 0
+    waited: after 99 to 20000 ms
+    cqe 1: 0
+    min 100 limit None flags 0 = -ETIME
+    waited: after 99 to 20000 ms
+    no cqe
+    min 100 limit None flags 0 = 0
+    waited: after 99 to 20000 ms
+    cqe 1: 0
+");
 
 fn min_wait_with_one_there(t: &mut Transcript) {
     for flags in [0, DEFER] {
@@ -331,6 +411,26 @@ fn min_wait_with_one_there(t: &mut Transcript) {
         let _ = thread.join();
     }
 }
+case!(min_wait_with_one_there => "
+    min 100 limit Some(30000) flags 0 = 0
+    waited: after 99 to 20000 ms
+    cqe 1: 0
+    min 400 limit Some(30000) flags 0 = 0
+    waited: after 399 to 20000 ms
+    cqe 2: 1
+    min 20 limit Some(30000) flags 0 = 0
+    waited: after 150 to 20000 ms
+    cqe 3: 1
+    min 100 limit Some(30000) flags 0 = 0
+    waited: after 99 to 20000 ms
+    cqe 1: 0
+    min 400 limit Some(30000) flags 0 = 0
+    waited: after 399 to 20000 ms
+    cqe 2: 1
+    min 20 limit Some(30000) flags 0 = 0
+    waited: after 150 to 20000 ms
+    cqe 3: 1
+");
 
 fn min_wait_zero_time_out(t: &mut Transcript) {
     for flags in [0, DEFER] {
@@ -340,6 +440,26 @@ fn min_wait_zero_time_out(t: &mut Transcript) {
         limited(t, &mut ring, 0, Some(0), 0, 0);
     }
 }
+case!(min_wait_zero_time_out => "
+    min 100 limit Some(0) flags 0 = -ETIME
+    waited: after 99 to 20000 ms
+    no cqe
+    min 100 limit Some(-5) flags 32 = -ETIME
+    waited: after 99 to 20000 ms
+    no cqe
+    min 0 limit Some(0) flags 0 = -ETIME
+    waited: after 0 to 20000 ms
+    no cqe
+    min 100 limit Some(0) flags 0 = -ETIME
+    waited: after 99 to 20000 ms
+    no cqe
+    min 100 limit Some(-5) flags 32 = -ETIME
+    waited: after 99 to 20000 ms
+    no cqe
+    min 0 limit Some(0) flags 0 = -ETIME
+    waited: after 0 to 20000 ms
+    no cqe
+");
 
 /// A timeout request on the ring ends any wait.
 fn min_wait_own_timeout(t: &mut Transcript) {
@@ -355,3 +475,11 @@ fn min_wait_own_timeout(t: &mut Transcript) {
         t.in_order(&ring.reap());
     }
 }
+case!(min_wait_own_timeout => "
+    eight wanted, a timeout comes = 0
+    waited: after 29 to 8000 ms
+    cqe 1: -ETIME
+    eight wanted, a timeout comes = 0
+    waited: after 29 to 8000 ms
+    cqe 1: -ETIME
+");

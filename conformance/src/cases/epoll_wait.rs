@@ -6,7 +6,6 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::message_ring::{DEFER, message};
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::names;
@@ -14,25 +13,6 @@ use crate::ring::Ring;
 use crate::sqe::{Change, cancel, link_timeout, nop, sqe};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("epoll_wait.ready", ready),
-    case("epoll_wait.waits", waits),
-    case("epoll_wait.deferred", deferred),
-    case("epoll_wait.no_more_than_asked_for", no_more_than_asked_for),
-    case("epoll_wait.edge_and_one_shot", edge_and_one_shot),
-    case("epoll_wait.several", several),
-    case("epoll_wait.cancelled", cancelled),
-    case("epoll_wait.time_limit", time_limit),
-    case("epoll_wait.chains", chains),
-    case("epoll_wait.direct_descriptor", direct_descriptor),
-    case("epoll_wait.set_is_closed", set_is_closed),
-    case("epoll_wait.nested", nested),
-    case("epoll_wait.of_a_ring", of_a_ring),
-    case("epoll_wait.refused", refused),
-    case("epoll_wait.forced_to_a_worker", forced_to_a_worker),
-    case("epoll_wait.control_of_fixed_file", control_of_fixed_file),
-];
 
 struct Set(OwnedFd);
 
@@ -83,6 +63,13 @@ fn ready(t: &mut Transcript) {
     t.say("level-triggered: again");
     t.entry(&ring.one(epoll_wait(set.fd(), &mut there, 8, 2)));
 }
+case!(ready => "
+    cqe 1: 2
+    event 7: IN
+    event 8: OUT
+    level-triggered: again
+    cqe 2: 2
+");
 
 fn waiting(t: &mut Transcript, flags: u32) {
     let mut ring = Ring::flags(4, flags);
@@ -113,10 +100,35 @@ fn waits(t: &mut Transcript) {
     waiting(t, 0);
     waiting(t, u::IORING_SETUP_COOP_TASKRUN);
 }
+case!(waits => "
+    submit = 1
+    no cqe
+    cqe 1: 1
+    event 7: IN
+    a thread sleeps until another one writes
+    submit and wait = 1
+    cqe 2: 1
+    submit = 1
+    no cqe
+    cqe 1: 1
+    event 7: IN
+    a thread sleeps until another one writes
+    submit and wait = 1
+    cqe 2: 1
+");
 
 fn deferred(t: &mut Transcript) {
     waiting(t, DEFER);
 }
+case!(deferred => "
+    submit = 1
+    no cqe
+    cqe 1: 1
+    event 7: IN
+    a thread sleeps until another one writes
+    submit and wait = 1
+    cqe 2: 1
+");
 
 fn no_more_than_asked_for(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -131,6 +143,12 @@ fn no_more_than_asked_for(t: &mut Transcript) {
     }
     t.say(format_args!("untouched behind them {}", there[4..].iter().all(|event| { event.u64 } == 0)));
 }
+case!(no_more_than_asked_for => "
+    cqe 1: 1
+    cqe 2: 2
+    cqe 8: 1
+    untouched behind them true
+");
 
 fn edge_and_one_shot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -150,6 +168,14 @@ fn edge_and_one_shot(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     show(t, &there, 1);
 }
+case!(edge_and_one_shot => "
+    cqe 1: 2
+    event 1: IN
+    event 2: IN
+    no cqe
+    cqe 2: 1
+    event 1: IN
+");
 
 /// Two requests on one set: each event goes to one of them.
 fn several(t: &mut Transcript) {
@@ -172,6 +198,11 @@ fn several(t: &mut Transcript) {
     data.sort_unstable();
     t.say(format_args!("events of {data:?}"));
 }
+case!(several => "
+    completed 1
+    completed 1
+    events of [1, 2]
+");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -183,6 +214,10 @@ fn cancelled(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(cancelled => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
 
 fn time_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -194,6 +229,10 @@ fn time_limit(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(time_limit => "
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");
 
 fn chains(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -214,6 +253,13 @@ fn chains(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(1));
 }
+case!(chains => "
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: -EINVAL
+    cqe 4: -ECANCELED
+    cqe 6: 0
+");
 
 fn direct_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -231,6 +277,12 @@ fn direct_descriptor(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     show(t, &there, 1);
 }
+case!(direct_descriptor => "
+    register = 0
+    no cqe
+    cqe 1: 1
+    event 7: IN
+");
 
 fn set_is_closed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -245,6 +297,10 @@ fn set_is_closed(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     show(t, &there, 1);
 }
+case!(set_is_closed => "
+    cqe 1: 1
+    event 7: IN
+");
 
 fn nested(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -259,6 +315,10 @@ fn nested(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     show(t, &there, 1);
 }
+case!(nested => "
+    cqe 1: 1
+    event 8: IN
+");
 
 /// The set contains another ring.
 fn of_a_ring(t: &mut Transcript) {
@@ -280,6 +340,14 @@ fn of_a_ring(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(of_a_ring => "
+    no cqe
+    cqe 1: 1
+    event 7: IN
+    cqe 1: 2
+    emptied: no event
+    no cqe
+");
 
 fn refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -313,6 +381,30 @@ fn refused(t: &mut Transcript) {
     t.say("polled ring");
     t.entry(&Ring::flags(4, u::IORING_SETUP_IOPOLL).one(good()));
 }
+case!(refused => "
+    fields of others
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: 1
+    cqe 1: -EOPNOTSUPP
+    counts
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    memory
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    files
+    cqe 1: -EBADF
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    polled ring
+    cqe 1: -EINVAL
+");
 
 fn forced_to_a_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -326,6 +418,10 @@ fn forced_to_a_worker(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     show(t, &there, 1);
 }
+case!(forced_to_a_worker => "
+    cqe 1: 1
+    event 7: IN
+");
 
 /// EPOLL_CTL takes no registered file, but accepts the flag.
 fn control_of_fixed_file(t: &mut Transcript) {
@@ -336,3 +432,7 @@ fn control_of_fixed_file(t: &mut Transcript) {
         );
     }
 }
+case!(control_of_fixed_file => "
+    cqe 1: -EBADF
+    cqe 1: -EOPNOTSUPP
+");

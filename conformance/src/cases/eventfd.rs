@@ -5,32 +5,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("eventfd.told_of_completions", told_of_completions),
-    case("eventfd.told_of_late_ones", told_of_late_ones),
-    case("eventfd.only_async", only_async),
-    case("eventfd.register_wrong", register_wrong),
-    case("eventfd.register_twice", register_twice),
-    case("eventfd.unregister", unregister),
-    case("eventfd.disabled_by_flag", disabled_by_flag),
-    case("eventfd.held_after_close", held_after_close),
-    case("eventfd.told_of_backlog", told_of_backlog),
-    case("eventfd.not_told_of_skipped", not_told_of_skipped),
-    case("eventfd.semaphore", semaphore),
-    case("eventfd.full_and_blocking", full_and_blocking),
-    case("eventfd.sleeper_is_woken", sleeper_is_woken),
-    case("eventfd.shared_by_two_rings", shared_by_two_rings),
-    case("eventfd.read_by_its_own_ring", read_by_its_own_ring),
-    case("eventfd.read_by_another_ring", read_by_another_ring),
-];
 
 fn register(ring: &Ring, opcode: u32, number: i32) -> i32 {
     ring.register(opcode, &raw const number, 1)
@@ -52,6 +32,14 @@ fn told_of_completions(t: &mut Transcript) {
     let count = files::event_count(&event);
     t.say(format_args!("told {}", (1..=4).contains(&count)));
 }
+case!(told_of_completions => "
+    register = 0
+    count 0
+    cqe 1: 0
+    told true
+    count 0
+    told true
+");
 
 fn told_of_late_ones(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -67,6 +55,12 @@ fn told_of_late_ones(t: &mut Transcript) {
     t.say(format_args!("told {told}"));
     t.in_order(&ring.reap());
 }
+case!(told_of_late_ones => "
+    register = 0
+    count 0
+    told true
+    cqe 1: 1
+");
 
 fn only_async(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -89,6 +83,15 @@ fn only_async(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("worker: told {}", crate::time::until(|| files::event_count(&event) > 0)));
 }
+case!(only_async => "
+    register = 0
+    cqe 1: 0
+    inline: count 0
+    cqe 2: 1
+    task work: count 0
+    cqe 3: 1
+    worker: told true
+");
 
 /// An eventfd at its maximum does not block the ring, even if a write to it would. (The kernel
 /// raises the count by one more than write(2) could. The count is not printed.)
@@ -104,6 +107,14 @@ fn full_and_blocking(t: &mut Transcript) {
     t.entry(&ring.one(nop(3)));
     t.say(format_args!("told {}", files::event_count(&event) > 0));
 }
+case!(full_and_blocking => "
+    register = 0
+    cqe 1: 0
+    cqe 2: 0
+    full still true
+    cqe 3: 0
+    told true
+");
 
 fn register_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -122,6 +133,24 @@ fn register_wrong(t: &mut Transcript) {
         t.result("count 2", ring.register(opcode, &raw const number, 2));
     }
 }
+case!(register_wrong => "
+    bad number = -EBADF
+    -1 = -EBADF
+    a pipe = -EINVAL
+    a file = -EINVAL
+    null = -EFAULT
+    unmapped = -EFAULT
+    count 0 = -EINVAL
+    count 2 = -EINVAL
+    bad number = -EBADF
+    -1 = -EBADF
+    a pipe = -EINVAL
+    a file = -EINVAL
+    null = -EFAULT
+    unmapped = -EFAULT
+    count 0 = -EINVAL
+    count 2 = -EINVAL
+");
 
 fn register_twice(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -130,6 +159,11 @@ fn register_twice(t: &mut Transcript) {
     t.result("again", register(&ring, reg::EVENTFD, second.as_raw_fd()));
     t.result("async", register(&ring, reg::EVENTFD_ASYNC, second.as_raw_fd()));
 }
+case!(register_twice => "
+    register = 0
+    again = -EBUSY
+    async = -EBUSY
+");
 
 fn unregister(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -143,6 +177,15 @@ fn unregister(t: &mut Transcript) {
     t.say(format_args!("count {}", files::event_count(&event)));
     t.result("register", register(&ring, reg::EVENTFD_ASYNC, event.as_raw_fd()));
 }
+case!(unregister => "
+    none = -ENXIO
+    register = 0
+    argument = -EINVAL
+    unregister = 0
+    cqe 1: 0
+    count 0
+    register = 0
+");
 
 /// The program's own flag in the CQ ring disables the eventfd.
 fn disabled_by_flag(t: &mut Transcript) {
@@ -156,6 +199,13 @@ fn disabled_by_flag(t: &mut Transcript) {
     t.entry(&ring.one(nop(2)));
     t.say(format_args!("told {}", files::event_count(&event) > 0));
 }
+case!(disabled_by_flag => "
+    register = 0
+    cqe 1: 0
+    count 0
+    cqe 2: 0
+    told true
+");
 
 fn held_after_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -166,6 +216,11 @@ fn held_after_close(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
     t.say(format_args!("told {}", files::event_count(&other) > 0));
 }
+case!(held_after_close => "
+    register = 0
+    cqe 1: 0
+    told true
+");
 
 fn told_of_backlog(t: &mut Transcript) {
     let mut ring = Ring::with(4, |params| {
@@ -188,6 +243,13 @@ fn told_of_backlog(t: &mut Transcript) {
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     t.say(format_args!("flushed {}", ring.reap().len()));
 }
+case!(told_of_backlog => "
+    register = 0
+    told true
+    told of the fifth false
+    in the queue 4
+    flushed 1
+");
 
 fn not_told_of_skipped(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -199,6 +261,11 @@ fn not_told_of_skipped(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(format_args!("count {}", files::event_count(&event)));
 }
+case!(not_told_of_skipped => "
+    register = 0
+    no cqe
+    count 0
+");
 
 fn semaphore(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -216,6 +283,13 @@ fn semaphore(t: &mut Transcript) {
     }
     t.say(format_args!("times {times}"));
 }
+case!(semaphore => "
+    register = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    times 3
+");
 
 fn sleeper_is_woken(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -230,6 +304,11 @@ fn sleeper_is_woken(t: &mut Transcript) {
     t.say(format_args!("poll {answer} {}", crate::names::events(entry.revents.into())));
     t.in_order(&ring.reap());
 }
+case!(sleeper_is_woken => "
+    register = 0
+    poll 1 IN
+    cqe 1: -ETIME
+");
 
 fn shared_by_two_rings(t: &mut Transcript) {
     let (mut first, mut second) = (Ring::new(4), Ring::new(4));
@@ -241,6 +320,14 @@ fn shared_by_two_rings(t: &mut Transcript) {
     t.entry(&second.one(nop(2)));
     t.say(format_args!("told {}", files::event_count(&event) > 0));
 }
+case!(shared_by_two_rings => "
+    register = 0
+    register = 0
+    cqe 1: 0
+    told true
+    cqe 2: 0
+    told true
+");
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
@@ -283,6 +370,7 @@ fn read_by_its_own_ring(t: &mut Transcript) {
         }
     }
 }
+case!(read_by_its_own_ring => include_str!("eventfd/read_by_its_own_ring.txt"));
 
 /// Two rings: one reads the eventfd that the other one signals.
 fn read_by_another_ring(t: &mut Transcript) {
@@ -304,3 +392,19 @@ fn read_by_another_ring(t: &mut Transcript) {
         t.say(format_args!("told {}", files::event_count(&answer) > 0));
     }
 }
+case!(read_by_another_ring => "
+    register = 0
+    register = 0
+    cqe 1: 8
+    read 1
+    cqe 2: 0
+    count 0
+    told true
+    register = 0
+    register = 0
+    cqe 1: 8
+    read 1
+    cqe 2: 0
+    count 0
+    told true
+");

@@ -5,7 +5,6 @@ use std::ffi::CString;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::process;
@@ -13,20 +12,6 @@ use crate::ring::Ring;
 use crate::sqe::{nop, poll, read, timeout};
 use crate::time::LONG;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("exec.child_has_rings", child_has_rings),
-    case("exec.ring_is_closed", ring_is_closed),
-    case("exec.with_requests_in_flight", with_requests_in_flight),
-    case("exec.with_worker_in_flight", with_worker_in_flight),
-    case("exec.from_vfork_like_spawn", from_spawn),
-    case("exec.through_shell", through_shell),
-    case("exec.script", script),
-    case("exec.empty_environment", empty_environment),
-    case("exec.failing", failing),
-    case("exec.with_sq_thread", with_sq_thread),
-    case("exec.by_descriptor", by_descriptor),
-];
 
 fn program() -> CString {
     let path = std::env::current_exe().expect("this program has a path");
@@ -67,6 +52,7 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
 fn child_has_rings(t: &mut Transcript) {
     t.say(format_args!("child: {}", process::forked(|| become_child("nop", ""))));
 }
+case!(child_has_rings => "child: exit 0");
 
 fn ring_is_closed(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -77,6 +63,11 @@ fn ring_is_closed(t: &mut Transcript) {
     t.say(format_args!("number open: {ending}"));
     t.result("parent", ring.enter(0, 0, 0));
 }
+case!(ring_is_closed => "
+    enter of the parent's number is -EBADF: true
+    number open: exit 0
+    parent = 0
+");
 
 fn with_requests_in_flight(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -93,6 +84,10 @@ fn with_requests_in_flight(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
 }
+case!(with_requests_in_flight => "
+    child: exit 0
+    bytes left 1
+");
 
 fn with_worker_in_flight(t: &mut Transcript) {
     let fifo = files::Fifo::new();
@@ -106,6 +101,10 @@ fn with_worker_in_flight(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }
+case!(with_worker_in_flight => "
+    child: exit 0
+    deserted true
+");
 
 /// Uses the standard library's spawn, which uses posix_spawn if it can.
 fn from_spawn(t: &mut Transcript) {
@@ -115,6 +114,10 @@ fn from_spawn(t: &mut Transcript) {
     t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
     t.say(format_args!("parent's ring works {}", ring.one(nop(1)).res == 0));
 }
+case!(from_spawn as from_vfork_like_spawn => "
+    child: Some(0)
+    parent's ring works true
+");
 
 fn through_shell(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -124,6 +127,10 @@ fn through_shell(t: &mut Transcript) {
     t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
     t.say(format_args!("parent's ring works {}", ring.one(nop(1)).res == 0));
 }
+case!(through_shell => "
+    child: Some(0)
+    parent's ring works true
+");
 
 fn script(t: &mut Transcript) {
     use std::os::unix::fs::PermissionsExt;
@@ -136,6 +143,7 @@ fn script(t: &mut Transcript) {
     let status = Command::new(&path).status();
     t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
 }
+case!(script => "child: Some(0)");
 
 /// A child without an environment is served, too.
 fn empty_environment(t: &mut Transcript) {
@@ -143,6 +151,7 @@ fn empty_environment(t: &mut Transcript) {
     let status = Command::new(path).args(["child", "nop"]).env_clear().status();
     t.say(format_args!("child: {:?}", status.ok().and_then(|status| status.code())));
 }
+case!(empty_environment => "child: Some(0)");
 
 /// An exec that fails leaves everything unchanged.
 fn failing(t: &mut Transcript) {
@@ -162,6 +171,13 @@ fn failing(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.entry(&ring.one(nop(2)));
 }
+case!(failing => "
+    missing = -ENOENT
+    directory = -EACCES
+    not a program = -EACCES
+    cqe 1: 1
+    cqe 2: 0
+");
 
 fn with_sq_thread(t: &mut Transcript) {
     let ending = process::forked(|| {
@@ -178,6 +194,7 @@ fn with_sq_thread(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(with_sq_thread => "child: exit 0");
 
 /// fexecve: an exec that names no path.
 fn by_descriptor(t: &mut Transcript) {
@@ -194,3 +211,4 @@ fn by_descriptor(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(by_descriptor => "child: exit 0");

@@ -4,34 +4,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("exit.with_reads", with_reads),
-    case("exit.with_timeouts", with_timeouts),
-    case("exit.with_worker", with_worker),
-    case("exit.with_sq_thread", with_sq_thread),
-    case("exit.with_deferred_work", with_deferred_work),
-    case("exit.with_backlog", with_backlog),
-    case("exit.by_return", by_return),
-    case("exit.by_signal", by_signal),
-    case("exit.by_abort", by_abort),
-    case("exit.while_another_thread_waits", while_another_thread_waits),
-    differs(
-        "exit.of_submitting_thread",
-        of_submitting_thread,
-        "a request belongs to its ring, not to the thread that submitted it, and goes on when that ends",
-    ),
-    case("exit.of_creating_thread", of_creating_thread),
-    case("exit.by_thread_cancel", by_thread_cancel),
-    case("exit.status_is_kept", status_is_kept),
-];
 
 /// Returns whether every reading end has been closed.
 fn deserted(writer: &OwnedFd) -> bool {
@@ -58,6 +36,10 @@ fn with_reads(t: &mut Transcript) {
     drop(reader);
     t.say(format_args!("deserted {}", deserted(&writer)));
 }
+case!(with_reads => "
+    child: exit 5
+    deserted true
+");
 
 fn with_timeouts(t: &mut Transcript) {
     let ending = process::forked(|| {
@@ -70,6 +52,7 @@ fn with_timeouts(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(with_timeouts => "child: exit 5");
 
 /// A worker that waits in a call does not keep the process alive.
 fn with_worker(t: &mut Transcript) {
@@ -86,6 +69,10 @@ fn with_worker(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }
+case!(with_worker => "
+    child: exit 5
+    deserted true
+");
 
 fn with_sq_thread(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -107,6 +94,10 @@ fn with_sq_thread(t: &mut Transcript) {
     drop(reader);
     t.say(format_args!("deserted {}", deserted(&writer)));
 }
+case!(with_sq_thread => "
+    child: exit 5
+    deserted true
+");
 
 fn with_deferred_work(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -123,6 +114,10 @@ fn with_deferred_work(t: &mut Transcript) {
     drop(reader);
     t.say(format_args!("deserted {}", deserted(&writer)));
 }
+case!(with_deferred_work => "
+    child: exit 5
+    deserted true
+");
 
 fn with_backlog(t: &mut Transcript) {
     let ending = process::forked(|| {
@@ -136,6 +131,7 @@ fn with_backlog(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(with_backlog => "child: exit 5");
 
 /// exit(3), with handlers that run at exit.
 fn by_return(t: &mut Transcript) {
@@ -153,6 +149,10 @@ fn by_return(t: &mut Transcript) {
     drop(reader);
     t.say(format_args!("deserted {}", deserted(&writer)));
 }
+case!(by_return => "
+    child: exit 6
+    deserted true
+");
 
 fn by_signal(t: &mut Transcript) {
     for signal in [libc::SIGTERM, libc::SIGKILL, libc::SIGUSR1] {
@@ -172,6 +172,14 @@ fn by_signal(t: &mut Transcript) {
         t.say(format_args!("deserted {}", deserted(&writer)));
     }
 }
+case!(by_signal => "
+    child: signal 15
+    deserted true
+    child: signal 9
+    deserted true
+    child: signal 10
+    deserted true
+");
 
 fn by_abort(t: &mut Transcript) {
     let ending = process::forked(|| {
@@ -183,6 +191,7 @@ fn by_abort(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(by_abort => "child: signal 6");
 
 fn while_another_thread_waits(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -205,6 +214,10 @@ fn while_another_thread_waits(t: &mut Transcript) {
     drop(reader);
     t.say(format_args!("deserted {}", deserted(&writer)));
 }
+case!(while_another_thread_waits => "
+    child: exit 5
+    deserted true
+");
 
 /// A request belongs to the thread that submitted it. When that thread has ended, the request is
 /// cancelled, though the ring still exists.
@@ -223,6 +236,18 @@ fn of_submitting_thread(t: &mut Transcript) {
     files::set_nonblocking(&reader, true);
     t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
 }
+case!(of_submitting_thread => "
+    submitted there = 1
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    bytes left 1
+", usring => "
+    submitted there = 1
+    cqe 1: 1
+    cqe 2: 0
+    bytes left 0
+", because
+    "a request belongs to its ring, not to the thread that submitted it, and goes on when that ends");
 
 fn of_creating_thread(t: &mut Transcript) {
     let made = std::thread::spawn(|| Ring::new(8)).join();
@@ -237,6 +262,11 @@ fn of_creating_thread(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(of_creating_thread => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 1
+");
 
 extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: the call changes this thread's cancellation type. No cleanup is needed when the
@@ -283,6 +313,12 @@ fn by_thread_cancel(t: &mut Transcript) {
     t.say(format_args!("in pause: cancelled {}", cancelled(wait_in_pause, ring.fd)));
     t.entry(&ring.one(nop(2)));
 }
+case!(by_thread_cancel => "
+    in enter: cancelled true
+    cqe 1: 0
+    in pause: cancelled true
+    cqe 2: 0
+");
 
 fn status_is_kept(t: &mut Transcript) {
     for status in [0, 1, 42, 255] {
@@ -294,3 +330,9 @@ fn status_is_kept(t: &mut Transcript) {
         t.say(format_args!("child: {ending}"));
     }
 }
+case!(status_is_kept => "
+    child: exit 0
+    child: exit 1
+    child: exit 42
+    child: exit 255
+");

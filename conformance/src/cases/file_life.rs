@@ -5,30 +5,11 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, close, poll, read, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("file_life.close_does_not_cancel", close_does_not_cancel),
-    case("file_life.closed_in_the_same_batch", closed_in_the_same_batch),
-    case("file_life.number_reused_by_file", number_reused_by_file),
-    case("file_life.number_reused_by_pipe", number_reused_by_pipe),
-    case("file_life.poll_survives_close", poll_survives_close),
-    case("file_life.write_survives_close", write_survives_close),
-    case("file_life.worker_survives_close", worker_survives_close),
-    case("file_life.pipe_end_held_open", pipe_end_held_open),
-    case("file_life.let_go_when_done", let_go_when_done),
-    case("file_life.let_go_when_cancelled", let_go_when_cancelled),
-    case("file_life.let_go_when_ring_closes", let_go_when_ring_closes),
-    case("file_life.unregistered_while_in_use", unregistered_while_in_use),
-    case("file_life.looked_up_at_submit", looked_up_at_submit),
-    case("file_life.lowest_number_is_free", lowest_number_is_free),
-    case("file_life.record_locks_are_kept", record_locks_are_kept),
-];
 
 fn close_does_not_cancel(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -43,6 +24,13 @@ fn close_does_not_cancel(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(String::from_utf8_lossy(&buffer).into_owned());
 }
+case!(close_does_not_cancel => "
+    close = 0
+    no cqe
+    written 4
+    cqe 1: 4
+    late
+");
 
 fn closed_in_the_same_batch(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -57,6 +45,12 @@ fn closed_in_the_same_batch(t: &mut Transcript) {
     files::put(&writer, b"late");
     t.in_order(&ring.wait(1));
 }
+case!(closed_in_the_same_batch => "
+    submit = 3
+    cqe 2: 0
+    cqe 3: -EBADF
+    cqe 1: 4
+");
 
 fn number_reused_by_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -75,6 +69,13 @@ fn number_reused_by_file(t: &mut Transcript) {
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 2)));
     t.say(String::from_utf8_lossy(&buffer).into_owned());
 }
+case!(number_reused_by_file => "
+    no cqe
+    cqe 1: 8
+    but this
+    cqe 2: 8
+    not this
+");
 
 fn number_reused_by_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -93,6 +94,11 @@ fn number_reused_by_pipe(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", String::from_utf8_lossy(&a[..3]), String::from_utf8_lossy(&b[..3])));
 }
+case!(number_reused_by_pipe => "
+    cqe 2: 3
+    cqe 1: 3
+    old new
+");
 
 fn poll_survives_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -103,6 +109,10 @@ fn poll_survives_close(t: &mut Transcript) {
     t.say(format_args!("written {}", files::put(&writer, b"x")));
     t.in_order(&ring.wait(1));
 }
+case!(poll_survives_close => "
+    written 1
+    cqe 1: 1
+");
 
 fn write_survives_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -126,6 +136,10 @@ fn write_survives_close(t: &mut Transcript) {
     let tail = last.ends_with(b"tail");
     t.say(format_args!("all read {} tail {tail}", total % 4096 == 4));
 }
+case!(write_survives_close => "
+    cqe 1: 4
+    all read true tail true
+");
 
 /// If forced to a worker, the request looks up the number in that worker (man page: at submit). So
 /// the worker must have started.
@@ -140,6 +154,10 @@ fn worker_survives_close(t: &mut Transcript) {
     t.say(format_args!("written {}", files::put(&writer, b"late")));
     t.in_order(&ring.wait(1));
 }
+case!(worker_survives_close => "
+    written 4
+    cqe 1: 4
+");
 
 fn pipe_end_held_open(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -161,6 +179,10 @@ fn pipe_end_held_open(t: &mut Transcript) {
     t.say(format_args!("completed {seen} ended before {}", ended && ring.ready() == 0));
     t.in_order(&ring.reap());
 }
+case!(pipe_end_held_open => "
+    completed true ended before false
+    cqe 1: 1
+");
 
 /// Returns whether the last reader of a pipe has gone, as seen from the writing end.
 fn reader_gone(writer: &std::os::fd::OwnedFd) -> bool {
@@ -181,6 +203,10 @@ fn let_go_when_done(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("reader gone {}", reader_gone(&writer)));
 }
+case!(let_go_when_done => "
+    cqe 1: 1
+    reader gone true
+");
 
 fn let_go_when_cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -194,6 +220,11 @@ fn let_go_when_cancelled(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
     t.say(format_args!("reader gone {}", reader_gone(&writer)));
 }
+case!(let_go_when_cancelled => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    reader gone true
+");
 
 fn let_go_when_ring_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -205,6 +236,7 @@ fn let_go_when_ring_closes(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("reader gone {}", reader_gone(&writer)));
 }
+case!(let_go_when_ring_closes => "reader gone true");
 
 fn unregistered_while_in_use(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -220,6 +252,12 @@ fn unregistered_while_in_use(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("reader gone {}", reader_gone(&writer)));
 }
+case!(unregistered_while_in_use => "
+    register = 0
+    unregister = 0
+    cqe 1: 4
+    reader gone true
+");
 
 fn looked_up_at_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -235,6 +273,11 @@ fn looked_up_at_submit(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(String::from_utf8_lossy(&buffer).into_owned());
 }
+case!(looked_up_at_submit => "
+    submit = 1
+    cqe 1: 5
+    other
+");
 
 /// A waiting request uses no descriptor number of the program's.
 fn lowest_number_is_free(t: &mut Transcript) {
@@ -248,6 +291,7 @@ fn lowest_number_is_free(t: &mut Transcript) {
     let next = files::eventfd(0);
     t.say(format_args!("the number just freed: {}", next.as_raw_fd() == fd));
 }
+case!(lowest_number_is_free => "the number just freed: true");
 
 fn record_lock(kind: i32) -> libc::flock {
     let mut lock: libc::flock = crate::memory::zeroed();
@@ -291,3 +335,18 @@ fn record_locks_are_kept(t: &mut Transcript) {
     drop(ring);
     t.say(format_args!("after the ring: {}", locked(fd)));
 }
+case!(record_locks_are_kept => "
+    lock = 0
+    locked true
+    cqe 1: 4
+    cqe 2: 4
+    after a worker's read: true
+    cqe 3: 4
+    after a worker's write: true
+    register = 0
+    cqe 4: 4
+    unregister = 0
+    after the table: true
+    register = 0
+    after the ring: true
+");

@@ -5,25 +5,11 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
 use crate::sqe::{Change, read, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("files_update.replaces", replaces),
-    case("files_update.no_table", no_table),
-    case("files_update.bad_ranges", bad_ranges),
-    case("files_update.stops_at_bad", stops_at_bad),
-    case("files_update.skips", skips),
-    case("files_update.allocates", allocates),
-    case("files_update.allocates_until_full", allocates_until_full),
-    case("files_update.linked_to_read", linked_to_read),
-    case("files_update.reserved_fields", reserved_fields),
-    case("files_update.forced_async", forced_async),
-];
 
 fn update(numbers: &[i32], offset: u64, user_data: u64) -> Sqe {
     sqe(opcode::FILES_UPDATE, -1, user_data).with(|sqe| {
@@ -58,11 +44,20 @@ fn replaces(t: &mut Transcript) {
     t.entry(&ring.one(update(&[-1], 1, 2)));
     first_byte(t, &mut ring, 1);
 }
+case!(replaces => "
+    cqe 1: 2
+    slot 0 ? = -EBADF
+    slot 1 a = 1
+    slot 2 b = 1
+    cqe 2: 1
+    slot 1 ? = -EBADF
+");
 
 fn no_table(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(update(&[-1], 0, 1)));
 }
+case!(no_table => "cqe 1: -ENXIO");
 
 fn bad_ranges(t: &mut Transcript) {
     let mut ring = table(2);
@@ -74,6 +69,15 @@ fn bad_ranges(t: &mut Transcript) {
     t.entry(&ring.one(update(&[-1], 0, 6).with(|sqe| sqe.addr = BAD)));
     t.entry(&ring.one(update(&[-1], 0, 7).with(|sqe| sqe.len = u32::MAX)));
 }
+case!(bad_ranges => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 4: 1
+    cqe 5: -EFAULT
+    cqe 6: -EFAULT
+    cqe 7: -EINVAL
+");
 
 fn stops_at_bad(t: &mut Transcript) {
     let mut ring = table(3);
@@ -84,6 +88,13 @@ fn stops_at_bad(t: &mut Transcript) {
     }
     t.entry(&ring.one(update(&[9999], 0, 2)));
 }
+case!(stops_at_bad => "
+    cqe 1: 1
+    slot 0 a = 1
+    slot 1 ? = -EBADF
+    slot 2 ? = -EBADF
+    cqe 2: -EBADF
+");
 
 fn skips(t: &mut Transcript) {
     let mut ring = table(2);
@@ -92,6 +103,11 @@ fn skips(t: &mut Transcript) {
     t.entry(&ring.one(update(&[u::IORING_REGISTER_FILES_SKIP], 0, 2)));
     first_byte(t, &mut ring, 0);
 }
+case!(skips => "
+    cqe 1: 2
+    cqe 2: 1
+    slot 0 a = 1
+");
 
 /// With an offset of ALLOC the kernel chooses the slots and writes them over the numbers.
 fn allocates(t: &mut Transcript) {
@@ -104,6 +120,12 @@ fn allocates(t: &mut Transcript) {
     first_byte(t, &mut ring, 0);
     first_byte(t, &mut ring, 1);
 }
+case!(allocates => "
+    cqe 1: 2
+    [0, 1]
+    slot 0 a = 1
+    slot 1 b = 1
+");
 
 fn allocates_until_full(t: &mut Transcript) {
     let mut ring = table(2);
@@ -118,6 +140,12 @@ fn allocates_until_full(t: &mut Transcript) {
     let address = bad.as_mut_ptr() as u64;
     t.entry(&ring.one(update(&[0], u64::from(u32::MAX), 3).with(|sqe| sqe.addr = address)));
 }
+case!(allocates_until_full => "
+    cqe 1: 2
+    [0, 1]
+    cqe 2: -ENFILE
+    cqe 3: -EBADF
+");
 
 fn linked_to_read(t: &mut Transcript) {
     let mut ring = table(1);
@@ -130,6 +158,12 @@ fn linked_to_read(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(String::from_utf8_lossy(&buffer).into_owned());
 }
+case!(linked_to_read => "
+    submit = 2
+    cqe 1: 1
+    cqe 2: 6
+    linked
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = table(1);
@@ -145,6 +179,15 @@ fn reserved_fields(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(reserved_fields => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: 1
+    cqe 1: -EINVAL
+    cqe 1: 1
+    cqe 1: -EINVAL
+    cqe 1: -EOPNOTSUPP
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = table(1);
@@ -153,3 +196,7 @@ fn forced_async(t: &mut Transcript) {
     t.entry(&ring.one(update(&numbers, 0, 1).forced_async()));
     first_byte(t, &mut ring, 0);
 }
+case!(forced_async => "
+    cqe 1: 1
+    slot 0 a = 1
+");

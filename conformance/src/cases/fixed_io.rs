@@ -5,35 +5,11 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, Pages};
 use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, read, read_at, vector, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("fixed_io.round_trip", round_trip),
-    case("fixed_io.inside_a_buffer", inside_a_buffer),
-    case("fixed_io.outside_a_buffer", outside_a_buffer),
-    case("fixed_io.bad_index", bad_index),
-    case("fixed_io.no_buffers", no_buffers),
-    case("fixed_io.at_position", at_position),
-    case("fixed_io.on_pipe", on_pipe),
-    case("fixed_io.waits", waits),
-    case("fixed_io.fixed_file_and_buffer", fixed_file_and_buffer),
-    case("fixed_io.forced_async", forced_async),
-    case("fixed_io.length_zero", length_zero),
-    case("fixed_io.several_buffers", several_buffers),
-    case("fixed_io.vector_round_trip", vector_round_trip),
-    case("fixed_io.vector_outside", vector_outside),
-    case("fixed_io.vector_empty", vector_empty),
-    case("fixed_io.vector_wrong", vector_wrong),
-    case("fixed_io.vector_waits", vector_waits),
-    case("fixed_io.vector_copied_by_submit", vector_copied_by_submit),
-    case("fixed_io.vector_at_position", vector_at_position),
-    case("fixed_io.vector_on_polled_ring", vector_on_polled_ring),
-];
 
 /// Makes a ring with the given pages registered as buffers.
 fn ring_with(buffers: &[&Pages]) -> Ring {
@@ -64,6 +40,12 @@ fn round_trip(t: &mut Transcript) {
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(100), 10, 0, 2)));
     t.say(String::from_utf8_lossy(&pages.bytes()[100..105]).into_owned());
 }
+case!(round_trip => "
+    cqe 1: 5
+    hello
+    cqe 2: 5
+    hello
+");
 
 fn inside_a_buffer(t: &mut Transcript) {
     let mut pages = Pages::new(3);
@@ -75,6 +57,11 @@ fn inside_a_buffer(t: &mut Transcript) {
     let end = pages.length as u64;
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0) + end - 10, 10, 0, 2)));
 }
+case!(inside_a_buffer => "
+    cqe 1: 10
+    0123456789
+    cqe 2: 10
+");
 
 fn outside_a_buffer(t: &mut Transcript) {
     let pages = Pages::new(2);
@@ -94,6 +81,20 @@ fn outside_a_buffer(t: &mut Transcript) {
     t.entry(&ring.one(read_fixed(fd, BAD, 10, 0, 21)));
     t.entry(&ring.one(read_fixed(fd, 0, 10, 0, 22)));
 }
+case!(outside_a_buffer => "
+    register = 0
+    cqe 0: 1000
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+    cqe 5: 0
+    cqe 6: -EFAULT
+    cqe 7: -EFAULT
+    cqe 20: -EFAULT
+    cqe 21: -EFAULT
+    cqe 22: -EFAULT
+");
 
 fn bad_index(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -104,6 +105,13 @@ fn bad_index(t: &mut Transcript) {
     }
     t.entry(&ring.one(read_fixed(-1, pages.at(0), 10, 9, 2)));
 }
+case!(bad_index => "
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EBADF
+");
 
 fn no_buffers(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -112,6 +120,10 @@ fn no_buffers(t: &mut Transcript) {
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 10, 0, 1)));
     t.entry(&ring.one(write_fixed(file.as_raw_fd(), pages.at(0), 10, 0, 2)));
 }
+case!(no_buffers => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+");
 
 fn at_position(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -123,6 +135,12 @@ fn at_position(t: &mut Transcript) {
     t.entry(&ring.one(current(write_fixed(file.as_raw_fd(), pages.at(0), 2, 0, 2))));
     t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
 }
+case!(at_position => "
+    cqe 1: 4
+    position 4
+    cqe 2: 2
+    0123016789 position 6
+");
 
 fn on_pipe(t: &mut Transcript) {
     let mut pages = Pages::new(1);
@@ -133,6 +151,11 @@ fn on_pipe(t: &mut Transcript) {
     t.entry(&ring.one(read_fixed(reader.as_raw_fd(), pages.at(10), 9, 0, 2)));
     t.say(String::from_utf8_lossy(&pages.bytes()[10..14]).into_owned());
 }
+case!(on_pipe => "
+    cqe 1: 4
+    cqe 2: 4
+    pipe
+");
 
 fn waits(t: &mut Transcript) {
     let mut pages = Pages::new(1);
@@ -145,6 +168,11 @@ fn waits(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(String::from_utf8_lossy(&pages.bytes()[8..12]).into_owned());
 }
+case!(waits => "
+    no cqe
+    cqe 1: 4
+    late
+");
 
 fn fixed_file_and_buffer(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -162,6 +190,16 @@ fn fixed_file_and_buffer(t: &mut Transcript) {
     t.entry(&ring.one(read(0, &mut buffer, CURRENT, 6).fixed()));
     t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
 }
+case!(fixed_file_and_buffer => "
+    register files = 0
+    cqe 1: 10
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    cqe 4: 4
+    cqe 5: 2
+    cqe 6: 4
+    012ab56789 position 4
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut pages = Pages::new(1);
@@ -171,6 +209,11 @@ fn forced_async(t: &mut Transcript) {
     t.say(String::from_utf8_lossy(&pages.bytes()[..10]).into_owned());
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 10, 9, 2).forced_async()));
 }
+case!(forced_async => "
+    cqe 1: 10
+    0123456789
+    cqe 2: -EFAULT
+");
 
 fn length_zero(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -179,6 +222,10 @@ fn length_zero(t: &mut Transcript) {
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(0), 0, 0, 1)));
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), 0, 0, 0, 2)));
 }
+case!(length_zero => "
+    cqe 1: 0
+    cqe 2: -EFAULT
+");
 
 fn several_buffers(t: &mut Transcript) {
     let (mut a, mut b) = (Pages::new(1), Pages::new(1));
@@ -193,6 +240,12 @@ fn several_buffers(t: &mut Transcript) {
     ]));
     t.say(format_args!("{} {}", a.bytes()[0], b.bytes()[3]));
 }
+case!(several_buffers => "
+    cqe 1: 3
+    cqe 2: 4
+    cqe 3: -EFAULT
+    48 51
+");
 
 fn readv_fixed(fd: i32, vectors: &[libc::iovec], index: u16, user_data: u64) -> Sqe {
     crate::sqe::readv(fd, vectors, 0, user_data).with(|sqe| {
@@ -222,6 +275,18 @@ fn vector_round_trip(t: &mut Transcript) {
     t.say(String::from_utf8_lossy(&pages.bytes()[100..104]).into_owned());
     t.in_order(&ring.run(&[readv_fixed(file.as_raw_fd(), &parts, 0, 4).linked(), crate::sqe::nop(5)]));
 }
+case!(vector_round_trip => "
+    cqe 1: 6
+    lohele
+    cqe 2: 2
+    cqe 3: 2
+    cqe 2: 6
+    cqe 3: 6
+    lo
+    hele
+    cqe 4: 6
+    cqe 5: -ECANCELED
+");
 
 fn vector_outside(t: &mut Transcript) {
     let pages = Pages::new(2);
@@ -240,6 +305,32 @@ fn vector_outside(t: &mut Transcript) {
         }
     }
 }
+case!(vector_outside => "
+    99 4 of 1: -EFAULT -EFAULT
+    99 4 of 2: -EFAULT -EFAULT
+    99 4 of 2: -EFAULT -EFAULT
+    1097 4 of 1: -EFAULT -EFAULT
+    1097 4 of 2: -EFAULT -EFAULT
+    1097 4 of 2: -EFAULT -EFAULT
+    1096 4 of 1: 4 4
+    1096 4 of 2: 8 8
+    1096 4 of 2: 8 8
+    1100 0 of 1: -EFAULT -EFAULT
+    1100 0 of 2: -EFAULT -EFAULT
+    1100 0 of 2: -EFAULT -EFAULT
+    1101 0 of 1: -EFAULT -EFAULT
+    1101 0 of 2: -EFAULT -EFAULT
+    1101 0 of 2: -EFAULT -EFAULT
+    99 0 of 1: -EFAULT -EFAULT
+    99 0 of 2: -EFAULT -EFAULT
+    99 0 of 2: -EFAULT -EFAULT
+    3000 4 of 1: -EFAULT -EFAULT
+    3000 4 of 2: -EFAULT -EFAULT
+    3000 4 of 2: -EFAULT -EFAULT
+    100 1001 of 1: -EFAULT -EFAULT
+    100 1001 of 2: -EFAULT -EFAULT
+    100 1001 of 2: -EFAULT -EFAULT
+");
 
 fn vector_empty(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -252,6 +343,20 @@ fn vector_empty(t: &mut Transcript) {
         t.entry(&ring.one(writev_fixed(fd, parts, 0, 2)));
     }
 }
+case!(vector_empty => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+");
 
 fn vector_wrong(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -277,6 +382,24 @@ fn vector_wrong(t: &mut Transcript) {
     t.entry(&ring.one(readv_fixed(fd, &parts[..2], 0, 15).op_flags(1 << 20)));
     t.entry(&ring.one(readv_fixed(fd, &parts[..2], 0, 16).with(|sqe| sqe.ioprio = 1)));
 }
+case!(vector_wrong => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: 10
+    cqe 4: -EINVAL
+    cqe 5: -EFAULT
+    cqe 6: -EFAULT
+    cqe 7: 0
+    cqe 8: -EBADF
+    cqe 9: -EBADF
+    cqe 10: -EINVAL
+    cqe 11: -EINVAL
+    cqe 12: -EFAULT
+    cqe 13: -EOPNOTSUPP
+    cqe 14: -EINVAL
+    cqe 15: -EOPNOTSUPP
+    cqe 16: -EINVAL
+");
 
 fn vector_waits(t: &mut Transcript) {
     let mut pages = Pages::new(1);
@@ -296,6 +419,14 @@ fn vector_waits(t: &mut Transcript) {
     t.entry(&ring.one(writev_fixed(writer.as_raw_fd(), &parts, 0, 2)));
     t.say(String::from_utf8_lossy(&files::take(&reader, 10).unwrap_or_default()).into_owned());
 }
+case!(vector_waits => "
+    cqe 1: 6
+    cdef......ab
+    cqe 1: 6
+    cdef......ab
+    cqe 2: 6
+    cdefef
+");
 
 fn vector_copied_by_submit(t: &mut Transcript) {
     let mut pages = Pages::new(1);
@@ -309,6 +440,10 @@ fn vector_copied_by_submit(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(String::from_utf8_lossy(&pages.bytes()[..12]).replace('\0', "."));
 }
+case!(vector_copied_by_submit => "
+    cqe 1: 6
+    cdef......ab
+");
 
 fn vector_at_position(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -320,6 +455,12 @@ fn vector_at_position(t: &mut Transcript) {
     t.entry(&ring.one(writev_fixed(file.as_raw_fd(), &parts, 0, 2).with(|sqe| sqe.off = CURRENT)));
     t.say(format_args!("{} {}", files::position(&file), files::text(&file)));
 }
+case!(vector_at_position => "
+    cqe 1: 5
+    5
+    cqe 2: 5
+    10 0123401234
+");
 
 fn vector_on_polled_ring(t: &mut Transcript) {
     let pages = Pages::new(1);
@@ -334,3 +475,7 @@ fn vector_on_polled_ring(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(vector_on_polled_ring => "
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+");

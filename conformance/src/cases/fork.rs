@@ -4,7 +4,6 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case, differs};
 use crate::door;
 use crate::files;
 use crate::process;
@@ -12,42 +11,6 @@ use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("fork.child_closes", child_closes),
-    case("fork.child_exits", child_exits),
-    case("fork.child_makes_its_own", child_makes_its_own),
-    case("fork.parent_goes_on", parent_goes_on),
-    case("fork.pending_request_stays_with_parent", pending_request_stays),
-    case("fork.child_with_own_requests_exits", child_with_own_requests_exits),
-    case("fork.many_children", many_children),
-    case("fork.grandchild", grandchild),
-    case("fork.vfork_child_closes", vfork_child_closes),
-    case("fork.child_is_killed", child_is_killed),
-    case("fork.two_processes_two_rings", two_processes_two_rings),
-    case("fork.with_sq_thread", with_sq_thread),
-    case("fork.with_workers", with_workers),
-    case("fork.parent_exits_first", parent_exits_first),
-    case("fork.child_keeps_no_waiting_file", child_keeps_no_waiting_file),
-    case("fork.bare_child_keeps_no_waiting_file", bare_child_keeps_no_waiting_file),
-    case("fork.cloned_child_keeps_no_waiting_file", cloned_child_keeps_no_waiting_file),
-    case("fork.child_of_a_request_with_a_worker", child_of_a_request_with_a_worker),
-    case("fork.child_shares_descriptors", child_shares_descriptors),
-    case("fork.unseen_child_shares_descriptors", unseen_child_shares_descriptors),
-    case("fork.child_closes_all", child_closes_all),
-    case("fork.vfork_child_closes_all", vfork_child_closes_all),
-    differs(
-        "fork.child_enters_parents_ring",
-        child_enters_parents_ring,
-        "the engine lives in the process that made the ring; a forked child that enters it gets \
-         an error instead of service",
-    ),
-    differs(
-        "fork.child_maps_parents_ring",
-        child_maps_parents_ring,
-        "as above: the child's mmap of the parent's ring is refused",
-    ),
-];
 
 fn works(ring: &mut Ring) -> bool {
     let entries = ring.run(&[nop(5), nop(6)]);
@@ -61,12 +24,20 @@ fn child_closes(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(child_closes => "
+    child: exit 0
+    parent's ring works true
+");
 
 fn child_exits(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.say(format_args!("child: {}", process::forked(|| 0)));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(child_exits => "
+    child: exit 0
+    parent's ring works true
+");
 
 fn child_makes_its_own(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -79,6 +50,10 @@ fn child_makes_its_own(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(child_makes_its_own => "
+    child: exit 0
+    parent's ring works true
+");
 
 fn parent_goes_on(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -95,6 +70,11 @@ fn parent_goes_on(t: &mut Transcript) {
     t.say(format_args!("child: {}", process::ending(child)));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(parent_goes_on => "
+    cqe 1: 1
+    child: exit 0
+    parent's ring works true
+");
 
 /// A request for which the parent waits does not belong to the child.
 fn pending_request_stays(t: &mut Transcript) {
@@ -112,6 +92,11 @@ fn pending_request_stays(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(pending_request_stays as pending_request_stays_with_parent => "
+    child: exit 0
+    no cqe
+    cqe 1: 1
+");
 
 fn child_with_own_requests_exits(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -128,6 +113,10 @@ fn child_with_own_requests_exits(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
 }
+case!(child_with_own_requests_exits => "
+    child: exit 3
+    bytes left 1
+");
 
 fn many_children(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -148,6 +137,17 @@ fn many_children(t: &mut Transcript) {
         t.say(format_args!("child: {}", process::ending(child)));
     }
 }
+case!(many_children => "
+    parent's ring works true
+    child: exit 0
+    child: exit 1
+    child: exit 2
+    child: exit 3
+    child: exit 4
+    child: exit 5
+    child: exit 6
+    child: exit 7
+");
 
 fn grandchild(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -162,6 +162,10 @@ fn grandchild(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(grandchild => "
+    child: exit 0
+    parent's ring works true
+");
 
 /// A vfork child shares the parent's memory, but its close affects only the child.
 fn vfork_child_closes(t: &mut Transcript) {
@@ -177,6 +181,10 @@ fn vfork_child_closes(t: &mut Transcript) {
     t.say(format_args!("child: {}", process::ending(child)));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(vfork_child_closes => "
+    child: exit 0
+    parent's ring works true
+");
 
 /// Calls clone(CLONE_VM | CLONE_VFORK) with a stack of its own, as posix_spawn does. The child
 /// closes the descriptor and exits.
@@ -237,6 +245,11 @@ fn receive(ring: &mut Ring, there: i32) {
 fn child_keeps_no_waiting_file(t: &mut Transcript) {
     peer_is_told(t, |child| process::start(child), receive);
 }
+case!(child_keeps_no_waiting_file => "
+    a child true
+    peer is told true
+    child: exit 0
+");
 
 /// A child of `_Fork`, for which libc runs no handlers.
 fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
@@ -256,6 +269,11 @@ fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
     };
     peer_is_told(t, make, receive);
 }
+case!(bare_child_keeps_no_waiting_file => "
+    a child true
+    peer is told true
+    child: exit 0
+");
 
 /// clone(3) with `flags`, on a stack of its own.
 fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
@@ -277,6 +295,11 @@ fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
 fn cloned_child_keeps_no_waiting_file(t: &mut Transcript) {
     peer_is_told(t, |child| cloned(0, child), receive);
 }
+case!(cloned_child_keeps_no_waiting_file => "
+    a child true
+    peer is told true
+    child: exit 0
+");
 
 fn child_of_a_request_with_a_worker(t: &mut Transcript) {
     let arm = |ring: &mut Ring, there: i32| {
@@ -287,6 +310,11 @@ fn child_of_a_request_with_a_worker(t: &mut Transcript) {
     };
     peer_is_told(t, |child| process::start(child), arm);
 }
+case!(child_of_a_request_with_a_worker => "
+    a child true
+    peer is told true
+    child: exit 0
+");
 
 /// The parent's requests go on after a child that shares its descriptors has ended.
 fn shares(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32) {
@@ -311,6 +339,12 @@ fn shares(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32) {
 fn child_shares_descriptors(t: &mut Transcript) {
     shares(t, |child| cloned(libc::CLONE_FILES, child));
 }
+case!(child_shares_descriptors => "
+    child: exit 0
+    no fewer numbers true
+    cqe 1: 1
+    parent's ring works true
+");
 
 /// The child is made by a system call that no library sees.
 fn unseen_child_shares_descriptors(t: &mut Transcript) {
@@ -326,6 +360,12 @@ fn unseen_child_shares_descriptors(t: &mut Transcript) {
     };
     shares(t, make);
 }
+case!(unseen_child_shares_descriptors => "
+    child: exit 0
+    no fewer numbers true
+    cqe 1: 1
+    parent's ring works true
+");
 
 /// A child closes all open descriptors; its parent's requests go on.
 fn child_closes_all(t: &mut Transcript) {
@@ -343,6 +383,14 @@ fn child_closes_all(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(child_closes_all => "
+    child: exit 0
+    child: exit 0
+    child: exit 0
+    child: exit 1
+    cqe 1: 1
+    parent's ring works true
+");
 
 /// As posix_spawn's file actions do: in the parent's memory, with a descriptor table of its own.
 fn vfork_child_closes_all(t: &mut Transcript) {
@@ -366,6 +414,11 @@ fn vfork_child_closes_all(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(vfork_child_closes_all => "
+    child: exit 0
+    cqe 1: 1
+    parent's ring works true
+");
 
 fn child_is_killed(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -385,6 +438,11 @@ fn child_is_killed(t: &mut Transcript) {
     t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(child_is_killed => "
+    child: signal 9
+    bytes left 1
+    parent's ring works true
+");
 
 fn two_processes_two_rings(t: &mut Transcript) {
     let (here, there) = files::sockets();
@@ -411,6 +469,10 @@ fn two_processes_two_rings(t: &mut Transcript) {
     t.say(format_args!("echoed {right}"));
     t.say(format_args!("child: {}", process::ending(child)));
 }
+case!(two_processes_two_rings => "
+    echoed 20
+    child: exit 0
+");
 
 fn with_sq_thread(t: &mut Transcript) {
     let mut ring = Ring::with(8, |params| {
@@ -435,6 +497,10 @@ fn with_sq_thread(t: &mut Transcript) {
     ring.enter(1, 0, u::IORING_ENTER_SQ_WAKEUP);
     t.say(format_args!("seen {}", ring.watch(1)));
 }
+case!(with_sq_thread => "
+    child: exit 0
+    seen true
+");
 
 fn with_workers(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -450,6 +516,11 @@ fn with_workers(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 2).forced_async()));
 }
+case!(with_workers => "
+    cqe 1: 4
+    child: exit 4
+    cqe 2: 4
+");
 
 /// The parent ends at once. Its child has a ring of its own.
 fn parent_exits_first(t: &mut Transcript) {
@@ -472,6 +543,10 @@ fn parent_exits_first(t: &mut Transcript) {
     let said = files::take(&reader, 1).unwrap_or_default();
     t.say(format_args!("child said {}", String::from_utf8_lossy(&said)));
 }
+case!(parent_exits_first => "
+    parent: exit 0
+    child said y
+");
 
 fn child_enters_parents_ring(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -487,6 +562,17 @@ fn child_enters_parents_ring(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(format_args!("parent's ring works {}", works(&mut ring)));
 }
+case!(child_enters_parents_ring => "
+    child's answer (100 + submitted, or errno): exit 101
+    cqe 1: 0
+    parent's ring works true
+", usring => "
+    child's answer (100 + submitted, or errno): exit 130
+    cqe 1: 0
+    parent's ring works true
+", because
+    "the engine lives in the process that made the ring; a forked child that enters it gets \
+    an error instead of service");
 
 fn child_maps_parents_ring(t: &mut Transcript) {
     let ring = Ring::new(8);
@@ -494,3 +580,5 @@ fn child_maps_parents_ring(t: &mut Transcript) {
     let ending = process::forked(|| i32::from(door::map(fd, 4096, 0) < 0));
     t.say(format_args!("child refused: {ending}"));
 }
+case!(child_maps_parents_ring => "child refused: exit 0", usring => "child refused: exit 1", because
+    "as above: the child's mmap of the parent's ring is refused");

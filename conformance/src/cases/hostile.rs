@@ -7,39 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
 use crate::ring::{Params, Ring};
 use crate::sqe::{Change, nop, read, read_at, readv, sqe, timeout, vector, write_at};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("hostile.faults_are_not_the_programs", faults_are_not_the_programs),
-    case("hostile.own_fault_is_the_programs", own_fault_is_the_programs),
-    case("hostile.faults_while_all_is_blocked", faults_while_all_is_blocked),
-    case("hostile.faults_while_ignored", faults_while_ignored),
-    case("hostile.pages_beyond_the_file", pages_beyond_the_file),
-    case("hostile.ring_unmapped_before_enter", ring_unmapped_before_enter),
-    case("hostile.own_memory_unmapped", own_memory_unmapped),
-    case("hostile.own_memory_unmapped_then_closed", own_memory_unmapped_then_closed),
-    case("hostile.own_memory_made_read_only", own_memory_made_read_only),
-    case("hostile.buffer_ring_unmapped", buffer_ring_unmapped),
-    differs(
-        "hostile.registered_buffer_unmapped",
-        registered_buffer_unmapped,
-        "registered buffers are not pinned: one that was unmapped gives EFAULT when it is used",
-    ),
-    case("hostile.buffer_unmapped_in_flight", buffer_unmapped_in_flight),
-    case("hostile.scribbled_constants", scribbled_constants),
-    case("hostile.scribbled_queue_words", scribbled_queue_words),
-    case("hostile.sqe_changes_under_submit", sqe_changes_under_submit),
-    case("hostile.vectors_change_under_submit", vectors_change_under_submit),
-    case("hostile.random_sqes", random_sqes),
-    case("hostile.random_registrations", random_registrations),
-    case("hostile.ring_memory_as_buffer", ring_memory_as_buffer),
-];
 
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static PLACE: AtomicU32 = AtomicU32::new(0);
@@ -107,6 +80,21 @@ fn faults_are_not_the_programs(t: &mut Transcript) {
     bad_requests(t, BAD);
     t.say(format_args!("handler ran {}", FAULTS.load(Ordering::SeqCst)));
 }
+case!(faults_are_not_the_programs => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+    cqe 5: -EFAULT
+    cqe 6: -EFAULT
+    cqe 7: -EFAULT
+    register files = -EFAULT
+    register buffers = -EFAULT
+    probe = -EFAULT
+    enter = -EFAULT
+    setup = -EFAULT
+    handler ran 0
+");
 
 /// The program's own faults still reach its handler, before and after.
 fn own_fault_is_the_programs(t: &mut Transcript) {
@@ -121,6 +109,14 @@ fn own_fault_is_the_programs(t: &mut Transcript) {
         t.entry(&ring.one(read_at(0, BAD, 0, 0, 1).with(|sqe| sqe.fd = -1)));
     }
 }
+case!(own_fault_is_the_programs => "
+    handler ran 1
+    cqe 1: -EBADF
+    handler ran 1
+    cqe 1: -EBADF
+    handler ran 1
+    cqe 1: -EBADF
+");
 
 /// A fault while its signal is blocked kills the process. A bad address must not cause one.
 fn faults_while_all_is_blocked(t: &mut Transcript) {
@@ -133,6 +129,20 @@ fn faults_while_all_is_blocked(t: &mut Transcript) {
     }
     bad_requests(t, BAD);
 }
+case!(faults_while_all_is_blocked => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+    cqe 5: -EFAULT
+    cqe 6: -EFAULT
+    cqe 7: -EFAULT
+    register files = -EFAULT
+    register buffers = -EFAULT
+    probe = -EFAULT
+    enter = -EFAULT
+    setup = -EFAULT
+");
 
 fn faults_while_ignored(t: &mut Transcript) {
     let _first = Ring::new(4);
@@ -143,6 +153,20 @@ fn faults_while_ignored(t: &mut Transcript) {
     }
     bad_requests(t, BAD);
 }
+case!(faults_while_ignored => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+    cqe 5: -EFAULT
+    cqe 6: -EFAULT
+    cqe 7: -EFAULT
+    register files = -EFAULT
+    register buffers = -EFAULT
+    probe = -EFAULT
+    enter = -EFAULT
+    setup = -EFAULT
+");
 
 /// A mapping longer than its file. A direct access raises SIGBUS; an access by a system call
 /// answers -EFAULT.
@@ -163,6 +187,21 @@ fn pages_beyond_the_file(t: &mut Transcript) {
     bad_requests(t, address as u64);
     t.say(format_args!("handler ran {}", FAULTS.load(Ordering::SeqCst)));
 }
+case!(pages_beyond_the_file => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+    cqe 5: -EFAULT
+    cqe 6: -EFAULT
+    cqe 7: -EFAULT
+    register files = -EFAULT
+    register buffers = -EFAULT
+    probe = -EFAULT
+    enter = -EFAULT
+    setup = -EFAULT
+    handler ran 0
+");
 
 /// The rings continue to exist when the program unmaps its view.
 fn ring_unmapped_before_enter(t: &mut Transcript) {
@@ -175,6 +214,11 @@ fn ring_unmapped_before_enter(t: &mut Transcript) {
     t.result("close", crate::door::close(ring.fd));
     ring.abandon();
 }
+case!(ring_unmapped_before_enter => "
+    enter = 1
+    kept
+    close = 0
+");
 
 fn own_ring(rings: &Pages, entries: &Pages) -> Ring {
     let mut params: Params = zeroed();
@@ -200,6 +244,7 @@ fn own_memory_unmapped(t: &mut Transcript) {
     drop(ring);
     t.entry(&Ring::new(4).one(nop(2)));
 }
+case!(own_memory_unmapped => "cqe 2: 0");
 
 /// liburing's order of teardown: memory first. A request in flight then has no CQ to complete to.
 fn own_memory_unmapped_then_closed(t: &mut Transcript) {
@@ -220,6 +265,7 @@ fn own_memory_unmapped_then_closed(t: &mut Transcript) {
     }
     t.entry(&Ring::new(4).one(nop(2)));
 }
+case!(own_memory_unmapped_then_closed => "cqe 2: 0");
 
 fn own_memory_made_read_only(t: &mut Transcript) {
     let (rings, entries) = (Pages::new(1), Pages::new(1));
@@ -232,6 +278,7 @@ fn own_memory_made_read_only(t: &mut Transcript) {
     drop(ring);
     t.entry(&Ring::new(4).one(nop(2)));
 }
+case!(own_memory_made_read_only => "cqe 2: 0");
 
 fn buffer_ring_unmapped(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -248,6 +295,11 @@ fn buffer_ring_unmapped(t: &mut Transcript) {
     t.say(format_args!("no buffer {}", answer.res < 0));
     t.entry(&ring.one(nop(2)));
 }
+case!(buffer_ring_unmapped => "
+    register = 0
+    no buffer true
+    cqe 2: 0
+");
 
 fn registered_buffer_unmapped(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -261,6 +313,15 @@ fn registered_buffer_unmapped(t: &mut Transcript) {
     t.entry(&ring.one(fixed));
     t.entry(&ring.one(nop(2)));
 }
+case!(registered_buffer_unmapped => "
+    register = 0
+    cqe 1: 4
+    cqe 2: 0
+", usring => "
+    register = 0
+    cqe 1: -EFAULT
+    cqe 2: 0
+", because "registered buffers are not pinned: one that was unmapped gives EFAULT when it is used");
 
 /// The buffer of a read is unmapped while the read waits.
 fn buffer_unmapped_in_flight(t: &mut Transcript) {
@@ -274,6 +335,10 @@ fn buffer_unmapped_in_flight(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.entry(&ring.one(nop(2)));
 }
+case!(buffer_unmapped_in_flight => "
+    cqe 1: -EFAULT
+    cqe 2: 0
+");
 
 /// The constants in the shared memory are for the program. To overwrite them has no effect.
 fn scribbled_constants(t: &mut Transcript) {
@@ -286,6 +351,14 @@ fn scribbled_constants(t: &mut Transcript) {
         t.sorted(&ring.run(&[nop(round * 2), nop(round * 2 + 1)]));
     }
 }
+case!(scribbled_constants => "
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+");
 
 /// The kernel overwrites its own words again after the program has overwritten them. It touches
 /// nothing outside the rings.
@@ -310,6 +383,7 @@ fn scribbled_queue_words(t: &mut Transcript) {
     }
     t.entry(&Ring::new(4).one(nop(3)));
 }
+case!(scribbled_queue_words => "cqe 3: 0");
 
 /// Another thread switches the opcode between valid and invalid. Each entry is read once, so it is
 /// one or the other.
@@ -345,6 +419,7 @@ fn sqe_changes_under_submit(t: &mut Transcript) {
     });
     t.say(format_args!("completions {completions} odd answers {odd}"));
 }
+case!(sqe_changes_under_submit => "completions 16000 odd answers 0");
 
 /// The length of a vector changes while the kernel reads it. The kernel checks and uses one copy.
 fn vectors_change_under_submit(t: &mut Transcript) {
@@ -374,6 +449,7 @@ fn vectors_change_under_submit(t: &mut Transcript) {
     });
     t.say(format_args!("completions {completions} odd answers {odd}"));
 }
+case!(vectors_change_under_submit => "completions 1000 odd answers 0");
 
 /// A small random number generator with a fixed sequence.
 struct Numbers(u64);
@@ -439,6 +515,10 @@ fn random_sqes(t: &mut Transcript) {
     drop(ring);
     t.entry(&Ring::new(4).one(nop(1)));
 }
+case!(random_sqes => "
+    submitted 6400
+    cqe 1: 0
+");
 
 /// Descriptors beyond the open ones, so that nothing is read or written.
 fn random_sqe(numbers: &mut Numbers, opcode: u8) -> Sqe {
@@ -484,6 +564,7 @@ fn random_registrations(t: &mut Transcript) {
     ring.register::<u8>(reg::UNREGISTER_EVENTFD, std::ptr::null(), 0);
     t.entry(&ring.one(nop(1)));
 }
+case!(random_registrations => "cqe 1: 0");
 
 /// A read into the ring's own memory: the kernel carries it out.
 fn ring_memory_as_buffer(t: &mut Transcript) {
@@ -497,3 +578,14 @@ fn ring_memory_as_buffer(t: &mut Transcript) {
         t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, user_data)));
     }
 }
+case!(ring_memory_as_buffer => "
+    cqe 1: 16
+    cqe 2: 1
+    cqe 3: 1
+    cqe 4: 1
+    cqe 5: 1
+    cqe 6: 1
+    cqe 7: 1
+    cqe 8: 1
+    cqe 9: 1
+");

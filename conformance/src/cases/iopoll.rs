@@ -4,7 +4,6 @@
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::sq_thread;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::memory::BAD;
@@ -13,18 +12,6 @@ use crate::sqe::{Change, nop, poll, read, readv, sqe, timeout, vector, write};
 use crate::time;
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
-
-pub const CASES: &[Case] = &[
-    case("iopoll.opcodes", opcodes),
-    case("iopoll.files_that_do_not_poll", files_that_do_not_poll),
-    case("iopoll.order_of_checks", order_of_checks),
-    case("iopoll.nothing_to_wait_for", nothing_to_wait_for),
-    case("iopoll.one_entry_is_enough", one_entry_is_enough),
-    case("iopoll.argument_is_checked", argument_is_checked),
-    case("iopoll.links", links),
-    case("iopoll.with_an_sq_thread", with_an_sq_thread),
-    case("iopoll.deferred", deferred),
-];
 
 const IOPOLL: u32 = u::IORING_SETUP_IOPOLL;
 
@@ -75,6 +62,7 @@ fn opcodes(t: &mut Transcript) {
     t.say("REMOVE_BUFFERS");
     t.entry(&ring.one(sqe(opcode::REMOVE_BUFFERS, 1, 4)));
 }
+case!(opcodes => include_str!("iopoll/opcodes.txt"));
 
 fn files_that_do_not_poll(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);
@@ -94,6 +82,18 @@ fn files_that_do_not_poll(t: &mut Transcript) {
     t.say("nothing");
     t.entry(&ring.one(read(null.as_raw_fd(), &mut buffer, 0, 7)));
 }
+case!(files_that_do_not_poll => "
+    memory
+    cqe 1: -EOPNOTSUPP
+    cqe 2: -EOPNOTSUPP
+    cqe 3: -EOPNOTSUPP
+    cqe 4: -EOPNOTSUPP
+    a pipe
+    cqe 5: -EOPNOTSUPP
+    cqe 6: -EOPNOTSUPP
+    nothing
+    cqe 7: -EOPNOTSUPP
+");
 
 fn order_of_checks(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);
@@ -122,6 +122,22 @@ fn order_of_checks(t: &mut Transcript) {
     fixed.flags = usring_uapi::sqe_flags::FIXED_FILE;
     t.entry(&ring.one(fixed));
 }
+case!(order_of_checks => "
+    no file
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    the wrong way
+    cqe 3: -EBADF
+    cqe 4: -EBADF
+    flags
+    cqe 5: -EOPNOTSUPP
+    cqe 6: -EOPNOTSUPP
+    a bad address
+    cqe 7: -EOPNOTSUPP
+    cqe 8: -EFAULT
+    no slot
+    cqe 9: -EBADF
+");
 
 fn nothing_to_wait_for(t: &mut Transcript) {
     let ring = Ring::flags(8, IOPOLL);
@@ -129,6 +145,12 @@ fn nothing_to_wait_for(t: &mut Transcript) {
         t.result(format_args!("wait for {complete}"), ring.enter(0, complete, u::IORING_ENTER_GETEVENTS));
     }
 }
+case!(nothing_to_wait_for => "
+    wait for 0 = 0
+    wait for 1 = 0
+    wait for 5 = 0
+    wait for 1000 = 0
+");
 
 fn one_entry_is_enough(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);
@@ -137,6 +159,11 @@ fn one_entry_is_enough(t: &mut Transcript) {
     t.result("submit, and wait for 5", ring.submit_and_wait(5));
     t.in_order(&ring.reap());
 }
+case!(one_entry_is_enough => "
+    submit, and wait for 5 = 2
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn argument_is_checked(t: &mut Transcript) {
     let ring = Ring::flags(8, IOPOLL);
@@ -145,6 +172,11 @@ fn argument_is_checked(t: &mut Transcript) {
     t.result("bad size", ring.enter_with(0, 0, flags, BAD as *const _, 8));
     t.result("bad signal set", ring.enter_with(0, 0, u::IORING_ENTER_GETEVENTS, BAD as *const _, 4));
 }
+case!(argument_is_checked => "
+    bad address = -EFAULT
+    bad size = -EINVAL
+    bad signal set = 0
+");
 
 fn links(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);
@@ -153,6 +185,12 @@ fn links(t: &mut Transcript) {
     t.sorted(&ring.run(&[nop(1).linked(), nop(2)]));
     t.sorted(&ring.run(&[read(memory.as_raw_fd(), &mut buffer, 0, 3).linked(), nop(4)]));
 }
+case!(links => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: -EOPNOTSUPP
+    cqe 4: -ECANCELED
+");
 
 fn with_an_sq_thread(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL | u::IORING_SETUP_SQPOLL);
@@ -162,6 +200,12 @@ fn with_an_sq_thread(t: &mut Transcript) {
     t.sorted(&sq_thread::run(&mut ring, &entries));
     t.result("wait for nothing", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
 }
+case!(with_an_sq_thread => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: -EOPNOTSUPP
+    wait for nothing = 0
+");
 
 fn deferred(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL | u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
@@ -171,3 +215,8 @@ fn deferred(t: &mut Transcript) {
     let elsewhere = std::thread::spawn(wait).join().unwrap();
     t.result("wait in another thread", elsewhere);
 }
+case!(deferred => "
+    cqe 1: 0
+    cqe 2: 0
+    wait in another thread = -EEXIST
+");

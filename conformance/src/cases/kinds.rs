@@ -5,35 +5,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
 use super::poll::events;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::zeroed;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, poll, read, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("kinds.epoll", epoll),
-    case("kinds.signalfd", signalfd),
-    case("kinds.inotify", inotify),
-    case("kinds.periodic_timerfd", periodic_timerfd),
-    case("kinds.process", process),
-    case("kinds.terminal", terminal),
-    case("kinds.terminal_hangs_up", terminal_hangs_up),
-    case("kinds.listening_socket", listening_socket),
-    case("kinds.connecting_socket", connecting_socket),
-    case("kinds.reset_connection", reset_connection),
-    case("kinds.datagram_socket", datagram_socket),
-    case("kinds.sequenced_packets", sequenced_packets),
-    case("kinds.proc_file", proc_file),
-    case("kinds.random", random),
-    case("kinds.full_socket", full_socket),
-    case("kinds.receive_timeout", receive_timeout),
-    case("kinds.path_only", path_only),
-    case("kinds.epoll_with_ring_in_it", epoll_with_ring_in_it),
-    case("kinds.fifo_without_writer", fifo_without_writer),
-    case("kinds.pipe_packets", pipe_packets),
-];
 
 const IN: i16 = libc::POLLIN;
 
@@ -67,6 +43,12 @@ fn epoll(t: &mut Transcript) {
     let mut byte = [0u8; 8];
     t.entry(&ring.one(read(set.as_raw_fd(), &mut byte, 0, 2)));
 }
+case!(epoll => "
+    add = 0
+    no cqe
+    cqe 1: IN -
+    cqe 2: -EINVAL
+");
 
 fn signalfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -88,6 +70,12 @@ fn signalfd(t: &mut Transcript) {
     t.entry(&ring.one(read(fd.as_raw_fd(), &mut buffer, 0, 2)));
     t.say(format_args!("signal {}", buffer[0]));
 }
+case!(signalfd => "
+    no cqe
+    cqe 1: IN -
+    cqe 2: 128
+    signal 10
+");
 
 fn inotify(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -108,6 +96,11 @@ fn inotify(t: &mut Transcript) {
     let name = buffer[16..].split(|byte| *byte == 0).next().unwrap_or_default();
     t.say(String::from_utf8_lossy(name).into_owned());
 }
+case!(inotify => "
+    no cqe
+    something read true
+    new
+");
 
 fn periodic_timerfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -129,6 +122,14 @@ fn periodic_timerfd(t: &mut Transcript) {
     }
     t.say(format_args!("expired at least five times {}", expired >= 5));
 }
+case!(periodic_timerfd => "
+    cqe 0: 8
+    cqe 1: 8
+    cqe 2: 8
+    cqe 3: 8
+    cqe 4: 8
+    expired at least five times true
+");
 
 /// A pidfd is readable when its process has ended.
 fn process(t: &mut Transcript) {
@@ -149,6 +150,11 @@ fn process(t: &mut Transcript) {
     t.say(format_args!("ended {seen}"));
     t.say(format_args!("child: {}", crate::process::ending(child)));
 }
+case!(process => "
+    no cqe
+    ended true
+    child: exit 3
+");
 
 fn terminal_pair() -> (OwnedFd, OwnedFd) {
     // SAFETY: the calls touch no memory but the name, a C string in a buffer of this function.
@@ -177,6 +183,13 @@ fn terminal(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(String::from_utf8_lossy(&line[..10]).into_owned());
 }
+case!(terminal => "
+    no cqe
+    cqe 2: 6
+    no cqe
+    cqe 1: 11
+    no end yet
+");
 
 fn terminal_hangs_up(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -189,6 +202,10 @@ fn terminal_hangs_up(t: &mut Transcript) {
     let entry = ring.one(poll(main.as_raw_fd(), IN, 2));
     t.say(format_args!("hung up {}", entry.res & i32::from(libc::POLLHUP) != 0));
 }
+case!(terminal_hangs_up => "
+    cqe 1: -EIO
+    hung up true
+");
 
 fn listening_socket(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -202,6 +219,11 @@ fn listening_socket(t: &mut Transcript) {
     let mut byte = [0u8; 1];
     t.entry(&ring.one(read(listener.as_raw_fd(), &mut byte, 0, 2)));
 }
+case!(listening_socket => "
+    no cqe
+    cqe 1: IN -
+    cqe 2: -ENOTCONN
+");
 
 fn connecting_socket(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -219,6 +241,12 @@ fn connecting_socket(t: &mut Transcript) {
     drop(server);
     t.entry(&ring.one(read(client.as_raw_fd(), &mut buffer, 0, 3)));
 }
+case!(connecting_socket => "
+    cqe 1: OUT -
+    cqe 2: 8
+    over tcp
+    cqe 3: 0
+");
 
 fn reset_connection(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -239,6 +267,10 @@ fn reset_connection(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.entry(&ring.one(read(client.as_raw_fd(), &mut byte, 0, 2)));
 }
+case!(reset_connection => "
+    cqe 1: -ECONNRESET
+    cqe 2: 0
+");
 
 fn datagram_socket(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -258,6 +290,11 @@ fn datagram_socket(t: &mut Transcript) {
     ring.submit();
     t.say(format_args!("ended {}", !ring.wait(2).is_empty()));
 }
+case!(datagram_socket => "
+    cqe 1: 2
+    no cqe
+    ended true
+");
 
 fn sequenced_packets(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -270,6 +307,13 @@ fn sequenced_packets(t: &mut Transcript) {
     drop(there);
     t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 5)));
 }
+case!(sequenced_packets => "
+    cqe 1: 5
+    cqe 2: 6
+    cqe 3: 5
+    cqe 4: 6
+    cqe 5: 0
+");
 
 fn proc_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -281,6 +325,11 @@ fn proc_file(t: &mut Transcript) {
     let entry = ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).forced_async());
     t.say(format_args!("{} bytes", if entry.res > 0 { "some" } else { "no" }));
 }
+case!(proc_file => "
+    some bytes
+    cqe 2: 0
+    some bytes
+");
 
 fn random(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -289,6 +338,10 @@ fn random(t: &mut Transcript) {
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1)));
     t.say(format_args!("all zero {}", buffer.iter().all(|byte| *byte == 0)));
 }
+case!(random => "
+    cqe 1: 1000
+    all zero false
+");
 
 fn full_socket(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -305,6 +358,11 @@ fn full_socket(t: &mut Transcript) {
     });
     t.sorted(&ring.reap());
 }
+case!(full_socket => "
+    no cqe
+    cqe 1: 4
+    cqe 2: 4
+");
 
 /// SO_RCVTIMEO applies to blocking calls; a request goes on waiting.
 fn receive_timeout(t: &mut Transcript) {
@@ -325,6 +383,10 @@ fn receive_timeout(t: &mut Transcript) {
     files::put(&there, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(receive_timeout => "
+    no cqe
+    cqe 1: 1
+");
 
 fn path_only(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -334,6 +396,10 @@ fn path_only(t: &mut Transcript) {
     let number = fd.as_raw_fd();
     t.result("register", ring.register(super::reg::FILES, &raw const number, 1));
 }
+case!(path_only => "
+    cqe 1: -EBADF -
+    register = -EBADF
+");
 
 /// An epoll set that holds a ring is readable while the ring has completions.
 fn epoll_with_ring_in_it(t: &mut Transcript) {
@@ -362,6 +428,14 @@ fn epoll_with_ring_in_it(t: &mut Transcript) {
     t.say(format_args!("there {}", ring.ready()));
     assert_eq!(u::IORING_SETUP_CQSIZE, 8);
 }
+case!(epoll_with_ring_in_it => "
+    add = 0
+    poll = 0
+    poll = 1
+    poll = 0
+    cqe 5: 1
+    there 1
+");
 
 /// A FIFO opened for reading and writing has no end of file while it is open.
 fn fifo_without_writer(t: &mut Transcript) {
@@ -375,6 +449,10 @@ fn fifo_without_writer(t: &mut Transcript) {
     files::put(&both, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(fifo_without_writer => "
+    no cqe
+    cqe 1: 1
+");
 
 /// O_DIRECT on a pipe: packets keep their boundaries.
 fn pipe_packets(t: &mut Transcript) {
@@ -391,3 +469,11 @@ fn pipe_packets(t: &mut Transcript) {
     files::put(&writer, b"third");
     t.in_order(&ring.wait(1));
 }
+case!(pipe_packets => "
+    cqe 1: 5
+    cqe 2: 6
+    cqe 3: 5
+    cqe 4: 3
+    no cqe
+    cqe 5: 5
+");

@@ -4,25 +4,12 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::process;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{poll, recv};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("limits.waiting_files", waiting_files),
-    case("limits.waiting_files_of_a_low_limit", waiting_files_of_a_low_limit),
-    case("limits.waiting_twice_for_each", waiting_twice_for_each),
-    case("limits.as_the_program_set_it", as_the_program_set_it),
-    case("limits.raised_while_files_wait", raised_while_files_wait),
-    case("limits.lowered_while_files_wait", lowered_while_files_wait),
-    case("limits.of_an_executed_program", of_an_executed_program),
-    case("limits.of_a_forked_child", of_a_forked_child),
-    case("limits.registered_files", registered_files),
-];
 
 fn limit() -> libc::rlimit {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -103,6 +90,11 @@ fn waiting_files(t: &mut Transcript) {
     t.say(format_args!("as many pairs as fit {}, room left {}", pairs.len() == free / 2, room() == free % 2));
     finish(t, &mut ring, &pairs);
 }
+case!(waiting_files => "
+    limit = 0
+    as many pairs as fit true, room left true
+    before 0, received by all true
+");
 
 fn waiting_files_of_a_low_limit(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -113,6 +105,11 @@ fn waiting_files_of_a_low_limit(t: &mut Transcript) {
     t.say(format_args!("as many pairs as fit {}, room left {}", pairs.len() == free / 2, room() == free % 2));
     finish(t, &mut ring, &pairs);
 }
+case!(waiting_files_of_a_low_limit => "
+    limit = 0
+    as many pairs as fit true, room left true
+    before 0, received by all true
+");
 
 /// Each socket has a receive, and at the same time a poll for another event.
 fn waiting_twice_for_each(t: &mut Transcript) {
@@ -128,6 +125,11 @@ fn waiting_twice_for_each(t: &mut Transcript) {
     t.say(format_args!("pairs {}, room as before {}", pairs.len(), room() == free - 400));
     finish(t, &mut ring, &pairs);
 }
+case!(waiting_twice_for_each => "
+    limit = 0
+    pairs 200, room as before true
+    before 0, received by all true
+");
 
 fn as_the_program_set_it(t: &mut Transcript) {
     let hard = limit().rlim_max;
@@ -153,6 +155,17 @@ fn as_the_program_set_it(t: &mut Transcript) {
     t.result("no structure", no_structure());
     finish(t, &mut ring, &pairs);
 }
+case!(as_the_program_set_it => "
+    limit = 0
+    soft 700, hard as before true
+    sysconf 700, table 700
+    prlimit = 0
+    was 700, is 650
+    another resource = 0
+    soft above hard = -EINVAL
+    no structure = -EFAULT
+    before 0, received by all true
+");
 
 fn no_structure() -> i32 {
     // SAFETY: the kernel refuses the bad address with EFAULT.
@@ -171,6 +184,12 @@ fn raised_while_files_wait(t: &mut Transcript) {
     t.say(format_args!("more pairs {}, room {}", later.len(), room() == free - 800));
     finish(t, &mut ring, &pairs.drain(..).chain(later).collect::<Vec<_>>());
 }
+case!(raised_while_files_wait => "
+    limit = 0
+    limit = 0
+    more pairs 400, room true
+    before 0, received by all true
+");
 
 fn lowered_while_files_wait(t: &mut Transcript) {
     t.result("limit", set_limit(1100));
@@ -184,6 +203,12 @@ fn lowered_while_files_wait(t: &mut Transcript) {
     t.say(format_args!("as many pairs as fit {}, room left {}", later.len() == free / 2, room() == free % 2));
     finish(t, &mut ring, &pairs.drain(..).chain(later).collect::<Vec<_>>());
 }
+case!(lowered_while_files_wait => "
+    limit = 0
+    limit = 0
+    as many pairs as fit true, room left true
+    before 0, received by all true
+");
 
 /// Prints the limits that a child's shell reports.
 fn of_an_executed_program(t: &mut Transcript) {
@@ -201,6 +226,13 @@ fn of_an_executed_program(t: &mut Transcript) {
     t.say(format_args!("and sets it to {}", said("ulimit -Sn 500; ulimit -Sn")));
     finish(t, &mut ring, &pairs);
 }
+case!(of_an_executed_program => "
+    limit = 0
+    a child has 700
+    hard as before true
+    and sets it to 500
+    before 0, received by all true
+");
 
 fn of_a_forked_child(t: &mut Transcript) {
     t.result("limit", set_limit(700));
@@ -221,6 +253,12 @@ fn of_a_forked_child(t: &mut Transcript) {
     t.say(format_args!("parent's limit {}, room as before {}", limit().rlim_cur, room() == free));
     finish(t, &mut ring, &pairs);
 }
+case!(of_a_forked_child => "
+    limit = 0
+    child: exit 0
+    parent's limit 700, room as before true
+    before 0, received by all true
+");
 
 /// Registered files use no descriptor numbers of the program's.
 fn registered_files(t: &mut Transcript) {
@@ -232,3 +270,8 @@ fn registered_files(t: &mut Transcript) {
     t.result("register", ring.register(reg::FILES, numbers.as_ptr(), 600));
     t.say(format_args!("room as before {}", room() == free - 2));
 }
+case!(registered_files => "
+    limit = 0
+    register = 0
+    room as before true
+");

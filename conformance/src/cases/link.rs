@@ -4,37 +4,10 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, cancel, nop, read, readv, sqe, vector, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("link.one_after_the_other", one_after_the_other),
-    case("link.failure_cancels_rest", failure_cancels_rest),
-    case("link.short_read_breaks", short_read_breaks),
-    case("link.short_readv_breaks", short_readv_breaks),
-    case("link.hard_link_goes_on", hard_link_goes_on),
-    case("link.hard_and_soft_mixed", hard_and_soft_mixed),
-    case("link.bad_member", bad_member),
-    case("link.bad_head", bad_head),
-    case("link.ends_with_submission", ends_with_submission),
-    case("link.ends_with_unlinked", ends_with_unlinked),
-    case("link.waiting_head_holds_rest", waiting_head_holds_rest),
-    case("link.two_chains", two_chains),
-    case("link.goes_on_behind_batch", goes_on_behind_batch),
-    case("link.silent_member_of_broken_chain", silent_member_of_broken_chain),
-    case("link.cancel_head", cancel_head),
-    case("link.cancel_member", cancel_member),
-    case("link.long_chain", long_chain),
-    case("link.copies_through_pipe", copies_through_pipe),
-    case("link.forced_async_members", forced_async_members),
-    case("link.file_is_looked_up_late", file_is_looked_up_late),
-    case("link.bad_member_submit_all", bad_member_submit_all),
-    case("link.ring_closes", ring_closes),
-    case("link.errors_of_calls", errors_of_calls),
-];
 
 fn failing(user_data: u64) -> Sqe {
     nop(user_data).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = -libc::EIO as u32)
@@ -65,6 +38,13 @@ fn one_after_the_other(t: &mut Transcript) {
     chain(t, &mut ring, &chained);
     t.say(files::text(&file));
 }
+case!(one_after_the_other => "
+    submit = 3
+    cqe 1: 4
+    cqe 2: 4
+    cqe 3: 5
+    one two three
+");
 
 fn failure_cancels_rest(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -73,6 +53,16 @@ fn failure_cancels_rest(t: &mut Transcript) {
     entries.sort_by_key(|entry| entry.user_data);
     t.in_order(&entries);
 }
+case!(failure_cancels_rest => "
+    submit = 4
+    cqe 1: 0
+    cqe 2: -EIO
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 5: -EIO
+    cqe 6: -ECANCELED
+    cqe 7: 0
+");
 
 fn short_read_breaks(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -85,6 +75,20 @@ fn short_read_breaks(t: &mut Transcript) {
     // A read of nothing at the end is short, too.
     chain(t, &mut ring, &[read(fd, &mut buffer, 5, 7).linked(), nop(8)]);
 }
+case!(short_read_breaks => "
+    submit = 2
+    cqe 1: 5
+    cqe 2: -ECANCELED
+    submit = 2
+    cqe 3: 5
+    cqe 4: 0
+    submit = 2
+    cqe 5: 5
+    cqe 6: 0
+    submit = 2
+    cqe 7: 0
+    cqe 8: -ECANCELED
+");
 
 fn short_readv_breaks(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -96,11 +100,25 @@ fn short_readv_breaks(t: &mut Transcript) {
     let vectors = [vector(address, 4), vector(address + 4, 1)];
     chain(t, &mut ring, &[readv(file.as_raw_fd(), &vectors, 0, 3).linked(), nop(4)]);
 }
+case!(short_readv_breaks => "
+    submit = 2
+    cqe 1: 5
+    cqe 2: -ECANCELED
+    submit = 2
+    cqe 3: 5
+    cqe 4: 0
+");
 
 fn hard_link_goes_on(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[hard(failing(1)), hard(failing(2)), nop(3)]);
 }
+case!(hard_link_goes_on => "
+    submit = 3
+    cqe 1: -EIO
+    cqe 2: -EIO
+    cqe 3: 0
+");
 
 fn hard_and_soft_mixed(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -108,6 +126,16 @@ fn hard_and_soft_mixed(t: &mut Transcript) {
     // With both flags the link is a hard one.
     chain(t, &mut ring, &[hard(failing(5)).linked(), nop(6)]);
 }
+case!(hard_and_soft_mixed => "
+    submit = 4
+    cqe 1: -EIO
+    cqe 2: -EIO
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    submit = 2
+    cqe 5: -EIO
+    cqe 6: 0
+");
 
 /// A refused member cancels the whole chain before it starts. The batch ends with the chain, not in
 /// it.
@@ -124,6 +152,16 @@ fn bad_member(t: &mut Transcript) {
     t.sorted(&ring.reap());
     t.say(format_args!("written: {:?}", files::text(&file)));
 }
+case!(bad_member => "
+    submit = 4
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    submit the rest = 0
+    no cqe
+    written: \"\"
+");
 
 fn bad_head(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -136,6 +174,14 @@ fn bad_head(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.sorted(&ring.reap());
 }
+case!(bad_head => "
+    submit = 3
+    cqe 1: -EINVAL
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    submit the rest = 0
+    no cqe
+");
 
 /// With SUBMIT_ALL the whole chain is read, and all of it is cancelled.
 fn bad_member_submit_all(t: &mut Transcript) {
@@ -151,6 +197,18 @@ fn bad_member_submit_all(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(3));
 }
+case!(bad_member_submit_all => "
+    submit = 5
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 5: 0
+    submit = 3
+    cqe 1: -EINVAL
+    cqe 2: -ECANCELED
+    cqe 3: 0
+");
 
 /// A chain does not extend beyond the end of a submission.
 fn ends_with_submission(t: &mut Transcript) {
@@ -165,6 +223,12 @@ fn ends_with_submission(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(ends_with_submission => "
+    submit = 1
+    submit = 1
+    cqe 2: 0
+    cqe 1: 1
+");
 
 fn ends_with_unlinked(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -178,6 +242,12 @@ fn ends_with_unlinked(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(2));
 }
+case!(ends_with_unlinked => "
+    submit = 3
+    cqe 3: 0
+    cqe 1: 1
+    cqe 2: 0
+");
 
 fn waiting_head_holds_rest(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -192,6 +262,13 @@ fn waiting_head_holds_rest(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(format_args!("written: {:?}", files::text(&file)));
 }
+case!(waiting_head_holds_rest => "
+    submit = 2
+    written: \"\"
+    cqe 1: 1
+    cqe 2: 5
+    written: \"after\"
+");
 
 fn two_chains(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -201,6 +278,13 @@ fn two_chains(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(4));
 }
+case!(two_chains => "
+    submit = 4
+    cqe 1: -EIO
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    cqe 4: 0
+");
 
 fn cancel_head(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -214,6 +298,12 @@ fn cancel_head(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(4));
 }
+case!(cancel_head => "
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: 0
+");
 
 /// A cancel does not find a member that has not started.
 fn cancel_member(t: &mut Transcript) {
@@ -227,6 +317,11 @@ fn cancel_member(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(2));
 }
+case!(cancel_member => "
+    cqe 3: -ENOENT
+    cqe 1: 1
+    cqe 2: 0
+");
 
 fn long_chain(t: &mut Transcript) {
     let mut ring = Ring::new(128);
@@ -239,6 +334,10 @@ fn long_chain(t: &mut Transcript) {
     let right = entries.iter().enumerate().filter(|(index, entry)| entry.user_data == *index as u64 && entry.res == 0);
     t.say(format_args!("in order {}", right.count()));
 }
+case!(long_chain => "
+    submit = 128
+    in order 128
+");
 
 fn copies_through_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -258,6 +357,14 @@ fn copies_through_pipe(t: &mut Transcript) {
     t.say(files::text(&to));
     std::hint::black_box(&mut buffer);
 }
+case!(copies_through_pipe => "
+    submit = 4
+    cqe 1: 12
+    cqe 2: 12
+    cqe 3: 12
+    cqe 4: 12
+    copied along
+");
 
 fn forced_async_members(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -272,6 +379,14 @@ fn forced_async_members(t: &mut Transcript) {
     chain(t, &mut ring, &chained);
     t.say(files::text(&file));
 }
+case!(forced_async_members => "
+    submit = 4
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1
+    cqe 4: 1
+    abcd
+");
 
 /// LINKED_FILE: a member's descriptor is looked up when the member starts.
 fn file_is_looked_up_late(t: &mut Transcript) {
@@ -289,6 +404,11 @@ fn file_is_looked_up_late(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(format_args!("second file: {:?}", files::text(&second)));
 }
+case!(file_is_looked_up_late => "
+    cqe 1: 1
+    cqe 2: 4
+    second file: \"late\"
+");
 
 fn ring_closes(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -303,6 +423,7 @@ fn ring_closes(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.say(format_args!("written: {:?}", files::text(&file)));
 }
+case!(ring_closes => "written: \"\"");
 
 /// The next member of a chain starts after all requests of its submission have been started.
 fn goes_on_behind_batch(t: &mut Transcript) {
@@ -312,6 +433,29 @@ fn goes_on_behind_batch(t: &mut Transcript) {
     chain(t, &mut ring, &[failing(1).linked(), nop(2).linked(), nop(3), nop(4)]);
     chain(t, &mut ring, &[nop(1).linked(), nop(2).flagged(sqe_flags::IO_DRAIN).linked(), nop(3), nop(4)]);
 }
+case!(goes_on_behind_batch => "
+    submit = 3
+    cqe 1: 0
+    cqe 3: 0
+    cqe 2: 0
+    submit = 6
+    cqe 1: 0
+    cqe 4: 0
+    cqe 6: 0
+    cqe 2: 0
+    cqe 5: 0
+    cqe 3: 0
+    submit = 4
+    cqe 1: -EIO
+    cqe 4: 0
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    submit = 4
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+");
 
 /// The member that breaks the chain decides whether the rest post CQEs.
 fn silent_member_of_broken_chain(t: &mut Transcript) {
@@ -334,6 +478,21 @@ fn silent_member_of_broken_chain(t: &mut Transcript) {
         t.sorted(&ring.wait(2));
     }
 }
+case!(silent_member_of_broken_chain => "
+    cqe 1: -EIO
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 9: 0
+    cqe 1: -EIO
+    cqe 9: 0
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -EINVAL
+    cqe 4: -ECANCELED
+    cqe 9: 0
+    cqe 1: -ECANCELED
+    cqe 9: 0
+");
 
 /// Prints which errors break a chain, for requests that are one system call each.
 fn errors_of_calls(t: &mut Transcript) {
@@ -371,3 +530,22 @@ fn errors_of_calls(t: &mut Transcript) {
         t.say(format_args!("{name}: {one} {other}"));
     }
 }
+case!(errors_of_calls => "
+    renameat: -ENOENT 0
+    unlinkat: -ENOENT 0
+    mkdirat: -ENOENT 0
+    symlinkat: -ENOENT 0
+    linkat: -ENOENT 0
+    statx: -ENOENT 0
+    openat: -ENOENT -ECANCELED
+    fsync: -EINVAL 0
+    sync_file_range: -ESPIPE 0
+    fallocate: -EBADF 0
+    ftruncate: -EINVAL 0
+    fadvise: -EINVAL -ECANCELED
+    fadvise: -ESPIPE -ECANCELED
+    madvise: -EINVAL 0
+    epoll_ctl: -EPERM -ECANCELED
+    listen: -ENOTSOCK -ECANCELED
+    close: -EBADF -ECANCELED
+");

@@ -4,7 +4,6 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, Timespec, io_uring as u, opcode, sqe_flags};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, MissingPage};
 use crate::net;
@@ -12,33 +11,6 @@ use crate::ring::Ring;
 use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, send, sqe, timeout, timeout_remove, write_at};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
-
-pub const CASES: &[Case] = &[
-    case("link_timeout.expires", expires),
-    case("link_timeout.in_time", in_time),
-    case("link_timeout.done_inline", done_inline),
-    case("link_timeout.chain_goes_on_behind_it", chain_goes_on_behind_it),
-    case("link_timeout.alone", alone),
-    case("link_timeout.behind_unlinked", behind_unlinked),
-    case("link_timeout.two_in_a_row", two_in_a_row),
-    case("link_timeout.middle_of_chain", middle_of_chain),
-    case("link_timeout.second_of_chain", second_of_chain),
-    case("link_timeout.on_poll", on_poll),
-    case("link_timeout.on_multishot_poll", on_multishot_poll),
-    case("link_timeout.on_timeout", on_timeout),
-    case("link_timeout.absolute", absolute),
-    case("link_timeout.hard_link", hard_link),
-    case("link_timeout.cancelled", cancelled),
-    case("link_timeout.target_cancelled", target_cancelled),
-    case("link_timeout.bad_timespec", bad_timespec),
-    case("link_timeout.flags", flags),
-    case("link_timeout.reserved_fields", reserved_fields),
-    case("link_timeout.on_worker", on_worker),
-    case("link_timeout.on_running_worker", on_running_worker),
-    case("link_timeout.on_bad_request", on_bad_request),
-    case("link_timeout.on_what_waits", on_what_waits),
-    case("link_timeout.ring_closes", ring_closes),
-];
 
 /// Returns a read of an empty pipe, linked to the next request.
 fn waiting(fd: i32, byte: &mut [u8; 1], user_data: u64) -> usring_uapi::Sqe {
@@ -61,6 +33,12 @@ fn expires(t: &mut Transcript) {
     t.in_order(&entries);
     t.between("waited", waited, 20, 30_000);
 }
+case!(expires => "
+    submit = 2
+    cqe 2: -ETIME
+    cqe 1: -ECANCELED
+    waited: after 20 to 30000 ms
+");
 
 fn in_time(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -72,6 +50,10 @@ fn in_time(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
 }
+case!(in_time => "
+    cqe 1: 1
+    cqe 2: -ECANCELED
+");
 
 fn done_inline(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -80,21 +62,37 @@ fn done_inline(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(2));
 }
+case!(done_inline => "
+    submit = 2
+    cqe 1: 0
+    cqe 2: -ECANCELED
+");
 
 fn alone(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(link_timeout(&LONG, 0, 1)));
 }
+case!(alone => "cqe 1: -EINVAL");
 
 fn behind_unlinked(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.sorted(&ring.run(&[nop(1), link_timeout(&LONG, 0, 2), nop(3)]));
 }
+case!(behind_unlinked => "
+    cqe 1: 0
+    cqe 2: -EINVAL
+    cqe 3: 0
+");
 
 fn two_in_a_row(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&LONG, 0, 2).linked(), link_timeout(&LONG, 0, 3)]));
 }
+case!(two_in_a_row => "
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -EINVAL
+");
 
 /// Requests after the timeout continue if the limited request was in time, and are cancelled if it
 /// was not.
@@ -115,6 +113,14 @@ fn middle_of_chain(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(middle_of_chain => "
+    cqe 1: 1
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    cqe 4: -ECANCELED
+    cqe 5: -ETIME
+    cqe 6: -ECANCELED
+");
 
 /// The clock starts with the limited request, not with the chain.
 fn second_of_chain(t: &mut Transcript) {
@@ -130,6 +136,12 @@ fn second_of_chain(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.sorted(&ring.wait(3));
 }
+case!(second_of_chain => "
+    twice as long = -ETIME
+    cqe 1: 1
+    cqe 2: -ECANCELED
+    cqe 3: -ETIME
+");
 
 fn on_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -140,6 +152,10 @@ fn on_poll(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(on_poll => "
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");
 
 /// The timeout limits the request's whole life, whether it is woken or not.
 fn on_multishot_poll(t: &mut Transcript) {
@@ -155,6 +171,11 @@ fn on_multishot_poll(t: &mut Transcript) {
     entries.sort_by_key(|entry| (entry.user_data, entry.flags == 0));
     t.in_order(&entries);
 }
+case!(on_multishot_poll => "
+    cqe 1: 1 MORE
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");
 
 fn on_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -164,6 +185,10 @@ fn on_timeout(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(on_timeout => "
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");
 
 fn absolute(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -181,6 +206,14 @@ fn absolute(t: &mut Transcript) {
         t.sorted(&ring.wait(2));
     }
 }
+case!(absolute => "
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");
 
 fn hard_link(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -194,6 +227,11 @@ fn hard_link(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(hard_link => "
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+    cqe 3: 0
+");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -207,6 +245,11 @@ fn cancelled(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
 }
+case!(cancelled => "
+    cqe 3: -ENOENT
+    cqe 1: 1
+    cqe 2: -ECANCELED
+");
 
 fn target_cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -219,6 +262,11 @@ fn target_cancelled(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(target_cancelled => "
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: 0
+");
 
 fn bad_timespec(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -229,6 +277,14 @@ fn bad_timespec(t: &mut Transcript) {
     let bad = link_timeout(&LONG, 0, 2).with(|sqe| sqe.addr = BAD);
     t.sorted(&ring.run(&[nop(1).linked(), bad]));
 }
+case!(bad_timespec => "
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: -ECANCELED
+    cqe 2: -EFAULT
+");
 
 fn flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -236,6 +292,20 @@ fn flags(t: &mut Transcript) {
         t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&LONG, flags, 2)]));
     }
 }
+case!(flags => "
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: 0
+    cqe 2: -ECANCELED
+    cqe 1: 0
+    cqe 2: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -247,6 +317,16 @@ fn reserved_fields(t: &mut Transcript) {
     with(|sqe| sqe.buf_index = 1);
     with(|sqe| sqe.ioprio = 1);
 }
+case!(reserved_fields => "
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+");
 
 /// A request that started in a worker, and waits in a poll. (If a worker waits in a call that
 /// cannot poll, 6.18 does not limit the request at all.)
@@ -269,6 +349,10 @@ fn on_worker(t: &mut Transcript) {
         t.say(format_args!("{}: one of two answers {either}", entry.user_data));
     }
 }
+case!(on_worker => "
+    1: one of two answers true
+    2: one of two answers true
+");
 
 /// A request that a worker is carrying out: the timeout cannot end it, and reports that. (The write
 /// blocks where it reads its bytes: at a page that this process supplies.)
@@ -296,6 +380,13 @@ fn on_running_worker(t: &mut Transcript) {
     page.supply();
     t.in_order(&ring.wait(1));
 }
+case!(on_running_worker => "
+    submit = 2
+    the worker stands still true
+    cqe 3: 0
+    cqe 2: -ENOENT
+    cqe 1: 5
+");
 
 fn on_bad_request(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -304,6 +395,12 @@ fn on_bad_request(t: &mut Transcript) {
     t.sorted(&ring.run(&[sqe(200, -1, 1).linked(), link_timeout(&LONG, 0, 2)]));
     assert_eq!(opcode::LINK_TIMEOUT, 15);
 }
+case!(on_bad_request => "
+    cqe 1: -EBADF
+    cqe 2: -ECANCELED
+    cqe 1: -EINVAL
+    cqe 2: -ECANCELED
+");
 
 fn ring_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -317,6 +414,10 @@ fn ring_closes(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.say(format_args!("bytes left {}", files::take(&reader, 4).map_or(0, |bytes| bytes.len())));
 }
+case!(ring_closes => "
+    submit = 2
+    bytes left 1
+");
 
 /// The timeout is transparent for the chain: the request after it follows the limited request, also
 /// if that one completed before the timeout started.
@@ -334,6 +435,24 @@ fn chain_goes_on_behind_it(t: &mut Transcript) {
         t.sorted(&ring.wait(2));
     }
 }
+case!(chain_goes_on_behind_it => "
+    cqe 1: 0
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    cqe 4: 0
+    cqe 1: -EIO
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 1: -EIO
+    cqe 2: -ECANCELED
+    cqe 1: -EINVAL
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 1: -EINVAL
+    cqe 2: -ECANCELED
+");
 
 /// Requests that wait for something other than a disk, and occupy no worker of the kernel.
 fn on_what_waits(t: &mut Transcript) {
@@ -371,3 +490,15 @@ fn on_what_waits(t: &mut Transcript) {
         let _ = child.wait();
     }
 }
+case!(on_what_waits => "
+    waitid
+    found true
+    cqe 1: -ECANCELED
+    cqe 2: 1
+    send
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+    accept
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");

@@ -2,46 +2,15 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use usring_uapi::{Sqe, opcode, sqe_flags};
+use usring_uapi::{Sqe, opcode};
 
-use crate::buffers::group_of;
-use crate::case::{Case, case};
 use crate::files;
-use crate::memory::{BAD, KERNEL_HALF, Pages, zeroed};
+use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, message, nop, vector};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("message.vectors", vectors),
-    case("message.receive_waits", receive_waits),
-    case("message.header_may_be_reused", header_may_be_reused),
-    case("message.sender_is_told", sender_is_told),
-    case("message.send_to_address", send_to_address),
-    case("message.name_lengths", name_lengths),
-    case("message.truncated", truncated),
-    case("message.passes_descriptors", passes_descriptors),
-    case("message.control_is_cut", control_is_cut),
-    case("message.wait_all", wait_all),
-    case("message.wait_all_send", wait_all_send),
-    case("message.wait_all_with_control", wait_all_with_control),
-    case("message.bad_memory", bad_memory),
-    case("message.bad_vectors", bad_vectors),
-    case("message.empty_vector", empty_vector),
-    case("message.selected_buffer", selected_buffer),
-    case("message.selected_buffer_wrong", selected_buffer_wrong),
-    case("message.unknown_options", unknown_options),
-    case("message.reserved_fields", reserved_fields),
-    case("message.peer_is_gone", peer_is_gone),
-    case("message.not_a_socket", not_a_socket),
-    case("message.cancelled", cancelled),
-    case("message.error_queue", error_queue),
-    case("message.end_of_file", end_of_file),
-    case("message.compatible_control", compatible_control),
-];
-
-/// A name, and a function that changes one field of a valid request.
-type Changed = (&'static str, fn(&mut Sqe));
+mod arguments;
 
 const ALL: u32 = libc::MSG_WAITALL as u32;
 
@@ -90,6 +59,16 @@ fn vectors(t: &mut Transcript) {
         t.say(format_args!("{} {}", text(&one), text(&two)));
     }
 }
+case!(vectors => "
+    cqe 1: 13
+    cqe 2: 13
+    name 0 control 0 flags 0x0
+    one tw o three...
+    cqe 1: 13
+    cqe 2: 13
+    name 0 control 0 flags 0x0
+    one tw o three...
+");
 
 fn receive_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -104,6 +83,11 @@ fn receive_waits(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(text(&bytes));
 }
+case!(receive_waits => "
+    no cqe
+    cqe 1: 4
+    late....
+");
 
 /// The request does not need the header after submission, except for the fields that the kernel
 /// writes.
@@ -123,6 +107,10 @@ fn header_may_be_reused(t: &mut Transcript) {
     t.say(text(&bytes));
     std::hint::black_box((&into, &received));
 }
+case!(header_may_be_reused => "
+    cqe 1: 4
+    late....
+");
 
 fn sender_is_told(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -140,6 +128,20 @@ fn sender_is_told(t: &mut Transcript) {
         t.say(format_args!("family {}", name.ss_family));
     }
 }
+case!(sender_is_told => "
+    cqe 1: 1
+    name 16 control 0 flags 0x0
+    family 2
+    cqe 1: 1
+    name 16 control 0 flags 0x0
+    family 2
+    cqe 1: 1
+    name 16 control 0 flags 0x0
+    family 2
+    cqe 1: 1
+    name 16 control 0 flags 0x0
+    family 2
+");
 
 fn send_to_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -154,6 +156,14 @@ fn send_to_address(t: &mut Transcript) {
     }
     t.say(text(&files::take(&reader, 10).unwrap_or_default()));
 }
+case!(send_to_address => "
+    cqe 1: 6
+    cqe 1: -EINVAL
+    cqe 1: -EDESTADDRREQ
+    cqe 1: 6
+    cqe 1: -EINVAL
+    to you
+");
 
 fn name_lengths(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -169,6 +179,18 @@ fn name_lengths(t: &mut Transcript) {
         t.say(format_args!("name {}", received.msg_namelen));
     }
 }
+case!(name_lengths => "
+    cqe 1: -EFAULT
+    name 16
+    cqe 1: 1
+    name 4294967295
+    cqe 1: 1
+    name 16
+    cqe 1: -EINVAL
+    name 4294967295
+    cqe 1: 1
+    name 16
+");
 
 fn truncated(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -185,6 +207,17 @@ fn truncated(t: &mut Transcript) {
         told(t, &received);
     }
 }
+case!(truncated => "
+    cqe 1: 4
+    cqe 2: 0
+    name 0 control 0 flags 0x20
+    cqe 1: 8
+    cqe 2: 0
+    name 0 control 0 flags 0x20
+    cqe 1: 4
+    cqe 2: -ECANCELED
+    name 0 control 0 flags 0x20
+");
 
 /// Writes a control message that passes a descriptor.
 fn rights(number: i32, room: &mut [u64; 3]) {
@@ -226,6 +259,15 @@ fn passes_descriptors(t: &mut Transcript) {
     sent.msg_control = BAD as *mut libc::c_void;
     t.entry(&ring.one(sending(&writer, &sent, 4)));
 }
+case!(passes_descriptors => "
+    cqe 1: 1
+    cqe 2: 1
+    name 0 control 24 flags 0x40000000
+    passed
+    close on exec 1
+    cqe 3: -EBADF
+    cqe 4: -EFAULT
+");
 
 fn control_is_cut(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -252,6 +294,16 @@ fn control_is_cut(t: &mut Transcript) {
         told(t, &received);
     }
 }
+case!(control_is_cut => "
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 0
+    name 0 control 0 flags 0x8
+    cqe 1: 1
+    cqe 2: 8
+    cqe 3: 0
+    name 0 control 0 flags 0x0
+");
 
 fn wait_all(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -271,6 +323,18 @@ fn wait_all(t: &mut Transcript) {
         t.say(format_args!("{} {}", text(&one), text(&two)));
     }
 }
+case!(wait_all => "
+    no cqe
+    no cqe
+    no cqe
+    cqe 1: 10 SOCK_NONEMPTY
+    abcd efghij
+    no cqe
+    no cqe
+    no cqe
+    cqe 1: 10 SOCK_NONEMPTY
+    abcd efghij
+");
 
 fn wait_all_send(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -287,6 +351,7 @@ fn wait_all_send(t: &mut Transcript) {
     }
     t.in_order(&ring.wait(1));
 }
+case!(wait_all_send => "cqe 1: 1048576");
 
 /// With room for control messages MSG_WAITALL does not continue: the receive ends with the bytes
 /// that are there.
@@ -306,171 +371,11 @@ fn wait_all_with_control(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
     told(t, &received);
 }
-
-fn bad_memory(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    for address in [0, BAD, KERNEL_HALF] {
-        files::put(&writer, b"x");
-        let header = address as *const libc::msghdr;
-        t.entry(&ring.one(message(opcode::RECVMSG, reader.as_raw_fd(), header, 1)));
-        t.entry(&ring.one(message(opcode::SENDMSG, writer.as_raw_fd(), header, 2)));
-    }
-    for address in [0, BAD, KERNEL_HALF] {
-        let mut pieces = [vector(address, 4)];
-        let mut header = header(&mut pieces);
-        t.entry(&ring.one(receiving(&reader, &header, 3)));
-        t.entry(&ring.one(sending(&writer, &header, 4)));
-        header.msg_iov = address as *mut libc::iovec;
-        t.entry(&ring.one(receiving(&reader, &header, 5)));
-        t.entry(&ring.one(sending(&writer, &header, 6)));
-    }
-    t.say(format_args!("{} bytes left", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
-}
-
-fn bad_vectors(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    // Far from the end of the address space, so that only the lengths are bad.
-    let memory = Pages::new(1);
-    let at = |length| vector(memory.at(0), length);
-    let mut pieces: Vec<libc::iovec> = (0..1026).map(|_| at(1)).collect();
-    for count in [1024, 1025, usize::MAX] {
-        let mut header = header(&mut pieces);
-        header.msg_iovlen = count;
-        files::put(&writer, b"x");
-        t.entry(&ring.one(receiving(&reader, &header, 1)));
-        t.entry(&ring.one(sending(&writer, &header, 2)));
-    }
-    let _ = files::take(&reader, 10_000);
-    for lengths in [&[usize::MAX][..], &[1, usize::MAX], &[1 << 62, 1 << 62], &[1 << 47]] {
-        files::put(&writer, b"x");
-        let mut pieces: Vec<libc::iovec> = lengths.iter().map(|length| at(*length)).collect();
-        let header = header(&mut pieces);
-        t.entry(&ring.one(receiving(&reader, &header, 3)));
-        let sent = ring.one(sending(&writer, &header, 4));
-        t.say(if sent.res > 0 { "sent".into() } else { crate::names::result(sent.res) });
-    }
-}
-
-fn empty_vector(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    let nothing = header(&mut []);
-    t.entry(&ring.one(sending(&writer, &nothing, 1)));
-    files::put(&writer, b"x");
-    t.result("receive", ring.one(receiving(&reader, &nothing, 2)).res);
-    let (reader, writer, _) = files::udp();
-    t.entry(&ring.one(sending(&writer, &nothing, 3)));
-    t.entry(&ring.one(receiving(&reader, &nothing, 4)));
-    files::put(&writer, b"x");
-    t.entry(&ring.one(receiving(&reader, &nothing, 5)));
-    told(t, &nothing);
-}
-
-fn selected_buffer(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let memory = Pages::new(1);
-    let mut group = group_of(&ring, &memory, 8, 3);
-    group.add_slots(0..4);
-    let (reader, writer) = files::sockets();
-    files::put(&writer, b"0123456789abcdefghijklmnopqrstuvwxyz");
-    for length in [None, Some(4), Some(0), Some(100)] {
-        let mut pieces = [vector(BAD, length.unwrap_or(0))];
-        let header = header(if length.is_some() { &mut pieces[..] } else { &mut [] });
-        let request = receiving(&reader, &header, 1).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| sqe.buf_index = 3);
-        if length == Some(100) {
-            files::put(&writer, b"x");
-        }
-        t.entry(&ring.one(request));
-        told(t, &header);
-    }
-    t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
-    let header = header(&mut []);
-    let request = receiving(&reader, &header, 5).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| sqe.buf_index = 3);
-    t.entry(&ring.one(request));
-}
-
-fn selected_buffer_wrong(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let memory = Pages::new(1);
-    let mut group = group_of(&ring, &memory, 8, 3);
-    group.add_slots(0..4);
-    let (reader, writer) = files::sockets();
-    files::put(&writer, b"x");
-    let select = |header: &libc::msghdr| {
-        receiving(&reader, header, 1).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| sqe.buf_index = 3)
-    };
-    let mut pieces = [vector(BAD, 1), vector(BAD, 1)];
-    let two = header(&mut pieces);
-    t.entry(&ring.one(select(&two)));
-    let mut bad = header(&mut pieces[..1]);
-    bad.msg_iov = BAD as *mut libc::iovec;
-    t.entry(&ring.one(select(&bad)));
-    t.entry(&ring.one(select(&two).with(|sqe| sqe.opcode = opcode::SENDMSG)));
-    t.entry(&ring.one(select(&header(&mut [])).with(|sqe| sqe.buf_index = 9)));
-}
-
-fn unknown_options(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    let mut bytes = [0; 8];
-    for bit in 1..16 {
-        files::put(&writer, b"x");
-        let mut into = [over(&mut bytes)];
-        let received = header(&mut into);
-        let entry = ring.one(receiving(&reader, &received, bit).with(|sqe| sqe.ioprio = 1 << bit));
-        t.say(format_args!("recvmsg {entry}"));
-        let mut out = [from(b"y")];
-        let sent = header(&mut out);
-        let entry = ring.one(sending(&writer, &sent, bit).with(|sqe| sqe.ioprio = 1 << bit));
-        t.say(format_args!("sendmsg {entry}"));
-    }
-}
-
-fn reserved_fields(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    let mut bytes = [0; 8];
-    let changes: [Changed; 7] = [
-        ("off", |sqe| sqe.off = 8),
-        ("len", |sqe| sqe.len = 77),
-        ("negative len", |sqe| sqe.len = u32::MAX),
-        ("file_index", |sqe| sqe.file_index = 1),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("pad", |sqe| sqe.pad2 = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-    ];
-    for (name, change) in changes {
-        files::put(&writer, b"x");
-        let mut into = [over(&mut bytes)];
-        let received = header(&mut into);
-        t.say(format_args!("{name}: recvmsg {}", ring.one(receiving(&reader, &received, 1).with(change))));
-        let mut out = [from(b"y")];
-        let sent = header(&mut out);
-        t.say(format_args!("{name}: sendmsg {}", ring.one(sending(&writer, &sent, 2).with(change))));
-    }
-}
-
-fn peer_is_gone(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    drop(reader);
-    let mut out = [from(b"y")];
-    let sent = header(&mut out);
-    t.entry(&ring.one(sending(&writer, &sent, 1)));
-}
-
-fn not_a_socket(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::pipe();
-    let mut bytes = [0; 8];
-    let mut into = [over(&mut bytes)];
-    let header = header(&mut into);
-    t.entry(&ring.one(receiving(&reader, &header, 1)));
-    t.entry(&ring.one(sending(&writer, &header, 2)));
-    t.entry(&ring.one(message(opcode::RECVMSG, -1, &header, 3)));
-}
+case!(wait_all_with_control => "
+    cqe 1: 3
+    cqe 2: 0
+    name 0 control 0 flags 0x0
+");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -487,6 +392,10 @@ fn cancelled(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(cancelled => "
+    cqe 2: 0
+    cqe 1: 3
+");
 
 /// A request that waits for errors is not woken for data.
 fn error_queue(t: &mut Transcript) {
@@ -510,6 +419,11 @@ fn error_queue(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} flags {:#x}", text(&bytes), received.msg_flags));
 }
+case!(error_queue => "
+    no cqe
+    cqe 1: 4
+    lost.... flags 0x2000
+");
 
 fn end_of_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -524,6 +438,12 @@ fn end_of_file(t: &mut Transcript) {
         told(t, &received);
     }
 }
+case!(end_of_file => "
+    cqe 1: 0
+    name 0 control 0 flags 0x0
+    cqe 1: 0 SOCK_NONEMPTY
+    name 0 control 0 flags 0x0
+");
 
 /// MSG_CMSG_COMPAT is reserved for the kernel.
 fn compatible_control(t: &mut Transcript) {
@@ -542,3 +462,10 @@ fn compatible_control(t: &mut Transcript) {
     t.entry(&ring.one(crate::sqe::send(writer.as_raw_fd(), b"y", 3).op_flags(compatible)));
     t.entry(&ring.one(crate::sqe::recv(reader.as_raw_fd(), &mut bytes, 4).op_flags(compatible)));
 }
+case!(compatible_control => "
+    cqe 1: 1
+    cqe 2: 2
+    xx......
+    cqe 3: 1
+    cqe 4: 1
+");

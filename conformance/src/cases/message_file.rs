@@ -6,27 +6,10 @@ use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
 use super::message_ring::{DEFER, message};
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, close, nop, read, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("message_file.into_a_slot", into_a_slot),
-    case("message_file.into_any_slot", into_any_slot),
-    case("message_file.without_a_message", without_a_message),
-    case("message_file.kinds_of_rings", kinds_of_rings),
-    case("message_file.deferred", deferred),
-    case("message_file.refused", refused),
-    case("message_file.tables", tables),
-    case("message_file.replaces", replaces),
-    case("message_file.outlives_the_sender", outlives_the_sender),
-    case("message_file.closed_on_both_sides", closed_on_both_sides),
-    case("message_file.full_queue", full_queue),
-    case("message_file.chains", chains),
-    case("message_file.to_a_thread_that_sleeps", to_a_thread_that_sleeps),
-];
 
 const ANY: u32 = u::IORING_FILE_INDEX_ALLOC as u32;
 
@@ -72,6 +55,13 @@ fn into_a_slot(t: &mut Transcript) {
     t.say("and the sender has it still");
     read_by(t, &mut sender, &writer, 0);
 }
+case!(into_a_slot => "
+    cqe 1: 0
+    cqe 61726: 0
+    read 99: 3, [97, 98, 99]
+    and the sender has it still
+    read 99: 3, [97, 98, 99]
+");
 
 fn into_any_slot(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(0, 3);
@@ -93,6 +83,21 @@ fn into_any_slot(t: &mut Transcript) {
         }
     }
 }
+case!(into_any_slot => "
+    cqe 0: 0
+    cqe 61726: 0
+    cqe 1: 1
+    cqe 61726: 1
+    cqe 2: 2
+    cqe 61726: 2
+    cqe 3: -ENFILE
+    read 99: 3, [97, 98, 99]
+    within a range
+    range = 0
+    cqe 0: 2
+    cqe 61726: 2
+    cqe 1: -ENFILE
+");
 
 fn without_a_message(t: &mut Transcript) {
     for flags in [0, DEFER] {
@@ -109,6 +114,21 @@ fn without_a_message(t: &mut Transcript) {
     t.entry(&sender.one(send(target.fd, 0, 3, 1).op_flags(3)));
     t.in_order(&target.reap());
 }
+case!(without_a_message => "
+    cqe 1: 0
+    get events = 0
+    no cqe
+    read 99: 3, [97, 98, 99]
+    cqe 1: 0
+    get events = 0
+    no cqe
+    read 99: 3, [97, 98, 99]
+    with the flag that passes flags
+    cqe 1: 0
+    cqe 61726: 0
+    cqe 1: 0
+    no cqe
+");
 
 fn kinds_of_rings(t: &mut Transcript) {
     let kinds = [
@@ -124,6 +144,20 @@ fn kinds_of_rings(t: &mut Transcript) {
         t.in_order(&target.wait(1));
     }
 }
+case!(kinds_of_rings => "
+    cooperative
+    cqe 1: 0
+    cqe 61726: 0
+    SQ thread
+    cqe 1: 0
+    cqe 61726: 0
+    polled
+    cqe 1: 0
+    cqe 61726: 0
+    deferred, polled
+    cqe 1: 0
+    cqe 61726: 0
+");
 
 /// A ring with deferred task work also gets descriptors at once.
 fn deferred(t: &mut Transcript) {
@@ -140,6 +174,18 @@ fn deferred(t: &mut Transcript) {
     t.in_order(&target.reap());
     t.entry(&target.one(write(3, b"xyz", u64::MAX, 4).fixed()));
 }
+case!(deferred => "
+    cqe 1: 0
+    cqe 61726: 0
+    cqe 2: 3
+    cqe 61726: 3
+    read 99: 3, [97, 98, 99]
+    from a ring that defers
+    register = 0
+    cqe 3: 0
+    cqe 61726: 0
+    cqe 4: 3
+");
 
 fn refused(t: &mut Transcript) {
     let (mut sender, mut target, _writer) = pair(0, 4);
@@ -170,6 +216,27 @@ fn refused(t: &mut Transcript) {
         t.say(format_args!("arrived {entry}"));
     }
 }
+case!(refused => "
+    fields
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    to itself
+    cqe 1: -EINVAL
+    no such file
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+    no such slot
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    disabled
+    cqe 1: -EBADFD
+    cqe 1: -EBADFD
+    no ring
+    cqe 1: -EBADFD
+");
 
 /// A target without a table.
 fn tables(t: &mut Transcript) {
@@ -182,6 +249,16 @@ fn tables(t: &mut Transcript) {
         t.in_order(&target.reap());
     }
 }
+case!(tables => "
+    cqe 1: -ENXIO
+    cqe 2: -ENFILE
+    cqe 3: -ENXIO
+    no cqe
+    cqe 1: -ENXIO
+    cqe 2: -ENFILE
+    cqe 3: -ENXIO
+    no cqe
+");
 
 fn replaces(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(0, 0);
@@ -196,6 +273,13 @@ fn replaces(t: &mut Transcript) {
     t.say(format_args!("what was there is closed {}", entry.revents & libc::POLLERR != 0));
     read_by(t, &mut target, &writer, 0);
 }
+case!(replaces => "
+    register = 0
+    cqe 1: 0
+    cqe 61726: 0
+    what was there is closed true
+    read 99: 3, [97, 98, 99]
+");
 
 fn outlives_the_sender(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(0, 2);
@@ -209,6 +293,12 @@ fn outlives_the_sender(t: &mut Transcript) {
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("closed with its last ring {}", entry.revents & libc::POLLERR != 0));
 }
+case!(outlives_the_sender => "
+    cqe 1: 0
+    cqe 61726: 0
+    read 99: 3, [97, 98, 99]
+    closed with its last ring true
+");
 
 fn closed_on_both_sides(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(0, 2);
@@ -222,6 +312,14 @@ fn closed_on_both_sides(t: &mut Transcript) {
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("closed {}", entry.revents & libc::POLLERR != 0));
 }
+case!(closed_on_both_sides => "
+    cqe 1: 0
+    cqe 61726: 0
+    cqe 2: 0
+    read 99: 3, [97, 98, 99]
+    cqe 3: 0
+    closed true
+");
 
 /// The CQE goes to the backlog; the descriptor is in the table.
 fn full_queue(t: &mut Transcript) {
@@ -236,6 +334,18 @@ fn full_queue(t: &mut Transcript) {
     t.in_order(&target.wait(2));
     read_by(t, &mut target, &writer, 3);
 }
+case!(full_queue => "
+    register = 0
+    cqe 0: 0
+    cqe 1: 1
+    cqe 2: 2
+    cqe 3: 3
+    cqe 61726: 0
+    cqe 61726: 1
+    cqe 61726: 2
+    cqe 61726: 3
+    read 99: 3, [97, 98, 99]
+");
 
 fn chains(t: &mut Transcript) {
     let (mut sender, mut target, _writer) = pair(0, 2);
@@ -248,6 +358,15 @@ fn chains(t: &mut Transcript) {
     t.sorted(&sender.reap());
     t.in_order(&target.reap());
 }
+case!(chains => "
+    submit = 5
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: -EINVAL
+    cqe 4: -ECANCELED
+    cqe 61726: 0
+    cqe 61726: 0
+");
 
 /// The target's thread sleeps in enter, and the message wakes it.
 fn to_a_thread_that_sleeps(t: &mut Transcript) {
@@ -264,3 +383,13 @@ fn to_a_thread_that_sleeps(t: &mut Transcript) {
         read_by(t, &mut target, &writer, 1);
     }
 }
+case!(to_a_thread_that_sleeps => "
+    wait = 0
+    cqe 61726: 0
+    sent = 0
+    read 99: 3, [97, 98, 99]
+    wait = 0
+    cqe 61726: 0
+    sent = 0
+    read 99: 3, [97, 98, 99]
+");

@@ -6,38 +6,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
-use crate::memory::BAD;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, sqe};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("message_ring.data", data),
-    case("message_ring.to_itself", to_itself),
-    case("message_ring.flags_pass", flags_pass),
-    case("message_ring.kinds_of_rings", kinds_of_rings),
-    case("message_ring.from_kinds_of_rings", from_kinds_of_rings),
-    case("message_ring.disabled", disabled),
-    case("message_ring.full_queue", full_queue),
-    case("message_ring.refused", refused),
-    case("message_ring.not_a_ring", not_a_ring),
-    case("message_ring.wide_entries", wide_entries),
-    case("message_ring.chains", chains),
-    case("message_ring.other_numbers", other_numbers),
-    case("message_ring.single_issuer", single_issuer),
-    case("message_ring.event_descriptor", event_descriptor),
-    case("message_ring.deferred_flag", deferred_flag),
-    case("message_ring.deferred_run_is_limited", deferred_run_is_limited),
-    case("message_ring.deferred_run_for_many", deferred_run_for_many),
-    case("message_ring.deferred_teardown", deferred_teardown),
-    case("message_ring.polled_descriptor", polled_descriptor),
-    case("message_ring.synchronous", synchronous),
-    case("message_ring.synchronous_refused", synchronous_refused),
-];
+mod deferred;
+mod synchronous;
 
 pub const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
@@ -65,6 +42,26 @@ fn data(t: &mut Transcript) {
     t.entry(&sender.one(message(target.fd, 20, 0, 3).forced_async()));
     t.in_order(&target.wait(1));
 }
+case!(data => "
+    cqe 1: 0
+    cqe 65261: 4660
+    a negative result, and all of user_data
+    cqe 2: 0
+    cqe 18446744073709551615: -EINVAL
+    several in one submission
+    submit = 4
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 10: 0
+    cqe 11: 1
+    cqe 12: 2
+    cqe 13: 3
+    forced to a worker
+    cqe 3: 0
+    cqe 20: 0
+");
 
 fn to_itself(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_COOP_TASKRUN, DEFER] {
@@ -78,6 +75,20 @@ fn to_itself(t: &mut Transcript) {
         }
     }
 }
+case!(to_itself => "
+    submit = 1
+    cqe 7: 8
+    cqe 1: 0
+    get events = 0
+    submit = 1
+    cqe 7: 8
+    cqe 1: 0
+    get events = 0
+    submit = 1
+    cqe 1: 0
+    get events = 0
+    cqe 7: 8
+");
 
 fn flags_pass(t: &mut Transcript) {
     let mut sender = Ring::new(8);
@@ -91,6 +102,21 @@ fn flags_pass(t: &mut Transcript) {
     t.entry(&sender.one(flagged(target.fd, 2, 0)));
     t.in_order(&target.reap());
 }
+case!(flags_pass => "
+    cqe 1: 0
+    cqe 5: 6
+    cqe 1: 0
+    cqe 5: 6 BUFFER(0)
+    cqe 1: 0
+    cqe 5: 6 MORE
+    cqe 1: 0
+    cqe 5: 6 BUFFER(5)
+    cqe 1: 0
+    cqe 5: 6 0x80
+    without the flag that passes them
+    cqe 1: -EINVAL
+    no cqe
+");
 
 fn kinds_of_rings(t: &mut Transcript) {
     let mut sender = Ring::new(8);
@@ -120,6 +146,7 @@ fn kinds_of_rings(t: &mut Transcript) {
         t.in_order(&target.reap());
     }
 }
+case!(kinds_of_rings => include_str!("message_ring/kinds_of_rings.txt"));
 
 fn from_kinds_of_rings(t: &mut Transcript) {
     let mut target = Ring::new(8);
@@ -137,6 +164,22 @@ fn from_kinds_of_rings(t: &mut Transcript) {
         t.in_order(&target.reap());
     }
 }
+case!(from_kinds_of_rings => "
+    polled
+    cqe 3: 0
+    cqe 1: 2
+    deferred
+    cqe 3: 0
+    cqe 1: 2
+    SQ thread
+    cqe 3: 0
+    arrived true
+    cqe 1: 2
+    polled by its SQ thread
+    cqe 3: 0
+    arrived true
+    cqe 1: 2
+");
 
 fn disabled(t: &mut Transcript) {
     let mut sender = Ring::new(8);
@@ -149,6 +192,18 @@ fn disabled(t: &mut Transcript) {
         t.in_order(&target.reap());
     }
 }
+case!(disabled => "
+    cqe 1: -EBADFD
+    enable = 0
+    cqe 2: 0
+    get events = 0
+    cqe 2: 0
+    cqe 1: -EBADFD
+    enable = 0
+    cqe 2: 0
+    get events = 0
+    cqe 2: 0
+");
 
 /// A message that finds no room goes to the target's backlog.
 fn full_queue(t: &mut Transcript) {
@@ -171,6 +226,7 @@ fn full_queue(t: &mut Transcript) {
         t.say(format_args!("flags {}", names::sq_flags(target.sq_flags())));
     }
 }
+case!(full_queue => include_str!("message_ring/full_queue.txt"));
 
 fn refused(t: &mut Transcript) {
     let mut sender = Ring::new(8);
@@ -196,6 +252,26 @@ fn refused(t: &mut Transcript) {
         t.say(format_args!("arrived {entry}"));
     }
 }
+case!(refused => "
+    a command that does not exist
+    cqe 3: -EINVAL
+    cqe 3: 0
+    fields of other commands
+    cqe 3: -EINVAL
+    cqe 3: 0
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: 0
+    flags
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EOPNOTSUPP
+    arrived 1: 2
+    arrived 1: 2
+    arrived 1: 2
+");
 
 fn not_a_ring(t: &mut Transcript) {
     let mut sender = Ring::new(8);
@@ -219,6 +295,21 @@ fn not_a_ring(t: &mut Transcript) {
     t.entry(&sender.one(message(0, 1, 2, 8).fixed()));
     t.entry(&sender.one(message(1, 1, 2, 9).fixed()));
 }
+case!(not_a_ring => "
+    cqe 1: -EBADFD
+    cqe 2: -EBADFD
+    cqe 3: -EBADF
+    cqe 4: -EBADF
+    nor a command
+    cqe 5: -EBADFD
+    closed
+    cqe 6: -EBADF
+    registered files
+    cqe 7: -EBADF
+    register = 0
+    cqe 8: -EBADFD
+    cqe 9: -EBADF
+");
 
 fn wide_entries(t: &mut Transcript) {
     let mut sender = Ring::flags(8, u::IORING_SETUP_SQE128);
@@ -231,6 +322,12 @@ fn wide_entries(t: &mut Transcript) {
         }
     }
 }
+case!(wide_entries => "
+    cqe 1: 0
+    1: 2, [0, 0]
+    cqe 1: 0
+    1: 2, [0, 0]
+");
 
 fn chains(t: &mut Transcript) {
     let mut sender = Ring::new(8);
@@ -267,6 +364,29 @@ fn chains(t: &mut Transcript) {
     t.in_order(&sender.wait(2));
     t.in_order(&target.wait(2));
 }
+case!(chains => "
+    goes on
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 1: 0
+    cqe 2: 0
+    broken by one that is refused
+    cqe 4: -EINVAL
+    cqe 5: -ECANCELED
+    broken before it
+    cqe 6: -EBADF
+    cqe 7: -ECANCELED
+    no cqe
+    silent
+    cqe 9: -EBADF
+    cqe 4: 0
+    behind a drain
+    cqe 1: 0
+    cqe 2: 0
+    cqe 6: 0
+    cqe 7: 0
+");
 
 /// The target is named by a duplicate of its descriptor, also by one with a low number.
 fn other_numbers(t: &mut Transcript) {
@@ -287,6 +407,15 @@ fn other_numbers(t: &mut Transcript) {
     drop(other);
     t.entry(&sender.one(message(low, 4, 0, 4)));
 }
+case!(other_numbers => "
+    cqe 1: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 2: 0
+    cqe 3: -EBADF
+    when it is a ring no more
+    cqe 4: -EBADF
+");
 
 /// A thread that may not submit to the target may send to it.
 fn single_issuer(t: &mut Transcript) {
@@ -299,6 +428,14 @@ fn single_issuer(t: &mut Transcript) {
         t.in_order(&target.reap());
     }
 }
+case!(single_issuer => "
+    cqe 3: 0
+    get events = 0
+    cqe 1: 2
+    cqe 3: 0
+    get events = 0
+    cqe 1: 2
+");
 
 fn registered_event(ring: &Ring, opcode: u32) -> OwnedFd {
     let event = files::eventfd(0);
@@ -333,68 +470,7 @@ fn event_descriptor(t: &mut Transcript) {
         t.in_order(&target.reap());
     }
 }
-
-fn deferred_flag(t: &mut Transcript) {
-    let mut sender = Ring::new(8);
-    for flags in [DEFER | u::IORING_SETUP_TASKRUN_FLAG, u::IORING_SETUP_COOP_TASKRUN | u::IORING_SETUP_TASKRUN_FLAG] {
-        let target = Ring::flags(8, flags);
-        t.entry(&sender.one(message(target.fd, 1, 0, 1)));
-        t.say(format_args!("ready {}, flags {}", target.ready(), names::sq_flags(target.sq_flags())));
-        t.result("enter(0, 0, 0)", target.enter(0, 0, 0));
-        t.say(format_args!("ready {}, flags {}", target.ready(), names::sq_flags(target.sq_flags())));
-        t.result("get events", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-        t.say(format_args!("ready {}, flags {}", target.ready(), names::sq_flags(target.sq_flags())));
-    }
-}
-
-fn send_many(sender: &mut Ring, target: &Ring, count: u64) {
-    for number in 0..count {
-        sender.push(message(target.fd, number, 0, 0).flagged(sqe_flags::CQE_SKIP_SUCCESS));
-    }
-    sender.submit();
-}
-
-/// One call runs at most twenty pending items, or as many as it waits for if that is more.
-fn deferred_run_is_limited(t: &mut Transcript) {
-    let mut sender = Ring::new(128);
-    for wanted in [0, 1, 5, 20, 25, 40] {
-        let mut target = Ring::flags(128, DEFER | u::IORING_SETUP_TASKRUN_FLAG);
-        send_many(&mut sender, &target, 100);
-        t.result(format_args!("wait for {wanted}"), target.enter(0, wanted, u::IORING_ENTER_GETEVENTS));
-        t.say(format_args!("ready {}, flags {}", target.ready(), names::sq_flags(target.sq_flags())));
-        t.result("again", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-        t.say(format_args!("ready {}, flags {}", target.ready(), names::sq_flags(target.sq_flags())));
-        t.result("for all", target.enter(0, 100, u::IORING_ENTER_GETEVENTS));
-        let in_order = target.reap().iter().map(|entry| entry.user_data).eq(0..100);
-        t.say(format_args!("all, in order: {in_order}, flags {}", names::sq_flags(target.sq_flags())));
-    }
-}
-
-/// A call that submits and waits makes two such runs.
-fn deferred_run_for_many(t: &mut Transcript) {
-    let mut sender = Ring::new(128);
-    for wanted in [1, 2, 30] {
-        let mut target = Ring::flags(128, DEFER);
-        send_many(&mut sender, &target, 100);
-        target.push(nop(1000));
-        t.result(format_args!("submit and wait for {wanted}"), target.submit_and_wait(wanted));
-        t.say(format_args!("ready {}", target.ready()));
-        target.push(nop(1001));
-        t.result("submit", target.submit());
-        t.say(format_args!("ready {}", target.ready()));
-    }
-}
-
-/// Messages that were not reaped are freed with their ring.
-fn deferred_teardown(t: &mut Transcript) {
-    let mut sender = Ring::new(64);
-    for _ in 0..20 {
-        let target = Ring::flags(8, DEFER);
-        send_many(&mut sender, &target, 50);
-        drop(target);
-    }
-    t.entry(&sender.one(nop(1)));
-}
+case!(event_descriptor => include_str!("message_ring/event_descriptor.txt"));
 
 /// A poll of the target's descriptor is woken.
 fn polled_descriptor(t: &mut Transcript) {
@@ -415,66 +491,19 @@ fn polled_descriptor(t: &mut Transcript) {
         t.result("taken", look(&target));
     }
 }
-
-fn synchronous(t: &mut Transcript) {
-    for flags in [0, DEFER, u::IORING_SETUP_SQPOLL, u::IORING_SETUP_IOPOLL] {
-        let mut target = Ring::flags(8, flags);
-        for number in 0..3 {
-            let sent = message(target.fd, number, 2, 0);
-            t.result("send", door::register(-1, SEND_MSG_RING, (&raw const sent).cast(), 1));
-        }
-        let flagged = message(target.fd, 9, 2, 0)
-            .op_flags(u::IORING_MSG_RING_FLAGS_PASS)
-            .with(|sqe| (sqe.file_index, sqe.user_data) = (4, 77));
-        t.result("send", door::register(-1, SEND_MSG_RING, (&raw const flagged).cast(), 1));
-        t.result("get events", target.enter(0, 4, u::IORING_ENTER_GETEVENTS));
-        t.in_order(&target.reap());
-    }
-    t.say("a thread that sleeps is woken");
-    let mut target = Ring::flags(8, DEFER);
-    let fd = target.fd;
-    let sender = std::thread::spawn(move || {
-        let sent = message(fd, 5, 6, 0);
-        crate::time::long_enough_to_notice();
-        door::register(-1, SEND_MSG_RING, (&raw const sent).cast(), 1)
-    });
-    t.result("wait", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-    t.in_order(&target.reap());
-    t.result("send", sender.join().unwrap_or(1));
-}
-
-const SEND_MSG_RING: u32 = 31;
-
-fn synchronous_refused(t: &mut Transcript) {
-    let target = Ring::new(8);
-    let fd = target.fd;
-    let send = |sqe: Sqe| door::register(-1, SEND_MSG_RING, (&raw const sqe).cast(), 1);
-    let good = || message(fd, 1, 2, 3);
-    t.result("descriptor", send(good().with(|sqe| sqe.addr = 1)));
-    t.result("command", send(good().with(|sqe| sqe.addr = 7)));
-    t.result("flags", send(good().op_flags(4)));
-    t.result("skip", send(good().op_flags(1)));
-    t.result("SQE flags", send(good().flagged(sqe_flags::IO_LINK)));
-    t.result("fixed", send(good().fixed()));
-    t.result("buffer index", send(good().with(|sqe| sqe.buf_index = 1)));
-    t.result("personality", send(good().with(|sqe| sqe.personality = 1)));
-    t.result("ioprio", send(good().with(|sqe| sqe.ioprio = 1)));
-    t.result("index", send(good().with(|sqe| sqe.file_index = 1)));
-    t.result("addr3", send(good().with(|sqe| sqe.addr3 = 1)));
-    t.result("another opcode", send(nop(1)));
-    let event = files::eventfd(0);
-    t.result("no ring", send(message(event.as_raw_fd(), 1, 2, 3)));
-    t.result("no file", send(message(-1, 1, 2, 3)));
-    let disabled = Ring::flags(8, u::IORING_SETUP_R_DISABLED);
-    t.result("disabled", send(message(disabled.fd, 1, 2, 3)));
-    let sqe = good();
-    let pointer = (&raw const sqe).cast();
-    t.result("two", door::register(-1, SEND_MSG_RING, pointer, 2));
-    t.result("none", door::register(-1, SEND_MSG_RING, pointer, 0));
-    t.result("no entry", door::register(-1, SEND_MSG_RING, std::ptr::null(), 1));
-    t.result("bad entry", door::register(-1, SEND_MSG_RING, BAD as *const _, 1));
-    t.result("on a ring", door::register(fd, SEND_MSG_RING, pointer, 1));
-    t.result("registered ring", door::register(-1, SEND_MSG_RING | reg::USE_REGISTERED_RING, pointer, 1));
-    t.result("something else without a ring", door::register(-1, reg::PROBE, pointer, 1));
-    t.say(format_args!("arrived {}", target.ready()));
-}
+case!(polled_descriptor => "
+    before = 0
+    cqe 1: 0
+    sent = 1
+    get events = 0
+    there = 1
+    cqe 1: 0
+    taken = 0
+    before = 0
+    cqe 1: 0
+    sent = 1
+    get events = 0
+    there = 1
+    cqe 1: 0
+    taken = 0
+");

@@ -8,28 +8,11 @@ use usring_uapi::{io_uring as u, sqe_flags};
 
 use super::message_ring::{DEFER, message};
 use super::reg;
-use crate::case::{Case, case};
 use crate::ring::Ring;
 use crate::sqe::{Change, nop};
 use crate::time::long_enough_to_notice;
 use crate::transcript::Transcript;
 use crate::{door, files};
-
-pub const CASES: &[Case] = &[
-    case("message_wake.kinds_of_rings", kinds_of_rings),
-    case("message_wake.one_by_one", one_by_one),
-    case("message_wake.some_are_there", some_are_there),
-    case("message_wake.too_few", too_few),
-    case("message_wake.several_wait", several_wait),
-    case("message_wake.many_senders", many_senders),
-    case("message_wake.heard_by_eventfd", heard_by_eventfd),
-    case("message_wake.heard_by_descriptor", heard_by_descriptor),
-    case("message_wake.crossing", crossing),
-    case("message_wake.in_a_circle", in_a_circle),
-    case("message_wake.target_closes", target_closes),
-    case("message_wake.target_submits_meanwhile", target_submits_meanwhile),
-    case("message_wake.owner_is_gone", owner_is_gone),
-];
 
 const KINDS: [(&str, u32); 4] = [
     ("default", 0),
@@ -52,6 +35,24 @@ fn kinds_of_rings(t: &mut Transcript) {
         t.result("sent", sender.join().unwrap_or(1));
     }
 }
+case!(kinds_of_rings => "
+    default
+    wait = 0
+    cqe 1: 2
+    sent = 0
+    cooperative
+    wait = 0
+    cqe 1: 2
+    sent = 0
+    deferred
+    wait = 0
+    cqe 1: 2
+    sent = 0
+    SQ thread
+    wait = 0
+    cqe 1: 2
+    sent = 0
+");
 
 /// A waiter for three is woken when three messages have arrived.
 fn one_by_one(t: &mut Transcript) {
@@ -71,6 +72,28 @@ fn one_by_one(t: &mut Transcript) {
         let _ = sender.join();
     }
 }
+case!(one_by_one => "
+    default
+    wait for 3 = 0
+    cqe 0: 2
+    cqe 1: 2
+    cqe 2: 2
+    cooperative
+    wait for 3 = 0
+    cqe 0: 2
+    cqe 1: 2
+    cqe 2: 2
+    deferred
+    wait for 3 = 0
+    cqe 0: 2
+    cqe 1: 2
+    cqe 2: 2
+    SQ thread
+    wait for 3 = 0
+    cqe 0: 2
+    cqe 1: 2
+    cqe 2: 2
+");
 
 /// CQEs already in the queue count: one more is enough.
 fn some_are_there(t: &mut Transcript) {
@@ -92,6 +115,7 @@ fn some_are_there(t: &mut Transcript) {
         t.result("sent", sending.join().unwrap_or(1));
     }
 }
+case!(some_are_there => include_str!("message_wake/some_are_there.txt"));
 
 /// At the timeout fewer messages than the waiter waits for have arrived.
 fn too_few(t: &mut Transcript) {
@@ -108,6 +132,24 @@ fn too_few(t: &mut Transcript) {
         t.result("sent", sender.join().unwrap_or(1));
     }
 }
+case!(too_few => "
+    default
+    wait for 2 = 0
+    cqe 1: 2
+    sent = 0
+    cooperative
+    wait for 2 = 0
+    cqe 1: 2
+    sent = 0
+    deferred
+    wait for 2 = 0
+    cqe 1: 2
+    sent = 0
+    SQ thread
+    wait for 2 = 0
+    cqe 1: 2
+    sent = 0
+");
 
 /// Two threads wait on one ring, for one and for two. The kernel first checks the thread that came
 /// first, and stops there if that thread has not enough.
@@ -127,6 +169,12 @@ fn several_wait(t: &mut Transcript) {
     t.result("who waits for two", two.join().unwrap_or(1));
     t.in_order(&target.reap());
 }
+case!(several_wait => "
+    who waits for one = 0
+    who waits for two = 0
+    cqe 1: 0
+    cqe 2: 0
+");
 
 const SENDERS: u64 = 4;
 const EACH: u64 = 500;
@@ -165,6 +213,12 @@ fn many_senders(t: &mut Transcript) {
         senders.into_iter().for_each(|sender| drop(sender.join()));
     }
 }
+case!(many_senders => "
+    default: missing 0, in order true
+    cooperative: missing 0, in order true
+    deferred: missing 0, in order true
+    SQ thread: missing 0, in order true
+");
 
 /// An event loop takes what there is when the ring's eventfd is signalled, or the ring's descriptor
 /// if there is no eventfd. It never sleeps in the ring.
@@ -197,10 +251,18 @@ fn heard_by_eventfd(t: &mut Transcript) {
         Some(told)
     });
 }
+case!(heard_by_eventfd => "
+    default: missing 0
+    deferred: missing 0
+");
 
 fn heard_by_descriptor(t: &mut Transcript) {
     heard_by(t, |_| None);
 }
+case!(heard_by_descriptor => "
+    default: missing 0
+    deferred: missing 0
+");
 
 /// Sends `count` messages round by round, and takes as many.
 fn exchange(ring: &mut Ring, other: i32, count: u32) -> u32 {
@@ -244,6 +306,11 @@ fn crossing(t: &mut Transcript) {
         t.say(format_args!("{name}: {taken} and {theirs}"));
     }
 }
+case!(crossing => "
+    default: 2000 and 2000
+    cooperative: 2000 and 2000
+    deferred: 2000 and 2000
+");
 
 /// Each of several threads forwards the messages that it gets.
 fn in_a_circle(t: &mut Transcript) {
@@ -284,6 +351,11 @@ fn in_a_circle(t: &mut Transcript) {
         t.say(format_args!("{name}: the last number {last}"));
     }
 }
+case!(in_a_circle => "
+    default: the last number 1000
+    cooperative: the last number 1000
+    deferred: the last number 1000
+");
 
 /// The target is closed while messages are sent to it: the sender only gets errors.
 fn target_closes(t: &mut Transcript) {
@@ -313,6 +385,12 @@ fn target_closes(t: &mut Transcript) {
         t.say(format_args!("{name}: strange answers {strange}"));
     }
 }
+case!(target_closes => "
+    default: strange answers 0
+    cooperative: strange answers 0
+    deferred: strange answers 0
+    SQ thread: strange answers 0
+");
 
 /// The target's thread submits requests all the time.
 fn target_submits_meanwhile(t: &mut Transcript) {
@@ -347,6 +425,11 @@ fn target_submits_meanwhile(t: &mut Transcript) {
         t.say(format_args!("{name}: messages {others}, in order {in_order}"));
     }
 }
+case!(target_submits_meanwhile => "
+    default: messages 1000, in order true
+    cooperative: messages 1000, in order true
+    deferred: messages 1000, in order true
+");
 
 /// The thread that made the target has ended; the ring still exists.
 fn owner_is_gone(t: &mut Transcript) {
@@ -364,3 +447,20 @@ fn owner_is_gone(t: &mut Transcript) {
         }
     }
 }
+case!(owner_is_gone => "
+    default
+    cqe 3: 0
+    cqe 1: 2
+    get events = 0
+    cooperative
+    cqe 3: 0
+    cqe 1: 2
+    get events = 0
+    deferred
+    cqe 3: 0
+    get events = -EEXIST
+    SQ thread
+    cqe 3: 0
+    cqe 1: 2
+    get events = 0
+");

@@ -4,26 +4,10 @@ use std::ffi::c_void;
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case};
 use crate::door;
 use crate::ring::{Ring, cq_length, sq_length, sqes_length};
 use crate::sqe::nop;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("mmap.one_mapping_serves_both", one_mapping_serves_both),
-    case("mmap.separate_cq_shows_the_same", separate_cq_shows_the_same),
-    case("mmap.sqes_twice", sqes_twice),
-    case("mmap.lengths", lengths),
-    case("mmap.bad_offsets", bad_offsets),
-    case("mmap.buffer_ring_offset", buffer_ring_offset),
-    case("mmap.protections", protections),
-    case("mmap.private", private),
-    case("mmap.fixed_address", fixed_address),
-    case("mmap.after_close", after_close),
-    case("mmap.outlives_descriptor", outlives_descriptor),
-    case("mmap.page_aligned_offset", page_aligned_offset),
-];
 
 const SQ: u64 = u::IORING_OFF_SQ_RING as u64;
 const CQ: u64 = u::IORING_OFF_CQ_RING as u64;
@@ -53,6 +37,11 @@ fn one_mapping_serves_both(t: &mut Transcript) {
     // `Ring` maps offset 0 once and finds both queues in it.
     t.sorted(&ring.run(&[nop(1), nop(2)]));
 }
+case!(one_mapping_serves_both => "
+    SINGLE_MMAP true
+    cqe 1: 0
+    cqe 2: 0
+");
 
 /// fio maps the CQ separately although SINGLE_MMAP is reported. Both views must show one memory.
 fn separate_cq_shows_the_same(t: &mut Transcript) {
@@ -73,6 +62,15 @@ fn separate_cq_shows_the_same(t: &mut Transcript) {
     t.say(format_args!("cq head {}", ring.cq_head()));
     unmap(view, length);
 }
+case!(separate_cq_shows_the_same => "
+    map CQ apart = ok
+    submit = 1
+    cq tail in the view 1
+    user_data in the view 42
+    sq tail in the view 1
+    no cqe
+    cq head 1
+");
 
 fn sqes_twice(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -87,6 +85,12 @@ fn sqes_twice(t: &mut Transcript) {
     t.in_order(&ring.reap());
     unmap(view, length);
 }
+case!(sqes_twice => "
+    map SQEs again = ok
+    user_data in the view 77
+    submit = 1
+    cqe 78: 0
+");
 
 fn lengths(t: &mut Transcript) {
     let ring = Ring::new(64);
@@ -108,6 +112,17 @@ fn lengths(t: &mut Transcript) {
         unmap(address, length);
     }
 }
+case!(lengths => "
+    SQ 0 = -EINVAL
+    SQ 1 = ok
+    SQ exact = ok
+    SQ a page more than there is = ok
+    CQ 1 = ok
+    CQ a megabyte = ok
+    SQEs 1 = ok
+    SQEs exact = ok
+    SQEs a page more than there are = ok
+");
 
 fn bad_offsets(t: &mut Transcript) {
     let ring = Ring::new(8);
@@ -117,6 +132,14 @@ fn bad_offsets(t: &mut Transcript) {
         unmap(address, 4096);
     }
 }
+case!(bad_offsets => "
+    0x18000000 = -ENOMEM
+    0x20000000 = -ENOMEM
+    0x40000000 = -ENOMEM
+    0x78000000 = -ENOMEM
+    0x88000000 = -ENOMEM
+    0x10000000000 = ok
+");
 
 /// Only the upper bits of the offset choose the region; the page within it is ignored.
 fn page_aligned_offset(t: &mut Transcript) {
@@ -128,12 +151,22 @@ fn page_aligned_offset(t: &mut Transcript) {
     }
     t.outcome("0x10", map(ring.fd, 4096, 0x10));
 }
+case!(page_aligned_offset => "
+    0x1000 = ok
+    0x8001000 = ok
+    0x10001000 = ok
+    0x10 = -EINVAL
+");
 
 fn buffer_ring_offset(t: &mut Transcript) {
     let ring = Ring::new(8);
     t.outcome("group 0, none registered", map(ring.fd, 4096, 0x8000_0000));
     t.outcome("group 5, none registered", map(ring.fd, 4096, 0x8000_0000 | 5 << 16));
 }
+case!(buffer_ring_offset => "
+    group 0, none registered = -ENOMEM
+    group 5, none registered = -ENOMEM
+");
 
 fn protections(t: &mut Transcript) {
     let ring = Ring::new(8);
@@ -152,6 +185,13 @@ fn protections(t: &mut Transcript) {
         unmap(address, 4096);
     }
 }
+case!(protections => "
+    read = ok
+    sq mask 7
+    write = ok
+    none = ok
+    read and write = ok
+");
 
 fn private(t: &mut Transcript) {
     let ring = Ring::new(8);
@@ -165,6 +205,12 @@ fn private(t: &mut Transcript) {
     t.outcome("SQ MAP_SHARED_VALIDATE", address);
     unmap(address, 4096);
 }
+case!(private => "
+    SQ MAP_PRIVATE = ok
+    CQ MAP_PRIVATE = ok
+    SQEs MAP_PRIVATE = ok
+    SQ MAP_SHARED_VALIDATE = ok
+");
 
 /// The kernel chooses the address, to avoid cache aliasing. It refuses an address from the program,
 /// fixed or as a hint.
@@ -186,6 +232,17 @@ fn fixed_address(t: &mut Transcript) {
         }
     }
 }
+case!(fixed_address => "
+    SQ, a wish = -EINVAL
+    CQ, a wish = -EINVAL
+    SQEs, a wish = -EINVAL
+    SQ, MAP_FIXED = -EINVAL
+    CQ, MAP_FIXED = -EINVAL
+    SQEs, MAP_FIXED = -EINVAL
+    SQ, MAP_FIXED_NOREPLACE = -EINVAL
+    CQ, MAP_FIXED_NOREPLACE = -EINVAL
+    SQEs, MAP_FIXED_NOREPLACE = -EINVAL
+");
 
 fn after_close(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -193,6 +250,10 @@ fn after_close(t: &mut Transcript) {
     t.result("close", ring.close());
     t.outcome("map after close", map(fd, 4096, SQ));
 }
+case!(after_close => "
+    close = 0
+    map after close = -EBADF
+");
 
 /// The mappings outlive the descriptor: the words stay readable.
 fn outlives_descriptor(t: &mut Transcript) {
@@ -204,3 +265,10 @@ fn outlives_descriptor(t: &mut Transcript) {
     t.result("enter", ring.enter(0, 0, 0));
     t.say(format_args!("sq mask {}", ring.word(ring.params.sq_off.ring_mask)));
 }
+case!(outlives_descriptor => "
+    submit = 1
+    close = 0
+    cqe 5: 0
+    enter = -EBADF
+    sq mask 7
+");

@@ -1,7 +1,5 @@
 //! The modules of cases, one file each, named after the engine's.
 
-use crate::case::Case;
-
 mod accept;
 mod accept_address;
 mod accept_direct;
@@ -25,7 +23,6 @@ mod connect;
 mod descriptor;
 mod direct;
 mod direct_io;
-mod direct_io_workers;
 mod disk;
 mod drain;
 mod edges;
@@ -103,110 +100,6 @@ mod wait_all;
 mod wait_id;
 mod workers;
 mod zero_copy;
-
-/// All modules, in the order in which a reader would study them.
-pub const ROOMS: &[&[Case]] = &[
-    setup::CASES,
-    setup_flags::CASES,
-    mmap::CASES,
-    enter::CASES,
-    enter_wait::CASES,
-    nop::CASES,
-    overflow::CASES,
-    read_write::CASES,
-    vectored::CASES,
-    rw_flags::CASES,
-    advice::CASES,
-    space::CASES,
-    sync::CASES,
-    fixed_io::CASES,
-    streams::CASES,
-    broken_pipe::CASES,
-    read_multishot::CASES,
-    send_receive::CASES,
-    message::CASES,
-    wait_all::CASES,
-    edges::CASES,
-    selected_buffer::CASES,
-    receive_multishot::CASES,
-    receive_multishot_ends::CASES,
-    receive_short::CASES,
-    bundle::CASES,
-    bundle_attempts::CASES,
-    bundle_turns::CASES,
-    zero_copy::CASES,
-    open_close::CASES,
-    pipe::CASES,
-    splice::CASES,
-    attributes::CASES,
-    wait_id::CASES,
-    direct::CASES,
-    stat::CASES,
-    poll::CASES,
-    poll_multishot::CASES,
-    timeout::CASES,
-    timeout_remove::CASES,
-    link_timeout::CASES,
-    link::CASES,
-    drain::CASES,
-    skip_success::CASES,
-    sync_cancel::CASES,
-    cancel::CASES,
-    file_life::CASES,
-    one_file::CASES,
-    registered_files::CASES,
-    files_update::CASES,
-    registered_buffers::CASES,
-    pinned_memory::CASES,
-    aio_moved::CASES,
-    buffer_group::CASES,
-    buffer_ring::CASES,
-    eventfd::CASES,
-    probe::CASES,
-    restrictions::CASES,
-    ring_fds::CASES,
-    workers::CASES,
-    clock::CASES,
-    personality::CASES,
-    rights::CASES,
-    rights_later::CASES,
-    sq_thread::CASES,
-    iopoll::CASES,
-    uring_cmd::CASES,
-    task_work::CASES,
-    single_issuer::CASES,
-    shapes::CASES,
-    readiness::CASES,
-    descriptor::CASES,
-    fork::CASES,
-    exec::CASES,
-    exit::CASES,
-    signals::CASES,
-    stress::CASES,
-    hostile::CASES,
-    kinds::CASES,
-    limits::CASES,
-    direct_io::CASES,
-    direct_io_workers::CASES,
-    disk::CASES,
-    threads::CASES,
-    message_ring::CASES,
-    message_file::CASES,
-    message_wake::CASES,
-    aio_context::CASES,
-    aio_submit::CASES,
-    aio_events::CASES,
-    epoll_wait::CASES,
-    socket_command::CASES,
-    napi::CASES,
-    socket::CASES,
-    accept::CASES,
-    accept_address::CASES,
-    accept_direct::CASES,
-    accept_multishot::CASES,
-    accept_shared::CASES,
-    connect::CASES,
-];
 
 /// Results of a request whose worker was interrupted in a blocking call: interrupted, cancelled, or
 /// (6.18, some calls) the kernel's internal 512.

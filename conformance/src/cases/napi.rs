@@ -2,17 +2,9 @@
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("napi.told_again", told_again),
-    case("napi.tracking", tracking),
-    case("napi.refused", refused),
-    case("napi.unregister", unregister),
-];
 
 const NAPI: u32 = 27;
 const UNREGISTER_NAPI: u32 = 28;
@@ -43,6 +35,18 @@ fn told_again(t: &mut Transcript) {
     call(t, &ring, UNREGISTER_NAPI, setting(1, 2, 3, 4));
     call(t, &ring, NAPI, setting(0, 0, 0, 0));
 }
+case!(told_again => "
+    register 27 = 0
+    before: 0 us, prefer 0, 0, tracking 255
+    register 27 = 0
+    before: 50 us, prefer 1, 0, tracking 0
+    register 27 = 0
+    before: 70 us, prefer 1, 0, tracking 1
+    register 28 = 0
+    before: 10000 us, prefer 0, 0, tracking 0
+    register 27 = 0
+    before: 0 us, prefer 0, 0, tracking 255
+");
 
 fn tracking(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -64,6 +68,7 @@ fn tracking(t: &mut Transcript) {
     call(t, &ring, NAPI, setting(30, 0, 0, STATIC));
     call(t, &ring, NAPI, setting(0, 0, DELETE, 1 << 21));
 }
+case!(tracking => include_str!("napi/tracking.txt"));
 
 fn refused(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -90,6 +95,32 @@ fn refused(t: &mut Transcript) {
     call(t, &ring, NAPI, setting(1, 0, 0, 0));
     call(t, &ring, UNREGISTER_NAPI, setting(1, 0, 0, 0));
 }
+case!(refused => "
+    reserved fields
+    register 27 = -EINVAL
+    before: 1 us, prefer 0, 0, tracking 0
+    register 27 = -EINVAL
+    before: 1 us, prefer 0, 0, tracking 0
+    operation and tracking
+    register 27 = -EINVAL
+    before: 0 us, prefer 0, 0, tracking 255
+    register 27 = -EINVAL
+    before: 0 us, prefer 0, 0, tracking 255
+    register 27 = -EINVAL
+    before: 0 us, prefer 0, 0, tracking 255
+    register 27 = 0
+    before: 0 us, prefer 0, 0, tracking 255
+    argument and count
+    two = -EINVAL
+    none = -EINVAL
+    nothing = -EINVAL
+    unmapped = -EFAULT
+    polled ring
+    register 27 = -EINVAL
+    before: 1 us, prefer 0, 0, tracking 0
+    register 28 = 0
+    before: 0 us, prefer 0, 0, tracking 0
+");
 
 fn unregister(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -99,3 +130,11 @@ fn unregister(t: &mut Transcript) {
     t.result("two", ring.register::<u8>(UNREGISTER_NAPI, std::ptr::null(), 2));
     t.result("unmapped", ring.register(UNREGISTER_NAPI, BAD as *const u8, 1));
 }
+case!(unregister => "
+    register 28 = 0
+    before: 0 us, prefer 0, 0, tracking 0
+    nothing to write to = 0
+    none = -EINVAL
+    two = -EINVAL
+    unmapped = -EFAULT
+");

@@ -2,28 +2,9 @@
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
-use crate::case::{Case, case, differs};
 use crate::ring::Ring;
 use crate::sqe::{Change, nop};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("nop.completes_inline", completes_inline),
-    case("nop.user_data_comes_back", user_data_comes_back),
-    case("nop.many_rounds", many_rounds),
-    case("nop.injected_result", injected_result),
-    case("nop.unknown_flag", unknown_flag),
-    case("nop.file", file),
-    case("nop.fixed_buffer", fixed_buffer),
-    differs(
-        "nop.by_task_work",
-        by_task_work,
-        "IORING_NOP_TW exercises the kernel's own task work; usring accepts it and completes in place",
-    ),
-    case("nop.forced_async", forced_async),
-    case("nop.buffer_select", buffer_select),
-    case("nop.reserved_fields", reserved_fields),
-];
 
 fn completes_inline(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -32,6 +13,10 @@ fn completes_inline(t: &mut Transcript) {
     // The request completes before enter returns, without a second call.
     t.in_order(&ring.reap());
 }
+case!(completes_inline => "
+    submit = 1
+    cqe 1: 0
+");
 
 fn user_data_comes_back(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -41,6 +26,12 @@ fn user_data_comes_back(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(user_data_comes_back => "
+    submit = 3
+    cqe 0: 0
+    cqe 18446744073709551615: 0
+    cqe 81985529216486895: 0
+");
 
 fn many_rounds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -61,6 +52,10 @@ fn many_rounds(t: &mut Transcript) {
     t.say(format_args!("wrong answers: {wrong}"));
     t.say(format_args!("sq head {} cq tail {}", ring.sq_head(), ring.cq_tail()));
 }
+case!(many_rounds => "
+    wrong answers: 0
+    sq head 3000 cq tail 3000
+");
 
 fn injecting(value: i32, user_data: u64) -> Sqe {
     nop(user_data).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = value as u32)
@@ -79,12 +74,27 @@ fn injected_result(t: &mut Transcript) {
     t.sorted(&ring.run(&[injecting(3, 1).linked(), nop(2)]));
     t.sorted(&ring.run(&[injecting(-libc::EIO, 3).linked(), nop(4)]));
 }
+case!(injected_result => "
+    cqe 1: 0
+    cqe 2: 7
+    cqe 3: -EIO
+    cqe 4: 2147483647
+    cqe 5: 0
+    cqe 1: 3
+    cqe 2: 0
+    cqe 3: -EIO
+    cqe 4: -ECANCELED
+");
 
 fn unknown_flag(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(nop(1).op_flags(1 << 31)));
     t.entry(&ring.one(nop(2).op_flags(1 << 6)));
 }
+case!(unknown_flag => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 fn file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -102,6 +112,15 @@ fn file(t: &mut Transcript) {
     // The flag has no effect without NOP_FILE.
     t.entry(&ring.one(on(1, 6).op_flags(u::IORING_NOP_FIXED_FILE)));
 }
+case!(file => "
+    cqe 1: 0
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    register files = 0
+    cqe 4: 0
+    cqe 5: -EBADF
+    cqe 6: 0
+");
 
 fn fixed_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -113,6 +132,12 @@ fn fixed_buffer(t: &mut Transcript) {
     t.entry(&ring.one(on(0, 2)));
     t.entry(&ring.one(on(1, 3)));
 }
+case!(fixed_buffer => "
+    cqe 1: -EFAULT
+    register buffers = 0
+    cqe 2: 0
+    cqe 3: -EFAULT
+");
 
 fn by_task_work(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -128,17 +153,38 @@ fn by_task_work(t: &mut Transcript) {
     t.say(format_args!("get events: some {}", answer == 0 && ring.ready() == 1));
     t.in_order(&ring.reap());
 }
+case!(by_task_work => "
+    cqe 1: 0
+    submit = 1
+    no cqe
+    get events: some true
+    cqe 1: 0
+", usring => "
+    cqe 1: 0
+    submit = 1
+    cqe 1: 0
+    get events: some false
+    no cqe
+", because
+    "IORING_NOP_TW exercises the kernel's own task work; usring accepts it and completes in place");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(nop(1).forced_async()));
     t.sorted(&ring.run(&[nop(1).forced_async(), nop(2).forced_async(), nop(3)]));
 }
+case!(forced_async => "
+    cqe 1: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+");
 
 fn buffer_select(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(nop(1).flagged(sqe_flags::BUFFER_SELECT)));
 }
+case!(buffer_select => "cqe 1: -EOPNOTSUPP");
 
 /// NOP reads hardly any field, and ignores the others whatever they hold.
 fn reserved_fields(t: &mut Transcript) {
@@ -155,3 +201,12 @@ fn reserved_fields(t: &mut Transcript) {
     ]));
     assert_eq!(opcode::NOP, 0);
 }
+case!(reserved_fields => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: -EINVAL
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+");

@@ -6,33 +6,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::names;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, cancel, poll, read, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("one_file.many_polls", many_polls),
-    case("one_file.many_multishot_polls", many_multishot_polls),
-    case("one_file.many_reads", many_reads),
-    case("one_file.reads_one_by_one", reads_one_by_one),
-    case("one_file.many_cancelled", many_cancelled),
-    case("one_file.many_cancelled_by_file", many_cancelled_by_file),
-    case("one_file.many_duplicates", many_duplicates),
-    case("one_file.number_used_again", number_used_again),
-    case("one_file.number_comes_back", number_comes_back),
-    case("one_file.end_seen_by_peer", end_seen_by_peer),
-    case("one_file.end_seen_after_cancel", end_seen_after_cancel),
-    case("one_file.registered_end_seen_by_peer", registered_end_seen_by_peer),
-    case("one_file.registered_again_and_again", registered_again_and_again),
-    case("one_file.both_directions", both_directions),
-    case("one_file.output_is_no_input", output_is_no_input),
-    case("one_file.poll_beside_reads", poll_beside_reads),
-    case("one_file.updated_among_others", updated_among_others),
-];
 
 const MANY: u64 = 2000;
 
@@ -68,6 +47,10 @@ fn many_polls(t: &mut Transcript) {
     files::put(&event, &1u64.to_ne_bytes());
     count(t, &ring.wait(MANY as usize));
 }
+case!(many_polls => "
+    submit = 1999
+    2000 times 1
+");
 
 fn many_multishot_polls(t: &mut Transcript) {
     let mut ring = large_ring();
@@ -80,6 +63,11 @@ fn many_multishot_polls(t: &mut Transcript) {
     count(t, &entries);
     t.say(format_args!("go on {}", entries.iter().filter(|entry| entry.flags == u::IORING_CQE_F_MORE).count()));
 }
+case!(many_multishot_polls => "
+    submit = 1999
+    2000 times 1
+    go on 2000
+");
 
 fn many_reads(t: &mut Transcript) {
     let mut ring = large_ring();
@@ -91,6 +79,12 @@ fn many_reads(t: &mut Transcript) {
     count(t, &ring.wait(MANY as usize));
     t.say(format_args!("all read {}", bytes.iter().all(|byte| *byte == b'x')));
 }
+case!(many_reads => "
+    submit = 1999
+    written 2000
+    2000 times 1
+    all read true
+");
 
 /// Each byte completes one request; the others go on waiting.
 fn reads_one_by_one(t: &mut Transcript) {
@@ -109,6 +103,10 @@ fn reads_one_by_one(t: &mut Transcript) {
     }
     count(t, &seen);
 }
+case!(reads_one_by_one => "
+    submit = 49
+    50 times 1
+");
 
 fn cancelled(t: &mut Transcript, ring: &mut Ring, key: Sqe) {
     ring.push(key);
@@ -135,6 +133,12 @@ fn many_cancelled(t: &mut Transcript) {
     files::put(&event, &1u64.to_ne_bytes());
     count(t, &ring.wait(1));
 }
+case!(many_cancelled => "
+    submit = 1999
+    answer 2000
+    2000 times -ECANCELED
+    1 times 1
+");
 
 fn many_cancelled_by_file(t: &mut Transcript) {
     let mut ring = large_ring();
@@ -143,6 +147,11 @@ fn many_cancelled_by_file(t: &mut Transcript) {
     let flags = u::IORING_ASYNC_CANCEL_FD | u::IORING_ASYNC_CANCEL_ALL;
     cancelled(t, &mut ring, cancel(0, flags, u64::MAX).with(|sqe| sqe.fd = reader.as_raw_fd()));
 }
+case!(many_cancelled_by_file => "
+    submit = 1999
+    answer 2000
+    2000 times -ECANCELED
+");
 
 /// One open file under many numbers, with a waiting request for each.
 fn many_duplicates(t: &mut Transcript) {
@@ -163,6 +172,10 @@ fn many_duplicates(t: &mut Transcript) {
     files::put(&event, &1u64.to_ne_bytes());
     count(t, &ring.wait(NUMBERS));
 }
+case!(many_duplicates => "
+    submit = 599
+    600 times 1
+");
 
 /// Returns the result of a read, from a pipe at this number, that waits for its byte.
 fn waits_for_byte(ring: &mut Ring, fd: i32, writer: &OwnedFd) -> i32 {
@@ -207,6 +220,26 @@ fn number_used_again(t: &mut Transcript) {
         t.entry(&ring.one(read(number, &mut buffer, 0, 4)));
     }
 }
+case!(number_used_again => "
+    pipe = 1
+    socket, twice open = 1
+    cqe 2: 7
+    cqe 3: 1
+    close = 0
+    cqe 4: -EBADF
+    pipe = 1
+    socket, twice open = 1
+    cqe 2: 7
+    cqe 3: 1
+    close = 0
+    cqe 4: -EBADF
+    pipe = 1
+    socket, twice open = 1
+    cqe 2: 7
+    cqe 3: 1
+    close = 0
+    cqe 4: -EBADF
+");
 
 /// Two files alternate under one number while requests wait for both.
 fn number_comes_back(t: &mut Transcript) {
@@ -232,6 +265,12 @@ fn number_comes_back(t: &mut Transcript) {
     files::put(&to_one, b"3");
     t.say(format_args!("for the one {}", ring.wait(1)[0].user_data % 2));
 }
+case!(number_comes_back => "
+    for the one 0
+    for the other 1
+    for the other 1
+    for the one 0
+");
 
 /// Prints whether the other end has been closed, without waiting.
 fn says_end(t: &mut Transcript, peer: &OwnedFd) {
@@ -254,6 +293,17 @@ fn end_seen_by_peer(t: &mut Transcript) {
         says_end(t, &peer);
     }
 }
+case!(end_seen_by_peer => "
+    read = 1
+    read again = 1
+    the peer reads the end
+    read = 1
+    read again = 1
+    the peer reads the end
+    read = 1
+    read again = 1
+    the peer reads the end
+");
 
 fn end_seen_after_cancel(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -267,6 +317,12 @@ fn end_seen_after_cancel(t: &mut Transcript) {
     drop(ours);
     says_end(t, &peer);
 }
+case!(end_seen_after_cancel => "
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: 2
+    the peer reads the end
+");
 
 fn registered_end_seen_by_peer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -285,6 +341,15 @@ fn registered_end_seen_by_peer(t: &mut Transcript) {
     t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
     says_end(t, &peer);
 }
+case!(registered_end_seen_by_peer => "
+    register = 0
+    cqe 1: 1
+    cqe 1: 1
+    cqe 1: 1
+    the peer reads = -EAGAIN
+    unregister = 0
+    the peer reads the end
+");
 
 /// A registered file without requests may become ready as often as it likes.
 fn registered_again_and_again(t: &mut Transcript) {
@@ -305,6 +370,18 @@ fn registered_again_and_again(t: &mut Transcript) {
     }
     t.say(String::from_utf8_lossy(&bytes).into_owned());
 }
+case!(registered_again_and_again => "
+    register = 0
+    cqe 1: 1
+    cqe 2: 1
+    cqe 1: 1
+    cqe 2: 1
+    cqe 1: 1
+    cqe 2: 1
+    cqe 1: 1
+    cqe 2: 1
+    xy
+");
 
 /// Requests that wait for input and for output on one socket.
 fn both_directions(t: &mut Transcript) {
@@ -324,6 +401,11 @@ fn both_directions(t: &mut Transcript) {
     }
     t.in_order(&ring.wait(1));
 }
+case!(both_directions => "
+    no cqe
+    cqe 1: 1
+    cqe 2: 4
+");
 
 /// A multishot that waits for input does not complete on output.
 fn output_is_no_input(t: &mut Transcript) {
@@ -343,6 +425,11 @@ fn output_is_no_input(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(output_is_no_input => "
+    cqe 1: 1 MORE
+    cqe 2: 4
+    no cqe
+");
 
 /// A poll completes on the byte that a read before or after it takes.
 fn poll_beside_reads(t: &mut Transcript) {
@@ -356,6 +443,11 @@ fn poll_beside_reads(t: &mut Transcript) {
     files::put(&writer, b"xy");
     t.sorted(&ring.wait(3));
 }
+case!(poll_beside_reads => "
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1
+");
 
 /// An update of one of several polls on a file does not affect the others.
 fn updated_among_others(t: &mut Transcript) {
@@ -377,3 +469,9 @@ fn updated_among_others(t: &mut Transcript) {
     files::put(&peer, b"x");
     t.sorted(&ring.wait(2));
 }
+case!(updated_among_others => "
+    cqe 2: 4
+    cqe 9: 0
+    cqe 1: 1
+    cqe 3: 1
+");

@@ -5,37 +5,12 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
-use crate::case::{Case, case};
 use crate::door;
 use crate::files::{self, Scratch};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, close, read, sqe, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("open_close.open_and_read", open_and_read),
-    case("open_close.create_with_mode", create_with_mode),
-    case("open_close.lowest_free_number", lowest_free_number),
-    case("open_close.errors", errors),
-    case("open_close.relative_to_directory", relative_to_directory),
-    case("open_close.path_is_copied_by_submit", path_is_copied_by_submit),
-    case("open_close.reserved_fields", reserved_fields),
-    case("open_close.openat2", openat2),
-    case("open_close.openat2_sizes", openat2_sizes),
-    case("open_close.openat2_resolve", openat2_resolve),
-    case("open_close.fifo_does_not_wait", fifo_does_not_wait),
-    case("open_close.fifo_waits_in_worker", fifo_waits_in_worker),
-    case("open_close.close", close_descriptor),
-    case("open_close.close_wrong", close_wrong),
-    case("open_close.close_own_ring", close_own_ring),
-    case("open_close.descriptor_limit", descriptor_limit),
-    case("open_close.forced_async", forced_async),
-    case("open_close.close_on_exec", close_on_exec),
-    case("open_close.linked_open_write_close", linked_open_write_close),
-    case("open_close.into_slot_as_ring_closes", into_slot_as_ring_closes),
-    case("open_close.openat2_huge", openat2_huge),
-];
 
 fn openat(directory: i32, path: &CStr, flags: i32, mode: u32, user_data: u64) -> Sqe {
     sqe(opcode::OPENAT, directory, user_data).op_flags(flags as u32).with(|sqe| {
@@ -78,6 +53,12 @@ fn open_and_read(t: &mut Transcript) {
     t.entry(&ring.one(close(fd, 3)));
     t.say(format_args!("open {}", files::is_open(fd)));
 }
+case!(open_and_read => "
+    cqe 1 = ok
+    cqe 2: 4
+    cqe 3: 0
+    open false
+");
 
 fn mode_of(path: &CStr) -> u32 {
     let mut stat: libc::stat = zeroed();
@@ -99,6 +80,15 @@ fn create_with_mode(t: &mut Transcript) {
     let exclusive = libc::O_CREAT | libc::O_EXCL | libc::O_WRONLY;
     opened(t, &mut ring, openat(libc::AT_FDCWD, &path, exclusive, 0o666, 1));
 }
+case!(create_with_mode => "
+    cqe 438 = ok
+    mode 644
+    cqe 384 = ok
+    mode 600
+    cqe 511 = ok
+    mode 755
+    cqe 1 = -EEXIST
+");
 
 fn lowest_free_number(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -110,6 +100,10 @@ fn lowest_free_number(t: &mut Transcript) {
     t.say(format_args!("the number just freed: {}", fd == number));
     drop(second);
 }
+case!(lowest_free_number => "
+    cqe 1 = ok
+    the number just freed: true
+");
 
 fn errors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -136,6 +130,18 @@ fn errors(t: &mut Transcript) {
         t.entry(&ring.one(bad));
     }
 }
+case!(errors => "
+    missing = -ENOENT
+    empty path = -ENOENT
+    long path = -ENAMETOOLONG
+    through a file = -ENOTDIR
+    write a directory = -EISDIR
+    O_DIRECTORY of a file = -ENOTDIR
+    bad directory = -EBADF
+    O_TMPFILE without a directory = -ENOTDIR
+    cqe 2: -EFAULT
+    cqe 2: -EFAULT
+");
 
 fn relative_to_directory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -147,6 +153,11 @@ fn relative_to_directory(t: &mut Transcript) {
     let file = files::memory_file(b"");
     opened(t, &mut ring, openat(file.as_raw_fd(), c"a", libc::O_RDONLY, 0, 3));
 }
+case!(relative_to_directory => "
+    cqe 1 = ok
+    cqe 2 = -ENOENT
+    cqe 3 = -ENOTDIR
+");
 
 /// The path may be overwritten as soon as submit returns, even if the open has not started.
 fn path_is_copied_by_submit(t: &mut Transcript) {
@@ -165,6 +176,11 @@ fn path_is_copied_by_submit(t: &mut Transcript) {
         t.outcome(format_args!("cqe {}", entry.user_data), entry.res.min(1).into());
     }
 }
+case!(path_is_copied_by_submit => "
+    submit = 2
+    cqe 1 = ok
+    cqe 2 = ok
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -185,6 +201,20 @@ fn reserved_fields(t: &mut Transcript) {
     t.entry(&ring.one(close(0, 2).with(|sqe| sqe.ioprio = 1)));
     t.entry(&ring.one(close(0, 2).fixed()));
 }
+case!(reserved_fields => "
+    cqe = -EINVAL
+    cqe = -EINVAL
+    cqe = ok
+    cqe = -EBADF
+    cqe = ok
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EBADF
+");
 
 fn openat2(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -204,6 +234,15 @@ fn openat2(t: &mut Transcript) {
         opened(t, &mut ring, open_with(libc::AT_FDCWD, &path, &how, 2));
     }
 }
+case!(openat2 => "
+    cqe 1 = ok
+    mode 640
+    cqe 2 = -EINVAL
+    cqe 2 = -EINVAL
+    cqe 2 = -EINVAL
+    cqe 2 = -EINVAL
+    cqe 2 = -EINVAL
+");
 
 fn openat2_sizes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -227,6 +266,20 @@ fn openat2_sizes(t: &mut Transcript) {
         opened(t, &mut ring, bad);
     }
 }
+case!(openat2_sizes => "
+    cqe 0 = -EINVAL
+    cqe 8 = -EINVAL
+    cqe 16 = -EINVAL
+    cqe 23 = -EINVAL
+    cqe 24 = ok
+    cqe 25 = ok
+    cqe 32 = ok
+    cqe 64 = ok
+    cqe 24 = ok
+    cqe 32 = -E2BIG
+    cqe 24 = -EFAULT
+    cqe 24 = -EFAULT
+");
 
 fn openat2_resolve(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -243,6 +296,13 @@ fn openat2_resolve(t: &mut Transcript) {
     opened(t, &mut ring, open_with(fd, c"/a", &beneath, 4));
     opened(t, &mut ring, open_with(fd, c"/a", &in_root, 5));
 }
+case!(openat2_resolve => "
+    cqe 1 = -ELOOP
+    cqe 2 = ok
+    cqe 3 = -EXDEV
+    cqe 4 = -EXDEV
+    cqe 5 = ok
+");
 
 fn fifo(t: &mut Transcript, scratch: &Scratch, name: &str) -> std::ffi::CString {
     let path = scratch.path_of(name);
@@ -269,6 +329,16 @@ fn fifo_does_not_wait(t: &mut Transcript) {
     opened(t, &mut ring, openat(here, &other, libc::O_WRONLY | libc::O_NONBLOCK, 0, 4));
     opened(t, &mut ring, openat(here, &other, libc::O_RDONLY | libc::O_NONBLOCK, 0, 5));
 }
+case!(fifo_does_not_wait => "
+    mkfifo = 0
+    cqe 1 = -ENXIO
+    cqe 2 = ok
+    O_NONBLOCK false
+    cqe 3 = ok
+    mkfifo = 0
+    cqe 4 = -ENXIO
+    cqe 5 = ok
+");
 
 /// If forced to a worker, the open waits, as openat(2) does.
 fn fifo_waits_in_worker(t: &mut Transcript) {
@@ -284,6 +354,13 @@ fn fifo_waits_in_worker(t: &mut Transcript) {
     let entries = ring.wait(1);
     t.outcome("open to read", entries.first().map_or(-1, |entry| entry.res).into());
 }
+case!(fifo_waits_in_worker => "
+    mkfifo = 0
+    submit = 1
+    no cqe
+    open to write = ok
+    open to read = ok
+");
 
 fn close_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -295,6 +372,12 @@ fn close_descriptor(t: &mut Transcript) {
     t.say(format_args!("open {}", files::is_open(fd)));
     t.entry(&ring.one(close(fd, 2)));
 }
+case!(close_descriptor as close => "
+    submit = 1
+    cqe 1: 0
+    open false
+    cqe 2: -EBADF
+");
 
 fn close_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -302,6 +385,13 @@ fn close_wrong(t: &mut Transcript) {
         t.entry(&ring.one(close(fd, 1)));
     }
 }
+case!(close_wrong => "
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+");
 
 /// A ring refuses to close a ring, itself or another.
 fn close_own_ring(t: &mut Transcript) {
@@ -313,6 +403,13 @@ fn close_own_ring(t: &mut Transcript) {
     t.result("enter", ring.enter(0, 0, 0));
     t.result("enter other", other.enter(0, 0, 0));
 }
+case!(close_own_ring => "
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    enter = 0
+    enter other = 0
+");
 
 fn descriptor_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -324,6 +421,11 @@ fn descriptor_limit(t: &mut Transcript) {
     drop(last);
     opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 2));
 }
+case!(descriptor_limit => "
+    RLIMIT_NOFILE = 0
+    cqe 1 = -EMFILE
+    cqe 2 = ok
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -331,6 +433,11 @@ fn forced_async(t: &mut Transcript) {
     t.entry(&ring.one(close(fd, 2).forced_async()));
     t.say(format_args!("open {}", files::is_open(fd)));
 }
+case!(forced_async => "
+    cqe 1 = ok
+    cqe 2: 0
+    open false
+");
 
 fn close_on_exec(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -342,6 +449,14 @@ fn close_on_exec(t: &mut Transcript) {
         t.result("close", door::close(fd));
     }
 }
+case!(close_on_exec => "
+    cqe 1 = ok
+    F_GETFD = 0
+    close = 0
+    cqe 1 = ok
+    F_GETFD = 1
+    close = 0
+");
 
 fn linked_open_write_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -358,6 +473,14 @@ fn linked_open_write_close(t: &mut Transcript) {
     let text = std::fs::read_to_string(scratch.path.join("chain")).unwrap_or_default();
     t.say(text);
 }
+case!(linked_open_write_close => "
+    register files = 0
+    submit = 3
+    cqe 1: 0
+    cqe 2: 7
+    cqe 3: 0
+    chained
+");
 
 /// The ring is closed while the completion of an open into a slot is pending. No file may stay
 /// open.
@@ -377,6 +500,7 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
     let gone = crate::time::until(|| files::open_numbers() <= before + OURS);
     t.say(format_args!("nothing is left open {gone}"));
 }
+case!(into_slot_as_ring_closes => "nothing is left open true");
 
 /// Most descriptors that a process may keep open once it has had a ring.
 const OURS: usize = 8;
@@ -405,3 +529,19 @@ fn openat2_huge(t: &mut Transcript) {
     pages.bytes()[30] = 1;
     opened(t, &mut ring, request(&pages, 5 * 4096));
 }
+case!(openat2_huge => "
+    cqe 1 = ok
+    cqe 1 = ok
+    cqe 1 = ok
+    cqe 1 = ok
+    cqe 1 = ok
+    cqe 1 = ok
+    cqe 1 = ok
+    cqe 1 = -E2BIG
+    cqe 1 = ok
+    cqe 1 = -EFAULT
+    cqe 1 = -EFAULT
+    cqe 1 = -EFAULT
+    cqe 1 = -EFAULT
+    cqe 1 = -E2BIG
+");

@@ -6,33 +6,11 @@ use usring_uapi::io_uring as u;
 
 use super::message_ring::message;
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("overflow.nothing_is_lost", nothing_is_lost),
-    case("overflow.flag_comes_and_goes", flag_comes_and_goes),
-    case("overflow.order_is_kept", order_is_kept),
-    case("overflow.new_completions_queue_behind", new_completions_queue_behind),
-    case("overflow.flushed_only_by_getevents", flushed_only_by_getevents),
-    case("overflow.wait_counts_the_backlog", wait_counts_the_backlog),
-    case("overflow.multishot_ends", multishot_ends),
-    case("overflow.multishot_ends_behind_a_backlog", multishot_ends_behind_a_backlog),
-    case("overflow.large", large),
-    case("overflow.wide_entries", wide_entries),
-    case("overflow.ring_goes_away", ring_goes_away),
-    case("overflow.smallest_ring", smallest_ring),
-    case("overflow.flush_is_an_edge", flush_is_an_edge),
-    case("overflow.growth_is_an_edge", growth_is_an_edge),
-    case("overflow.flush_is_an_edge_beside_an_sq_thread", flush_is_an_edge_beside_an_sq_thread),
-    case("overflow.flush_counts_an_eventfd", flush_counts_an_eventfd),
-    case("overflow.flush_of_messages_is_an_edge", flush_of_messages_is_an_edge),
-    case("overflow.flush_is_an_edge_where_work_is_deferred", flush_is_an_edge_where_work_is_deferred),
-];
 
 fn state(t: &mut Transcript, ring: &Ring) {
     t.say(format_args!(
@@ -74,6 +52,24 @@ fn nothing_is_lost(t: &mut Transcript) {
     t.in_order(&all);
     state(t, &ring);
 }
+case!(nothing_is_lost => "
+    ready 4 flags CQ_OVERFLOW koverflow 0
+    get events = 0
+    4 more
+    get events = 0
+    2 more
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    cqe 8: 0
+    cqe 9: 0
+    cqe 10: 0
+    ready 0 flags - koverflow 0
+");
 
 fn flag_comes_and_goes(t: &mut Transcript) {
     let mut ring = overflown(4);
@@ -87,6 +83,19 @@ fn flag_comes_and_goes(t: &mut Transcript) {
     state(t, &ring);
     t.in_order(&ring.reap());
 }
+case!(flag_comes_and_goes => "
+    ready 4 flags - koverflow 0
+    submit = 1
+    ready 4 flags CQ_OVERFLOW koverflow 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    ready 0 flags CQ_OVERFLOW koverflow 0
+    get events = 0
+    ready 1 flags - koverflow 0
+    cqe 5: 0
+");
 
 fn order_is_kept(t: &mut Transcript) {
     let mut ring = overflown(9);
@@ -100,6 +109,17 @@ fn order_is_kept(t: &mut Transcript) {
     all.extend(ring.reap());
     t.in_order(&all);
 }
+case!(order_is_kept => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    cqe 8: 0
+    cqe 9: 0
+");
 
 /// While there is a backlog, a new completion goes to its end although the CQ has room.
 fn new_completions_queue_behind(t: &mut Transcript) {
@@ -113,6 +133,18 @@ fn new_completions_queue_behind(t: &mut Transcript) {
     all.extend(ring.reap());
     t.in_order(&all);
 }
+case!(new_completions_queue_behind => "
+    submit = 1
+    ready 0 flags CQ_OVERFLOW koverflow 0
+    get events = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+");
 
 fn flushed_only_by_getevents(t: &mut Transcript) {
     let mut ring = overflown(6);
@@ -126,6 +158,21 @@ fn flushed_only_by_getevents(t: &mut Transcript) {
     state(t, &ring);
     t.in_order(&ring.reap());
 }
+case!(flushed_only_by_getevents => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    enter(0, 0, 0) = 0
+    ready 0 flags CQ_OVERFLOW koverflow 0
+    submit = 1
+    ready 0 flags CQ_OVERFLOW koverflow 0
+    get events = 0
+    ready 3 flags - koverflow 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+");
 
 fn wait_counts_the_backlog(t: &mut Transcript) {
     let mut ring = overflown(7);
@@ -139,6 +186,25 @@ fn wait_counts_the_backlog(t: &mut Transcript) {
     t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(wait_counts_the_backlog => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    wait for 3 = 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    wait for 7 = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    get events = 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+");
 
 /// A multishot's completion that does not fit is posted without F_MORE, and
 /// the request is over.
@@ -168,6 +234,15 @@ fn multishot_ends(t: &mut Transcript) {
     // The request no longer exists.
     t.entry(&ring.one(crate::sqe::poll_remove(1, 9)));
 }
+case!(multishot_ends => "
+    7 wakes seen
+    cqe 1: 1 MORE
+    cqe 1: 1 MORE
+    cqe 1: 1 MORE
+    cqe 1: 1 MORE
+    cqe 1: 1
+    cqe 9: -ENOENT
+");
 
 /// The CQ has room again, but there is a backlog: the multishot still ends.
 fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
@@ -191,6 +266,17 @@ fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     t.in_order(&all);
     t.entry(&ring.one(crate::sqe::poll_remove(9, 10)));
 }
+case!(multishot_ends_behind_a_backlog => "
+    ready 0 flags CQ_OVERFLOW koverflow 0
+    ready 0 flags CQ_OVERFLOW koverflow 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 9: 1
+    cqe 10: -ENOENT
+");
 
 fn large(t: &mut Transcript) {
     let mut ring = overflown(1000);
@@ -214,6 +300,11 @@ fn large(t: &mut Transcript) {
     t.say(format_args!("last {} out of order {wrong}", next - 1));
     state(t, &ring);
 }
+case!(large => "
+    ready 4 flags CQ_OVERFLOW koverflow 0
+    last 1000 out of order 0
+    ready 0 flags - koverflow 0
+");
 
 fn wide_entries(t: &mut Transcript) {
     let mut ring = Ring::with(4, |params| {
@@ -232,6 +323,17 @@ fn wide_entries(t: &mut Transcript) {
     t.in_order(&all);
     t.say(format_args!("second halves zero {}", all.iter().all(|entry| entry.extra == [0, 0])));
 }
+case!(wide_entries => "
+    ready 4 flags CQ_OVERFLOW koverflow 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    second halves zero true
+");
 
 fn ring_goes_away(t: &mut Transcript) {
     let ring = overflown(100);
@@ -239,6 +341,10 @@ fn ring_goes_away(t: &mut Transcript) {
     drop(ring);
     t.entry(&Ring::new(4).one(nop(1)));
 }
+case!(ring_goes_away => "
+    ready 4 flags CQ_OVERFLOW koverflow 0
+    cqe 1: 0
+");
 
 fn smallest_ring(t: &mut Transcript) {
     let mut ring = Ring::with(1, |params| {
@@ -256,6 +362,19 @@ fn smallest_ring(t: &mut Transcript) {
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     }
 }
+case!(smallest_ring => "
+    submit = 1
+    submit = 1
+    submit = 1
+    ready 1 flags CQ_OVERFLOW koverflow 0
+    cqe 1: 0
+    ready 1 flags CQ_OVERFLOW koverflow 0
+    cqe 2: 0
+    ready 1 flags - koverflow 0
+    cqe 3: 0
+    ready 0 flags - koverflow 0
+    no cqe
+");
 
 /// An epoll set that watches one descriptor, edge-triggered.
 struct Edges {
@@ -313,6 +432,10 @@ fn flush_is_an_edge(t: &mut Transcript) {
     }
     reap_by_edges(t, &mut ring, 50);
 }
+case!(flush_is_an_edge => "
+    50 of 50
+    ready 0 flags - koverflow 0
+");
 
 /// A completion that goes to the backlog causes an edge, too. A flush that moves nothing causes
 /// none.
@@ -338,6 +461,26 @@ fn growth_is_an_edge(t: &mut Transcript) {
     edge(t, "nothing to flush");
     t.in_order(&ring.reap());
 }
+case!(growth_is_an_edge => "
+    completion: true
+    completion: true
+    completion: true
+    completion: true
+    completion: true
+    completion: true
+    flush without room: false
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    reaped: false
+    behind the backlog: true
+    flush: true
+    nothing to flush: false
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+");
 
 fn flush_is_an_edge_beside_an_sq_thread(t: &mut Transcript) {
     let mut ring = tiny(u::IORING_SETUP_SQPOLL);
@@ -349,6 +492,10 @@ fn flush_is_an_edge_beside_an_sq_thread(t: &mut Transcript) {
     crate::time::until(|| ring.sq_head() == ring.sq_tail());
     reap_by_edges(t, &mut ring, 50);
 }
+case!(flush_is_an_edge_beside_an_sq_thread => "
+    50 of 50
+    ready 0 flags - koverflow 0
+");
 
 /// The count that a flush adds is not printed: one is promised, and the kernel now and then adds
 /// more.
@@ -370,6 +517,28 @@ fn flush_counts_an_eventfd(t: &mut Transcript) {
         }
     }
 }
+case!(flush_counts_an_eventfd => "
+    register = 0
+    counted true
+    ready 4
+    flushed: counted true
+    ready 4
+    flushed: counted true
+    ready 2
+    flushed: counted false
+    ready 0
+    flushed: counted false
+    register = 0
+    counted false
+    ready 4
+    flushed: counted false
+    ready 4
+    flushed: counted false
+    ready 2
+    flushed: counted false
+    ready 0
+    flushed: counted false
+");
 
 /// The backlog consists of CQEs that another ring has sent.
 fn flush_of_messages_is_an_edge(t: &mut Transcript) {
@@ -395,6 +564,14 @@ fn flush_of_messages_is_an_edge(t: &mut Transcript) {
         t.say(format_args!("by the eventfd {}", all.len()));
     }
 }
+case!(flush_of_messages_is_an_edge => "
+    register = 0
+    sent 20
+    by the eventfd 20
+    register = 0
+    sent 20
+    by the eventfd 20
+");
 
 fn flush_is_an_edge_where_work_is_deferred(t: &mut Transcript) {
     let mut ring = tiny(u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
@@ -404,3 +581,7 @@ fn flush_is_an_edge_where_work_is_deferred(t: &mut Transcript) {
     }
     reap_by_edges(t, &mut ring, 50);
 }
+case!(flush_is_an_edge_where_work_is_deferred => "
+    50 of 50
+    ready 0 flags - koverflow 0
+");

@@ -3,23 +3,12 @@
 use std::os::fd::AsRawFd;
 
 use super::{reg, rights};
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, read, sqe};
 use crate::transcript::Transcript;
 use usring_uapi::opcode;
-
-pub const CASES: &[Case] = &[
-    case("personality.register", register),
-    case("personality.use", use_it),
-    case("personality.wrong", wrong),
-    case("personality.gone", gone),
-    case("personality.rights", rights),
-    case("personality.of_another_thread", of_another_thread),
-    case("personality.install", install),
-];
 
 const NONE: *const u8 = std::ptr::null();
 
@@ -32,6 +21,12 @@ fn register(t: &mut Transcript) {
     // An unregistered id is not reused at once.
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
 }
+case!(register => "
+    register = 1
+    register = 2
+    unregister 1 = 0
+    register = 3
+");
 
 fn use_it(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -44,6 +39,13 @@ fn use_it(t: &mut Transcript) {
     t.entry(&ring.one(as_somebody(read(file.as_raw_fd(), &mut buffer, 0, 3)).forced_async()));
     t.entry(&ring.one(nop(4).with(|sqe| sqe.personality = 2)));
 }
+case!(use_it as use => "
+    register = 1
+    cqe 1: 0
+    cqe 2: 4
+    cqe 3: 4
+    cqe 4: -EINVAL
+");
 
 fn wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -53,6 +55,13 @@ fn wrong(t: &mut Transcript) {
     t.result("unregister 0", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 0));
     t.result("argument", ring.register(reg::UNREGISTER_PERSONALITY, BAD as *const u8, 1));
 }
+case!(wrong => "
+    argument = -EINVAL
+    count 1 = -EINVAL
+    unregister none = -EINVAL
+    unregister 0 = -EINVAL
+    argument = -EINVAL
+");
 
 fn gone(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -61,6 +70,12 @@ fn gone(t: &mut Transcript) {
     t.entry(&ring.one(nop(1).with(|sqe| sqe.personality = 1)));
     t.result("again", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
 }
+case!(gone => "
+    register = 1
+    unregister = 0
+    cqe 1: -EINVAL
+    again = -EINVAL
+");
 
 /// A request with a personality has the rights that the registering thread had at registration.
 fn rights(t: &mut Transcript) {
@@ -82,6 +97,28 @@ fn rights(t: &mut Transcript) {
         rights::opens_as(t, &mut ring, "second", &place, 2);
     });
 }
+case!(rights => "
+    register = 1
+    register = 2
+    own: -EACCES
+    own, forced async: -EACCES
+    first: done
+    first, forced async: done
+    second: -EACCES
+    second, forced async: -EACCES
+    third: -EINVAL
+    third, forced async: -EINVAL
+    own: done
+    own, forced async: done
+    second: -EACCES
+    second, forced async: -EACCES
+    unregister = 0
+    first: -EINVAL
+    first, forced async: -EINVAL
+    second: -EACCES
+    second, forced async: -EACCES
+    exit 0
+");
 
 /// A personality also outlives the thread that registered it.
 fn of_another_thread(t: &mut Transcript) {
@@ -99,6 +136,14 @@ fn of_another_thread(t: &mut Transcript) {
         rights::opens_as(t, &mut ring, "of the thread", &place, 1);
     });
 }
+case!(of_another_thread => "
+    register = 1
+    own: done
+    own, forced async: done
+    of the thread: -EACCES
+    of the thread, forced async: -EACCES
+    exit 0
+");
 
 /// A request with another personality may not install a descriptor.
 fn install(t: &mut Transcript) {
@@ -111,3 +156,9 @@ fn install(t: &mut Transcript) {
     t.entry(&ring.one(install.with(|sqe| sqe.personality = 1)));
     t.entry(&ring.one(install.with(|sqe| sqe.personality = 2)));
 }
+case!(install => "
+    files = 0
+    register = 1
+    cqe 1: -EPERM
+    cqe 1: -EINVAL
+");

@@ -6,24 +6,12 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files::{self, Scratch};
 use crate::memory::{PAGE, Pages, zeroed};
 use crate::ring::{Params, Ring};
 use crate::sqe::vector;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("pinned_memory.of_a_file", of_a_file),
-    case("pinned_memory.of_files_in_memory", of_files_in_memory),
-    case("pinned_memory.across_mappings", across_mappings),
-    case("pinned_memory.second_generation", second_generation),
-    case("pinned_memory.update", update),
-    case("pinned_memory.buffer_ring", buffer_ring),
-    case("pinned_memory.ring_in_own_memory", ring_in_own_memory),
-    case("pinned_memory.many", many),
-];
 
 const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -64,6 +52,14 @@ fn of_a_file(t: &mut Transcript) {
     protected.protect_last(libc::PROT_READ);
     attempt(t, "shared, one byte", vector(protected.at(0), 1));
 }
+case!(of_a_file => "
+    shared = -EFAULT
+    shared, to be read = -EFAULT
+    private = 0
+    private, to be read = -EFAULT
+    private, written to = 0
+    shared, one byte = -EFAULT
+");
 
 fn of_files_in_memory(t: &mut Transcript) {
     let file = files::memory_file(&[0; 2 * PAGE]);
@@ -83,6 +79,12 @@ fn of_files_in_memory(t: &mut Transcript) {
     unsafe { libc::ftruncate(secret.as_raw_fd(), 2 * PAGE as i64) };
     attempt(t, "secret", whole(&map(secret.as_raw_fd(), READ_WRITE, libc::MAP_SHARED)));
 }
+case!(of_files_in_memory => "
+    memory file, shared = 0
+    memory file, private = 0
+    shared, no file = 0
+    secret = -EFAULT
+");
 
 /// An anonymous mapping, and directly after it a mapping of a file.
 fn across_mappings(t: &mut Transcript) {
@@ -102,6 +104,13 @@ fn across_mappings(t: &mut Transcript) {
     attempt(t, "both", vector(pages.at(0), 2 * border));
     attempt(t, "the last byte", vector(pages.at(2 * border - 1), 1));
 }
+case!(across_mappings => "
+    before it = 0
+    the byte before it = 0
+    one byte of it = -EFAULT
+    both = -EFAULT
+    the last byte = -EFAULT
+");
 
 fn second_generation(t: &mut Transcript) {
     let scratch = Scratch::new();
@@ -115,6 +124,11 @@ fn second_generation(t: &mut Transcript) {
         t.result("register", ring.register(reg::BUFFERS2, &raw const registration, size));
     }
 }
+case!(second_generation => "
+    register = -EFAULT
+    register = -EFAULT
+    register = 0
+");
 
 fn update(t: &mut Transcript) {
     let scratch = Scratch::new();
@@ -130,6 +144,11 @@ fn update(t: &mut Transcript) {
         t.result("update", ring.register(reg::BUFFERS_UPDATE, &raw const update, size));
     }
 }
+case!(update => "
+    register = 0
+    update = 1
+    update = -EFAULT
+");
 
 fn buffer_ring(t: &mut Transcript) {
     let scratch = Scratch::new();
@@ -149,6 +168,11 @@ fn buffer_ring(t: &mut Transcript) {
     }
     drop(ring);
 }
+case!(buffer_ring => "
+    file, shared = -EFAULT
+    file, private = 0
+    memory file = 0
+");
 
 fn ring_in_own_memory(t: &mut Transcript) {
     let scratch = Scratch::new();
@@ -170,6 +194,11 @@ fn ring_in_own_memory(t: &mut Transcript) {
         }
     }
 }
+case!(ring_in_own_memory => "
+    rings in a file = -EFAULT
+    entries in a file = -EFAULT
+    private of a file = ok
+");
 
 /// A thousand buffers in as many mappings. The last one is of a file.
 fn many(t: &mut Transcript) {
@@ -184,3 +213,7 @@ fn many(t: &mut Transcript) {
     t.result("with the file's", ring.register(reg::BUFFERS, vectors.as_ptr(), 1001));
     t.result("without", ring.register(reg::BUFFERS, vectors.as_ptr(), 1000));
 }
+case!(many => "
+    with the file's = -EFAULT
+    without = 0
+");

@@ -6,27 +6,12 @@ use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::reg;
 use super::socket::{ALLOCATE, describe, sparse};
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, read, sqe, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("pipe.made", made),
-    case("pipe.flags", flags),
-    case("pipe.wrong_flags", wrong_flags),
-    case("pipe.wrong_address", wrong_address),
-    case("pipe.reserved_fields", reserved_fields),
-    case("pipe.direct", direct),
-    case("pipe.direct_wrong", direct_wrong),
-    case("pipe.direct_table_full", direct_table_full),
-    case("pipe.forced_async", forced_async),
-    case("pipe.in_a_chain", in_a_chain),
-    case("pipe.polled_ring", polled_ring),
-];
 
 /// Builds a PIPE. `numbers` must live until the request has ended.
 fn pipe(numbers: &mut [i32; 2], flags: i32, user_data: u64) -> Sqe {
@@ -47,6 +32,11 @@ fn made(t: &mut Transcript) {
     t.say(String::from_utf8_lossy(&files::take(&from, 10).unwrap_or_default()).into_owned());
     t.say(format_args!("backwards {}", files::put(&from, b"abc")));
 }
+case!(made => "
+    cqe 1: 0
+    abc
+    backwards -1
+");
 
 fn flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -60,6 +50,20 @@ fn flags(t: &mut Transcript) {
         }
     }
 }
+case!(flags => "
+    cqe 1: 0
+    it is close-on-exec packets false
+    it is close-on-exec packets false
+    cqe 1: 0
+    it is non-blocking packets false
+    it is non-blocking packets false
+    cqe 1: 0
+    it is packets false
+    it is packets true
+    cqe 1: 0
+    it is close-on-exec non-blocking packets false
+    it is close-on-exec non-blocking packets false
+");
 
 fn wrong_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -69,6 +73,13 @@ fn wrong_flags(t: &mut Transcript) {
         t.say(format_args!("{flags:#x}: {} {numbers:?}", names::result(entry.res)));
     }
 }
+case!(wrong_flags => "
+    0x1: -EINVAL [-1, -1]
+    0x2: -EINVAL [-1, -1]
+    0x40: -EINVAL [-1, -1]
+    0x400: -EINVAL [-1, -1]
+    0x80000000: -EINVAL [-1, -1]
+");
 
 /// No descriptor stays open.
 fn wrong_address(t: &mut Transcript) {
@@ -87,6 +98,20 @@ fn wrong_address(t: &mut Transcript) {
         t.entry(&table.one(write(slot, b"a", 0, 4).fixed()));
     }
 }
+case!(wrong_address => "
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    left open 0
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EBADF
+    cqe 4: -EBADF
+    cqe 4: -EBADF
+    cqe 4: -EBADF
+");
 
 fn reserved_fields(t: &mut Transcript) {
     type Field = (&'static str, fn(&mut Sqe));
@@ -111,6 +136,17 @@ fn reserved_fields(t: &mut Transcript) {
         }
     }
 }
+case!(reserved_fields => "
+    fd: -EINVAL
+    off: -EINVAL
+    addr3: -EINVAL
+    len: 0
+    buf_index: 0
+    ioprio: -EINVAL
+    pad2: 0
+    buffer select: -EOPNOTSUPP
+    fixed file: 0
+");
 
 fn passes(t: &mut Transcript, ring: &mut Ring, from: i32, to: i32) {
     let mut bytes = [0; 4];
@@ -136,6 +172,28 @@ fn direct(t: &mut Transcript) {
     t.say(format_args!("{numbers:?}"));
     passes(t, &mut ring, 0, 1);
 }
+case!(direct => "
+    cqe 1: 0
+    [2, 3]
+    cqe 10: 4
+    cqe 11: 4
+    abcd
+    cqe 2: 0
+    [4, 5]
+    cqe 10: 4
+    cqe 11: 4
+    abcd
+    cqe 2: 0
+    [6, 7]
+    cqe 10: 4
+    cqe 11: 4
+    abcd
+    cqe 3: 0
+    [0, 1]
+    cqe 10: 4
+    cqe 11: 4
+    abcd
+");
 
 fn direct_wrong(t: &mut Transcript) {
     let mut numbers = [-1; 2];
@@ -155,6 +213,22 @@ fn direct_wrong(t: &mut Transcript) {
         t.entry(&ring.one(write(slot, b"a", 0, 4).fixed()));
     }
 }
+case!(direct_wrong => "
+    cqe 1: -ENXIO
+    cqe 1: -ENFILE
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    [-1, -1]
+    cqe 4: -EBADF
+    cqe 4: -EBADF
+    cqe 4: -EBADF
+    cqe 4: -EBADF
+");
 
 fn direct_table_full(t: &mut Transcript) {
     for free in [0, 1, 2] {
@@ -174,6 +248,20 @@ fn direct_table_full(t: &mut Transcript) {
         }
     }
 }
+case!(direct_table_full => "
+    cqe 1: -ENFILE
+    free 0: [-1, -1]
+    cqe 2: -EBADF
+    cqe 2: -EBADF
+    cqe 1: -ENFILE
+    free 1: [-1, -1]
+    cqe 2: -EBADF
+    cqe 2: -EBADF
+    cqe 1: 0
+    free 2: [0, 1]
+    cqe 2: -EBADF
+    cqe 2: 1
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -183,6 +271,10 @@ fn forced_async(t: &mut Transcript) {
     files::put(&to, b"abc");
     t.say(files::take(&from, 10).unwrap_or_default().len());
 }
+case!(forced_async => "
+    cqe 1: 0
+    3
+");
 
 fn in_a_chain(t: &mut Transcript) {
     let mut ring = sparse(4);
@@ -198,6 +290,16 @@ fn in_a_chain(t: &mut Transcript) {
         t.in_order(&ring.run(&[bad.linked(), nop(5)]));
     }
 }
+case!(in_a_chain => "
+    cqe 1: 0
+    cqe 2: 4
+    cqe 3: 4
+    abcd
+    cqe 4: -EFAULT
+    cqe 5: -ECANCELED
+    cqe 4: -EINVAL
+    cqe 5: -ECANCELED
+");
 
 fn polled_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_IOPOLL);
@@ -206,3 +308,4 @@ fn polled_ring(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(1));
 }
+case!(polled_ring => "cqe 1: -EINVAL");

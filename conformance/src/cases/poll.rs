@@ -4,36 +4,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::names;
 use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, nop, poll, poll_remove};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("poll.ready_at_once", ready_at_once),
-    case("poll.waits_for_event", waits_for_event),
-    case("poll.only_asked_events", only_asked_events),
-    case("poll.hang_up_and_error_always", hang_up_and_error_always),
-    case("poll.file_that_is_always_ready", always_ready),
-    case("poll.bad_descriptors", bad_descriptors),
-    case("poll.remove", remove),
-    case("poll.remove_unknown", remove_unknown),
-    case("poll.remove_first_of_equals", remove_first_of_equals),
-    case("poll.update_events", update_events),
-    case("poll.update_user_data", update_user_data),
-    case("poll.update_to_ready", update_to_ready),
-    case("poll.update_unknown", update_unknown),
-    case("poll.reserved_fields", reserved_fields),
-    case("poll.several_on_one_file", several_on_one_file),
-    case("poll.wide_events", wide_events),
-    case("poll.watched_in_memory", watched_in_memory),
-    case("poll.forced_async", forced_async),
-    case("poll.priority_data", priority_data),
-    case("poll.file_without_such_an_event", file_without_such_an_event),
-    case("poll.exclusive", exclusive),
-];
 
 const IN: i16 = libc::POLLIN;
 const OUT: i16 = libc::POLLOUT;
@@ -63,6 +38,11 @@ fn ready_at_once(t: &mut Transcript) {
     t.result("submit", ring.submit());
     all_events(t, ring.reap());
 }
+case!(ready_at_once => "
+    submit = 2
+    cqe 1: IN -
+    cqe 2: OUT -
+");
 
 fn waits_for_event(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -77,6 +57,12 @@ fn waits_for_event(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     all_events(t, ring.reap());
 }
+case!(waits_for_event => "
+    submit = 1
+    no cqe
+    cqe 1: IN -
+    no cqe
+");
 
 fn only_asked_events(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -88,6 +74,13 @@ fn only_asked_events(t: &mut Transcript) {
         self::events(t, &entry);
     }
 }
+case!(only_asked_events => "
+    cqe 1: IN -
+    cqe 1: OUT -
+    cqe 1: IN|OUT -
+    cqe 1: IN|RDNORM -
+    cqe 1: OUT|WRNORM -
+");
 
 /// POLLERR and POLLHUP are reported whether requested or not.
 fn hang_up_and_error_always(t: &mut Transcript) {
@@ -108,6 +101,14 @@ fn hang_up_and_error_always(t: &mut Transcript) {
     let halves = libc::POLLRDHUP | IN;
     events(t, &ring.one(poll(here.as_raw_fd(), halves, 5)));
 }
+case!(hang_up_and_error_always => "
+    no cqe
+    cqe 1: HUP -
+    cqe 2: ERR -
+    cqe 3: OUT|ERR -
+    cqe 4: IN|HUP|RDHUP -
+    cqe 5: IN|HUP|RDHUP -
+");
 
 fn always_ready(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -119,6 +120,14 @@ fn always_ready(t: &mut Transcript) {
         events(t, &ring.one(poll(fd, IN | OUT, 2)));
     }
 }
+case!(always_ready as file_that_is_always_ready => "
+    cqe 1: IN -
+    cqe 2: IN|OUT -
+    cqe 1: IN -
+    cqe 2: IN|OUT -
+    cqe 1: IN -
+    cqe 2: IN|OUT -
+");
 
 fn bad_descriptors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -127,6 +136,12 @@ fn bad_descriptors(t: &mut Transcript) {
     }
     events(t, &ring.one(poll(0, IN, 2).fixed()));
 }
+case!(bad_descriptors => "
+    cqe 1: -EBADF -
+    cqe 1: -EBADF -
+    cqe 1: -EBADF -
+    cqe 2: -EBADF -
+");
 
 fn remove(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -141,6 +156,12 @@ fn remove(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.entry(&ring.one(poll_remove(1, 3)));
 }
+case!(remove => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    no cqe
+    cqe 3: -ENOENT
+");
 
 fn remove_unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -152,6 +173,10 @@ fn remove_unknown(t: &mut Transcript) {
     ring.submit();
     t.entry(&ring.one(poll_remove(5, 2)));
 }
+case!(remove_unknown => "
+    cqe 1: -ENOENT
+    cqe 2: -ENOENT
+");
 
 fn remove_first_of_equals(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -166,6 +191,12 @@ fn remove_first_of_equals(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(remove_first_of_equals => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+");
 
 /// Builds a POLL_REMOVE with an update flag, which changes an armed poll.
 fn update(target: u64, flags: u32, user_data: u64) -> Sqe {
@@ -186,6 +217,11 @@ fn update_events(t: &mut Transcript) {
     ring.submit();
     all_events(t, ring.wait(2));
 }
+case!(update_events => "
+    cqe 2: 0
+    cqe 1: IN -
+    cqe 3: - -
+");
 
 fn update_user_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -205,6 +241,13 @@ fn update_user_data(t: &mut Transcript) {
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
 }
+case!(update_user_data => "
+    cqe 2: 0
+    cqe 3: -ENOENT
+    cqe 10: IN -
+    cqe 4: 0
+    cqe 12: IN -
+");
 
 fn update_to_ready(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -215,6 +258,10 @@ fn update_to_ready(t: &mut Transcript) {
     ring.submit();
     all_events(t, ring.wait(2));
 }
+case!(update_to_ready => "
+    cqe 1: OUT -
+    cqe 2: - -
+");
 
 fn update_unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -227,6 +274,15 @@ fn update_unknown(t: &mut Transcript) {
     t.entry(&ring.one(poll_remove(1, 7).with(|sqe| sqe.off = 9)));
     t.entry(&ring.one(poll_remove(1, 8).op_flags(IN as u32)));
 }
+case!(update_unknown => "
+    cqe 2: -ENOENT
+    cqe 3: -ENOENT
+    cqe 4: -EINVAL
+    cqe 5: -EINVAL
+    cqe 6: -EINVAL
+    cqe 7: -EINVAL
+    cqe 8: -EINVAL
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -245,6 +301,19 @@ fn reserved_fields(t: &mut Transcript) {
     t.entry(&ring.one(remove.with(|sqe| sqe.ioprio = 1)));
     t.entry(&ring.one(remove.with(|sqe| sqe.fd = 5)));
 }
+case!(reserved_fields => "
+    cqe 1: -EINVAL -
+    cqe 1: -EINVAL -
+    cqe 1: -EINVAL -
+    cqe 1: -EINVAL -
+    cqe 1: -EINVAL -
+    cqe 1: OUT -
+    cqe 1: -EINVAL -
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -ENOENT
+");
 
 fn several_on_one_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -257,6 +326,13 @@ fn several_on_one_file(t: &mut Transcript) {
     files::put(&writer, b"x");
     all_events(t, ring.wait(5));
 }
+case!(several_on_one_file => "
+    cqe 1: IN -
+    cqe 2: IN -
+    cqe 3: IN -
+    cqe 4: IN -
+    cqe 5: - -
+");
 
 /// POLL_32BITS: the upper half of the events is read (EPOLLEXCLUSIVE and the like), and its bits
 /// are checked.
@@ -268,6 +344,13 @@ fn wide_events(t: &mut Transcript) {
         events(t, &ring.one(wide));
     }
 }
+case!(wide_events => "
+    cqe 1: OUT -
+    cqe 1: OUT -
+    cqe 1: OUT -
+    cqe 1: OUT -
+    cqe 1: OUT -
+");
 
 fn watched_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -278,6 +361,10 @@ fn watched_in_memory(t: &mut Transcript) {
     t.say(format_args!("seen {}", ring.watch(1)));
     all_events(t, ring.reap());
 }
+case!(watched_in_memory => "
+    seen true
+    cqe 1: IN -
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -289,6 +376,10 @@ fn forced_async(t: &mut Transcript) {
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
 }
+case!(forced_async => "
+    no cqe
+    cqe 1: IN -
+");
 
 /// POLLPRI is requested together with POLLIN. The kernel's wake-up filter skips a poll for POLLPRI
 /// alone, so such a poll misses data that arrives later. Whether POLLIN is also reported depends on
@@ -310,6 +401,10 @@ fn priority_data(t: &mut Transcript) {
     }
     all_events(t, entries);
 }
+case!(priority_data => "
+    no cqe
+    cqe 1: PRI -
+");
 
 /// EPOLLEXCLUSIVE: it is enough if one of several polls completes.
 fn exclusive(t: &mut Transcript) {
@@ -321,6 +416,7 @@ fn exclusive(t: &mut Transcript) {
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
 }
+case!(exclusive => "cqe 1: IN -");
 
 /// A file that cannot be waited for is ready for reading and writing, and never for any other
 /// event.
@@ -333,3 +429,17 @@ fn file_without_such_an_event(t: &mut Transcript) {
         t.entry(&ring.one(many));
     }
 }
+case!(file_without_such_an_event => "
+    cqe 1: 1
+    cqe 2: 1
+    cqe 1: 4
+    cqe 2: 4
+    cqe 1: 1
+    cqe 2: 1
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");

@@ -6,43 +6,13 @@ use usring_uapi::{Sqe, io_uring as u};
 
 use super::poll::events;
 use super::reg;
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::net::{self, Family};
 use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, cancel, nop, poll, poll_remove, read, write};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("poll_multishot.first_by_level", first_by_level),
-    case("poll_multishot.several_of_one_batch", several_of_one_batch),
-    case("poll_multishot.taken_in_its_batch", taken_in_its_batch),
-    case("poll_multishot.chain_of_its_batch", chain_of_its_batch),
-    case("poll_multishot.later_by_edge", later_by_edge),
-    case("poll_multishot.none_when_idle", none_when_idle),
-    case("poll_multishot.removed", removed),
-    case("poll_multishot.cancelled", cancelled),
-    case("poll_multishot.hang_up", hang_up),
-    case("poll_multishot.level_triggered", level_triggered),
-    case("poll_multishot.update_keeps_armed", update_keeps_armed),
-    case("poll_multishot.update_to_multishot", update_to_multishot),
-    case("poll_multishot.own_eventfd_ends_it", own_eventfd_ends_it),
-    case("poll_multishot.eventfd_semaphore", eventfd_counts),
-    case("poll_multishot.holds_drain", holds_drain),
-    case("poll_multishot.with_skip_success", with_skip_success),
-    case("poll_multishot.ring_closes", ring_closes),
-    case("poll_multishot.descriptor_closes", descriptor_closes),
-    case("poll_multishot.set_with_own_ring", set_with_own_ring),
-    case("poll_multishot.own_ring", own_ring),
-    case("poll_multishot.ring_that_watches_back", ring_that_watches_back),
-    differs(
-        "poll_multishot.ring_with_completions",
-        ring_with_completions,
-        "what a ring held before cannot be told from what comes",
-    ),
-    case("poll_multishot.set_with_another_ring", set_with_another_ring),
-    case("poll_multishot.set_with_own_eventfd", set_with_own_eventfd),
-];
+mod own_ring;
 
 const IN: i16 = libc::POLLIN;
 
@@ -76,6 +46,20 @@ fn several_of_one_batch(t: &mut Transcript) {
         t.sorted(&ring.wait(1));
     }
 }
+case!(several_of_one_batch => "
+    submit = 1
+    cqe 1: 4 MORE
+    cqe 101: 0
+    submit = 2
+    cqe 1: 4 MORE
+    cqe 2: 4 MORE
+    cqe 101: 0
+    submit = 3
+    cqe 1: 4 MORE
+    cqe 2: 4 MORE
+    cqe 3: 4 MORE
+    cqe 101: 0
+");
 
 /// A poll reports the event that it begins with, though the next request of the batch takes it.
 fn taken_in_its_batch(t: &mut Transcript) {
@@ -102,6 +86,20 @@ fn taken_in_its_batch(t: &mut Transcript) {
         wake(t, &mut ring, &writer);
     }
 }
+case!(taken_in_its_batch => "
+    accepted: true
+    cqe 1: 1 MORE
+    cqe 3: 1 MORE
+    cqe 4: 1
+    0 come
+    cqe 3: IN MORE
+    accepted: true
+    cqe 1: 1 MORE
+    cqe 3: 1 MORE
+    cqe 4: 1
+    0 come
+    cqe 3: IN MORE
+");
 
 /// A poll reports what is there before a chain of its batch goes on, and then what the
 /// chain brings.
@@ -114,6 +112,13 @@ fn chain_of_its_batch(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(4));
 }
+case!(chain_of_its_batch => "
+    submit = 3
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1 MORE
+    cqe 3: 1 MORE
+");
 
 /// A byte into a socket, and what follows from it.
 fn wake(t: &mut Transcript, ring: &mut Ring, writer: &std::os::fd::OwnedFd) {
@@ -132,6 +137,11 @@ fn first_by_level(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
 }
+case!(first_by_level => "
+    submit = 1
+    cqe 1: IN MORE
+    no cqe
+");
 
 /// One completion per wake-up, though the data was not read.
 fn later_by_edge(t: &mut Transcript) {
@@ -145,6 +155,13 @@ fn later_by_edge(t: &mut Transcript) {
     let _ = files::take(&reader, 100);
     wake(t, &mut ring, &writer);
 }
+case!(later_by_edge => "
+    cqe 1: IN MORE
+    cqe 1: IN MORE
+    cqe 1: IN MORE
+    cqe 1: IN MORE
+    cqe 1: IN MORE
+");
 
 fn none_when_idle(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -156,6 +173,11 @@ fn none_when_idle(t: &mut Transcript) {
     t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
     show(t, &ring.reap());
 }
+case!(none_when_idle => "
+    cqe 1: IN MORE
+    get events = 0
+    no cqe
+");
 
 fn removed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -170,6 +192,12 @@ fn removed(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
 }
+case!(removed => "
+    cqe 1: IN MORE
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    no cqe
+");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -181,6 +209,11 @@ fn cancelled(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(cancelled => "
+    cqe 1: IN MORE
+    cqe 2: 0
+    cqe 1: -ECANCELED
+");
 
 fn hang_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -193,6 +226,13 @@ fn hang_up(t: &mut Transcript) {
     // The file stays hung up, but the poll has not ended.
     t.sorted(&ring.run(&[poll_remove(1, 3), nop(4)]));
 }
+case!(hang_up => "
+    cqe 1: IN MORE
+    cqe 1: IN|HUP|RDHUP MORE
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 4: 0
+");
 
 /// Man page: POLL_ADD_LEVEL asks for level-triggered instead of edge-triggered
 /// behaviour. The kernel refuses the flag, with and without POLL_ADD_MULTI.
@@ -205,6 +245,10 @@ fn level_triggered(t: &mut Transcript) {
         t.in_order(&ring.reap());
     }
 }
+case!(level_triggered => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn update(target: u64, flags: u32, user_data: u64) -> Sqe {
     poll_remove(target, user_data).with(|sqe| sqe.len = flags)
@@ -225,6 +269,12 @@ fn update_keeps_armed(t: &mut Transcript) {
     show(t, &entries);
     wake(t, &mut ring, &writer);
 }
+case!(update_keeps_armed => "
+    cqe 1: IN MORE
+    cqe 2: - -
+    cqe 10: IN MORE
+    cqe 10: IN MORE
+");
 
 /// The update's POLL_ADD_MULTI is accepted, but has no effect: a single-shot poll stays one.
 fn update_to_multishot(t: &mut Transcript) {
@@ -239,6 +289,11 @@ fn update_to_multishot(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
 }
+case!(update_to_multishot => "
+    cqe 2: 0
+    cqe 1: IN -
+    no cqe
+");
 
 /// A wake-up that the ring itself causes would repeat for ever, so the poll ends.
 fn own_eventfd_ends_it(t: &mut Transcript) {
@@ -265,6 +320,12 @@ fn own_eventfd_ends_it(t: &mut Transcript) {
     t.say(format_args!("poll ended {ended} times, {nops} nop"));
     t.say(format_args!("bounded {}", entries.len() < 8));
 }
+case!(own_eventfd_ends_it => "
+    register eventfd = 0
+    submit = 1
+    poll ended 1 times, 1 nop
+    bounded true
+");
 
 fn eventfd_counts(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -280,6 +341,13 @@ fn eventfd_counts(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
 }
+case!(eventfd_counts as eventfd_semaphore => "
+    cqe 1: IN MORE
+    cqe 1: IN MORE
+    cqe 1: IN MORE
+    count 3
+    no cqe
+");
 
 fn holds_drain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -301,6 +369,15 @@ fn holds_drain(t: &mut Transcript) {
     t.result("cancel", ring.register(reg::SYNC_CANCEL, &raw const registration, 1));
     t.sorted(&ring.wait(3));
 }
+case!(holds_drain => "
+    submit = 3
+    cqe 1: IN MORE
+    no cqe
+    cancel = 0
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    cqe 3: 0
+");
 
 fn with_skip_success(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -313,6 +390,10 @@ fn with_skip_success(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
 }
+case!(with_skip_success => "
+    submit = 1
+    cqe 1: -EINVAL -
+");
 
 fn ring_closes(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
@@ -324,6 +405,10 @@ fn ring_closes(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.say(format_args!("bytes left {}", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
 }
+case!(ring_closes => "
+    cqe 1: IN MORE
+    bytes left 2
+");
 
 /// The request holds the file, not the descriptor number.
 fn descriptor_closes(t: &mut Transcript) {
@@ -337,18 +422,11 @@ fn descriptor_closes(t: &mut Transcript) {
     drop(writer);
     show(t, &ring.wait(1));
 }
-
-/// Makes an epoll set that watches these descriptors for input.
-fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
-    // SAFETY: the descriptor is new, and nothing else owns it.
-    let set = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(libc::epoll_create1(0)) };
-    for number in numbers {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-        // SAFETY: both numbers are open, and the event is a variable of this function.
-        assert_eq!(unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, *number, &mut event) }, 0);
-    }
-    set
-}
+case!(descriptor_closes => "
+    cqe 1: IN MORE
+    cqe 1: IN MORE
+    cqe 1: IN|HUP|RDHUP MORE
+");
 
 /// Prints all completions until none arrive any more.
 fn show_all(t: &mut Transcript, ring: &mut Ring) {
@@ -361,114 +439,5 @@ fn show_all(t: &mut Transcript, ring: &mut Ring) {
     entries.truncate(4);
     for entry in &entries {
         if entry.user_data == 1 { events(t, entry) } else { t.entry(entry) }
-    }
-}
-
-/// The completion that reports the set makes the ring readable, and so the set. That ends the poll.
-fn set_with_own_ring(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, u::IORING_SETUP_COOP_TASKRUN] {
-        let mut ring = Ring::flags(8, flags);
-        let (reader, writer) = files::pipe();
-        let set = set_of(&[ring.fd, reader.as_raw_fd()]);
-        ring.push(multishot(set.as_raw_fd(), IN, 1));
-        t.result("submit", ring.submit());
-        t.say("a completion");
-        ring.push(nop(2));
-        ring.submit();
-        show_all(t, &mut ring);
-        t.say("another file of the set");
-        files::put(&writer, b"x");
-        show_all(t, &mut ring);
-        t.say("a completion");
-        ring.push(nop(3));
-        ring.submit();
-        show_all(t, &mut ring);
-    }
-}
-
-/// The ring polls itself without a set in between.
-fn own_ring(t: &mut Transcript) {
-    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
-        let mut ring = Ring::flags(8, flags);
-        ring.push(multishot(ring.fd, IN, 1));
-        t.result("submit", ring.submit());
-        show_all(t, &mut ring);
-        for user_data in [2, 3] {
-            ring.push(nop(user_data));
-            ring.submit();
-            show_all(t, &mut ring);
-        }
-    }
-}
-
-/// Two rings, each of which polls the other.
-fn ring_that_watches_back(t: &mut Transcript) {
-    let (mut one, mut other) = (Ring::new(8), Ring::new(8));
-    one.push(multishot(other.fd, IN, 1));
-    t.result("submit", one.submit());
-    other.push(multishot(one.fd, IN, 1));
-    t.result("submit", other.submit());
-    other.push(nop(2));
-    other.submit();
-    for _ in 0..2 {
-        t.say("one");
-        show_all(t, &mut one);
-        t.say("the other");
-        show_all(t, &mut other);
-    }
-}
-
-/// The polled ring, the poll's own or another one, has completions.
-fn ring_with_completions(t: &mut Transcript) {
-    for own in [true, false] {
-        let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
-        let watched = if own { ring.fd } else { other.fd };
-        let mut complete = |ring: &mut Ring, user_data| {
-            let ring = if own { ring } else { &mut other };
-            ring.push(nop(user_data));
-            ring.submit();
-        };
-        complete(&mut ring, 2);
-        ring.push(multishot(watched, IN, 1));
-        t.result("submit", ring.submit());
-        show_all(t, &mut ring);
-        complete(&mut ring, 3);
-        show_all(t, &mut ring);
-        complete(&mut ring, 4);
-        show_all(t, &mut ring);
-    }
-}
-
-/// The set first reports a pipe, which ends nothing, and then a ring.
-fn set_with_another_ring(t: &mut Transcript) {
-    let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
-    let (reader, writer) = files::pipe();
-    let set = set_of(&[other.fd, reader.as_raw_fd()]);
-    ring.push(multishot(set.as_raw_fd(), IN, 1));
-    t.result("submit", ring.submit());
-    for _ in 0..2 {
-        files::put(&writer, b"x");
-        show_all(t, &mut ring);
-    }
-    for user_data in [2, 3] {
-        other.push(nop(user_data));
-        other.submit();
-        show_all(t, &mut ring);
-    }
-}
-
-/// The set holds an eventfd that signals the ring's completions.
-fn set_with_own_eventfd(t: &mut Transcript) {
-    let mut ring = Ring::new(8);
-    let event = files::eventfd(0);
-    let number = event.as_raw_fd();
-    assert_eq!(ring.register(reg::EVENTFD, &raw const number, 1), 0);
-    let set = set_of(&[event.as_raw_fd()]);
-    ring.push(multishot(set.as_raw_fd(), IN, 1));
-    t.result("submit", ring.submit());
-    for user_data in [2, 3] {
-        ring.push(nop(user_data));
-        ring.submit();
-        show_all(t, &mut ring);
     }
 }

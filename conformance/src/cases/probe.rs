@@ -3,20 +3,10 @@
 use usring_uapi::{io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::sqe;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("probe.supported", supported),
-    case("probe.short_array", short_array),
-    case("probe.beyond_last", beyond_last),
-    case("probe.wrong", wrong),
-    case("probe.indexed_by_opcode", indexed_by_opcode),
-    case("probe.unreported_is_refused", unreported_is_refused),
-];
 
 /// The probe's header and its array, contiguous.
 #[repr(C)]
@@ -84,6 +74,7 @@ fn supported(t: &mut Transcript) {
         t.say(format_args!("{} {there}", opcode::NAMES[usize::from(*opcode)]));
     }
 }
+case!(supported => include_str!("probe/supported.txt"));
 
 fn short_array(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -94,6 +85,14 @@ fn short_array(t: &mut Transcript) {
         t.say(format_args!("length {} flags {flags:?}", answer.ops_len));
     }
 }
+case!(short_array => "
+    probe 0 = 0
+    length 0 flags [0, 0, 0, 0, 0, 0, 0]
+    probe 1 = 0
+    length 1 flags [1, 0, 0, 0, 0, 0, 0]
+    probe 5 = 0
+    length 5 flags [1, 1, 1, 1, 1, 0, 0]
+");
 
 /// Nothing is written after the last opcode.
 fn beyond_last(t: &mut Transcript) {
@@ -105,6 +104,11 @@ fn beyond_last(t: &mut Transcript) {
     let beyond = answer.ops[last + 1..].iter().all(|op| op.op == 0 && op.flags == 0);
     t.say(format_args!("nothing beyond: {beyond}"));
 }
+case!(beyond_last => "
+    probe = 0
+    length is last + 1: true
+    nothing beyond: true
+");
 
 fn wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -122,6 +126,15 @@ fn wrong(t: &mut Transcript) {
     answer.ops[20].op = 1;
     t.result("array not zeroed beyond the count", probe(&ring, &mut answer, 10));
 }
+case!(wrong => "
+    count 257 = -EINVAL
+    null = -EINVAL
+    null, count 0 = -EINVAL
+    unmapped = -EFAULT
+    not zeroed = -EINVAL
+    array not zeroed = -EINVAL
+    array not zeroed beyond the count = 0
+");
 
 fn indexed_by_opcode(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -131,6 +144,10 @@ fn indexed_by_opcode(t: &mut Transcript) {
     let right = answer.ops[..count].iter().enumerate().all(|(index, op)| usize::from(op.op) == index);
     t.say(format_args!("indexed {right}"));
 }
+case!(indexed_by_opcode => "
+    probe = 0
+    indexed true
+");
 
 /// An opcode that PROBE does not report is refused like one that does not exist.
 fn unreported_is_refused(t: &mut Transcript) {
@@ -147,3 +164,7 @@ fn unreported_is_refused(t: &mut Transcript) {
     }
     t.say(format_args!("answered without being reported: {otherwise}"));
 }
+case!(unreported_is_refused => "
+    probe = 0
+    answered without being reported: 0
+");

@@ -6,46 +6,13 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
 use crate::buffers::{Group, SIZE, group_of, incremental_group_of};
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, nop, sqe};
+use crate::sqe::{Change, cancel, nop, sqe};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("read_multishot.pipe", pipe),
-    case("read_multishot.data_is_there", data_is_there),
-    case("read_multishot.socket", socket),
-    case("read_multishot.eventfd", eventfd),
-    case("read_multishot.wrong", wrong),
-    case("read_multishot.file_that_is_not_polled", not_polled),
-    case("read_multishot.end_of_file", end_of_file),
-    case("read_multishot.end_of_file_at_once", end_of_file_at_once),
-    case("read_multishot.no_buffers", no_buffers),
-    case("read_multishot.buffers_run_out", buffers_run_out),
-    case("read_multishot.error", error),
-    case("read_multishot.cancelled", cancelled),
-    case("read_multishot.cancelled_by_file", cancelled_by_file),
-    case("read_multishot.overflow", overflow),
-    case("read_multishot.link_timeout", bounded),
-    case("read_multishot.link", link),
-    case("read_multishot.drain", drain),
-    case("read_multishot.skip_success", skip_success),
-    case("read_multishot.fixed_file", fixed_file),
-    case("read_multishot.descriptor_closes", descriptor_closes),
-    case("read_multishot.ring_closes", ring_closes),
-    case("read_multishot.forced_async", forced_async),
-    case("read_multishot.terminal", terminal),
-    case("read_multishot.first_generation", first_generation),
-    case("read_multishot.incremental", incremental),
-    case("read_multishot.many_at_once", many_at_once),
-    case("read_multishot.two_on_one_pipe", two_on_one_pipe),
-    case("read_multishot.deferred", deferred),
-    case("read_multishot.without_entering", without_entering),
-    case("read_multishot.sq_thread", sq_thread),
-    case("read_multishot.devices", devices),
-];
+mod ends;
 
 const GROUP: u16 = 3;
 
@@ -74,6 +41,14 @@ fn pipe(t: &mut Transcript) {
     }
     t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
 }
+case!(pipe => "
+    submit = 1
+    no cqe
+    cqe 1: 3 MORE|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    cqe 1: 5 MORE|BUFFER(2)
+    one............. two............. three...........
+");
 
 /// More data than one buffer holds: one completion per buffer.
 fn data_is_there(t: &mut Transcript) {
@@ -88,6 +63,15 @@ fn data_is_there(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
 }
+case!(data_is_there => "
+    submit = 1
+    cqe 1: 16 MORE|BUFFER(0)
+    cqe 1: 16 MORE|BUFFER(1)
+    cqe 1: 8 MORE|BUFFER(2)
+    cqe 1: 16 MORE|BUFFER(3)
+    cqe 1: 16 MORE|BUFFER(4)
+    0123456789abcdef ghijklmnopqrstuv wxyzABCD........
+");
 
 fn socket(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -102,6 +86,13 @@ fn socket(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(socket => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 16 MORE|BUFFER(1)
+    cqe 1: 16 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 0
+");
 
 fn eventfd(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -114,6 +105,10 @@ fn eventfd(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(eventfd => "
+    cqe 1: 8 MORE|BUFFER(0)
+    cqe 1: 8 MORE|BUFFER(1)
+");
 
 fn wrong(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -131,6 +126,17 @@ fn wrong(t: &mut Transcript) {
     t.entry(&ring.one(good.with(|sqe| sqe.fd = writer.as_raw_fd())));
     t.say(group.text(0));
 }
+case!(wrong => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EINVAL
+    cqe 1: -ENOBUFS
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+    ................
+");
 
 fn not_polled(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -146,140 +152,11 @@ fn not_polled(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(1));
 }
-
-fn end_of_file(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, writer) = files::pipe();
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    files::put(&writer, b"x");
-    t.in_order(&ring.wait(1));
-    drop(writer);
-    t.in_order(&ring.wait(1));
-}
-
-fn end_of_file_at_once(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, writer) = files::pipe();
-    files::put(&writer, b"0123456789abcdefghij");
-    drop(writer);
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    t.in_order(&ring.wait(3));
-}
-
-/// The error comes at once, although there is no data to read.
-fn no_buffers(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 0, 0);
-    let (reader, _writer) = files::pipe();
-    t.entry(&ring.one(multishot(reader.as_raw_fd(), 1)));
-}
-
-fn buffers_run_out(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_of(&memory, 2, 0);
-    let (reader, writer) = files::pipe();
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    files::put(&writer, b"x");
-    t.in_order(&ring.wait(1));
-    files::put(&writer, &[b'y'; 40]);
-    t.in_order(&ring.wait(2));
-    group.add_slots(2..5);
-    ring.push(multishot(reader.as_raw_fd(), 2));
-    ring.submit();
-    t.in_order(&ring.wait(2));
-}
-
-fn error(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_of(&memory, 1, 0);
-    group.add_at(crate::memory::BAD, SIZE, 7);
-    let (reader, writer) = files::pipe();
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    files::put(&writer, b"x");
-    t.in_order(&ring.wait(1));
-    files::put(&writer, b"y");
-    t.in_order(&ring.wait(1));
-}
-
-fn cancelled(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, writer) = files::pipe();
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    files::put(&writer, b"x");
-    t.in_order(&ring.wait(1));
-    ring.push(cancel(1, 0, 2));
-    ring.submit();
-    t.in_order(&ring.wait(2));
-    files::put(&writer, b"left");
-    crate::time::long_enough_to_notice();
-    t.in_order(&ring.reap());
-    t.say(format_args!("{} bytes left", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
-}
-
-fn cancelled_by_file(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, _writer) = files::pipe();
-    for user_data in 1..=2 {
-        ring.push(multishot(reader.as_raw_fd(), user_data));
-    }
-    ring.submit();
-    let flags = u::IORING_ASYNC_CANCEL_FD | u::IORING_ASYNC_CANCEL_ALL;
-    ring.push(cancel(0, flags, 9).with(|sqe| sqe.fd = reader.as_raw_fd()));
-    ring.submit();
-    t.sorted(&ring.wait(3));
-}
-
-/// The completion that does not fit is the last, and no data is lost.
-fn overflow(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let mut ring = Ring::with(4, |params| {
-        params.flags = u::IORING_SETUP_CQSIZE;
-        params.cq_entries = 4;
-    })
-    .expect("a ring");
-    let mut group = group_of(&ring, &memory, 128, GROUP);
-    group.add_slots(0..16);
-    let (reader, writer) = files::pipe();
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    for sent in 1..=7 {
-        files::put(&writer, b"x");
-        // Waits for each byte's completion before it writes the next one.
-        crate::time::until(|| {
-            ring.enter(0, 0, 0);
-            ring.ready() == sent || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
-        });
-    }
-    crate::time::long_enough_to_notice();
-    t.say(format_args!("ready {}", ring.ready()));
-    t.in_order(&ring.reap());
-    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-    t.in_order(&ring.reap());
-    t.say(format_args!("{} bytes left", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
-}
-
-/// The timeout bounds the whole life of the request, whatever data has arrived.
-fn bounded(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, writer) = files::pipe();
-    let time = crate::time::milliseconds(1000);
-    ring.push(multishot(reader.as_raw_fd(), 1).linked());
-    ring.push(link_timeout(&time, 0, 2));
-    ring.submit();
-    files::put(&writer, b"x");
-    t.in_order(&ring.wait(1));
-    t.sorted(&ring.wait(2));
-}
+case!(not_polled as file_that_is_not_polled => "
+    cqe 1: -EBADFD
+    cqe 2: -EBADFD
+    cqe 3: 1 MORE|BUFFER(0)
+");
 
 fn link(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -303,6 +180,15 @@ fn link(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(link => "
+    cqe 1: 1 MORE|BUFFER(0)
+    no cqe
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 5: 0
+");
 
 fn drain(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -318,6 +204,12 @@ fn drain(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(2));
 }
+case!(drain => "
+    cqe 1: 1 MORE|BUFFER(0)
+    no cqe
+    cqe 1: 0
+    cqe 2: 0
+");
 
 /// Only the last completion belongs to the request itself.
 fn skip_success(t: &mut Transcript) {
@@ -332,6 +224,10 @@ fn skip_success(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(skip_success => "
+    cqe 1: 1 MORE|BUFFER(0)
+    no cqe
+");
 
 fn fixed_file(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -352,41 +248,14 @@ fn fixed_file(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
-
-fn descriptor_closes(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, writer) = files::pipe();
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    drop(reader);
-    for _ in 0..2 {
-        files::put(&writer, b"x");
-        t.in_order(&ring.wait(1));
-    }
-    ring.push(cancel(1, 0, 2));
-    ring.submit();
-    t.sorted(&ring.wait(2));
-    // The end of the request has closed the file.
-    // SAFETY: the call installs no handler and touches no memory.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    let gone = crate::time::until(|| files::put(&writer, b"x") < 0);
-    t.say(format_args!("reader gone: {gone}"));
-}
-
-fn ring_closes(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, writer) = files::pipe();
-    ring.push(multishot(reader.as_raw_fd(), 1));
-    ring.submit();
-    files::put(&writer, b"x");
-    t.in_order(&ring.wait(1));
-    drop(ring);
-    crate::time::long_enough_to_notice();
-    files::put(&writer, b"yz");
-    t.say(format_args!("{} bytes left", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
-}
+case!(fixed_file => "
+    register = 0
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    unregister = 0
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 0
+");
 
 fn forced_async(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -401,6 +270,12 @@ fn forced_async(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(forced_async => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 0
+");
 
 /// A file that cannot tell in advance whether a read would wait.
 fn terminal(t: &mut Transcript) {
@@ -415,6 +290,12 @@ fn terminal(t: &mut Transcript) {
     }
     t.say(format_args!("{:?} {:?} {:?}", group.text(0), group.text(1), group.text(2)));
 }
+case!(terminal => "
+    cqe 1: 4 MORE|BUFFER(0)
+    cqe 1: 4 MORE|BUFFER(1)
+    cqe 1: 6 MORE|BUFFER(2)
+    \"one\\n............\" \"two\\n............\" \"three\\n..........\"
+");
 
 fn first_generation(t: &mut Transcript) {
     let buffers = Pages::new(1);
@@ -443,6 +324,14 @@ fn first_generation(t: &mut Transcript) {
     files::put(&writer, b"z");
     t.in_order(&ring.wait(1));
 }
+case!(first_generation => "
+    cqe 1: 0
+    cqe 2: 1 MORE|BUFFER(0)
+    cqe 3: 0
+    cqe 2: -ECANCELED
+    cqe 4: 1 MORE|BUFFER(1)
+    cqe 4: 1 MORE|BUFFER(2)
+");
 
 fn incremental(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -461,6 +350,17 @@ fn incremental(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(incremental => "
+    at 0 left 16
+    cqe 1: 5 MORE|BUF_MORE|BUFFER(0)
+    at 5 left 11, at 0 left 16
+    cqe 1: 6 MORE|BUF_MORE|BUFFER(0)
+    at 11 left 5, at 0 left 16
+    cqe 1: 5 MORE|BUFFER(0)
+    cqe 1: 2 MORE|BUF_MORE|BUFFER(1)
+    at 11 left 0, at 2 left 14
+    cqe 1: 0
+");
 
 /// Far more data than one time slice takes, while other sockets have data, too.
 fn many_at_once(t: &mut Transcript) {
@@ -489,6 +389,10 @@ fn many_at_once(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(many_at_once => "
+    300 and 1, all with more: true
+    cqe 1: 0
+");
 
 /// Each byte goes to one of the reads.
 fn two_on_one_pipe(t: &mut Transcript) {
@@ -508,6 +412,10 @@ fn two_on_one_pipe(t: &mut Transcript) {
     let ends = ring.wait(2);
     t.say(format_args!("{} ends, {} with more", ends.len(), ends.iter().filter(|end| end.flags != 0).count()));
 }
+case!(two_on_one_pipe => "
+    8 bytes
+    2 ends, 0 with more
+");
 
 fn deferred(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -531,6 +439,14 @@ fn deferred(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(deferred => "
+    submit = 1
+    ready 0
+    get events = 0
+    100 completions, 1600 bytes
+    cqe 2: 0
+    cqe 1: -ECANCELED
+");
 
 /// The thread is never inside the ring, and yet all data arrives.
 fn without_entering(t: &mut Transcript) {
@@ -550,6 +466,10 @@ fn without_entering(t: &mut Transcript) {
     files::put(&writer, &[b'x'; 160]);
     t.say(format_args!("more: {}", ring.watch(110)));
 }
+case!(without_entering => "
+    all there: true
+    more: true
+");
 
 fn sq_thread(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -571,6 +491,10 @@ fn sq_thread(t: &mut Transcript) {
     files::put(&writer, &[b'x'; 160]);
     t.say(format_args!("more: {}", ring.watch(60)));
 }
+case!(sq_thread => "
+    all there: true
+    more: true
+");
 
 /// Character devices, of which some can be waited for.
 fn devices(t: &mut Transcript) {
@@ -587,3 +511,17 @@ fn devices(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(devices => "
+    /dev/zero
+    cqe 1: -EBADFD
+    cqe 2: -EBADFD
+    /dev/null
+    cqe 1: -EBADFD
+    cqe 2: -EBADFD
+    /dev/full
+    cqe 1: -EBADFD
+    cqe 2: -EBADFD
+    /dev/urandom
+    cqe 1: -EBADFD
+    cqe 2: -EBADFD
+");

@@ -2,36 +2,11 @@
 
 use std::os::fd::AsRawFd;
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages};
 use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, read, read_at, readv, write, write_at, writev};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("read_write.at_offset", at_offset),
-    case("read_write.at_position", at_position),
-    case("read_write.end_of_file", end_of_file),
-    case("read_write.length_zero", length_zero),
-    case("read_write.write_beyond_end", write_beyond_end),
-    case("read_write.append", append),
-    case("read_write.bad_descriptors", bad_descriptors),
-    case("read_write.wrong_direction", wrong_direction),
-    case("read_write.directory", directory),
-    case("read_write.bad_addresses", bad_addresses),
-    case("read_write.half_bad_buffer", half_bad_buffer),
-    case("read_write.negative_offset", negative_offset),
-    case("read_write.huge_length", huge_length),
-    case("read_write.file_size_limit", file_size_limit),
-    case("read_write.forced_async", forced_async),
-    case("read_write.many_at_once", many_at_once),
-    case("read_write.reserved_fields", reserved_fields),
-    case("read_write.path_only_descriptor", path_only_descriptor),
-    case("read_write.sealed_file", sealed_file),
-    case("read_write.zero_and_full", zero_and_full),
-    case("read_write.nothing_on_kinds", nothing_on_kinds),
-];
 
 fn shown(buffer: &[u8]) -> String {
     String::from_utf8_lossy(buffer).replace('\0', ".")
@@ -47,6 +22,13 @@ fn at_offset(t: &mut Transcript) {
     t.say(files::text(&file));
     t.say(format_args!("position {}", files::position(&file)));
 }
+case!(at_offset => "
+    cqe 1: 4
+    3456
+    cqe 2: 3
+    01234abc89
+    position 0
+");
 
 fn at_position(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -63,6 +45,17 @@ fn at_position(t: &mut Transcript) {
     t.entry(&ring.one(read(fd, &mut buffer, 0, 5)));
     t.say(format_args!("position {}", files::position(&file)));
 }
+case!(at_position => "
+    cqe 1: 4
+    0123 position 4
+    cqe 2: 4
+    4567 position 8
+    cqe 3: 3
+    01234567end position 11
+    cqe 4: 0
+    cqe 5: 4
+    position 11
+");
 
 fn end_of_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -76,6 +69,13 @@ fn end_of_file(t: &mut Transcript) {
     let empty = files::memory_file(b"");
     t.entry(&ring.one(read(empty.as_raw_fd(), &mut buffer, 0, 4)));
 }
+case!(end_of_file => "
+    cqe 1: 4
+    6789....
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+");
 
 fn length_zero(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -86,6 +86,13 @@ fn length_zero(t: &mut Transcript) {
     t.entry(&ring.one(read_at(file.as_raw_fd(), BAD, 0, 0, 4)));
     t.entry(&ring.one(read_at(-1, 0, 0, 0, 5)));
 }
+case!(length_zero => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: -EBADF
+");
 
 fn write_beyond_end(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -93,6 +100,10 @@ fn write_beyond_end(t: &mut Transcript) {
     t.entry(&ring.one(write(file.as_raw_fd(), b"yz", 5, 1)));
     t.say(shown(&files::content(&file)));
 }
+case!(write_beyond_end => "
+    cqe 1: 2
+    ab...yz
+");
 
 /// O_APPEND: the offset is ignored. The position changes only if the request uses it.
 fn append(t: &mut Transcript) {
@@ -109,6 +120,14 @@ fn append(t: &mut Transcript) {
     t.entry(&ring.one(read(fd, &mut buffer, 0, 3)));
     t.say(shown(&buffer));
 }
+case!(append => "
+    cqe 1: 2
+    abcd position 0
+    cqe 2: 2
+    abcdef position 6
+    cqe 3: 2
+    ab
+");
 
 fn bad_descriptors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -122,6 +141,20 @@ fn bad_descriptors(t: &mut Transcript) {
     // With a bad descriptor and a bad address the descriptor is checked first.
     t.entry(&ring.one(read_at(-1, BAD, 4, 0, 4)));
 }
+case!(bad_descriptors => "
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    cqe 4: -EBADF
+");
 
 fn wrong_direction(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -132,6 +165,11 @@ fn wrong_direction(t: &mut Transcript) {
     let null = std::fs::File::open("/dev/null").expect("/dev/null");
     t.entry(&ring.one(write(null.as_raw_fd(), &buffer, 0, 3)));
 }
+case!(wrong_direction => "
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+");
 
 fn directory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -140,6 +178,10 @@ fn directory(t: &mut Transcript) {
     t.entry(&ring.one(read(root.as_raw_fd(), &mut buffer, 0, 1)));
     t.entry(&ring.one(write(root.as_raw_fd(), &buffer, 0, 2)));
 }
+case!(directory => "
+    cqe 1: -EISDIR
+    cqe 2: -EBADF
+");
 
 fn bad_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -158,6 +200,22 @@ fn bad_addresses(t: &mut Transcript) {
     t.entry(&ring.one(read_at(fd, pages.at(0), 4, 0, 4)));
     t.entry(&ring.one(write_at(fd, pages.at(0), 4, 0, 5)));
 }
+case!(bad_addresses => "
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: 0
+    0123456789
+    cqe 4: -EFAULT
+    cqe 5: 4
+");
 
 /// Four good bytes before a bad page: they count.
 fn half_bad_buffer(t: &mut Transcript) {
@@ -172,6 +230,11 @@ fn half_bad_buffer(t: &mut Transcript) {
     t.entry(&ring.one(read_at(reader.as_raw_fd(), pages.at(4092), 8, 0, 2)));
     t.entry(&ring.one(write_at(writer.as_raw_fd(), pages.at(4092), 8, 0, 3)));
 }
+case!(half_bad_buffer => "
+    cqe 1: 4
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+");
 
 fn negative_offset(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -183,6 +246,16 @@ fn negative_offset(t: &mut Transcript) {
         t.entry(&ring.one(write(fd, &buffer, offset as u64, 2)));
     }
 }
+case!(negative_offset => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 /// A length beyond the maximum of one transfer is cut, not refused.
 fn huge_length(t: &mut Transcript) {
@@ -196,6 +269,12 @@ fn huge_length(t: &mut Transcript) {
     t.entry(&ring.one(write_at(null.as_raw_fd(), pages.at(0), 0x7fff_f000, 0, 3)));
     t.entry(&ring.one(write_at(null.as_raw_fd(), pages.at(0), u32::MAX, 0, 4)));
 }
+case!(huge_length => "
+    cqe 1: 10
+    cqe 2: 10
+    cqe 3: 2147479552
+    cqe 4: 2147479552
+");
 
 /// RLIMIT_FSIZE: -EFBIG, and SIGXFSZ to the submitting thread or to a worker.
 fn file_size_limit(t: &mut Transcript) {
@@ -212,6 +291,12 @@ fn file_size_limit(t: &mut Transcript) {
     t.entry(&ring.one(write(file.as_raw_fd(), b"01", 6, 3).forced_async()));
     t.entry(&ring.one(write(file.as_raw_fd(), b"01", 9, 4).forced_async()));
 }
+case!(file_size_limit => "
+    cqe 1: 8
+    cqe 2: -EFBIG
+    cqe 3: 2
+    cqe 4: -EFBIG
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -226,6 +311,15 @@ fn forced_async(t: &mut Transcript) {
     t.entry(&ring.one(read(fd, &mut buffer, CURRENT, 5).forced_async()));
     t.say(format_args!("{} position {}", shown(&buffer), files::position(&file)));
 }
+case!(forced_async => "
+    cqe 1: 3
+    cqe 2: 4
+    4abc
+    cqe 3: -EBADF
+    cqe 4: -EFAULT
+    cqe 5: 4
+    0123 position 4
+");
 
 fn many_at_once(t: &mut Transcript) {
     let mut ring = Ring::new(64);
@@ -250,6 +344,11 @@ fn many_at_once(t: &mut Transcript) {
     let same = lines.iter().zip(&buffers).filter(|(line, buffer)| line.as_bytes() == *buffer);
     t.say(format_args!("as written {}", same.count()));
 }
+case!(many_at_once => "
+    written whole 64
+    read whole 64
+    as written 64
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -266,6 +365,14 @@ fn reserved_fields(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(reserved_fields => "
+    cqe 1: 4
+    cqe 1: 4
+    cqe 1: -EINVAL
+    cqe 1: 4
+    cqe 1: 4
+    cqe 1: 4
+");
 
 fn path_only_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -275,6 +382,10 @@ fn path_only_descriptor(t: &mut Transcript) {
     t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
     t.entry(&ring.one(write(fd, &buffer, 0, 2)));
 }
+case!(path_only_descriptor => "
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+");
 
 fn sealed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -286,6 +397,7 @@ fn sealed_file(t: &mut Transcript) {
     };
     t.entry(&ring.one(write(fd, b"x", 0, 1)));
 }
+case!(sealed_file => "cqe 1: -EPERM");
 
 fn zero_and_full(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -296,6 +408,12 @@ fn zero_and_full(t: &mut Transcript) {
     t.entry(&ring.one(write(open("/dev/full").as_raw_fd(), &buffer, 0, 2)));
     t.entry(&ring.one(read(open("/dev/null").as_raw_fd(), &mut buffer, 0, 3)));
 }
+case!(zero_and_full => "
+    cqe 1: 4
+    [0, 0, 0, 0]
+    cqe 2: -ENOSPC
+    cqe 3: 0
+");
 
 /// Transfers of no bytes, on each kind of file.
 fn nothing_on_kinds(t: &mut Transcript) {
@@ -347,3 +465,29 @@ fn nothing_on_kinds(t: &mut Transcript) {
         }
     }
 }
+case!(nothing_on_kinds => "
+    pipe's end: 0 0 0 0 -EBADF -EBADF -EBADF -EBADF
+    pipe's end: 0 0 0 0 -EBADF -EBADF -EBADF -EBADF
+    pipe's beginning: -EBADF -EBADF -EBADF -EBADF 0 0 0 0
+    pipe's beginning: -EBADF -EBADF -EBADF -EBADF 0 0 0 0
+    stream: 0 0 0 0 0 0 0 0
+    stream: 0 0 0 0 0 0 0 0
+    datagrams: 0 0 0 0 0 0 0 0
+    datagrams: 0 0 0 0 0 0 0 0
+    counter: -EINVAL -EINVAL -EINVAL -EINVAL 0 0 0 0
+    counter: -EINVAL -EINVAL -EINVAL -EINVAL 0 0 0 0
+    empty counter: -EINVAL -EINVAL -EINVAL -EINVAL 0 0 0 0
+    empty counter: -EINVAL -EINVAL -EINVAL -EINVAL 0 0 0 0
+    timer: -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL
+    timer: -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL -EINVAL
+    file: 0 0 0 0 0 0 0 0
+    file: 0 0 0 0 0 0 0 0
+    null: 0 0 0 0 0 0 0 0
+    null: 0 0 0 0 0 0 0 0
+    zero: 0 0 0 0 0 0 0 0
+    zero: 0 0 0 0 0 0 0 0
+    full: 0 0 0 0 0 0 0 0
+    full: 0 0 0 0 0 0 0 0
+    directory: 0 0 0 0 -EBADF -EBADF -EBADF -EBADF
+    directory: 0 0 0 0 -EBADF -EBADF -EBADF -EBADF
+");

@@ -1,52 +1,17 @@
 //! The ring's descriptor in poll, epoll and select: readable while the CQ holds completions,
 //! writable while the SQ has room.
 
-use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case, differs};
-use crate::files;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, timeout};
 use crate::time::milliseconds;
 use crate::transcript::{Transcript, timed};
 
-pub const CASES: &[Case] = &[
-    case("readiness.poll", by_poll),
-    case("readiness.ppoll", by_ppoll),
-    case("readiness.select", by_select),
-    case("readiness.epoll", by_epoll),
-    case("readiness.epoll_edge", epoll_edge),
-    case("readiness.epoll_oneshot", epoll_oneshot),
-    case("readiness.reaped_in_memory", reaped_in_memory),
-    case("readiness.epoll_after_reap", epoll_after_reap),
-    case("readiness.select_after_reap", select_after_reap),
-    case("readiness.sleeper_is_woken", sleeper_is_woken),
-    case("readiness.epoll_sleeper_is_woken", epoll_sleeper_is_woken),
-    case("readiness.select_sleeper_is_woken", select_sleeper_is_woken),
-    case("readiness.many_loops", many_loops),
-    differs(
-        "readiness.writable",
-        writable,
-        "a ring's descriptor is an eventfd underneath, which is always writable; that the SQ is full does not show",
-    ),
-    case("readiness.backlog", backlog),
-    case("readiness.deferred", deferred),
-    case("readiness.deferred_seen_without_waiting", deferred_seen_without_waiting),
-    case("readiness.deferred_polled_as_it_is_left", deferred_polled_as_it_is_left),
-    case("readiness.epoll_modify_and_delete", epoll_modify_and_delete),
-    case("readiness.watched_by_another_ring", watched_by_another_ring),
-    case("readiness.watched_by_itself", watched_by_itself),
-    case("readiness.by_another_thread", by_another_thread),
-    case("readiness.epoll_pwait_mask", epoll_pwait_mask),
-    case("readiness.sq_thread", sq_thread),
-];
+mod deferred;
 
 const IN: i16 = libc::POLLIN;
-const ROUNDS: u32 = 200;
 
 /// Calls poll(2) on one descriptor and returns the result as text.
 fn look(fd: i32, events: i16, timeout: i32) -> String {
@@ -72,6 +37,14 @@ fn by_poll(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(look(ring.fd, IN, 0));
 }
+case!(by_poll as poll => "
+    0 -
+    1 IN
+    1 IN
+    1 IN
+    cqe 1: 0
+    0 -
+");
 
 fn by_ppoll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -88,6 +61,11 @@ fn by_ppoll(t: &mut Transcript) {
     ring.reap();
     t.say(ppoll(&ring));
 }
+case!(by_ppoll as ppoll => "
+    0 -
+    1 IN
+    0 -
+");
 
 fn select(fd: i32, milliseconds: i64) -> i32 {
     let mut set: libc::fd_set = crate::memory::zeroed();
@@ -111,6 +89,12 @@ fn by_select(t: &mut Transcript) {
     ring.reap();
     t.result("reaped", select(ring.fd, 0));
 }
+case!(by_select as select => "
+    empty = 0
+    one there = 1
+    one there, with time = 1
+    reaped = 0
+");
 
 struct Epoll {
     fd: i32,
@@ -166,6 +150,15 @@ fn by_epoll(t: &mut Transcript) {
     complete(&mut ring, 2);
     t.say(epoll.wait(1000));
 }
+case!(by_epoll as epoll => "
+    add = 0
+    0
+    1 IN data 7
+    1 IN data 7
+    cqe 1: 0
+    0
+    1 IN data 7
+");
 
 /// Edge-triggered: one event per new completion, and none for those already in the CQ.
 fn epoll_edge(t: &mut Transcript) {
@@ -184,6 +177,16 @@ fn epoll_edge(t: &mut Transcript) {
     complete(&mut ring, 3);
     t.say(epoll.wait(1000));
 }
+case!(epoll_edge => "
+    add = 0
+    0
+    1 IN data 7
+    0
+    1 IN data 7
+    0
+    0
+    1 IN data 7
+");
 
 fn epoll_oneshot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -197,6 +200,13 @@ fn epoll_oneshot(t: &mut Transcript) {
     t.result("modify", epoll.control(libc::EPOLL_CTL_MOD, ring.fd, once));
     t.say(epoll.wait(1000));
 }
+case!(epoll_oneshot => "
+    add = 0
+    1 IN data 7
+    0
+    modify = 0
+    1 IN data 7
+");
 
 /// Reaping is a store to memory, without a system call.
 fn reaped_in_memory(t: &mut Transcript) {
@@ -209,6 +219,12 @@ fn reaped_in_memory(t: &mut Transcript) {
         ring.peek();
     }
 }
+case!(reaped_in_memory => "
+    1 IN
+    1 IN
+    1 IN
+    0 -
+");
 
 fn epoll_after_reap(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -223,6 +239,24 @@ fn epoll_after_reap(t: &mut Transcript) {
         t.between("slept", waited, 9, 30_000);
     }
 }
+case!(epoll_after_reap => "
+    add = 0
+    1 IN data 7
+    empty: 0
+    slept: after 9 to 30000 ms
+    1 IN data 7
+    empty: 0
+    slept: after 9 to 30000 ms
+    1 IN data 7
+    empty: 0
+    slept: after 9 to 30000 ms
+    1 IN data 7
+    empty: 0
+    slept: after 9 to 30000 ms
+    1 IN data 7
+    empty: 0
+    slept: after 9 to 30000 ms
+");
 
 fn select_after_reap(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -233,6 +267,14 @@ fn select_after_reap(t: &mut Transcript) {
         t.result("reaped", select(ring.fd, 10));
     }
 }
+case!(select_after_reap => "
+    one there = 1
+    reaped = 0
+    one there = 1
+    reaped = 0
+    one there = 1
+    reaped = 0
+");
 
 /// Makes a ring with a timeout that completes while the thread sleeps in poll.
 fn with_timeout(after: i64) -> (Ring, Box<usring_uapi::Timespec>) {
@@ -249,6 +291,11 @@ fn sleeper_is_woken(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(look(ring.fd, IN, 0));
 }
+case!(sleeper_is_woken => "
+    1 IN
+    cqe 1: -ETIME
+    0 -
+");
 
 fn epoll_sleeper_is_woken(t: &mut Transcript) {
     let (mut ring, _time) = with_timeout(20);
@@ -258,12 +305,22 @@ fn epoll_sleeper_is_woken(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(epoll.wait(0));
 }
+case!(epoll_sleeper_is_woken => "
+    add = 0
+    1 IN data 7
+    cqe 1: -ETIME
+    0
+");
 
 fn select_sleeper_is_woken(t: &mut Transcript) {
     let (mut ring, _time) = with_timeout(20);
     t.result("select", select(ring.fd, 900));
     t.in_order(&ring.reap());
 }
+case!(select_sleeper_is_woken => "
+    select = 1
+    cqe 1: -ETIME
+");
 
 /// The loop of an event-driven program. epoll reports every completion, and reports nothing if
 /// there is none.
@@ -283,6 +340,10 @@ fn many_loops(t: &mut Transcript) {
     }
     t.say(format_args!("found {found} empty {empty}"));
 }
+case!(many_loops => "
+    add = 0
+    found 100 empty 0
+");
 
 /// POLLOUT means that the SQ has room.
 fn writable(t: &mut Transcript) {
@@ -294,6 +355,18 @@ fn writable(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.say(look(ring.fd, IN | libc::POLLOUT, 0));
 }
+case!(writable => "
+    1 OUT
+    0 -
+    submit = 2
+    1 IN|OUT
+", usring => "
+    1 OUT
+    1 OUT
+    submit = 2
+    1 IN|OUT
+", because
+    "a ring's descriptor is an eventfd underneath, which is always writable; that the SQ is full does not show");
 
 /// Completions in the backlog make the descriptor readable, too.
 fn backlog(t: &mut Transcript) {
@@ -312,69 +385,13 @@ fn backlog(t: &mut Transcript) {
     t.say(format_args!("reaped {}", ring.reap().len()));
     t.say(look(ring.fd, IN, 0));
 }
-
-/// Queued task work on a ring with deferred task work makes it readable.
-fn deferred(t: &mut Transcript) {
-    let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
-    let mut ring = Ring::flags(8, flags);
-    let (reader, writer) = files::pipe();
-    ring.push(poll(reader.as_raw_fd(), IN, 1));
-    ring.submit();
-    t.say(look(ring.fd, IN, 0));
-    files::put(&writer, b"x");
-    t.say(look(ring.fd, IN, 5000));
-    t.say(format_args!("cqes {}", ring.ready()));
-    t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-    t.in_order(&ring.reap());
-    t.say(look(ring.fd, IN, 0));
-}
-
-/// A program that never sleeps in its polls also sees deferred work.
-fn deferred_seen_without_waiting(t: &mut Transcript) {
-    let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
-    let (reader, writer) = files::pipe();
-    t.say(look(ring.fd, IN, 0));
-    for user_data in 0..3 {
-        ring.push(poll(reader.as_raw_fd(), IN, user_data));
-        ring.submit();
-        t.say(look(ring.fd, IN, 0));
-        files::put(&writer, b"x");
-        t.say(format_args!("seen {}", crate::time::until(|| look(ring.fd, IN, 0).starts_with('1'))));
-        // The descriptor stays readable until the owner enters.
-        let seen = (0..100).filter(|_| look(ring.fd, IN, 0).starts_with('1')).count();
-        t.say(format_args!("readable {seen} of 100 times"));
-        t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-        t.in_order(&ring.reap());
-        t.say(look(ring.fd, IN, 0));
-        t.say(format_args!("{:?}", files::take(&reader, 1).map(|bytes| bytes.len())));
-    }
-}
-
-/// Another thread polls for the first time just as the owner leaves its ring. Completions that
-/// arrive afterwards must be visible. (6.18 does not wake a thread that already sleeps in poll.)
-fn deferred_polled_as_it_is_left(t: &mut Transcript) {
-    let mut told = 0;
-    for round in 0..ROUNDS {
-        let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
-        let (reader, writer) = files::pipe();
-        ring.push(poll(reader.as_raw_fd(), IN, 1));
-        let (begins, fd) = (AtomicBool::new(false), ring.fd);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                while !begins.load(Ordering::Acquire) {
-                    std::hint::spin_loop();
-                }
-                (0..round * 20).for_each(|_| std::hint::spin_loop());
-                look(fd, IN, 0)
-            });
-            begins.store(true, Ordering::Release);
-            ring.submit();
-        });
-        files::put(&writer, b"x");
-        told += u32::from(crate::time::until(|| look(fd, IN, 0).starts_with('1')));
-    }
-    t.say(format_args!("told {told} of {ROUNDS} times"));
-}
+case!(backlog => "
+    1 IN
+    reaped 4
+    1 IN
+    reaped 2
+    0 -
+");
 
 fn epoll_modify_and_delete(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -390,6 +407,17 @@ fn epoll_modify_and_delete(t: &mut Transcript) {
     t.result("delete", epoll.control(libc::EPOLL_CTL_DEL, ring.fd, 0));
     t.say(epoll.wait(0));
 }
+case!(epoll_modify_and_delete => "
+    modify, not there = -ENOENT
+    delete, not there = -ENOENT
+    add = 0
+    add again = -EEXIST
+    0
+    modify = 0
+    1 IN data 7
+    delete = 0
+    0
+");
 
 fn watched_by_another_ring(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(4), Ring::new(4));
@@ -407,6 +435,12 @@ fn watched_by_another_ring(t: &mut Transcript) {
     complete(&mut ring, 6);
     t.in_order(&other.wait(1));
 }
+case!(watched_by_another_ring => "
+    no cqe
+    cqe 1: 1
+    no cqe
+    cqe 2: 1
+");
 
 /// A ring that polls itself: its own completion makes it ready.
 fn watched_by_itself(t: &mut Transcript) {
@@ -420,6 +454,12 @@ fn watched_by_itself(t: &mut Transcript) {
     ring.submit();
     t.result("close", ring.close());
 }
+case!(watched_by_itself => "
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    close = 0
+");
 
 fn by_another_thread(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -430,6 +470,10 @@ fn by_another_thread(t: &mut Transcript) {
     t.say(thread.join().unwrap_or_default());
     t.in_order(&ring.reap());
 }
+case!(by_another_thread => "
+    1 IN
+    cqe 1: 0
+");
 
 fn epoll_pwait_mask(t: &mut Transcript) {
     let (mut ring, _time) = with_timeout(10);
@@ -450,6 +494,11 @@ fn epoll_pwait_mask(t: &mut Transcript) {
     t.result("epoll_pwait", count);
     t.in_order(&ring.reap());
 }
+case!(epoll_pwait_mask => "
+    add = 0
+    epoll_pwait = 1
+    cqe 1: -ETIME
+");
 
 fn sq_thread(t: &mut Transcript) {
     let mut ring = Ring::with(8, |params| {
@@ -466,3 +515,14 @@ fn sq_thread(t: &mut Transcript) {
         t.say(look(ring.fd, IN, 0));
     }
 }
+case!(sq_thread => "
+    1 IN
+    cqe 0: 0
+    0 -
+    1 IN
+    cqe 1: 0
+    0 -
+    1 IN
+    cqe 2: 0
+    0 -
+");

@@ -7,39 +7,13 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
 use crate::buffers::{Group, SIZE, group_of, incremental_group_of};
-use crate::case::{Case, case};
 use crate::files;
-use crate::memory::{Pages, zeroed};
+use crate::memory::Pages;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, message, nop, sqe};
+use crate::sqe::{Change, link_timeout, nop, sqe};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("receive_multishot.stream", stream),
-    case("receive_multishot.datagrams", datagrams),
-    case("receive_multishot.data_is_there", data_is_there),
-    case("receive_multishot.exactly_full", exactly_full),
-    case("receive_multishot.length_is_a_cap", length_is_a_cap),
-    case("receive_multishot.limit", limit),
-    case("receive_multishot.wrong", wrong),
-    case("receive_multishot.do_not_wait", do_not_wait),
-    case("receive_multishot.do_not_wait_has_one_turn", do_not_wait_has_one_turn),
-    case("receive_multishot.poll_first", poll_first),
-    case("receive_multishot.peek", peek),
-    case("receive_multishot.link_timeout", bounded),
-    case("receive_multishot.drain", drain),
-    case("receive_multishot.fixed_file", fixed_file),
-    case("receive_multishot.forced_async", forced_async),
-    case("receive_multishot.descriptor_closes", descriptor_closes),
-    case("receive_multishot.first_generation", first_generation),
-    case("receive_multishot.incremental", incremental),
-    case("receive_multishot.many_at_once", many_at_once),
-    case("receive_multishot.without_entering", without_entering),
-    case("receive_multishot.message", message_multishot),
-    case("receive_multishot.message_ends", message_ends),
-    case("receive_multishot.message_rooms", message_rooms),
-    case("receive_multishot.message_truncated", message_truncated),
-];
+mod messages;
 
 pub const GROUP: u16 = 3;
 const MANY: u16 = u::IORING_RECV_MULTISHOT as u16;
@@ -72,6 +46,17 @@ fn do_not_wait_has_one_turn(t: &mut Transcript) {
         t.in_order(&entries[entries.len().saturating_sub(2)..]);
     }
 }
+case!(do_not_wait_has_one_turn => "
+    34 completions
+    cqe 1: 2 MORE|SOCK_NONEMPTY|BUFFER(32)
+    cqe 1: -EAGAIN
+    34 completions
+    cqe 1: 2 MORE|SOCK_NONEMPTY|BUFFER(32)
+    cqe 1: -EAGAIN
+    2 completions
+    cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: -EAGAIN
+");
 
 /// Makes a ring with a group of `buffers` buffers.
 pub fn ring_of(memory: &Pages, buffers: u16, flags: u32) -> (Ring, Group) {
@@ -111,6 +96,16 @@ fn stream(t: &mut Transcript) {
         t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
     }
 }
+case!(stream => "
+    cqe 1: 3 MORE|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    cqe 1: 5 MORE|BUFFER(2)
+    one............. two............. three...........
+    cqe 1: 3 MORE|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    cqe 1: 5 MORE|BUFFER(2)
+    one............. two............. three...........
+");
 
 fn datagrams(t: &mut Transcript) {
     for (reader, writer) in [udp(), files::sockets_of(libc::SOCK_DGRAM), files::sockets_of(libc::SOCK_SEQPACKET)] {
@@ -126,6 +121,20 @@ fn datagrams(t: &mut Transcript) {
         t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
     }
 }
+case!(datagrams => "
+    cqe 1: 3 MORE|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    cqe 1: 5 MORE|BUFFER(2)
+    one............. two............. three...........
+    cqe 1: 3 MORE|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    cqe 1: 5 MORE|BUFFER(2)
+    one............. two............. three...........
+    cqe 1: 3 MORE|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    cqe 1: 5 MORE|BUFFER(2)
+    one............. two............. three...........
+");
 
 fn data_is_there(t: &mut Transcript) {
     for (reader, writer) in streams() {
@@ -139,6 +148,20 @@ fn data_is_there(t: &mut Transcript) {
         t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
     }
 }
+case!(data_is_there => "
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(1)
+    cqe 1: 8 MORE|BUFFER(2)
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(3)
+    cqe 1: 1 MORE|BUFFER(4)
+    0123456789abcdef ghijklmnopqrstuv wxyzABCD........
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(1)
+    cqe 1: 8 MORE|BUFFER(2)
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(3)
+    cqe 1: 1 MORE|BUFFER(4)
+    0123456789abcdef ghijklmnopqrstuv wxyzABCD........
+");
 
 /// The buffers hold exactly the data that there is: neither data nor a buffer is left.
 fn exactly_full(t: &mut Transcript) {
@@ -163,6 +186,19 @@ fn exactly_full(t: &mut Transcript) {
     arm(&mut ring, &reader);
     t.in_order(&ring.wait(3));
 }
+case!(exactly_full => "
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 16 MORE|BUFFER(1)
+    no cqe
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 16 MORE|BUFFER(1)
+    no cqe
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: -ENOBUFS
+");
 
 fn length_is_a_cap(t: &mut Transcript) {
     for (reader, writer) in streams() {
@@ -176,6 +212,18 @@ fn length_is_a_cap(t: &mut Transcript) {
         t.in_order(&ring.wait(2));
     }
 }
+case!(length_is_a_cap => "
+    cqe 1: 4 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 4 MORE|SOCK_NONEMPTY|BUFFER(1)
+    cqe 1: 2 MORE|BUFFER(2)
+    cqe 1: 4 MORE|SOCK_NONEMPTY|BUFFER(3)
+    cqe 1: 2 MORE|BUFFER(4)
+    cqe 1: 4 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 4 MORE|SOCK_NONEMPTY|BUFFER(1)
+    cqe 1: 2 MORE|BUFFER(2)
+    cqe 1: 4 MORE|SOCK_NONEMPTY|BUFFER(3)
+    cqe 1: 2 MORE|BUFFER(4)
+");
 
 /// The limit counts all receives together.
 fn limit(t: &mut Transcript) {
@@ -195,6 +243,23 @@ fn limit(t: &mut Transcript) {
         t.say(format_args!("{} bytes left", files::take(&reader, 100).map_or(0, |bytes| bytes.len())));
     }
 }
+case!(limit => "
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(1)
+    8 bytes left
+    cqe 1: 6 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 6 MORE|SOCK_NONEMPTY|BUFFER(1)
+    cqe 1: 6 MORE|SOCK_NONEMPTY|BUFFER(2)
+    cqe 1: 6 SOCK_NONEMPTY|BUFFER(3)
+    16 bytes left
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(0)
+    24 bytes left
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(0)
+    24 bytes left
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(1)
+    8 bytes left
+");
 
 fn wrong(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -215,6 +280,17 @@ fn wrong(t: &mut Transcript) {
     t.entry(&ring.one(good.with(|sqe| sqe.fd = file.as_raw_fd())));
     t.entry(&ring.one(good.with(|sqe| sqe.fd = file.as_raw_fd()).forced_async()));
 }
+case!(wrong => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -ENOBUFS
+    cqe 1: -EBADF
+    cqe 1: -EINVAL
+    cqe 1: -ENOTSOCK
+    cqe 1: -EINVAL
+    cqe 1: -ENOTSOCK
+    cqe 1: -EBADFD
+");
 
 fn do_not_wait(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -228,6 +304,11 @@ fn do_not_wait(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(do_not_wait => "
+    cqe 1: -EAGAIN
+    cqe 2: 1 MORE|BUFFER(0)
+    cqe 2: -EAGAIN
+");
 
 fn poll_first(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -251,6 +332,12 @@ fn poll_first(t: &mut Transcript) {
     files::put(&writer, b"z");
     t.in_order(&ring.wait(1));
 }
+case!(poll_first => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    no cqe
+    cqe 2: 1 MORE|BUFFER(0)
+");
 
 fn peek(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -270,6 +357,13 @@ fn peek(t: &mut Transcript) {
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     t.in_order(&ring.reap());
 }
+case!(peek => "
+    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(1)
+    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(2)
+    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(3)
+    cqe 1: 1 SOCK_NONEMPTY|BUFFER(4)
+");
 
 fn bounded(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -283,6 +377,11 @@ fn bounded(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.sorted(&ring.wait(2));
 }
+case!(bounded as link_timeout => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");
 
 fn drain(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -298,6 +397,12 @@ fn drain(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(2));
 }
+case!(drain => "
+    cqe 1: 1 MORE|BUFFER(0)
+    no cqe
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn fixed_file(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -318,6 +423,15 @@ fn fixed_file(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(fixed_file => "
+    register = 0
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    unregister = 0
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 0 SOCK_NONEMPTY
+");
 
 fn forced_async(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -332,6 +446,11 @@ fn forced_async(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(forced_async => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 0
+");
 
 fn descriptor_closes(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -346,6 +465,11 @@ fn descriptor_closes(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(descriptor_closes => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 0 SOCK_NONEMPTY
+");
 
 fn first_generation(t: &mut Transcript) {
     let buffers = Pages::new(1);
@@ -365,6 +489,13 @@ fn first_generation(t: &mut Transcript) {
     files::put(&writer, b"y");
     t.in_order(&ring.wait(1));
 }
+case!(first_generation => "
+    cqe 1: 0
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: -ENOBUFS
+");
 
 fn incremental(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -379,6 +510,15 @@ fn incremental(t: &mut Transcript) {
         t.say(format_args!("{}, {}", group.state(0), group.state(1)));
     }
 }
+case!(incremental => "
+    cqe 1: 5 MORE|BUF_MORE|BUFFER(0)
+    at 5 left 11, at 0 left 16
+    cqe 1: 6 MORE|BUF_MORE|BUFFER(0)
+    at 11 left 5, at 0 left 16
+    cqe 1: 5 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 2 MORE|BUF_MORE|BUFFER(1)
+    at 11 left 0, at 2 left 14
+");
 
 /// Far more data than one time slice takes, while other sockets have data, too.
 fn many_at_once(t: &mut Transcript) {
@@ -407,6 +547,10 @@ fn many_at_once(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(many_at_once => "
+    300 and 1, all with more: true
+    cqe 1: 0 SOCK_NONEMPTY
+");
 
 fn without_entering(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -420,114 +564,11 @@ fn without_entering(t: &mut Transcript) {
         t.say(format_args!("one more: {}", ring.watch(count)));
     }
 }
-
-fn header(name: u32, control: usize) -> libc::msghdr {
-    let mut header: libc::msghdr = zeroed();
-    header.msg_namelen = name;
-    header.msg_controllen = control;
-    header
-}
-
-fn messages(fd: i32, header: &libc::msghdr, user_data: u64) -> Sqe {
-    message(opcode::RECVMSG, fd, header, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
-        sqe.ioprio = MANY;
-        sqe.buf_index = GROUP;
-    })
-}
-
-/// Prints the header before the data, and the data.
-fn show(t: &mut Transcript, group: &mut Group, slot: usize, name: usize, control: usize) {
-    let bytes = &group.buffers.bytes()[slot * 64..(slot + 1) * 64];
-    let word = |index: usize| u32::from_ne_bytes(bytes[index * 4..][..4].try_into().expect("four bytes"));
-    let family = if name >= 2 { u16::from_ne_bytes([bytes[16], bytes[17]]) } else { 0 };
-    let data = String::from_utf8_lossy(&bytes[16 + name + control..][..8]).replace('\0', ".");
-    t.say(format_args!(
-        "name {} control {} payload {} flags {:#x} family {family} {data}",
-        word(0),
-        word(1),
-        word(2),
-        word(3)
-    ));
-}
-
-/// Makes a ring with buffers of 64 bytes.
-fn ring_for_messages(memory: &Pages) -> (Ring, Group) {
-    let ring = Ring::new(16);
-    let mut group = group_of(&ring, memory, 128, GROUP);
-    for slot in 0..8u16 {
-        let address = group.buffers.at(usize::from(slot) * 64);
-        group.add_at(address, 64, slot);
-    }
-    (ring, group)
-}
-
-fn message_multishot(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_for_messages(&memory);
-    let (reader, writer) = udp();
-    let header = header(16, 0);
-    ring.push(messages(reader.as_raw_fd(), &header, 1));
-    ring.submit();
-    for text in ["one", "three"] {
-        files::put(&writer, text.as_bytes());
-        t.in_order(&ring.wait(1));
-    }
-    show(t, &mut group, 0, 16, 0);
-    show(t, &mut group, 1, 16, 0);
-}
-
-fn message_ends(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_for_messages(&memory);
-    for (slot, (reader, writer)) in streams().into_iter().enumerate() {
-        let header = header(0, 0);
-        ring.push(messages(reader.as_raw_fd(), &header, 1).linked());
-        ring.push(nop(2));
-        ring.submit();
-        files::put(&writer, b"text");
-        t.in_order(&ring.wait(1));
-        drop(writer);
-        t.in_order(&ring.wait(2));
-        show(t, &mut group, slot * 2, 0, 0);
-        show(t, &mut group, slot * 2 + 1, 0, 0);
-    }
-}
-
-fn message_rooms(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_for_messages(&memory);
-    let (reader, writer) = udp();
-    for (name, control) in [(4, 0), (0, 16), (40, 8), (48, 0), (49, 0), (0, 49), (u32::MAX, 0), (0, usize::MAX)] {
-        files::put(&writer, b"text");
-        let header = header(name, control);
-        ring.push(messages(reader.as_raw_fd(), &header, 1));
-        ring.submit();
-        t.in_order(&ring.wait(1));
-        ring.push(cancel(1, 0, 2));
-        ring.submit();
-        t.in_order(&ring.wait(1));
-        ring.reap();
-        files::set_nonblocking(&reader, true);
-        let _ = files::take(&reader, 10);
-    }
-    show(t, &mut group, 0, 4, 0);
-    show(t, &mut group, 1, 0, 16);
-}
-
-fn message_truncated(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, mut group) = ring_for_messages(&memory);
-    let (reader, writer) = udp();
-    let header = header(16, 0);
-    for flags in [0, libc::MSG_TRUNC] {
-        ring.push(messages(reader.as_raw_fd(), &header, 1).op_flags(flags as u32));
-        ring.submit();
-        files::put(&writer, &[b'x'; 60]);
-        t.in_order(&ring.wait(1));
-        ring.push(cancel(1, 0, 2));
-        ring.submit();
-        t.in_order(&ring.wait(2));
-    }
-    show(t, &mut group, 0, 16, 0);
-    show(t, &mut group, 1, 16, 0);
-}
+case!(without_entering => "
+    all there: true
+    one more: true
+    one more: true
+    one more: true
+    one more: true
+    one more: true
+");

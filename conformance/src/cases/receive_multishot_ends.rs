@@ -8,34 +8,11 @@ use usring_uapi::io_uring as u;
 
 use super::receive_multishot::{DEFER, GROUP, arm, multishot, ring_of, udp};
 use crate::buffers::group_of;
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("receive_multishot_ends.with_file", ends_with_file),
-    case("receive_multishot_ends.with_reset", ends_with_reset),
-    case("receive_multishot_ends.without_buffers", ends_without_buffers),
-    case("receive_multishot_ends.when_cancelled", ends_when_cancelled),
-    case("receive_multishot_ends.by_overflow", ends_by_overflow),
-    case("receive_multishot_ends.with_file_deferred", ends_with_file_deferred),
-    case("receive_multishot_ends.with_reset_deferred", ends_with_reset_deferred),
-    case("receive_multishot_ends.without_buffers_deferred", ends_without_buffers_deferred),
-    case("receive_multishot_ends.when_cancelled_deferred", ends_when_cancelled_deferred),
-    case("receive_multishot_ends.by_overflow_deferred", ends_by_overflow_deferred),
-    case("receive_multishot_ends.data_before_end", data_before_end),
-    case("receive_multishot_ends.end_is_there", end_is_there),
-    differs(
-        "receive_multishot_ends.shut_for_reading",
-        shut_for_reading,
-        "the end is reported as soon as nothing is left before it",
-    ),
-    case("receive_multishot_ends.empty_datagram", empty_datagram),
-    case("receive_multishot_ends.no_room_for_data", no_room_for_data),
-];
 
 fn file_ends(t: &mut Transcript, flags: u32) {
     for (reader, writer) in [files::sockets(), files::tcp(), files::sockets_of(libc::SOCK_SEQPACKET)] {
@@ -54,10 +31,32 @@ fn file_ends(t: &mut Transcript, flags: u32) {
 fn ends_with_file(t: &mut Transcript) {
     file_ends(t, 0);
 }
+case!(ends_with_file as with_file => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 0 SOCK_NONEMPTY
+    cqe 2: 0
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn ends_with_file_deferred(t: &mut Transcript) {
     file_ends(t, DEFER);
 }
+case!(ends_with_file_deferred as with_file_deferred => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 0 SOCK_NONEMPTY
+    cqe 2: 0
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn connection_is_reset(t: &mut Transcript, flags: u32) {
     let memory = Pages::new(1);
@@ -82,10 +81,22 @@ fn connection_is_reset(t: &mut Transcript, flags: u32) {
 fn ends_with_reset(t: &mut Transcript) {
     connection_is_reset(t, 0);
 }
+case!(ends_with_reset as with_reset => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: -ECONNRESET
+    cqe 2: -ECANCELED
+    cqe 1: -ECONNREFUSED
+");
 
 fn ends_with_reset_deferred(t: &mut Transcript) {
     connection_is_reset(t, DEFER);
 }
+case!(ends_with_reset_deferred as with_reset_deferred => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: -ECONNRESET
+    cqe 2: -ECANCELED
+    cqe 1: -ECONNREFUSED
+");
 
 fn buffers_run_out(t: &mut Transcript, flags: u32) {
     for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
@@ -117,10 +128,48 @@ fn buffers_run_out(t: &mut Transcript, flags: u32) {
 fn ends_without_buffers(t: &mut Transcript) {
     buffers_run_out(t, 0);
 }
+case!(ends_without_buffers as without_buffers => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    no cqe
+    cqe 1: -ENOBUFS
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    no cqe
+    cqe 1: -ENOBUFS
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: -ENOBUFS
+    no cqe
+    no cqe
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: -ENOBUFS
+");
 
 fn ends_without_buffers_deferred(t: &mut Transcript) {
     buffers_run_out(t, DEFER);
 }
+case!(ends_without_buffers_deferred as without_buffers_deferred => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    no cqe
+    cqe 1: -ENOBUFS
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    no cqe
+    cqe 1: -ENOBUFS
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: -ENOBUFS
+    no cqe
+    no cqe
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: -ENOBUFS
+");
 
 fn is_cancelled(t: &mut Transcript, flags: u32) {
     for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
@@ -146,10 +195,50 @@ fn is_cancelled(t: &mut Transcript, flags: u32) {
 fn ends_when_cancelled(t: &mut Transcript) {
     is_cancelled(t, 0);
 }
+case!(ends_when_cancelled as when_cancelled => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    no cqe
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    no cqe
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    no cqe
+");
 
 fn ends_when_cancelled_deferred(t: &mut Transcript) {
     is_cancelled(t, DEFER);
 }
+case!(ends_when_cancelled_deferred as when_cancelled_deferred => "
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    no cqe
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    no cqe
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    cqe 1: -ECANCELED
+    no cqe
+");
 
 /// The completion that does not fit is the last.
 fn overflows(t: &mut Transcript, flags: u32) {
@@ -185,10 +274,56 @@ fn overflows(t: &mut Transcript, flags: u32) {
 fn ends_by_overflow(t: &mut Transcript) {
     overflows(t, 0);
 }
+case!(ends_by_overflow as by_overflow => "
+    ready 4
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 1 BUFFER(4)
+    left Ok(2)
+    ready 4
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 1 BUFFER(4)
+    left Ok(2)
+    ready 4
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 1 BUFFER(4)
+    left Ok(1)
+");
 
 fn ends_by_overflow_deferred(t: &mut Transcript) {
     overflows(t, DEFER);
 }
+case!(ends_by_overflow_deferred as by_overflow_deferred => "
+    ready 4
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 1 BUFFER(4)
+    left Ok(2)
+    ready 4
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 1 BUFFER(4)
+    left Ok(2)
+    ready 4
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 1 MORE|BUFFER(1)
+    cqe 1: 1 MORE|BUFFER(2)
+    cqe 1: 1 MORE|BUFFER(3)
+    cqe 1: 1 BUFFER(4)
+    left Ok(1)
+");
 
 /// The data and the end of the stream arrive together.
 fn data_before_end(t: &mut Transcript) {
@@ -207,6 +342,14 @@ fn data_before_end(t: &mut Transcript) {
         t.in_order(&ring.wait(3));
     }
 }
+case!(data_before_end => "
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 4 MORE|BUFFER(1)
+    cqe 1: 0
+    cqe 1: 16 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 4 MORE|BUFFER(1)
+    cqe 1: 0
+");
 
 /// Data that leaves room in its buffer, or none, and the end of the connection behind it. The
 /// other direction is ended before, behind, or not at all.
@@ -237,6 +380,7 @@ fn end_is_there(t: &mut Transcript) {
         }
     }
 }
+case!(end_is_there => include_str!("receive_multishot_ends/end_is_there.txt"));
 
 /// A bundle whose length ends its first turn. The kernel's next turn takes the rest, and only
 /// another event makes it look for the end.
@@ -256,6 +400,16 @@ fn shut_for_reading(t: &mut Transcript) {
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     t.in_order(&ring.reap());
 }
+case!(shut_for_reading => "
+    cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(1)
+    no cqe
+", usring => "
+    cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(1)
+    cqe 1: 0
+    no cqe
+", because "the end is reported as soon as nothing is left before it");
 
 fn empty_datagram(t: &mut Transcript) {
     let memory = Pages::new(1);
@@ -268,6 +422,10 @@ fn empty_datagram(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(empty_datagram => "
+    cqe 1: 0
+    no cqe
+");
 
 /// The header before the data fills the buffer.
 fn no_room_for_data(t: &mut Transcript) {
@@ -290,3 +448,9 @@ fn no_room_for_data(t: &mut Transcript) {
         }
     }
 }
+case!(no_room_for_data => "
+    no cqe
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(0)
+    no cqe
+    cqe 1: 16 SOCK_NONEMPTY|BUFFER(0)
+");

@@ -8,30 +8,11 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::receive_multishot::{DEFER, GROUP, multishot, ring_of};
 use crate::buffers::SIZE;
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::{Pages, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, message, recv};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("receive_short.descriptors_first", descriptors_first),
-    case("receive_short.descriptors_in_between", descriptors_in_between),
-    case("receive_short.descriptors_are_there", descriptors_are_there),
-    case("receive_short.descriptors_in_message", descriptors_in_message),
-    case("receive_short.descriptors_in_bundle", descriptors_in_bundle),
-    case("receive_short.credentials", credentials),
-    case("receive_short.urgent_data", urgent_data),
-    case("receive_short.urgent_data_among_the_rest", urgent_data_among_the_rest),
-    case("receive_short.urgent_data_is_there", urgent_data_is_there),
-    case("receive_short.urgent_data_singly", urgent_data_singly),
-    differs(
-        "receive_short.more_behind_the_end",
-        more_behind_the_end,
-        "SOCK_NONEMPTY is a hint; here it would cost every single receive a system call",
-    ),
-];
 
 /// Sends text together with a descriptor.
 pub fn pass(socket: &OwnedFd, text: &str) {
@@ -104,6 +85,15 @@ fn descriptors_first(t: &mut Transcript) {
     files::put(&writer, b"three");
     t.in_order(&ring.wait(1));
 }
+case!(descriptors_first => "
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+    cqe 1: -EFAULT
+");
 
 fn descriptors_in_between(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
@@ -115,6 +105,15 @@ fn descriptors_in_between(t: &mut Transcript) {
     };
     receive_all(t, &reader, stream, send, 3);
 }
+case!(descriptors_in_between => "
+    cqe 1: 6 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 5 MORE|SOCK_NONEMPTY|BUFFER(1)
+    cqe 1: 4 MORE|BUFFER(2)
+    onetwo..........
+    three...........
+    four............
+    ................
+");
 
 fn descriptors_are_there(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
@@ -122,6 +121,14 @@ fn descriptors_are_there(t: &mut Transcript) {
     files::put(&writer, b"two");
     receive_all(t, &reader, stream, || (), 2);
 }
+case!(descriptors_are_there => "
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+");
 
 fn descriptors_in_message(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
@@ -145,6 +152,12 @@ fn descriptors_in_message(t: &mut Transcript) {
         t.say(String::from_utf8_lossy(&bytes[40..48]).replace('\0', "."));
     }
 }
+case!(descriptors_in_message => "
+    cqe 1: 43 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 43 MORE|BUFFER(1)
+    one.....
+    two.....
+");
 
 fn descriptors_in_bundle(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
@@ -154,6 +167,14 @@ fn descriptors_in_bundle(t: &mut Transcript) {
     };
     receive_all(t, &reader, bundles, send, 2);
 }
+case!(descriptors_in_bundle => "
+    cqe 1: 32 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 8 MORE|BUFFER(2)
+    a text that is l
+    onger than one b
+    uffertwo........
+    ................
+");
 
 /// A socket that asks for credentials does not merge data of two senders. Here the data sent before
 /// it asked has no known sender; the data sent afterwards has one.
@@ -168,6 +189,20 @@ fn credentials(t: &mut Transcript) {
         receive_all(t, &reader, receives, send, 2);
     }
 }
+case!(credentials => "
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+");
 
 fn send_around_urgent(writer: &OwnedFd) {
     files::put(writer, b"one");
@@ -183,6 +218,22 @@ fn urgent_data(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(urgent_data => "
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+    cqe 1: -EFAULT
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+    cqe 1: -EFAULT
+");
 
 fn urgent_data_among_the_rest(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
@@ -190,12 +241,34 @@ fn urgent_data_among_the_rest(t: &mut Transcript) {
         receive_all(t, &reader, stream, || send_around_urgent(&writer), 2);
     }
 }
+case!(urgent_data_among_the_rest => "
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 4 MORE|BUFFER(1)
+    one.............
+    !two............
+    ................
+    ................
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 4 MORE|BUFFER(1)
+    one.............
+    !two............
+    ................
+    ................
+");
 
 fn urgent_data_is_there(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     send_around_urgent(&writer);
     receive_all(t, &reader, stream, || (), 2);
 }
+case!(urgent_data_is_there => "
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 3 MORE|SOCK_NONEMPTY|BUFFER(1)
+    one.............
+    two.............
+    ................
+    ................
+");
 
 /// Single receives of each kind: up to the urgent byte, that byte alone, and the rest.
 fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd)) {
@@ -210,6 +283,12 @@ fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd
 fn urgent_data_singly(t: &mut Transcript) {
     receive_around_urgent(t, files::sockets());
 }
+case!(urgent_data_singly => "
+    cqe 1: 1 SOCK_NONEMPTY
+    cqe 1: 2 SOCK_NONEMPTY
+    cqe 1: 1
+    cqe 1: 3
+");
 
 /// A receive that was not filled, or was filled up to TCP's urgent data, and left data in the
 /// stream.
@@ -224,3 +303,18 @@ fn more_behind_the_end(t: &mut Transcript) {
         t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 1)));
     }
 }
+case!(more_behind_the_end => "
+    cqe 1: 1 SOCK_NONEMPTY
+    cqe 1: 2 SOCK_NONEMPTY
+    cqe 1: 1 SOCK_NONEMPTY
+    cqe 1: 3
+    cqe 1: 3 SOCK_NONEMPTY
+    cqe 1: 3
+", usring => "
+    cqe 1: 1 SOCK_NONEMPTY
+    cqe 1: 2
+    cqe 1: 1
+    cqe 1: 3
+    cqe 1: 3
+    cqe 1: 3
+", because "SOCK_NONEMPTY is a hint; here it would cost every single receive a system call");

@@ -5,37 +5,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages, zeroed};
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, read_at, vector};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("registered_buffers.register_and_use", register_and_use),
-    case("registered_buffers.register_twice", register_twice),
-    case("registered_buffers.unregister", unregister),
-    case("registered_buffers.counts", counts),
-    case("registered_buffers.bad_vectors", bad_vectors),
-    case("registered_buffers.sizes", sizes),
-    case("registered_buffers.empty_slots", empty_slots),
-    case("registered_buffers.overlapping", overlapping),
-    case("registered_buffers.read_only_memory", read_only_memory),
-    case("registered_buffers.second_generation", second_generation),
-    case("registered_buffers.second_sparse", second_sparse),
-    case("registered_buffers.second_wrong", second_wrong),
-    case("registered_buffers.update", update),
-    case("registered_buffers.update_ranges", update_ranges),
-    case("registered_buffers.tags", tags),
-    case("registered_buffers.tag_waits_for_request", tag_waits_for_request),
-    case("registered_buffers.unregistered_while_in_use", unregistered_while_in_use),
-    case("registered_buffers.clone", clone_whole),
-    case("registered_buffers.clone_wrong", clone_wrong),
-    case("registered_buffers.clone_parts", clone_parts),
-    case("registered_buffers.clone_of_others", clone_of_others),
-];
 
 fn register(ring: &Ring, vectors: &[libc::iovec]) -> i32 {
     ring.register(reg::BUFFERS, vectors.as_ptr(), vectors.len() as u32)
@@ -67,6 +42,12 @@ fn register_and_use(t: &mut Transcript) {
     t.say(format_args!("1 {}", probe(&mut ring, &b, 1)));
     t.say(format_args!("2 {}", probe(&mut ring, &b, 2)));
 }
+case!(register_and_use => "
+    register = 0
+    0 1
+    1 1
+    2 -EFAULT
+");
 
 fn register_twice(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -74,6 +55,10 @@ fn register_twice(t: &mut Transcript) {
     t.result("register", register(&ring, &[whole(&a)]));
     t.result("again", register(&ring, &[whole(&a)]));
 }
+case!(register_twice => "
+    register = 0
+    again = -EBUSY
+");
 
 fn unregister(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -87,6 +72,15 @@ fn unregister(t: &mut Transcript) {
     t.result("register", register(&ring, &[whole(&a)]));
     t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
 }
+case!(unregister => "
+    unregister, none = -ENXIO
+    register = 0
+    unregister, argument = -EINVAL
+    unregister = 0
+    0 -EFAULT
+    register = 0
+    0 1
+");
 
 fn counts(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -97,6 +91,11 @@ fn counts(t: &mut Transcript) {
     // Not the maximum: each buffer counts a page of locked memory.
     t.result("1000", register(&ring, &vectors[..1000]));
 }
+case!(counts => "
+    none = -EINVAL
+    16385 = -EINVAL
+    1000 = 0
+");
 
 fn bad_vectors(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -117,6 +116,18 @@ fn bad_vectors(t: &mut Transcript) {
     t.result("a bad page in it", register(&ring, &[whole(&a)]));
     t.result("a good page", register(&ring, &[vector(a.at(0), 4096)]));
 }
+case!(bad_vectors => "
+    array null = -EFAULT
+    array unmapped = -EFAULT
+    null with length = -EFAULT
+    unmapped = -EFAULT
+    kernel's half = -EFAULT
+    round the end = -EOVERFLOW
+    length zero = -EFAULT
+    beyond the mapping = -EFAULT
+    a bad page in it = -EFAULT
+    a good page = 0
+");
 
 fn sizes(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -127,6 +138,12 @@ fn sizes(t: &mut Transcript) {
     t.result("unregister", unregister_all(&ring));
     t.result("a few odd bytes", register(&ring, &[vector(a.at(4090), 3)]));
 }
+case!(sizes => "
+    a gigabyte and one = -EFAULT
+    one byte = 0
+    unregister = 0
+    a few odd bytes = 0
+");
 
 /// A null vector of length 0 is an empty slot.
 fn empty_slots(t: &mut Transcript) {
@@ -136,6 +153,11 @@ fn empty_slots(t: &mut Transcript) {
     t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
     t.say(format_args!("1 {}", probe(&mut ring, &a, 1)));
 }
+case!(empty_slots => "
+    register = 0
+    0 -EFAULT
+    1 1
+");
 
 fn overlapping(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -146,6 +168,12 @@ fn overlapping(t: &mut Transcript) {
         t.say(format_args!("{index} {}", probe(&mut ring, &a, index)));
     }
 }
+case!(overlapping => "
+    register = 0
+    0 1
+    1 1
+    2 1
+");
 
 fn read_only_memory(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -153,6 +181,7 @@ fn read_only_memory(t: &mut Transcript) {
     a.protect_last(libc::PROT_READ);
     t.result("register", register(&ring, &[whole(&a)]));
 }
+case!(read_only_memory => "register = -EFAULT");
 
 type Registration = u::io_uring_rsrc_register;
 const REGISTRATION: u32 = size_of::<Registration>() as u32;
@@ -187,6 +216,12 @@ fn second_generation(t: &mut Transcript) {
     t.say(format_args!("1 {}", probe(&mut ring, &b, 1)));
     t.result("again", buffers2(&ring, &[whole(&a)], &[]));
 }
+case!(second_generation => "
+    register = 0
+    0 1
+    1 1
+    again = -EBUSY
+");
 
 fn sparse(ring: &Ring, slots: u32) -> i32 {
     let mut registration: Registration = zeroed();
@@ -204,6 +239,13 @@ fn second_sparse(t: &mut Transcript) {
     t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
     t.say(format_args!("1 {}", probe(&mut ring, &a, 1)));
 }
+case!(second_sparse => "
+    register = 0
+    1 -EFAULT
+    update = 1
+    0 -EFAULT
+    1 1
+");
 
 fn second_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -226,6 +268,16 @@ fn second_wrong(t: &mut Transcript) {
     wrong("tags unmapped", |bad| bad.tags = BAD);
     t.result("tag on an empty slot", buffers2(&ring, &[vector(0, 0)], &[5]));
 }
+case!(second_wrong => "
+    size 31 = -EINVAL
+    null = -EFAULT
+    unknown flag = -EINVAL
+    sparse with data = -EINVAL
+    reserved = -EINVAL
+    none = -EINVAL
+    tags unmapped = -EFAULT
+    tag on an empty slot = -EINVAL
+");
 
 fn update(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -240,6 +292,17 @@ fn update(t: &mut Transcript) {
     t.say(format_args!("0 {}", probe(&mut ring, &a, 0)));
     t.say(format_args!("1 {}", probe(&mut ring, &b, 1)));
 }
+case!(update => "
+    register = 0
+    update 1 = 1
+    old memory -EFAULT
+    new memory 1
+    clear 0 = 1
+    0 -EFAULT
+    good, then bad = 1
+    0 1
+    1 1
+");
 
 fn update_ranges(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -251,6 +314,14 @@ fn update_ranges(t: &mut Transcript) {
     t.result("far away", change(&ring, u32::MAX, &[whole(&a)], &[]));
     t.result("none", change(&ring, 0, &[], &[]));
 }
+case!(update_ranges => "
+    no table = -ENXIO
+    register = 0
+    beyond the end = -EINVAL
+    across the end = -EINVAL
+    far away = -EOVERFLOW
+    none = -EINVAL
+");
 
 fn tags(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -266,6 +337,17 @@ fn tags(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(tags => "
+    register = 0
+    update 0 = 1
+    cqe 11: 0
+    clear 1 = 1
+    cqe 12: 0
+    clear 1 with a tag = -EINVAL
+    unregister = 0
+    cqe 21: 0
+    no cqe
+");
 
 fn tag_waits_for_request(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -282,6 +364,13 @@ fn tag_waits_for_request(t: &mut Transcript) {
     files::put(&writer, b"late");
     t.sorted(&ring.wait(2));
 }
+case!(tag_waits_for_request => "
+    register = 0
+    clear = 1
+    no cqe
+    cqe 1: 4
+    cqe 11: 0
+");
 
 fn unregistered_while_in_use(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -297,6 +386,12 @@ fn unregistered_while_in_use(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(String::from_utf8_lossy(&a.bytes()[..4]).into_owned());
 }
+case!(unregistered_while_in_use => "
+    register = 0
+    unregister = 0
+    cqe 1: 4
+    late
+");
 
 fn clone(to: &Ring, from: i32, change: impl FnOnce(&mut u::io_uring_clone_buffers)) -> i32 {
     let mut clone: u::io_uring_clone_buffers = zeroed();
@@ -319,6 +414,16 @@ fn clone_whole(t: &mut Transcript) {
     drop(first);
     t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
 }
+case!(clone_whole as clone => "
+    register = 0
+    clone = 0
+    0 1
+    1 1
+    clone again = -EBUSY
+    unregister the first = 0
+    0 1
+    1 1
+");
 
 fn clone_wrong(t: &mut Transcript) {
     let (first, second) = (Ring::new(4), Ring::new(4));
@@ -340,6 +445,18 @@ fn clone_wrong(t: &mut Transcript) {
     );
     t.result("null", second.register::<u8>(reg::CLONE_BUFFERS, std::ptr::null(), 1));
 }
+case!(clone_wrong => "
+    nothing to clone = -ENXIO
+    register = 0
+    bad descriptor = -EBADF
+    not a ring = -EOPNOTSUPP
+    unknown flag = -EINVAL
+    pad = -EINVAL
+    beyond the end = -EINVAL
+    too many = -EINVAL
+    one, to slot 3 = 0
+    null = -EINVAL
+");
 
 /// Clones parts of a table into a table that already has buffers.
 fn clone_parts(t: &mut Transcript) {
@@ -374,6 +491,33 @@ fn clone_parts(t: &mut Transcript) {
     t.result("from itself", clone(&second, second.fd, part(0, 6, 1, REPLACE)));
     t.say(format_args!("6 {}", probe(&mut second, &a, 6)));
 }
+case!(clone_parts => "
+    register = 0
+    the last to 1 = 0
+    0 -EFAULT
+    1 1
+    no room = -EBUSY
+    replacing, behind the end = 0
+    1 1
+    2 -EFAULT
+    3 1
+    4 1
+    replacing one = 0
+    1 1
+    4 1
+    all, replacing = 0
+    0 1
+    4 1
+    wrong
+    2 of 2 to 0 = -EOVERFLOW
+    1 of 4294967295 to 0 = -EOVERFLOW
+    1 of 0 to 4294967295 = -EOVERFLOW
+    2 of 0 to 16383 = -EINVAL
+    0 of 0 to 1 = -EINVAL
+    4294967295 of 0 to 0 = -EINVAL
+    from itself = 0
+    6 1
+");
 
 const REPLACE: u32 = 2;
 const BY_INDEX: u32 = 1;
@@ -400,3 +544,13 @@ fn clone_of_others(t: &mut Transcript) {
     t.result("registered", registered);
     t.result("of another thread's alone", clone(&second, theirs.fd, |clone| clone.flags = REPLACE));
 }
+case!(clone_of_others => "
+    register = 0
+    register the ring = 1
+    empty index = -EBADF
+    no index = -EINVAL
+    by index = 0
+    0 1
+    registered = 0
+    of another thread's alone = -EEXIST
+");

@@ -5,37 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, zeroed};
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, read};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("registered_files.register_and_use", register_and_use),
-    case("registered_files.survive_close", survive_close),
-    case("registered_files.register_twice", register_twice),
-    case("registered_files.unregister", unregister),
-    case("registered_files.sparse_slots", sparse_slots),
-    case("registered_files.bad_numbers", bad_numbers),
-    case("registered_files.counts", counts),
-    case("registered_files.bad_addresses", bad_addresses),
-    case("registered_files.ring_in_its_own_table", ring_in_its_own_table),
-    case("registered_files.update", update),
-    case("registered_files.update_skips", update_skips),
-    case("registered_files.update_ranges", update_ranges),
-    case("registered_files.update_stops_at_bad", update_stops_at_bad),
-    case("registered_files.second_generation", second_generation),
-    case("registered_files.second_sparse", second_sparse),
-    case("registered_files.second_wrong", second_wrong),
-    case("registered_files.tags_on_unregister", tags_on_unregister),
-    case("registered_files.tags_on_update", tags_on_update),
-    case("registered_files.tag_waits_for_request", tag_waits_for_request),
-    case("registered_files.update2_wrong", update2_wrong),
-    case("registered_files.beyond_descriptor_limit", beyond_descriptor_limit),
-];
 
 /// Returns which of three contents a slot reads, or the errno.
 fn probe(ring: &mut Ring, slot: i32) -> String {
@@ -69,6 +44,12 @@ fn register_and_use(t: &mut Transcript) {
     t.say(format_args!("slot -1 {}", probe(&mut ring, -1)));
     t.say(format_args!("slot i32::MIN {}", probe(&mut ring, i32::MIN)));
 }
+case!(register_and_use => "
+    register = 0
+    slots a b c -EBADF
+    slot -1 -EBADF
+    slot i32::MIN -EBADF
+");
 
 fn survive_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -77,6 +58,10 @@ fn survive_close(t: &mut Transcript) {
     drop(files);
     show(t, &mut ring, 3);
 }
+case!(survive_close => "
+    register = 0
+    slots a b c
+");
 
 fn register_twice(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -85,6 +70,11 @@ fn register_twice(t: &mut Transcript) {
     t.result("again", register(&ring, &numbers(&files)[..1]));
     show(t, &mut ring, 3);
 }
+case!(register_twice => "
+    register = 0
+    again = -EBUSY
+    slots a b c
+");
 
 fn unregister(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -99,6 +89,16 @@ fn unregister(t: &mut Transcript) {
     t.result("register", register(&ring, &numbers(&files)[1..]));
     show(t, &mut ring, 3);
 }
+case!(unregister => "
+    unregister, none = -ENXIO
+    register = 0
+    unregister, count 1 = -EINVAL
+    unregister, argument = -EINVAL
+    unregister = 0
+    slots -EBADF
+    register = 0
+    slots b c -EBADF
+");
 
 fn sparse_slots(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -107,6 +107,10 @@ fn sparse_slots(t: &mut Transcript) {
     t.result("register", register(&ring, &table));
     show(t, &mut ring, 3);
 }
+case!(sparse_slots => "
+    register = 0
+    slots -EBADF b -EBADF
+");
 
 fn bad_numbers(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -119,6 +123,14 @@ fn bad_numbers(t: &mut Transcript) {
     show(t, &mut ring, 1);
     t.result("register", register(&ring, &numbers(&files)));
 }
+case!(bad_numbers => "
+    register 9999 = -EBADF
+    register -2 = -EBADF
+    register -100 = -EBADF
+    register 2147483647 = -EBADF
+    slots -EBADF
+    register = 0
+");
 
 fn counts(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -132,6 +144,12 @@ fn counts(t: &mut Transcript) {
     t.result("101 with a limit of 100", register(&ring, &table[..101]));
     t.result("100 with a limit of 100", register(&ring, &table[..100]));
 }
+case!(counts => "
+    none = -EINVAL
+    more than may be = -EMFILE
+    101 with a limit of 100 = -EMFILE
+    100 with a limit of 100 = 0
+");
 
 fn bad_addresses(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -143,6 +161,14 @@ fn bad_addresses(t: &mut Transcript) {
     t.result("update from null", update_at(&ring, 0, std::ptr::null(), 1));
     t.result("update from unmapped", update_at(&ring, 0, BAD as *const i32, 1));
 }
+case!(bad_addresses => "
+    null = -EFAULT
+    unmapped = -EFAULT
+    register = 0
+    update null = -EFAULT
+    update from null = -EFAULT
+    update from unmapped = -EFAULT
+");
 
 /// A ring in its own table would keep itself alive.
 fn ring_in_its_own_table(t: &mut Transcript) {
@@ -151,6 +177,10 @@ fn ring_in_its_own_table(t: &mut Transcript) {
     t.result("itself", register(&ring, &[ring.fd]));
     t.result("another", register(&ring, &[other.fd]));
 }
+case!(ring_in_its_own_table => "
+    itself = -EBADF
+    another = -EBADF
+");
 
 fn update_at(ring: &Ring, offset: u32, numbers: *const i32, count: u32) -> i32 {
     let update = u::io_uring_files_update { offset, resv: 0, fds: numbers as u64 };
@@ -170,6 +200,16 @@ fn update(t: &mut Transcript) {
     t.result("clear 1", update_at(&ring, 1, [-1].as_ptr(), 1));
     show(t, &mut ring, 3);
 }
+case!(update => "
+    update, no table = -ENXIO
+    register = 0
+    update 1..3 = 2
+    slots -EBADF a b
+    update 0..3 = 3
+    slots a b c
+    clear 1 = 1
+    slots a -EBADF c
+");
 
 fn update_skips(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -180,6 +220,11 @@ fn update_skips(t: &mut Transcript) {
     t.result("update", update_at(&ring, 0, [skip, numbers[0], skip].as_ptr(), 3));
     show(t, &mut ring, 3);
 }
+case!(update_skips => "
+    register = 0
+    update = 3
+    slots a a c
+");
 
 fn update_ranges(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -192,6 +237,17 @@ fn update_ranges(t: &mut Transcript) {
     let update = u::io_uring_files_update { offset: 0, resv: 1, fds: numbers.as_ptr() as u64 };
     t.result("reserved", ring.register(reg::FILES_UPDATE, &raw const update, 1));
 }
+case!(update_ranges => "
+    register = 0
+    offset 3 count 1 = -EINVAL
+    offset 0 count 4 = -EINVAL
+    offset 2 count 2 = -EINVAL
+    offset 4294967295 count 1 = -EOVERFLOW
+    offset 1 count 4294967295 = -EOVERFLOW
+    offset 0 count 0 = -EINVAL
+    offset 3 count 0 = -EINVAL
+    reserved = -EINVAL
+");
 
 fn update_stops_at_bad(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -203,6 +259,13 @@ fn update_stops_at_bad(t: &mut Transcript) {
     t.result("update", update_at(&ring, 0, [9999, numbers[1]].as_ptr(), 2));
     show(t, &mut ring, 3);
 }
+case!(update_stops_at_bad => "
+    register = 0
+    update = 1
+    slots c -EBADF -EBADF
+    update = -EBADF
+    slots -EBADF -EBADF -EBADF
+");
 
 fn files2(ring: &Ring, numbers: &[i32], tags: &[u64]) -> i32 {
     let mut registration: u::io_uring_rsrc_register = zeroed();
@@ -238,6 +301,14 @@ fn second_generation(t: &mut Transcript) {
     t.result("update by the first call", update_at(&ring, 2, numbers.as_ptr(), 1));
     show(t, &mut ring, 3);
 }
+case!(second_generation => "
+    register = 0
+    slots a b c -EBADF
+    update = 2
+    slots a a -EBADF
+    update by the first call = 1
+    slots a a a
+");
 
 fn second_sparse(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -255,6 +326,13 @@ fn second_sparse(t: &mut Transcript) {
     registration.data = [-1i32; 3].as_ptr() as u64;
     t.result("sparse with data", other.register(reg::FILES2, &raw const registration, size));
 }
+case!(second_sparse => "
+    register = 0
+    slots -EBADF -EBADF -EBADF -EBADF
+    update = 3
+    slots a b c
+    sparse with data = -EINVAL
+");
 
 fn second_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -285,6 +363,17 @@ fn second_wrong(t: &mut Transcript) {
     // A tag on an empty slot has nothing to report.
     t.result("tag on -1", files2(&ring, &[-1], &[5]));
 }
+case!(second_wrong => "
+    size 31 = -EINVAL
+    size 33 = -EINVAL
+    null = -EFAULT
+    unknown flag = -EINVAL
+    reserved = -EINVAL
+    none = -EINVAL
+    data unmapped = -EFAULT
+    tags unmapped = -EFAULT
+    tag on -1 = -EINVAL
+");
 
 fn tags_on_unregister(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -297,6 +386,14 @@ fn tags_on_unregister(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(tags_on_unregister => "
+    register = 0
+    no cqe
+    unregister = 0
+    cqe 11: 0
+    cqe 13: 0
+    no cqe
+");
 
 fn tags_on_update(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -314,6 +411,18 @@ fn tags_on_update(t: &mut Transcript) {
     t.in_order(&ring.reap());
     show(t, &mut ring, 3);
 }
+case!(tags_on_update => "
+    register = 0
+    update 0 = 1
+    cqe 11: 0
+    clear 1 = 1
+    cqe 12: 0
+    skip 2 = 1
+    skip 2 with a tag = -EINVAL
+    clear 0 with a tag = -EINVAL
+    no cqe
+    slots b -EBADF c
+");
 
 /// The tag is posted when the last request on the file has completed.
 fn tag_waits_for_request(t: &mut Transcript) {
@@ -329,6 +438,13 @@ fn tag_waits_for_request(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
 }
+case!(tag_waits_for_request => "
+    register = 0
+    clear = 1
+    no cqe
+    cqe 1: 1
+    cqe 11: 0
+");
 
 fn update2_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -355,6 +471,16 @@ fn update2_wrong(t: &mut Transcript) {
     bad.offset = 3;
     t.result("beyond the end", ring.register(reg::FILES_UPDATE2, &raw const bad, size));
 }
+case!(update2_wrong => "
+    no table = -ENXIO
+    register = 0
+    size 16 = -EINVAL
+    size 33 = -EINVAL
+    reserved = -EINVAL
+    reserved 2 = -EINVAL
+    tags unmapped = -EFAULT
+    beyond the end = -EINVAL
+");
 
 /// A registered file uses no descriptor number of the program's.
 fn beyond_descriptor_limit(t: &mut Transcript) {
@@ -370,3 +496,10 @@ fn beyond_descriptor_limit(t: &mut Transcript) {
     let mut byte = [0u8; 1];
     t.entry(&ring.one(read(1, &mut byte, 0, 2).fixed().forced_async()));
 }
+case!(beyond_descriptor_limit => "
+    register = 0
+    RLIMIT_NOFILE 0 = 0
+    slots a b c
+    cqe 1: 0
+    cqe 2: 1
+");

@@ -5,28 +5,11 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, read};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("restrictions.disabled_ring", disabled_ring),
-    case("restrictions.enable_wrong", enable_wrong),
-    case("restrictions.opcodes", opcodes),
-    case("restrictions.flags_allowed", flags_allowed),
-    case("restrictions.flags_required", flags_required),
-    case("restrictions.register_opcodes", register_opcodes),
-    case("restrictions.register_only", register_only),
-    case("restrictions.register_wrong", register_wrong),
-    case("restrictions.only_once", only_once),
-    case("restrictions.on_enabled_ring", on_enabled_ring),
-    case("restrictions.none", none),
-    case("restrictions.register_on_disabled", register_on_disabled),
-    case("restrictions.prepared_before_enable", prepared_before_enable),
-];
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -79,6 +62,15 @@ fn disabled_ring(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.result("enable again", enable(&ring));
 }
+case!(disabled_ring => "
+    enter(0) = -EBADFD
+    get events = -EBADFD
+    enter(1) = -EBADFD
+    enable = 0
+    enter(1) = 1
+    cqe 1: 0
+    enable again = -EBADFD
+");
 
 fn enable_wrong(t: &mut Transcript) {
     let ring = disabled();
@@ -86,6 +78,11 @@ fn enable_wrong(t: &mut Transcript) {
     t.result("count 1", ring.register::<u8>(reg::ENABLE_RINGS, std::ptr::null(), 1));
     t.result("an enabled ring", enable(&Ring::new(4)));
 }
+case!(enable_wrong => "
+    argument = -EINVAL
+    count 1 = -EINVAL
+    an enabled ring = -EBADFD
+");
 
 fn opcodes(t: &mut Transcript) {
     let mut ring = restricted(t, &[rule(SQE_OP, opcode::NOP), rule(SQE_OP, opcode::WRITE)]);
@@ -98,6 +95,15 @@ fn opcodes(t: &mut Transcript) {
     t.entry(&ring.one(nop(4).forced_async()));
     t.entry(&ring.one(nop(5).fixed()));
 }
+case!(opcodes => "
+    restrict = 0
+    enable = 0
+    cqe 1: 0
+    cqe 2: -EACCES
+    cqe 3: 1
+    cqe 4: -EACCES
+    cqe 5: -EACCES
+");
 
 fn flags_allowed(t: &mut Transcript) {
     let allowed = sqe_flags::ASYNC | sqe_flags::IO_LINK;
@@ -107,6 +113,15 @@ fn flags_allowed(t: &mut Transcript) {
     t.sorted(&ring.run(&[nop(3).linked(), nop(4)]));
     t.entry(&ring.one(nop(5).flagged(sqe_flags::IO_DRAIN)));
 }
+case!(flags_allowed => "
+    restrict = 0
+    enable = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: -EACCES
+");
 
 fn flags_required(t: &mut Transcript) {
     let mut ring = restricted(t, &[rule(SQE_OP, opcode::READ), rule(FLAGS_REQUIRED, sqe_flags::FIXED_FILE)]);
@@ -116,6 +131,13 @@ fn flags_required(t: &mut Transcript) {
     t.entry(&ring.one(read(0, &mut byte, 0, 2).fixed()));
     t.entry(&ring.one(read(0, &mut byte, 0, 3).fixed().forced_async()));
 }
+case!(flags_required => "
+    restrict = 0
+    enable = 0
+    cqe 1: -EACCES
+    cqe 2: -EBADF
+    cqe 3: -EACCES
+");
 
 fn register_opcodes(t: &mut Transcript) {
     let ring = restricted(t, &[rule(REGISTER_OP, reg::FILES as u8), rule(REGISTER_OP, reg::ENABLE_RINGS as u8)]);
@@ -125,12 +147,25 @@ fn register_opcodes(t: &mut Transcript) {
     t.result("probe", ring.register::<u8>(reg::PROBE, std::ptr::null(), 0));
     t.result("unknown", ring.register::<u8>(999, std::ptr::null(), 0));
 }
+case!(register_opcodes => "
+    restrict = 0
+    enable = 0
+    files = 0
+    unregister = -EACCES
+    probe = -EACCES
+    unknown = -EINVAL
+");
 
 /// Rules for one kind only forbid everything of the other kind.
 fn register_only(t: &mut Transcript) {
     let mut ring = restricted(t, &[rule(REGISTER_OP, reg::FILES as u8)]);
     t.entry(&ring.one(nop(1)));
 }
+case!(register_only => "
+    restrict = 0
+    enable = 0
+    cqe 1: -EACCES
+");
 
 fn register_wrong(t: &mut Transcript) {
     let ring = disabled();
@@ -147,12 +182,27 @@ fn register_wrong(t: &mut Transcript) {
     let mut ring = ring;
     t.entry(&ring.one(nop(1)));
 }
+case!(register_wrong => "
+    unknown kind = -EINVAL
+    unknown register opcode = -EINVAL
+    unknown opcode = -EINVAL
+    null = -EINVAL
+    unmapped = -EFAULT
+    too many = -EINVAL
+    reserved = 0
+    enable = 0
+    cqe 1: 0
+");
 
 fn only_once(t: &mut Transcript) {
     let ring = disabled();
     t.result("restrict", restrict(&ring, &[rule(SQE_OP, opcode::NOP)]));
     t.result("again", restrict(&ring, &[rule(SQE_OP, opcode::READ)]));
 }
+case!(only_once => "
+    restrict = 0
+    again = -EBUSY
+");
 
 fn on_enabled_ring(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -161,6 +211,11 @@ fn on_enabled_ring(t: &mut Transcript) {
     t.result("enable", enable(&ring));
     t.result("after enable", restrict(&ring, &[rule(SQE_OP, opcode::NOP)]));
 }
+case!(on_enabled_ring => "
+    never disabled = -EBADFD
+    enable = 0
+    after enable = -EBADFD
+");
 
 /// Without any rule nothing is allowed.
 fn none(t: &mut Transcript) {
@@ -169,6 +224,11 @@ fn none(t: &mut Transcript) {
     t.result("enable", enable(&ring));
     t.entry(&ring.one(nop(1)));
 }
+case!(none => "
+    restrict = 0
+    enable = 0
+    cqe 1: -EACCES
+");
 
 /// A disabled ring accepts registrations. Restrictions apply only once the ring is enabled.
 fn register_on_disabled(t: &mut Transcript) {
@@ -182,6 +242,13 @@ fn register_on_disabled(t: &mut Transcript) {
     let mut byte = [0u8; 1];
     t.entry(&ring.one(read(0, &mut byte, 0, 1).fixed()));
 }
+case!(register_on_disabled => "
+    restrict = 0
+    files = 0
+    enable = 0
+    unregister = -EACCES
+    cqe 1: 1
+");
 
 fn prepared_before_enable(t: &mut Transcript) {
     let mut ring =
@@ -190,3 +257,9 @@ fn prepared_before_enable(t: &mut Transcript) {
     t.result("enable", enable(&ring));
     t.sorted(&ring.run(&[nop(1), nop(2)]));
 }
+case!(prepared_before_enable => "
+    get events = -EBADFD
+    enable = 0
+    cqe 1: 0
+    cqe 2: 0
+");

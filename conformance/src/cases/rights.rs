@@ -2,14 +2,13 @@
 //! thread, at the moment of its submission. Each case runs in a forked child that may give all of
 //! these up. The cases need a superuser.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 
 use usring_uapi::io_uring as u;
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-use crate::case::{Case, case};
 use crate::files::{self, Scratch};
 use crate::process;
 use crate::ring::{Entry, Ring};
@@ -17,23 +16,7 @@ use crate::sqe::{Change, sqe, timeout};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("rights.capabilities", capabilities),
-    case("rights.user_of_the_process", user_of_the_process),
-    case("rights.user_of_the_only_thread", user_of_the_only_thread),
-    case("rights.file_system_user", file_system_user),
-    case("rights.landlock", landlock),
-    case("rights.thread_of_its_own", thread_of_its_own),
-    case("rights.thread_inherits", thread_inherits),
-    case("rights.shared_directory", shared_directory),
-    case("rights.own_directory", own_directory),
-    case("rights.own_root", own_root),
-    case("rights.own_mounts", own_mounts),
-    case("rights.behind_a_timeout", behind_a_timeout),
-    case("rights.behind_a_timeout_of_a_thread", behind_a_timeout_of_a_thread),
-    case("rights.sq_thread", sq_thread),
-    case("rights.connection", connection),
-];
+mod unshared;
 
 pub(super) const NOBODY: u32 = 65534;
 /// Files in [`Place`].
@@ -191,6 +174,16 @@ fn capabilities(t: &mut Transcript) {
         opens(t, &mut Ring::new(8), "by a new ring", place.fd(), LOCKED);
     });
 }
+case!(capabilities => "
+    before: done
+    before, forced async: done
+    capset: 0
+    after: -EACCES
+    after, forced async: -EACCES
+    by a new ring: -EACCES
+    by a new ring, forced async: -EACCES
+    exit 0
+");
 
 /// By libc, in all threads, also in one that has used the ring.
 fn user_of_the_process(t: &mut Transcript) {
@@ -217,6 +210,7 @@ fn user_of_the_process(t: &mut Transcript) {
         opens(t, &mut Ring::new(8), "by a new ring", place.fd(), SECRET);
     });
 }
+case!(user_of_the_process => include_str!("rights/user_of_the_process.txt"));
 
 /// By the system call, which affects only the calling thread.
 fn user_of_the_only_thread(t: &mut Transcript) {
@@ -229,6 +223,7 @@ fn user_of_the_only_thread(t: &mut Transcript) {
         tries(t, &mut ring, &place);
     });
 }
+case!(user_of_the_only_thread => include_str!("rights/user_of_the_only_thread.txt"));
 
 /// The user changes and changes back, as servers do for each of their clients.
 fn file_system_user(t: &mut Transcript) {
@@ -241,6 +236,19 @@ fn file_system_user(t: &mut Transcript) {
         }
     });
 }
+case!(file_system_user => "
+    user 0: done
+    user 0, forced async: done
+    user 65534: -EACCES
+    user 65534, forced async: -EACCES
+    user 0: done
+    user 0, forced async: done
+    user 65534: -EACCES
+    user 65534, forced async: -EACCES
+    user 0: done
+    user 0, forced async: done
+    exit 0
+");
 
 /// Makes Landlock forbid this thread everything that it can forbid.
 fn restrict(t: &mut Transcript) {
@@ -264,6 +272,7 @@ fn landlock(t: &mut Transcript) {
         tries(t, &mut ring, &place);
     });
 }
+case!(landlock => include_str!("rights/landlock.txt"));
 
 /// Two threads submit to one ring, and one of them has given up its rights.
 fn thread_of_its_own(t: &mut Transcript) {
@@ -294,6 +303,19 @@ fn thread_of_its_own(t: &mut Transcript) {
         });
     });
 }
+case!(thread_of_its_own => "
+    before: done
+    before, forced async: done
+    restricted: -EACCES
+    restricted, forced async: -EACCES
+    restricted: -EACCES
+    restricted, forced async: -EACCES
+    free: done
+    free, forced async: done
+    restricted: -EACCES
+    restricted, forced async: -EACCES
+    exit 0
+");
 
 /// A thread inherits the rights of the thread that made it.
 fn thread_inherits(t: &mut Transcript) {
@@ -312,122 +334,15 @@ fn thread_inherits(t: &mut Transcript) {
         opens(t, &mut ring, "after", place.fd(), SECRET);
     });
 }
-
-fn change_directory(path: &CString) {
-    // SAFETY: the path is a C string.
-    assert_eq!(unsafe { libc::chdir(path.as_ptr()) }, 0);
-}
-
-fn unshare(t: &mut Transcript, what: i32) {
-    // SAFETY: the call touches no memory.
-    call(t, "unshare", i64::from(unsafe { libc::unshare(what) }));
-}
-
-/// Makes a file by a path without a directory, and prints its mode.
-fn makes(t: &mut Transcript, ring: &mut Ring, place: &Place, who: &str) {
-    let sqe = open(libc::AT_FDCWD, c"here", libc::O_CREAT | libc::O_WRONLY).with(|sqe| sqe.len = 0o666);
-    let entry = ring.one(sqe);
-    shut(entry.res);
-    t.say(format_args!("{who}: {}", describe(&entry)));
-    for directory in ["", "one", "two"] {
-        let path = place.scratch.path.join(directory).join("here");
-        if let Ok(found) = std::fs::metadata(&path) {
-            t.say(format_args!("  found in {directory:?}, mode {:o}", found.permissions().mode() & 0o777));
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-fn with_two_directories() -> Place {
-    let place = Place::new();
-    for name in ["one", "two"] {
-        std::fs::create_dir(place.scratch.path.join(name)).expect("a directory");
-    }
-    place
-}
-
-/// All threads of a process share its directory and umask.
-fn shared_directory(t: &mut Transcript) {
-    let place = with_two_directories();
-    alone(t, |t| {
-        let mut ring = Ring::new(8);
-        change_directory(&place.scratch.path_of("one"));
-        makes(t, &mut ring, &place, "first");
-        let path = place.scratch.path_of("two");
-        std::thread::spawn(move || {
-            change_directory(&path);
-            // SAFETY: the call only changes this process's umask.
-            unsafe { libc::umask(0o077) };
-        })
-        .join()
-        .expect("no panic");
-        makes(t, &mut ring, &place, "second");
-    });
-}
-
-fn own_directory(t: &mut Transcript) {
-    let place = with_two_directories();
-    alone(t, |t| {
-        let mut ring = Ring::new(8);
-        change_directory(&place.scratch.path_of("one"));
-        makes(t, &mut ring, &place, "before");
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                unshare(t, libc::CLONE_FS);
-                makes(t, &mut ring, &place, "unshared");
-                change_directory(&place.scratch.path_of("two"));
-                // SAFETY: the call only changes this process's umask.
-                unsafe { libc::umask(0o077) };
-                makes(t, &mut ring, &place, "elsewhere");
-            });
-        });
-        makes(t, &mut ring, &place, "after");
-    });
-}
-
-fn own_root(t: &mut Transcript) {
-    let place = with_two_directories();
-    place.scratch.file("one/file", b"");
-    alone(t, |t| {
-        let mut ring = Ring::new(8);
-        opens(t, &mut ring, "before", libc::AT_FDCWD, c"/file");
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                unshare(t, libc::CLONE_FS);
-                opens(t, &mut ring, "unshared", libc::AT_FDCWD, c"/file");
-                let root = place.scratch.path_of("one");
-                // SAFETY: the path is a C string.
-                call(t, "chroot", i64::from(unsafe { libc::chroot(root.as_ptr()) }));
-                opens(t, &mut ring, "in it", libc::AT_FDCWD, c"/file");
-            });
-        });
-        opens(t, &mut ring, "after", libc::AT_FDCWD, c"/file");
-    });
-}
-
-fn own_mounts(t: &mut Transcript) {
-    let place = with_two_directories();
-    place.scratch.file("one/file", b"");
-    alone(t, |t| {
-        let mut ring = Ring::new(8);
-        let (file, target) = (place.scratch.path_of("one/file"), place.scratch.path_of("one"));
-        opens(t, &mut ring, "before", libc::AT_FDCWD, &file);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                unshare(t, libc::CLONE_NEWNS);
-                // SAFETY: the paths are C strings.
-                let answer = unsafe {
-                    let flags = libc::MS_REC | libc::MS_PRIVATE;
-                    libc::mount(std::ptr::null(), c"/".as_ptr(), std::ptr::null(), flags, std::ptr::null());
-                    libc::mount(c"none".as_ptr(), target.as_ptr(), c"tmpfs".as_ptr(), 0, std::ptr::null())
-                };
-                call(t, "mount", i64::from(answer));
-                opens(t, &mut ring, "behind the mount", libc::AT_FDCWD, &file);
-            });
-        });
-        opens(t, &mut ring, "after", libc::AT_FDCWD, &file);
-    });
-}
+case!(thread_inherits => "
+    before: done
+    before, forced async: done
+    its thread: -EACCES
+    its thread, forced async: -EACCES
+    after: done
+    after, forced async: done
+    exit 0
+");
 
 /// The rights that count are those of the thread when the request starts, not those before.
 fn behind_a_timeout(t: &mut Transcript) {
@@ -447,6 +362,11 @@ fn behind_a_timeout(t: &mut Transcript) {
         }
     });
 }
+case!(behind_a_timeout => "
+    enters true: -EACCES
+    enters false: -EACCES
+    exit 0
+");
 
 pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
     ring.watch(count);
@@ -483,6 +403,11 @@ fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
         }
     });
 }
+case!(behind_a_timeout_of_a_thread => "
+    enters true: -EACCES
+    enters false: -EACCES
+    exit 0
+");
 
 /// An SQ thread has the credentials that the ring's creator had at setup.
 fn sq_thread(t: &mut Transcript) {
@@ -508,6 +433,17 @@ fn sq_thread(t: &mut Transcript) {
         opens(t, &mut attached, "by an attached ring", place.fd(), SECRET);
     });
 }
+case!(sq_thread => "
+    before: done
+    before, forced async: done
+    after: done
+    after, forced async: done
+    by a new ring: -EACCES
+    by a new ring, forced async: -EACCES
+    by an attached ring: -EACCES
+    by an attached ring, forced async: -EACCES
+    exit 0
+");
 
 /// The user that the peer of a unix socket sees.
 fn connection(t: &mut Transcript) {
@@ -544,6 +480,13 @@ fn connection(t: &mut Transcript) {
         }
     });
 }
+case!(connection => "
+    user 0: done, seen as 0
+    user 0: done, seen as 0
+    user 65534: done, seen as 65534
+    user 65534: done, seen as 65534
+    exit 0
+");
 
 fn peer(socket: i32) -> u32 {
     let mut seen: libc::ucred = crate::memory::zeroed();

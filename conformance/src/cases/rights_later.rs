@@ -8,7 +8,6 @@ use usring_uapi::{Sqe, opcode, sqe_flags};
 use super::reg;
 use super::rights::{self, NOBODY, Place, SECRET};
 use crate::buffers::group_of;
-use crate::case::{Case, case};
 use crate::files::{self, Fifo};
 use crate::memory::Pages;
 use crate::process;
@@ -16,20 +15,6 @@ use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, read, send, sqe, timeout};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("rights_later.raised_after_submission", raised_after_submission),
-    case("rights_later.lowered_after_submission", lowered_after_submission),
-    case("rights_later.behind_a_worker_of_a_personality", behind_a_worker_of_a_personality),
-    case("rights_later.of_a_personality", of_a_personality),
-    case("rights_later.another_thread_raises_itself", another_thread_raises_itself),
-    case("rights_later.kept_capabilities", kept_capabilities),
-    case("rights_later.thread_with_the_id_of_another", thread_with_the_id_of_another),
-    case("rights_later.send_polled_for_first", send_polled_for_first),
-    case("rights_later.send_of_a_selected_buffer", send_of_a_selected_buffer),
-    case("rights_later.changes_while_requests_wait", changes_while_requests_wait),
-    case("rights_later.thread_of_a_child_before_its_first_ring", thread_of_a_child_before_its_first_ring),
-];
 
 fn open_secret(place: &Place, user_data: u64) -> Sqe {
     Sqe { user_data, ..rights::open(place.fd(), SECRET, libc::O_RDONLY) }
@@ -61,11 +46,19 @@ fn raised_after_submission(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| opens_before_a_change(t, &place, NOBODY, 0));
 }
+case!(raised_after_submission => "
+    0 opened
+    exit 0
+");
 
 fn lowered_after_submission(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| opens_before_a_change(t, &place, 0, NOBODY));
 }
+case!(lowered_after_submission => "
+    300 opened
+    exit 0
+");
 
 /// The thread that carries a request out does not lend its rights to the next request.
 fn behind_a_worker_of_a_personality(t: &mut Transcript) {
@@ -97,6 +90,12 @@ fn behind_a_worker_of_a_personality(t: &mut Transcript) {
         t.say(process::ending(helper));
     });
 }
+case!(behind_a_worker_of_a_personality => "
+    register = 1
+    behind it: -EACCES
+    exit 0
+    exit 0
+");
 
 /// A request with a personality keeps it, whatever happens to its thread's rights.
 fn of_a_personality(t: &mut Transcript) {
@@ -120,6 +119,13 @@ fn of_a_personality(t: &mut Transcript) {
         }
     });
 }
+case!(of_a_personality => "
+    registered as 0, flags 0x0: done
+    registered as 0, flags 0x10: done
+    registered as 65534, flags 0x0: -EACCES
+    registered as 65534, flags 0x10: -EACCES
+    exit 0
+");
 
 /// A request is submitted while all threads have equal rights. Then another thread takes more
 /// rights.
@@ -151,6 +157,12 @@ fn another_thread_raises_itself(t: &mut Transcript) {
         });
     }
 }
+case!(another_thread_raises_itself => "
+    flags 0x0: -EACCES
+    exit 0
+    flags 0x10: -EACCES
+    exit 0
+");
 
 /// Calls setresuid(2) for this thread alone. Its effective capabilities come and go with user 0.
 fn set_effective_user(user: u32) {
@@ -181,6 +193,15 @@ fn kept_capabilities(t: &mut Transcript) {
         rights::opens(t, &mut ring, "with all in force", place.fd(), SECRET);
     });
 }
+case!(kept_capabilities => "
+    before: done
+    before, forced async: done
+    with none in force: -EACCES
+    with none in force, forced async: -EACCES
+    with all in force: done
+    with all in force, forced async: done
+    exit 0
+");
 
 /// Linux later gives the id of a thread that has ended to another one.
 fn thread_with_the_id_of_another(t: &mut Transcript) {
@@ -220,6 +241,13 @@ fn thread_with_the_id_of_another(t: &mut Transcript) {
         t.say("no thread has got that number");
     });
 }
+case!(thread_with_the_id_of_another => "
+    the first: done
+    the first, forced async: done
+    its successor: -EACCES
+    its successor, forced async: -EACCES
+    exit 0
+");
 
 /// Makes a socket that receives messages at a path, and returns it with the address of that path.
 fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDatagram, libc::sockaddr_un) {
@@ -297,6 +325,10 @@ fn send_polled_for_first(t: &mut Transcript) {
         sends_later(t, &mut Ring::new(8), submit, drain);
     });
 }
+case!(send_polled_for_first => "
+    sent: -EACCES
+    exit 0
+");
 
 fn send_of_a_selected_buffer(t: &mut Transcript) {
     let place = Place::new();
@@ -319,6 +351,10 @@ fn send_of_a_selected_buffer(t: &mut Transcript) {
         sends_later(t, &mut ring, submit, || {});
     });
 }
+case!(send_of_a_selected_buffer => "
+    sent: -EACCES
+    exit 0
+");
 
 /// A ring that always has requests, of a thread that changes its rights back and forth. At the end
 /// about as many threads serve it as at the beginning.
@@ -343,6 +379,10 @@ fn changes_while_requests_wait(t: &mut Transcript) {
         });
     });
 }
+case!(changes_while_requests_wait => "
+    few threads: true
+    exit 0
+");
 
 /// A child that was not forked by a libc function, in which a thread changes its rights before any
 /// ring exists.
@@ -372,3 +412,9 @@ fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
         unsafe { libc::_exit(0) };
     });
 }
+case!(thread_of_a_child_before_its_first_ring => "
+    restricted: -EACCES
+    restricted, forced async: -EACCES
+    exit 0
+    exit 0
+");

@@ -5,28 +5,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::nop;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("ring_fds.register_and_enter", register_and_enter),
-    case("ring_fds.chosen_index", chosen_index),
-    case("ring_fds.several", several),
-    case("ring_fds.sixteen", sixteen),
-    case("ring_fds.enter_wrong", enter_wrong),
-    case("ring_fds.register_wrong", register_wrong),
-    case("ring_fds.unregister", unregister),
-    case("ring_fds.closed_descriptor", closed_descriptor),
-    case("ring_fds.other_thread", other_thread),
-    case("ring_fds.register_by_index", register_by_index),
-    case("ring_fds.another_ring", another_ring),
-    case("ring_fds.in_child", in_child),
-];
 
 type Update = u::io_uring_rsrc_update;
 
@@ -64,6 +48,13 @@ fn register_and_enter(t: &mut Transcript) {
     // The descriptor still works, too.
     t.entry(&ring.one(nop(1)));
 }
+case!(register_and_enter => "
+    register = 1
+    index 0
+    enter by index 0 = 1
+    cqe 7: 0
+    cqe 1: 0
+");
 
 fn chosen_index(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -75,6 +66,15 @@ fn chosen_index(t: &mut Transcript) {
     t.result("beyond the last", register(&ring, &mut [entry(16, ring.fd)]));
     t.result("the last", register(&ring, &mut [entry(15, ring.fd)]));
 }
+case!(chosen_index => "
+    register = 1
+    index 5
+    enter by index 5 = 1
+    cqe 7: 0
+    taken = -EBUSY
+    beyond the last = -EINVAL
+    the last = 1
+");
 
 fn several(t: &mut Transcript) {
     let (first, second) = (Ring::new(4), Ring::new(4));
@@ -84,6 +84,11 @@ fn several(t: &mut Transcript) {
     let mut entries = [entry(ANY, 9999), entry(ANY, second.fd)];
     t.result("register a bad one", register(&first, &mut entries));
 }
+case!(several => "
+    register = 2
+    indices 0 1
+    register a bad one = -EBADF
+");
 
 fn sixteen(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -92,6 +97,11 @@ fn sixteen(t: &mut Transcript) {
     t.result("one more", register(&ring, &mut [entry(ANY, ring.fd)]));
     t.result("seventeen", register(&ring, &mut [entry(ANY, ring.fd); 17]));
 }
+case!(sixteen => "
+    register = 16
+    one more = -EBUSY
+    seventeen = -EINVAL
+");
 
 fn enter_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -108,6 +118,14 @@ fn enter_wrong(t: &mut Transcript) {
     t.result("registered", registered);
     t.result("the next index", answer);
 }
+case!(enter_wrong => "
+    index 0 = -EBADF
+    index 15 = -EBADF
+    index 16 = -EINVAL
+    index -1 = -EINVAL
+    registered = 1
+    the next index = -EBADF
+");
 
 fn register_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -121,6 +139,14 @@ fn register_wrong(t: &mut Transcript) {
     t.result("null", ring.register::<u8>(reg::RING_FDS, std::ptr::null(), 1));
     t.result("unmapped", ring.register(reg::RING_FDS, BAD as *const u8, 1));
 }
+case!(register_wrong => "
+    bad number = -EBADF
+    not a ring = -EOPNOTSUPP
+    reserved = -EINVAL
+    count 0 = -EINVAL
+    null = -EFAULT
+    unmapped = -EFAULT
+");
 
 fn unregister(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -138,6 +164,18 @@ fn unregister(t: &mut Transcript) {
     t.result("register", register(&ring, &mut entries));
     nop_at(t, &mut ring, 3);
 }
+case!(unregister => "
+    none there = 1
+    register = 1
+    unregister = 1
+    enter = -EBADF
+    again = 1
+    beyond the last = -EINVAL
+    with data = -EINVAL
+    register = 1
+    enter by index 3 = 1
+    cqe 7: 0
+");
 
 /// The index keeps the ring alive after its descriptor has been closed.
 fn closed_descriptor(t: &mut Transcript) {
@@ -148,6 +186,13 @@ fn closed_descriptor(t: &mut Transcript) {
     nop_at(t, &mut ring, entries[0].offset);
     t.result("enter by the number", ring.enter(0, 0, 0));
 }
+case!(closed_descriptor => "
+    register = 1
+    close = 0
+    enter by index 0 = 1
+    cqe 7: 0
+    enter by the number = -EBADF
+");
 
 /// Each thread has a table of its own.
 fn other_thread(t: &mut Transcript) {
@@ -159,6 +204,11 @@ fn other_thread(t: &mut Transcript) {
     t.result("enter in another thread", there.join().unwrap_or(0));
     t.result("enter here", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
 }
+case!(other_thread => "
+    register = 1
+    enter in another thread = -EINVAL
+    enter here = 0
+");
 
 /// REG_REG_RING: register calls accept the index, too.
 fn register_by_index(t: &mut Transcript) {
@@ -181,6 +231,16 @@ fn register_by_index(t: &mut Transcript) {
     t.result("give up", door::register(index, reg::UNREGISTER_RING_FDS | by, argument, 1));
     t.result("unknown opcode by index", door::register(index, 999 | by, none, 0));
 }
+case!(register_by_index => "
+    register = 1
+    files by index = 0
+    files by number = -EBUSY
+    bad index = -EBADF
+    index -1 = -EINVAL
+    unregister by index = 0
+    give up = 1
+    unknown opcode by index = -EINVAL
+");
 
 /// A call on any ring can register any ring.
 fn another_ring(t: &mut Transcript) {
@@ -192,6 +252,13 @@ fn another_ring(t: &mut Transcript) {
     nop_at(t, &mut second, 2);
     let _: Update = zeroed();
 }
+case!(another_ring => "
+    register = 1
+    enter by index 2 = 1
+    cqe 7: 0
+    enter by index 2 = 1
+    cqe 7: 0
+");
 
 /// A forked child starts with an empty table.
 fn in_child(t: &mut Transcript) {
@@ -206,3 +273,8 @@ fn in_child(t: &mut Transcript) {
     t.say(format_args!("child: {ending}"));
     t.result("parent", door::enter(index, 0, 0, REGISTERED, std::ptr::null(), 0));
 }
+case!(in_child => "
+    register = 1
+    child: exit 1
+    parent = 0
+");

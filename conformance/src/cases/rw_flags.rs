@@ -2,27 +2,10 @@
 
 use std::os::fd::AsRawFd;
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, read, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("rw_flags.sync", sync),
-    case("rw_flags.append", append),
-    case("rw_flags.no_append", no_append),
-    case("rw_flags.nowait_on_empty", nowait_on_empty),
-    case("rw_flags.nowait_with_data", nowait_with_data),
-    case("rw_flags.hipri_without_iopoll", hipri_without_iopoll),
-    case("rw_flags.unknown", unknown),
-    case("rw_flags.on_empty_file", on_empty_file),
-    case("rw_flags.priority", priority),
-    case("rw_flags.not_on_this_file", not_on_this_file),
-    case("rw_flags.hipri_on_kinds", hipri_on_kinds),
-    case("rw_flags.hipri_ends_no_batch", hipri_ends_no_batch),
-    case("rw_flags.of_nothing", of_nothing),
-];
 
 const HIPRI: u32 = 0x1;
 const DSYNC: u32 = 0x2;
@@ -44,6 +27,13 @@ fn sync(t: &mut Transcript) {
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 2, 2).op_flags(DSYNC)));
     t.say(files::text(&file));
 }
+case!(sync => "
+    cqe 1: 3
+    cqe 1: 3
+    cqe 1: 3
+    cqe 2: 4
+    01abc56789
+");
 
 fn append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -56,6 +46,13 @@ fn append(t: &mut Transcript) {
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(fd, &mut buffer, 0, 3).op_flags(APPEND)));
 }
+case!(append => "
+    cqe 1: 2
+    abcd position 0
+    cqe 2: 2
+    abcdef position 6
+    cqe 3: 4
+");
 
 fn no_append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -67,6 +64,12 @@ fn no_append(t: &mut Transcript) {
     t.entry(&ring.one(write(file.as_raw_fd(), b"xy", 1, 2).op_flags(APPEND | NOAPPEND)));
     t.say(files::text(&file));
 }
+case!(no_append => "
+    cqe 1: 2
+    axyd
+    cqe 2: -EINVAL
+    axyd
+");
 
 /// With RWF_NOWAIT the request answers instead of waiting.
 fn nowait_on_empty(t: &mut Transcript) {
@@ -82,6 +85,12 @@ fn nowait_on_empty(t: &mut Transcript) {
     files::fill(&writer);
     t.entry(&ring.one(write(writer.as_raw_fd(), &buffer, 0, 4).op_flags(NOWAIT)));
 }
+case!(nowait_on_empty => "
+    cqe 1: -EAGAIN
+    cqe 2: -EAGAIN
+    cqe 3: -EAGAIN
+    cqe 4: -EAGAIN
+");
 
 fn nowait_with_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -94,6 +103,11 @@ fn nowait_with_data(t: &mut Transcript) {
     let file = files::memory_file(b"0123456789");
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).op_flags(NOWAIT)));
 }
+case!(nowait_with_data => "
+    cqe 1: 2
+    cqe 2: 2
+    cqe 3: -EOPNOTSUPP
+");
 
 fn hipri_without_iopoll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -102,6 +116,10 @@ fn hipri_without_iopoll(t: &mut Transcript) {
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).op_flags(HIPRI)));
     t.entry(&ring.one(write(file.as_raw_fd(), &buffer, 0, 2).op_flags(HIPRI)));
 }
+case!(hipri_without_iopoll => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 fn unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -113,6 +131,32 @@ fn unknown(t: &mut Transcript) {
     }
     t.entry(&ring.one(write(file.as_raw_fd(), b"x", 0, 1).op_flags(u32::MAX)));
 }
+case!(unknown => "
+    cqe 9: -EOPNOTSUPP
+    cqe 10: -EOPNOTSUPP
+    cqe 11: -EOPNOTSUPP
+    cqe 12: -EOPNOTSUPP
+    cqe 13: -EOPNOTSUPP
+    cqe 14: -EOPNOTSUPP
+    cqe 15: -EOPNOTSUPP
+    cqe 16: -EOPNOTSUPP
+    cqe 17: -EOPNOTSUPP
+    cqe 18: -EOPNOTSUPP
+    cqe 19: -EOPNOTSUPP
+    cqe 20: -EOPNOTSUPP
+    cqe 21: -EOPNOTSUPP
+    cqe 22: -EOPNOTSUPP
+    cqe 23: -EOPNOTSUPP
+    cqe 24: -EOPNOTSUPP
+    cqe 25: -EOPNOTSUPP
+    cqe 26: -EOPNOTSUPP
+    cqe 27: -EOPNOTSUPP
+    cqe 28: -EOPNOTSUPP
+    cqe 29: -EOPNOTSUPP
+    cqe 30: -EOPNOTSUPP
+    cqe 31: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+");
 
 fn not_on_this_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -128,6 +172,15 @@ fn not_on_this_file(t: &mut Transcript) {
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 3).op_flags(flags)));
     }
 }
+case!(not_on_this_file => "
+    cqe 1: -EOPNOTSUPP
+    cqe 2: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 2: -EOPNOTSUPP
+    cqe 3: 1
+    cqe 3: 1
+    cqe 3: 1
+");
 
 /// A level without a class is no priority.
 fn priority(t: &mut Transcript) {
@@ -141,6 +194,26 @@ fn priority(t: &mut Transcript) {
         t.entry(&ring.one(write(file.as_raw_fd(), b"x", 0, 2).with(|sqe| sqe.ioprio = priority)));
     }
 }
+case!(priority => "
+    cqe 1: 4
+    cqe 2: 1
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 1: 4
+    cqe 2: 1
+    cqe 1: 4
+    cqe 2: 1
+    cqe 1: 4
+    cqe 2: 1
+    cqe 1: 4
+    cqe 2: 1
+    cqe 1: 4
+    cqe 2: 1
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 /// Flags that a file does not support are refused even if there is no data.
 fn on_empty_file(t: &mut Transcript) {
@@ -157,6 +230,20 @@ fn on_empty_file(t: &mut Transcript) {
         }
     }
 }
+case!(on_empty_file => "
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+");
 
 /// On a ring that does not poll, HIPRI is refused after the file has been checked.
 fn hipri_on_kinds(t: &mut Transcript) {
@@ -182,6 +269,7 @@ fn hipri_on_kinds(t: &mut Transcript) {
     t.entry(&ring.one(nobody.flagged(usring_uapi::sqe_flags::BUFFER_SELECT)));
     t.entry(&ring.one(nobody.with(|sqe| sqe.opcode = usring_uapi::opcode::READ_FIXED)));
 }
+case!(hipri_on_kinds => include_str!("rw_flags/hipri_on_kinds.txt"));
 
 fn hipri_ends_no_batch(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -193,6 +281,12 @@ fn hipri_ends_no_batch(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.sorted(&ring.reap());
 }
+case!(hipri_ends_no_batch => "
+    submit = 3
+    cqe 1: 0
+    cqe 2: -EINVAL
+    cqe 3: 0
+");
 
 /// Flags are checked though the transfer is empty.
 fn of_nothing(t: &mut Transcript) {
@@ -222,3 +316,4 @@ fn of_nothing(t: &mut Transcript) {
         }
     }
 }
+case!(of_nothing => include_str!("rw_flags/of_nothing.txt"));

@@ -6,26 +6,11 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::send_receive::{ALL, text};
 use crate::buffers::{group_of, incremental_group_of};
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("selected_buffer.truncated_messages", truncated_messages),
-    case("selected_buffer.nothing_received", nothing_received),
-    case("selected_buffer.receive", selected_buffer),
-    case("selected_buffer.receive_waits", selected_buffer_waits),
-    case("selected_buffer.receive_all", selected_buffer_wait_all),
-    case("selected_buffer.receive_incremental", selected_buffer_incremental),
-    case("selected_buffer.send", send_selected_buffer),
-    case("selected_buffer.send_fails", send_selected_buffer_fails),
-    case("selected_buffer.no_socket", no_socket),
-    case("selected_buffer.first_generation", first_generation),
-    case("selected_buffer.returned_whole", returned_whole),
-];
 
 const GROUP: u16 = 3;
 
@@ -72,6 +57,7 @@ fn no_socket(t: &mut Transcript) {
         }
     }
 }
+case!(no_socket => include_str!("selected_buffer/no_socket.txt"));
 
 fn selected_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -97,6 +83,18 @@ fn selected_buffer(t: &mut Transcript) {
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 8)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 9)));
 }
+case!(selected_buffer as receive => "
+    cqe 1: 4 SOCK_NONEMPTY|BUFFER(0)
+    cqe 2: 16 SOCK_NONEMPTY|BUFFER(1)
+    cqe 3: 16 BUFFER(2)
+    cqe 4: 1 BUFFER(3)
+    0123............ 456789abcdefghij klmnopqrstuvwxyz
+    cqe 5: -ENOBUFS
+    cqe 6: -ENOTSOCK
+    cqe 7: -ENOTSOCK
+    cqe 8: 0
+    cqe 9: 0
+");
 
 fn selected_buffer_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -112,6 +110,10 @@ fn selected_buffer_waits(t: &mut Transcript) {
     files::put(&writer, b"first");
     t.in_order(&ring.wait(1));
 }
+case!(selected_buffer_waits as receive_waits => "
+    cqe 2: 6 BUFFER(0)
+    cqe 1: 5 BUFFER(1)
+");
 
 fn selected_buffer_wait_all(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -142,6 +144,14 @@ fn selected_buffer_wait_all(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(selected_buffer_wait_all as receive_all => "
+    no cqe
+    cqe 2: 5 BUFFER(1)
+    cqe 1: 8 SOCK_NONEMPTY|BUFFER(0)
+    abcdefgh........ other...........
+    cqe 4: 0
+    cqe 3: 3 BUFFER(2)
+");
 
 fn selected_buffer_incremental(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -157,6 +167,16 @@ fn selected_buffer_incremental(t: &mut Transcript) {
         t.say(format_args!("{}, {}", group.state(0), group.state(1)));
     }
 }
+case!(selected_buffer_incremental as receive_incremental => "
+    cqe 1: 7 BUF_MORE|BUFFER(0)
+    at 7 left 9, at 0 left 16
+    cqe 2: 6 SOCK_NONEMPTY|BUF_MORE|BUFFER(0)
+    at 13 left 3, at 0 left 16
+    cqe 3: 1 BUF_MORE|BUFFER(0)
+    at 14 left 2, at 0 left 16
+    cqe 4: 2 SOCK_NONEMPTY|BUFFER(0)
+    at 14 left 0, at 0 left 16
+");
 
 fn send_selected_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -180,6 +200,19 @@ fn send_selected_buffer(t: &mut Transcript) {
     }
     t.say(text(&files::take(&reader, 100).unwrap_or_default()));
 }
+case!(send_selected_buffer as send => "
+    cqe 1: 4 BUFFER(0)
+    cqe 2: 16 BUFFER(1)
+    cqe 3: -ENOBUFS
+    0123ghijklmnopqrstuv
+    cqe 1: 4 BUF_MORE|BUFFER(0)
+    at 4 left 12, at 0 left 16
+    cqe 2: 12 BUFFER(0)
+    at 4 left 0, at 0 left 16
+    cqe 3: 4 BUF_MORE|BUFFER(1)
+    at 4 left 0, at 4 left 12
+    0123456789abcdefghij
+");
 
 /// A send keeps its buffer while it waits, and consumes it when it fails.
 fn send_selected_buffer_fails(t: &mut Transcript) {
@@ -201,6 +234,14 @@ fn send_selected_buffer_fails(t: &mut Transcript) {
     t.entry(&ring.one(select_to_send(writer.as_raw_fd(), 4, 5)));
     t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 6)));
 }
+case!(send_selected_buffer_fails as send_fails => "
+    cqe 2: 4 BUFFER(1)
+    cqe 3: 0
+    cqe 1: -ECANCELED BUFFER(0)
+    cqe 4: 4 BUFFER(2)
+    cqe 5: -EPIPE BUFFER(3)
+    cqe 6: 4 BUFFER(4)
+");
 
 fn first_generation(t: &mut Transcript) {
     let buffers = Pages::new(1);
@@ -234,6 +275,17 @@ fn first_generation(t: &mut Transcript) {
     drop(other);
     t.entry(&ring.one(select_to_send(other_writer.as_raw_fd(), 4, 9)));
 }
+case!(first_generation => "
+    cqe 1: 0
+    cqe 3: 5 BUFFER(0)
+    cqe 2: 1 BUFFER(1)
+    cqe 4: 16 BUFFER(2)
+    cqe 6: 0
+    cqe 5: -ECANCELED
+    cqe 8: 0
+    cqe 7: -ECANCELED BUFFER(3)
+    cqe 9: -EPIPE BUFFER(4)
+");
 
 /// A receive of 4 bytes that waits returns its buffer of 16 bytes with all 16.
 fn returned_whole(t: &mut Transcript) {
@@ -254,6 +306,12 @@ fn returned_whole(t: &mut Transcript) {
     let bundle = select_to_send(other_writer.as_raw_fd(), 4, 4);
     t.entry(&ring.one(bundle.with(|sqe| sqe.ioprio = u::IORING_RECVSEND_BUNDLE as u16)));
 }
+case!(returned_whole => "
+    cqe 1: 0
+    submit = 1
+    cqe 3: 16 SOCK_NONEMPTY|BUFFER(0)
+    cqe 4: 16 BUFFER(1)
+");
 
 /// The receives to test: RECV or RECVMSG, flags, options, length.
 const RECEIVES: &[(u8, i32, u32, u32)] = &[
@@ -331,6 +389,7 @@ fn truncated_messages(t: &mut Transcript) {
         }
     }
 }
+case!(truncated_messages => include_str!("selected_buffer/truncated_messages.txt"));
 
 /// Prints whether the CQE names a buffer at the end of a stream and for an empty message.
 fn nothing_received(t: &mut Transcript) {
@@ -348,3 +407,4 @@ fn nothing_received(t: &mut Transcript) {
         }
     }
 }
+case!(nothing_received => include_str!("selected_buffer/nothing_received.txt"));

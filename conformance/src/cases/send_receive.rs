@@ -5,55 +5,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use super::reg;
-use crate::case::{Case, case, differs};
 use crate::files;
-use crate::memory::{BAD, KERNEL_HALF};
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, nop, recv, send, sqe};
+use crate::sqe::{Change, cancel, link_timeout, nop, recv, send};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("send_receive.poll_first_on_no_socket", poll_first_on_no_socket),
-    case("send_receive.data_is_there", data_is_there),
-    case("send_receive.receive_waits", receive_waits),
-    case("send_receive.send_waits", send_waits),
-    case("send_receive.kinds_of_socket", kinds_of_socket),
-    case("send_receive.more_is_there", more_is_there),
-    case("send_receive.end_of_file", end_of_file),
-    case("send_receive.datagrams", datagrams),
-    case("send_receive.datagram_truncated", datagram_truncated),
-    case("send_receive.send_to_address", send_to_address),
-    case("send_receive.bad_addresses", bad_addresses),
-    case("send_receive.nonblocking_file", nonblocking_file),
-    case("send_receive.do_not_wait", do_not_wait),
-    case("send_receive.poll_first", poll_first),
-    case("send_receive.short_breaks_link", short_breaks_link),
-    case("send_receive.peek", peek),
-    case("send_receive.peer_is_gone", peer_is_gone),
-    differs(
-        "send_receive.reset",
-        reset,
-        "a reset and an ended connection look alike once the program has read the error",
-    ),
-    case("send_receive.not_connected", not_connected),
-    case("send_receive.not_a_socket", not_a_socket),
-    case("send_receive.bad_memory", bad_memory),
-    case("send_receive.bad_lengths", bad_lengths),
-    case("send_receive.unknown_options", unknown_options),
-    case("send_receive.reserved_fields", reserved_fields),
-    case("send_receive.fixed_file", fixed_file),
-    case("send_receive.forced_async", forced_async),
-    case("send_receive.cancelled", cancelled),
-    case("send_receive.link_timeout", bounded),
-    case("send_receive.descriptor_closes", descriptor_closes),
-    case("send_receive.two_receive", two_receive),
-    case("send_receive.out_of_band", out_of_band),
-    case("send_receive.shut_down_ends_wait", shut_down_ends_wait),
-    case("send_receive.after_reset", after_reset),
-];
-
-/// A name, and a function that changes one field of a valid request.
-type Changed = (&'static str, fn(&mut Sqe));
+mod arguments;
 
 const FIRST: u16 = u::IORING_RECVSEND_POLL_FIRST as u16;
 
@@ -74,6 +31,14 @@ fn data_is_there(t: &mut Transcript) {
         t.say(text(&bytes));
     }
 }
+case!(data_is_there => "
+    cqe 1: 5
+    cqe 2: 5
+    hello...
+    cqe 1: 5
+    cqe 2: 5
+    hello...
+");
 
 fn receive_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -87,6 +52,16 @@ fn receive_waits(t: &mut Transcript) {
         t.say(text(&bytes));
     }
 }
+case!(receive_waits => "
+    submit = 1
+    no cqe
+    cqe 1: 4
+    late....
+    submit = 1
+    no cqe
+    cqe 1: 4
+    late....
+");
 
 fn send_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -98,6 +73,11 @@ fn send_waits(t: &mut Transcript) {
     while files::take(&reader, 1 << 16).is_ok_and(|bytes| bytes.len() == 1 << 16) {}
     t.in_order(&ring.wait(1));
 }
+case!(send_waits => "
+    submit = 1
+    no cqe
+    cqe 1: 4
+");
 
 fn kinds_of_socket(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -112,6 +92,23 @@ fn kinds_of_socket(t: &mut Transcript) {
         t.say(text(&bytes));
     }
 }
+case!(kinds_of_socket => "
+    cqe 1: 4
+    cqe 1: 4
+    cqe 2: 2 SOCK_NONEMPTY
+    cqe 3: 6
+    cdabcd..
+    cqe 1: 4
+    cqe 1: 4
+    cqe 2: 2
+    cqe 3: 4
+    abcd....
+    cqe 1: 4
+    cqe 1: 4
+    cqe 2: 2
+    cqe 3: 4
+    abcd....
+");
 
 /// SOCK_NONEMPTY means that a stream holds more than was received.
 fn more_is_there(t: &mut Transcript) {
@@ -130,6 +127,15 @@ fn more_is_there(t: &mut Transcript) {
     }
     t.entry(&ring.one(recv(reader.as_raw_fd(), &mut [0; 5], 4)));
 }
+case!(more_is_there => "
+    cqe 1: 5 SOCK_NONEMPTY
+    cqe 2: 5 SOCK_NONEMPTY
+    cqe 3: 1
+    cqe 1: 5 SOCK_NONEMPTY
+    cqe 2: 5 SOCK_NONEMPTY
+    cqe 3: 1
+    cqe 4: 5
+");
 
 fn end_of_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -142,6 +148,14 @@ fn end_of_file(t: &mut Transcript) {
         t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 2)));
     }
 }
+case!(end_of_file => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: 0 SOCK_NONEMPTY
+    cqe 2: 0 SOCK_NONEMPTY
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn datagrams(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -159,6 +173,14 @@ fn datagrams(t: &mut Transcript) {
         t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, user_data)));
     }
 }
+case!(datagrams => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 2: 1
+    cqe 2: 2
+    cqe 3: 1
+    cqe 4: 2
+");
 
 fn datagram_truncated(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -170,6 +192,11 @@ fn datagram_truncated(t: &mut Transcript) {
     }
     t.say(text(&bytes));
 }
+case!(datagram_truncated => "
+    cqe 1: 4
+    cqe 1: 8
+    1234
+");
 
 fn send_to_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -185,26 +212,10 @@ fn send_to_address(t: &mut Transcript) {
     t.say(format_args!("{:?}", files::take(&reader, 10).map(|bytes| text(&bytes))));
     drop(writer);
 }
-
-fn bad_addresses(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (_reader, _writer, address) = files::udp();
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
-    let to = |at: u64, length: u32| {
-        send(socket.as_raw_fd(), b"x", 1).with(|sqe| {
-            sqe.off = at;
-            sqe.file_index = length;
-        })
-    };
-    let good = &raw const address as u64;
-    for (at, length) in [(0, 16), (good, 0), (good, 2), (good, 129), (good, 0xffff), (BAD, 16), (KERNEL_HALF, 16)] {
-        t.entry(&ring.one(to(at, length)));
-    }
-    t.entry(&ring.one(to(good, 0x10010)));
-    // A stream socket ignores the address.
-    let (_one, other) = files::tcp();
-    t.entry(&ring.one(to(good, 16).with(|sqe| sqe.fd = other.as_raw_fd())));
-}
+case!(send_to_address => "
+    cqe 1: 6
+    Ok(\"to you\")
+");
 
 /// O_NONBLOCK on the file does not affect requests.
 fn nonblocking_file(t: &mut Transcript) {
@@ -218,6 +229,10 @@ fn nonblocking_file(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(nonblocking_file => "
+    no cqe
+    cqe 1: 1
+");
 
 fn do_not_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -238,6 +253,15 @@ fn do_not_wait(t: &mut Transcript) {
     files::fill(&writer);
     t.entry(&ring.one(send(writer.as_raw_fd(), b"x", 7).op_flags(flags)));
 }
+case!(do_not_wait => "
+    cqe 1: -EAGAIN
+    cqe 2: -EAGAIN
+    cqe 3: -EAGAIN
+    cqe 4: 1
+    cqe 5: 3
+    cqe 6: -ECANCELED
+    cqe 7: -EAGAIN
+");
 
 fn poll_first(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -260,6 +284,16 @@ fn poll_first(t: &mut Transcript) {
     t.entry(&ring.one(options(recv(-1, &mut bytes, 5), FIRST)));
     t.entry(&ring.one(options(send(pipe.1.as_raw_fd(), b"x", 6), FIRST)));
 }
+case!(poll_first => "
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1
+    cqe 4: -ENOTSOCK
+    cqe 7: -EAGAIN
+    cqe 8: -ENOTSOCK
+    cqe 5: -EBADF
+    cqe 6: -ENOTSOCK
+");
 
 pub const ALL: u32 = libc::MSG_WAITALL as u32;
 
@@ -284,6 +318,14 @@ fn short_breaks_link(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(short_breaks_link => "
+    cqe 1: 3
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: -ECANCELED
+");
 
 fn peek(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -295,6 +337,14 @@ fn peek(t: &mut Transcript) {
         }
     }
 }
+case!(peek => "
+    cqe 1: 3 SOCK_NONEMPTY
+    cqe 1: 2 SOCK_NONEMPTY
+    cqe 1: 3
+    cqe 1: 3 SOCK_NONEMPTY
+    cqe 1: 2 SOCK_NONEMPTY
+    cqe 1: 3
+");
 
 /// The failed send raises no signal.
 fn peer_is_gone(t: &mut Transcript) {
@@ -311,6 +361,11 @@ fn peer_is_gone(t: &mut Transcript) {
         }
     }
 }
+case!(peer_is_gone => "
+    cqe 1: -EPIPE
+    cqe 2: -EPIPE
+    cqe 2: -EPIPE
+");
 
 fn reset(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -324,94 +379,15 @@ fn reset(t: &mut Transcript) {
     t.sorted(&ring.wait(2));
     t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 3)));
 }
-
-fn not_connected(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let mut bytes = [0; 8];
-    for (domain, kind) in [(libc::AF_INET, libc::SOCK_STREAM), (libc::AF_UNIX, libc::SOCK_STREAM)] {
-        let socket = files::socket(domain, kind);
-        t.entry(&ring.one(recv(socket.as_raw_fd(), &mut bytes, 1)));
-        t.entry(&ring.one(send(socket.as_raw_fd(), b"x", 2)));
-    }
-    let socket = files::socket(libc::AF_INET, libc::SOCK_DGRAM);
-    t.entry(&ring.one(send(socket.as_raw_fd(), b"x", 3)));
-}
-
-fn not_a_socket(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::pipe();
-    let file = files::memory_file(b"content");
-    let mut bytes = [0; 8];
-    t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 1)));
-    t.entry(&ring.one(send(writer.as_raw_fd(), b"x", 2)));
-    t.entry(&ring.one(recv(file.as_raw_fd(), &mut bytes, 3)));
-    t.entry(&ring.one(send(file.as_raw_fd(), b"x", 4)));
-    t.entry(&ring.one(recv(-1, &mut bytes, 5)));
-    t.entry(&ring.one(send(9999, b"x", 6)));
-    t.entry(&ring.one(send(file.as_raw_fd(), b"x", 7).forced_async()));
-}
-
-fn bad_memory(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    for address in [0, BAD, KERNEL_HALF, u64::MAX - 1] {
-        let at = |opcode, fd: i32, user_data| Sqe { addr: address, len: 8, ..sqe(opcode, fd, user_data) };
-        files::put(&writer, b"x");
-        t.entry(&ring.one(at(opcode::RECV, reader.as_raw_fd(), 1)));
-        t.entry(&ring.one(at(opcode::SEND, writer.as_raw_fd(), 2)));
-    }
-    t.say(format_args!("{} bytes left", files::take(&reader, 10).map_or(0, |bytes| bytes.len())));
-}
-
-fn bad_lengths(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    let mut bytes = [0; 8];
-    files::put(&writer, b"abc");
-    for length in [u32::MAX, 1 << 31] {
-        t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 1).with(|sqe| sqe.len = length)));
-        t.entry(&ring.one(send(writer.as_raw_fd(), b"x", 2).with(|sqe| sqe.len = length)));
-    }
-    t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes[..0], 3)));
-    t.entry(&ring.one(send(writer.as_raw_fd(), b"", 4)));
-    t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 5)));
-}
-
-fn unknown_options(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    let mut bytes = [0; 8];
-    for bit in 1..16 {
-        files::put(&writer, b"x");
-        let entry = ring.one(options(recv(reader.as_raw_fd(), &mut bytes, bit), 1 << bit));
-        t.say(format_args!("recv {entry}"));
-        if bit != 5 {
-            ring.push(options(send(writer.as_raw_fd(), b"y", bit), 1 << bit));
-            ring.submit();
-            // A bundle without a group is treated like a multishot.
-            t.in_order(&ring.wait(if bit == 4 { 2 } else { 1 }));
-        }
-    }
-}
-
-fn reserved_fields(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, writer) = files::sockets();
-    let mut bytes = [0; 8];
-    let changes: [Changed; 6] = [
-        ("off", |sqe| sqe.off = 8),
-        ("file_index", |sqe| sqe.file_index = 1),
-        ("upper file_index", |sqe| sqe.file_index = 1 << 16),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("pad", |sqe| sqe.pad2 = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-    ];
-    for (name, change) in changes {
-        files::put(&writer, b"x");
-        t.say(format_args!("{name}: recv {}", ring.one(recv(reader.as_raw_fd(), &mut bytes, 1).with(change))));
-        t.say(format_args!("{name}: send {}", ring.one(send(writer.as_raw_fd(), b"y", 2).with(change))));
-    }
-}
+case!(reset => "
+    cqe 1: -ECONNRESET
+    cqe 2: -ECANCELED
+    cqe 3: 0
+", usring => "
+    cqe 1: -ECONNRESET
+    cqe 2: -ECANCELED
+    cqe 3: 0 SOCK_NONEMPTY
+", because "a reset and an ended connection look alike once the program has read the error");
 
 fn fixed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -429,6 +405,14 @@ fn fixed_file(t: &mut Transcript) {
     }
     t.entry(&ring.one(recv(2, &mut bytes, 3).fixed()));
 }
+case!(fixed_file => "
+    register = 0
+    cqe 1: 5
+    cqe 2: 5
+    cqe 1: 5
+    cqe 2: 5
+    cqe 3: -EBADF
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -444,6 +428,11 @@ fn forced_async(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(1));
 }
+case!(forced_async => "
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 3
+");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -467,6 +456,14 @@ fn cancelled(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     drop(reader);
 }
+case!(cancelled => "
+    cqe 10: 0
+    cqe 1: -ECANCELED
+    cqe 11: 0
+    cqe 2: -ECANCELED
+    cqe 12: 1
+    cqe 3: -ECANCELED
+");
 
 fn bounded(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -478,6 +475,10 @@ fn bounded(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(bounded as link_timeout => "
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+");
 
 fn descriptor_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -489,6 +490,7 @@ fn descriptor_closes(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(descriptor_closes => "cqe 1: 1");
 
 /// Each receive gets one message; the kernel does not promise which.
 fn two_receive(t: &mut Transcript) {
@@ -503,6 +505,10 @@ fn two_receive(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(two_receive => "
+    cqe 1: 5
+    cqe 1: 6
+");
 
 fn out_of_band(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -515,6 +521,12 @@ fn out_of_band(t: &mut Transcript) {
     t.result("urgent", ring.one(recv(reader.as_raw_fd(), &mut bytes, 3).op_flags(band)).res);
     t.say(text(&bytes));
 }
+case!(out_of_band => "
+    cqe 1: -EINVAL
+    cqe 2: 1
+    urgent = 1
+    !.......
+");
 
 fn shut_down_ends_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -526,6 +538,10 @@ fn shut_down_ends_wait(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(shut_down_ends_wait => "
+    cqe 1: 0
+    cqe 1: 0
+");
 
 fn after_reset(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -538,34 +554,8 @@ fn after_reset(t: &mut Transcript) {
         t.say(crate::names::result(entry.res));
     }
 }
-
-/// All opcodes but RECV first check that the file is a socket.
-fn poll_first_on_no_socket(t: &mut Transcript) {
-    let (reader, writer) = files::pipe();
-    let (memory, event, null) = (files::memory_file(b"text"), files::eventfd(0), files::null());
-    let mut bytes = [0u8; 4];
-    let part = crate::sqe::vector(bytes.as_mut_ptr() as u64, 4);
-    let mut header: libc::msghdr = crate::memory::zeroed();
-    (header.msg_iov, header.msg_iovlen) = ((&raw const part).cast_mut(), 1);
-    for (name, file) in
-        [("reader", &reader), ("writer", &writer), ("memory", &memory), ("event", &event), ("null", &null)]
-    {
-        let fd = file.as_raw_fd();
-        let is_pipe = matches!(name, "reader" | "writer" | "event");
-        for request in [
-            if is_pipe { nop(1) } else { recv(fd, &mut bytes, 1) },
-            send(fd, b"text", 2),
-            crate::sqe::message(opcode::RECVMSG, fd, &raw const header, 3),
-            crate::sqe::message(opcode::SENDMSG, fd, &raw const header, 4),
-            send(fd, b"text", 5).with(|sqe| sqe.opcode = opcode::SEND_ZC),
-        ] {
-            let mut ring = Ring::new(4);
-            let asks = request.opcode != opcode::NOP;
-            ring.push(request.with(|sqe| sqe.ioprio = if asks { u::IORING_RECVSEND_POLL_FIRST as u16 } else { 0 }));
-            ring.submit();
-            t.say(name);
-            t.in_order(&ring.wait(1));
-            t.in_order(&ring.arrived(0));
-        }
-    }
-}
+case!(after_reset => "
+    -ECONNRESET
+    0
+    0
+");

@@ -2,28 +2,11 @@
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case};
 use crate::door;
 use crate::memory::{BAD, KERNEL_HALF, Pages, zeroed};
 use crate::names;
 use crate::ring::{Params, Ring};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("setup.sizes", sizes),
-    case("setup.clamped_sizes", clamped_sizes),
-    case("setup.cq_sizes", cq_sizes),
-    case("setup.offsets", offsets),
-    case("setup.features", features),
-    case("setup.first_words", first_words),
-    case("setup.params_come_back", params_come_back),
-    case("setup.reserved_fields", reserved_fields),
-    case("setup.bad_pointer", bad_pointer),
-    case("setup.close_on_exec", close_on_exec),
-    case("setup.no_descriptor_left", no_descriptor_left),
-    case("setup.hundred_rings", hundred_rings),
-    case("setup.closed_at_once", closed_at_once),
-];
 
 /// Tries a setup and prints the resulting sizes. The kernel releases the locked memory of a closed
 /// ring a little later, so an ordinary user may have to wait for it.
@@ -55,6 +38,23 @@ fn sizes(t: &mut Transcript) {
     // Without CQSIZE the kernel ignores the field and overwrites it.
     try_sizes(t, 4, 0, 1000);
 }
+case!(sizes => "
+    setup(0, cq 0, flags 0x0) = -EINVAL
+    setup(1, cq 0, flags 0x0) = sq 1 cq 2
+    setup(2, cq 0, flags 0x0) = sq 2 cq 4
+    setup(3, cq 0, flags 0x0) = sq 4 cq 8
+    setup(4, cq 0, flags 0x0) = sq 4 cq 8
+    setup(5, cq 0, flags 0x0) = sq 8 cq 16
+    setup(31, cq 0, flags 0x0) = sq 32 cq 64
+    setup(33, cq 0, flags 0x0) = sq 64 cq 128
+    setup(1000, cq 0, flags 0x0) = sq 1024 cq 2048
+    setup(32767, cq 0, flags 0x0) = sq 32768 cq 65536
+    setup(32768, cq 0, flags 0x0) = sq 32768 cq 65536
+    setup(32769, cq 0, flags 0x0) = -EINVAL
+    setup(65536, cq 0, flags 0x0) = -EINVAL
+    setup(4294967295, cq 0, flags 0x0) = -EINVAL
+    setup(4, cq 1000, flags 0x0) = sq 4 cq 8
+");
 
 fn clamped_sizes(t: &mut Transcript) {
     let clamp = u::IORING_SETUP_CLAMP;
@@ -69,6 +69,20 @@ fn clamped_sizes(t: &mut Transcript) {
     try_sizes(t, 8, both, 0);
     try_sizes(t, 32769, both, 70000);
 }
+case!(clamped_sizes => "
+    setup(0, cq 0, flags 0x10) = -EINVAL
+    setup(1, cq 0, flags 0x10) = sq 1 cq 2
+    setup(7, cq 0, flags 0x10) = sq 8 cq 16
+    setup(32768, cq 0, flags 0x10) = sq 32768 cq 65536
+    setup(32769, cq 0, flags 0x10) = sq 32768 cq 65536
+    setup(4294967295, cq 0, flags 0x10) = sq 32768 cq 65536
+    setup(8, cq 65536, flags 0x18) = sq 8 cq 65536
+    setup(8, cq 65537, flags 0x18) = sq 8 cq 65536
+    setup(8, cq 4294967295, flags 0x18) = sq 8 cq 65536
+    setup(8, cq 4, flags 0x18) = -EINVAL
+    setup(8, cq 0, flags 0x18) = -EINVAL
+    setup(32769, cq 70000, flags 0x18) = sq 32768 cq 65536
+");
 
 fn cq_sizes(t: &mut Transcript) {
     let cqsize = u::IORING_SETUP_CQSIZE;
@@ -79,6 +93,21 @@ fn cq_sizes(t: &mut Transcript) {
     try_sizes(t, 5, cqsize, 5);
     try_sizes(t, 5, cqsize, 4);
 }
+case!(cq_sizes => "
+    setup(8, cq 0, flags 0x8) = -EINVAL
+    setup(8, cq 1, flags 0x8) = -EINVAL
+    setup(8, cq 7, flags 0x8) = sq 8 cq 8
+    setup(8, cq 8, flags 0x8) = sq 8 cq 8
+    setup(8, cq 9, flags 0x8) = sq 8 cq 16
+    setup(8, cq 16, flags 0x8) = sq 8 cq 16
+    setup(8, cq 100, flags 0x8) = sq 8 cq 128
+    setup(8, cq 65535, flags 0x8) = sq 8 cq 65536
+    setup(8, cq 65536, flags 0x8) = sq 8 cq 65536
+    setup(8, cq 65537, flags 0x8) = -EINVAL
+    setup(8, cq 4294967295, flags 0x8) = -EINVAL
+    setup(5, cq 5, flags 0x8) = sq 8 cq 8
+    setup(5, cq 4, flags 0x8) = -EINVAL
+");
 
 fn say_offsets(t: &mut Transcript, params: &Params) {
     let sq = &params.sq_off;
@@ -106,6 +135,26 @@ fn offsets(t: &mut Transcript) {
         say_offsets(t, &Ring::flags(entries, flags).params);
     }
 }
+case!(offsets => "
+    entries 1 flags 0x0
+    sq head 0 tail 4 mask 16 entries 24 flags 36 dropped 32 array 128 resv 0 user 0
+    cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
+    entries 8 flags 0x0
+    sq head 0 tail 4 mask 16 entries 24 flags 36 dropped 32 array 320 resv 0 user 0
+    cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
+    entries 300 flags 0x0
+    sq head 0 tail 4 mask 16 entries 24 flags 36 dropped 32 array 16448 resv 0 user 0
+    cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
+    entries 8 flags 0x800
+    sq head 0 tail 4 mask 16 entries 24 flags 36 dropped 32 array 640 resv 0 user 0
+    cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
+    entries 8 flags 0x400
+    sq head 0 tail 4 mask 16 entries 24 flags 36 dropped 32 array 320 resv 0 user 0
+    cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
+    entries 8 flags 0x10000
+    sq head 0 tail 4 mask 16 entries 24 flags 36 dropped 32 array 0 resv 0 user 0
+    cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
+");
 
 /// The feature bits of Linux 6.18 for requests and calls that the suite covers. No case checks the
 /// other bits (bundles of send and receive, integrity attributes).
@@ -135,6 +184,24 @@ fn features(t: &mut Transcript) {
         t.say(format_args!("{name} {there}"));
     }
 }
+case!(features => "
+    SINGLE_MMAP yes
+    NODROP yes
+    SUBMIT_STABLE yes
+    RW_CUR_POS yes
+    CUR_PERSONALITY yes
+    FAST_POLL yes
+    POLL_32BITS yes
+    SQPOLL_NONFIXED yes
+    EXT_ARG yes
+    NATIVE_WORKERS yes
+    RSRC_TAGS yes
+    CQE_SKIP yes
+    LINKED_FILE yes
+    REG_REG_RING yes
+    MIN_TIMEOUT yes
+    NO_IOWAIT yes
+");
 
 fn first_words(t: &mut Transcript) {
     let ring = Ring::new(8);
@@ -151,6 +218,18 @@ fn first_words(t: &mut Transcript) {
     let array: Vec<u32> = (0..8).map(|slot| word(ring.params.sq_off.array + slot * 4)).collect();
     t.say(format_args!("sq array {array:?}"));
 }
+case!(first_words => "
+    sq head 0 tail 0
+    cq head 0 tail 0
+    sq flags -
+    dropped 0 overflow 0
+    sq mask 7
+    sq entries 8
+    cq mask 15
+    cq entries 16
+    cq flags 0
+    sq array [0, 0, 0, 0, 0, 0, 0, 0]
+");
 
 /// Which fields setup leaves unchanged and which it overwrites.
 fn params_come_back(t: &mut Transcript) {
@@ -178,6 +257,11 @@ fn params_come_back(t: &mut Transcript) {
     ));
     t.say(format_args!("resv {} user {}", params.sq_off.resv1, params.cq_off.user_addr));
 }
+case!(params_come_back => "
+    setup = ok
+    sq 4 cq 8 flags 0 cpu 98 idle 97 wq 96 features changed true
+    resv 0 user 0
+");
 
 fn reserved_fields(t: &mut Transcript) {
     for index in 0..3 {
@@ -186,6 +270,11 @@ fn reserved_fields(t: &mut Transcript) {
         t.outcome(format_args!("resv[{index}] = 1"), door::setup(4, &mut params).into());
     }
 }
+case!(reserved_fields => "
+    resv[0] = 1 = -EINVAL
+    resv[1] = 1 = -EINVAL
+    resv[2] = 1 = -EINVAL
+");
 
 fn bad_pointer(t: &mut Transcript) {
     t.result("params null", door::setup(4, std::ptr::null_mut()));
@@ -200,6 +289,14 @@ fn bad_pointer(t: &mut Transcript) {
     pages.spoil_last();
     t.result("params across a bad page", door::setup(4, pages.at(4096 - 60) as *mut Params));
 }
+case!(bad_pointer => "
+    params null = -EFAULT
+    params unmapped = -EFAULT
+    params in the kernel's half = -EFAULT
+    params read-only = -EFAULT
+    params null, entries 0 = -EFAULT
+    params across a bad page = -EFAULT
+");
 
 fn close_on_exec(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -207,6 +304,7 @@ fn close_on_exec(t: &mut Transcript) {
     let flags = unsafe { libc::fcntl(ring.fd, libc::F_GETFD) };
     t.say(format_args!("FD_CLOEXEC {}", flags & libc::FD_CLOEXEC != 0));
 }
+case!(close_on_exec => "FD_CLOEXEC true");
 
 fn no_descriptor_left(t: &mut Transcript) {
     let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
@@ -215,6 +313,10 @@ fn no_descriptor_left(t: &mut Transcript) {
     let mut params: Params = zeroed();
     t.outcome("setup", door::setup(4, &mut params).into());
 }
+case!(no_descriptor_left => "
+    RLIMIT_NOFILE = 3 = 0
+    setup = -EMFILE
+");
 
 fn hundred_rings(t: &mut Transcript) {
     let mut rings: Vec<Ring> = (0..100).map(|_| Ring::new(8)).collect();
@@ -229,6 +331,10 @@ fn hundred_rings(t: &mut Transcript) {
     rings.clear();
     t.entry(&Ring::new(8).one(crate::sqe::nop(1)));
 }
+case!(hundred_rings => "
+    right answers: 100
+    cqe 1: 0
+");
 
 fn closed_at_once(t: &mut Transcript) {
     for _ in 0..200 {
@@ -242,3 +348,4 @@ fn closed_at_once(t: &mut Transcript) {
     }
     t.say("200 rings made and closed");
 }
+case!(closed_at_once => "200 rings made and closed");

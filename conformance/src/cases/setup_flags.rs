@@ -3,29 +3,11 @@
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case, differs};
 use crate::door;
 use crate::memory::zeroed;
 use crate::ring::{Params, Ring};
 use crate::sqe::nop;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("setup_flags.each_alone", each_alone),
-    case("setup_flags.unknown", unknown),
-    case("setup_flags.needed_together", needed_together),
-    case("setup_flags.excluded_together", excluded_together),
-    case("setup_flags.allowed_together", allowed_together),
-    case("setup_flags.nop_on_each", nop_on_each),
-    case("setup_flags.sq_thread_cpu", sq_thread_cpu),
-    case("setup_flags.attach_to_what", attach_to_what),
-    case("setup_flags.polled", polled),
-    differs(
-        "setup_flags.mixed_cqes",
-        mixed_cqes,
-        "CQE_MIXED is newer than the interface usring promises; refused as by an older kernel",
-    ),
-];
 
 const CQE_MIXED: u32 = 1 << 18;
 
@@ -78,6 +60,25 @@ fn each_alone(t: &mut Transcript) {
         attempt(t, *flag);
     }
 }
+case!(each_alone => "
+    SQPOLL = ok
+    SQ_AFF = -EINVAL
+    CQSIZE = -EINVAL
+    CLAMP = ok
+    ATTACH_WQ = -EINVAL
+    R_DISABLED = ok
+    SUBMIT_ALL = ok
+    COOP_TASKRUN = ok
+    TASKRUN_FLAG = -EINVAL
+    SQE128 = ok
+    CQE32 = ok
+    SINGLE_ISSUER = ok
+    DEFER_TASKRUN = -EINVAL
+    NO_MMAP = -EFAULT
+    REGISTERED_FD_ONLY = -EINVAL
+    NO_SQARRAY = ok
+    HYBRID_IOPOLL = -EINVAL
+");
 
 fn unknown(t: &mut Transcript) {
     // Recent kernels define bits 17 and 18. Linux 6.18 defines none from bit 20 on.
@@ -86,6 +87,21 @@ fn unknown(t: &mut Transcript) {
     }
     attempt(t, 1 << 31 | u::IORING_SETUP_CLAMP);
 }
+case!(unknown => "
+    0x100000 = -EINVAL
+    0x200000 = -EINVAL
+    0x400000 = -EINVAL
+    0x800000 = -EINVAL
+    0x1000000 = -EINVAL
+    0x2000000 = -EINVAL
+    0x4000000 = -EINVAL
+    0x8000000 = -EINVAL
+    0x10000000 = -EINVAL
+    0x20000000 = -EINVAL
+    0x40000000 = -EINVAL
+    0x80000000 = -EINVAL
+    CLAMP|0x80000000 = -EINVAL
+");
 
 fn needed_together(t: &mut Transcript) {
     let single = u::IORING_SETUP_SINGLE_ISSUER;
@@ -95,6 +111,13 @@ fn needed_together(t: &mut Transcript) {
     attempt(t, u::IORING_SETUP_SQ_AFF | u::IORING_SETUP_SQPOLL);
     attempt(t, u::IORING_SETUP_REGISTERED_FD_ONLY | u::IORING_SETUP_NO_SQARRAY);
 }
+case!(needed_together => "
+    SINGLE_ISSUER|DEFER_TASKRUN = ok
+    COOP_TASKRUN|TASKRUN_FLAG = ok
+    TASKRUN_FLAG|SINGLE_ISSUER|DEFER_TASKRUN = ok
+    SQPOLL|SQ_AFF = ok
+    REGISTERED_FD_ONLY|NO_SQARRAY = -EINVAL
+");
 
 fn excluded_together(t: &mut Transcript) {
     let thread = u::IORING_SETUP_SQPOLL;
@@ -105,6 +128,14 @@ fn excluded_together(t: &mut Transcript) {
     attempt(t, thread | u::IORING_SETUP_DEFER_TASKRUN);
     attempt(t, u::IORING_SETUP_HYBRID_IOPOLL | thread);
 }
+case!(excluded_together => "
+    SQPOLL|COOP_TASKRUN = -EINVAL
+    SQPOLL|COOP_TASKRUN|TASKRUN_FLAG = -EINVAL
+    SQPOLL|TASKRUN_FLAG = -EINVAL
+    SQPOLL|SINGLE_ISSUER|DEFER_TASKRUN = -EINVAL
+    SQPOLL|DEFER_TASKRUN = -EINVAL
+    SQPOLL|HYBRID_IOPOLL = -EINVAL
+");
 
 fn allowed_together(t: &mut Transcript) {
     let thread = u::IORING_SETUP_SQPOLL;
@@ -130,6 +161,15 @@ fn allowed_together(t: &mut Transcript) {
             | u::IORING_SETUP_SINGLE_ISSUER,
     );
 }
+case!(allowed_together => "
+    SQE128|CQE32 = ok
+    SQE128|CQE32|NO_SQARRAY = ok
+    SQPOLL|SQE128|CQE32|NO_SQARRAY = ok
+    SQPOLL|SINGLE_ISSUER = ok
+    SQPOLL|R_DISABLED|SUBMIT_ALL = ok
+    R_DISABLED|COOP_TASKRUN|TASKRUN_FLAG|SINGLE_ISSUER|DEFER_TASKRUN = ok
+    CLAMP|SUBMIT_ALL|COOP_TASKRUN|SINGLE_ISSUER = ok
+");
 
 /// A ring with the flag carries out requests.
 fn nop_on_each(t: &mut Transcript) {
@@ -156,6 +196,7 @@ fn nop_on_each(t: &mut Transcript) {
         t.in_order(&ring.reap());
     }
 }
+case!(nop_on_each => include_str!("setup_flags/nop_on_each.txt"));
 
 fn sq_thread_cpu(t: &mut Transcript) {
     let flags = u::IORING_SETUP_SQPOLL | u::IORING_SETUP_SQ_AFF;
@@ -173,6 +214,12 @@ fn sq_thread_cpu(t: &mut Transcript) {
     });
     t.outcome("cpu 100000 without SQ_AFF", i64::from(ring.err().unwrap_or(0)));
 }
+case!(sq_thread_cpu => "
+    cpu 0 = ok
+    cpu 100000 = -EINVAL
+    cpu -1 = -EINVAL
+    cpu 100000 without SQ_AFF = ok
+");
 
 fn attach_to_what(t: &mut Transcript) {
     let first = Ring::new(4);
@@ -192,6 +239,15 @@ fn attach_to_what(t: &mut Transcript) {
     attempt("SQPOLL to plain", u::IORING_SETUP_SQPOLL, first.fd);
     attempt("plain to SQPOLL", 0, thread.fd);
 }
+case!(attach_to_what => "
+    to a plain ring = ok
+    to a closed number = -ENXIO
+    to -1 = -ENXIO
+    to something else = -EINVAL
+    SQPOLL to SQPOLL = ok
+    SQPOLL to plain = -EINVAL
+    plain to SQPOLL = ok
+");
 
 fn polled(t: &mut Transcript) {
     let poll = u::IORING_SETUP_IOPOLL;
@@ -200,8 +256,21 @@ fn polled(t: &mut Transcript) {
     attempt(t, poll | u::IORING_SETUP_SQPOLL);
     attempt(t, poll | u::IORING_SETUP_TASKRUN_FLAG);
 }
+case!(polled => "
+    IOPOLL = ok
+    HYBRID_IOPOLL|IOPOLL = ok
+    SQPOLL|IOPOLL = ok
+    TASKRUN_FLAG|IOPOLL = -EINVAL
+");
 
 fn mixed_cqes(t: &mut Transcript) {
     attempt(t, CQE_MIXED);
     attempt(t, CQE_MIXED | u::IORING_SETUP_CQE32);
 }
+case!(mixed_cqes => "
+    CQE_MIXED = ok
+    CQE32|CQE_MIXED = -EINVAL
+", usring => "
+    CQE_MIXED = -EINVAL
+    CQE32|CQE_MIXED = -EINVAL
+", because "CQE_MIXED is newer than the interface usring promises; refused as by an older kernel");

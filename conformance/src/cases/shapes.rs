@@ -6,7 +6,6 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
@@ -14,25 +13,6 @@ use crate::names;
 use crate::ring::{Params, Ring};
 use crate::sqe::{Change, nop, read, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("shapes.wide_cqes", wide_cqes),
-    case("shapes.wide_cqe_wraps", wide_cqe_wraps),
-    case("shapes.wide_sqes", wide_sqes),
-    case("shapes.wide_both", wide_both),
-    case("shapes.no_array", no_array),
-    case("shapes.no_array_order", no_array_order),
-    case("shapes.array_permutes", array_permutes),
-    case("shapes.array_repeats", array_repeats),
-    case("shapes.own_memory", own_memory),
-    case("shapes.own_memory_offsets", own_memory_offsets),
-    case("shapes.own_memory_wrong", own_memory_wrong),
-    case("shapes.own_memory_not_mapped", own_memory_not_mapped),
-    case("shapes.no_descriptor", no_descriptor),
-    case("shapes.no_descriptor_wrong", no_descriptor_wrong),
-    case("shapes.no_descriptor_several", no_descriptor_several),
-    case("shapes.priority_of_every_opcode", priority_of_every_opcode),
-];
 
 fn wide_cqes(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_CQE32);
@@ -42,6 +22,12 @@ fn wide_cqes(t: &mut Transcript) {
     t.in_order(&entries);
     t.say(format_args!("second halves zero {}", entries.iter().all(|entry| entry.extra == [0, 0])));
 }
+case!(wide_cqes => "
+    cqe 1: 0
+    cqe 2: 4
+    cqe 3: 0
+    second halves zero true
+");
 
 fn wide_cqe_wraps(t: &mut Transcript) {
     let mut ring = Ring::flags(2, u::IORING_SETUP_CQE32);
@@ -49,6 +35,17 @@ fn wide_cqe_wraps(t: &mut Transcript) {
         t.entry(&ring.one(nop(round)));
     }
 }
+case!(wide_cqe_wraps => "
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    cqe 7: 0
+    cqe 8: 0
+");
 
 fn wide_sqes(t: &mut Transcript) {
     let mut ring = Ring::flags(2, u::IORING_SETUP_SQE128);
@@ -62,6 +59,17 @@ fn wide_sqes(t: &mut Transcript) {
         t.in_order(&ring.wait(2));
     }
 }
+case!(wide_sqes => "
+    submit = 2
+    cqe 0: 0
+    cqe 10: 4
+    submit = 2
+    cqe 1: 0
+    cqe 11: 4
+    submit = 2
+    cqe 2: 0
+    cqe 12: 4
+");
 
 fn wide_both(t: &mut Transcript) {
     let wide = u::IORING_SETUP_SQE128 | u::IORING_SETUP_CQE32;
@@ -71,6 +79,14 @@ fn wide_both(t: &mut Transcript) {
         t.in_order(&entries);
     }
 }
+case!(wide_both => "
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+");
 
 fn no_array(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_NO_SQARRAY);
@@ -84,6 +100,22 @@ fn no_array(t: &mut Transcript) {
     }
     t.say(format_args!("sq head {}", ring.sq_head()));
 }
+case!(no_array => "
+    array offset 0
+    submit = 3
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    submit = 3
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    submit = 3
+    cqe 6: 0
+    cqe 7: 0
+    cqe 8: 0
+    sq head 9
+");
 
 /// Entries are taken at the head, with wrap-around.
 fn no_array_order(t: &mut Transcript) {
@@ -98,6 +130,13 @@ fn no_array_order(t: &mut Transcript) {
     entries.extend(ring.reap());
     t.in_order(&entries);
 }
+case!(no_array_order => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+");
 
 /// The array determines the order of the entries.
 fn array_permutes(t: &mut Transcript) {
@@ -111,6 +150,13 @@ fn array_permutes(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(array_permutes => "
+    submit = 4
+    cqe 2: 0
+    cqe 0: 0
+    cqe 3: 0
+    cqe 1: 0
+");
 
 fn array_repeats(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -122,6 +168,12 @@ fn array_repeats(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(array_repeats => "
+    submit = 3
+    cqe 0: 0
+    cqe 0: 0
+    cqe 0: 0
+");
 
 /// Makes a ring in memory of this program: the queues at `rings`, the entries at `sqes`.
 fn setup_in(rings: u64, sqes: u64, flags: u32) -> Result<Ring, i32> {
@@ -148,6 +200,15 @@ fn own_memory(t: &mut Transcript) {
     rings.bytes()[0] = 1;
     t.say("memory kept");
 }
+case!(own_memory => "
+    cqe 0: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    memory kept
+");
 
 fn own_memory_offsets(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
@@ -159,6 +220,12 @@ fn own_memory_offsets(t: &mut Transcript) {
     t.say(format_args!("addresses come back {kept}"));
     t.say(format_args!("mask {}", ring.word(sq.ring_mask)));
 }
+case!(own_memory_offsets => "
+    sq head 0 tail 4 array 320
+    cq head 8 tail 12 cqes 64
+    addresses come back true
+    mask 7
+");
 
 fn own_memory_wrong(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
@@ -176,6 +243,16 @@ fn own_memory_wrong(t: &mut Transcript) {
     rings.protect_last(libc::PROT_READ);
     attempt("rings read-only", rings.at(0), sqes.at(0));
 }
+case!(own_memory_wrong => "
+    no rings = -EFAULT
+    no entries = -EFAULT
+    rings not of a page = -EINVAL
+    entries not of a page = -EINVAL
+    rings unmapped = -EFAULT
+    entries unmapped = -EFAULT
+    nearly null = -EINVAL
+    rings read-only = -EFAULT
+");
 
 /// The descriptor of such a ring cannot be mapped.
 fn own_memory_not_mapped(t: &mut Transcript) {
@@ -185,6 +262,11 @@ fn own_memory_not_mapped(t: &mut Transcript) {
         t.outcome(name, door::map(ring.fd, 4096, offset));
     }
 }
+case!(own_memory_not_mapped => "
+    SQ = -ENOMEM
+    CQ = -ENOMEM
+    SQEs = -ENOMEM
+");
 
 /// REGISTERED_FD_ONLY: setup returns the index of a registered ring.
 fn no_descriptor(t: &mut Transcript) {
@@ -202,12 +284,21 @@ fn no_descriptor(t: &mut Transcript) {
     t.result("enter", ring.enter(0, 0, 0));
     ring.abandon();
 }
+case!(no_descriptor => "
+    index 0
+    cqe 1: 0
+    cqe 2: 0
+    probe = 0
+    unregister = 1
+    enter = -EBADF
+");
 
 fn no_descriptor_wrong(t: &mut Transcript) {
     let mut params: Params = zeroed();
     params.flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
     t.result("without NO_MMAP", door::setup(8, &mut params));
 }
+case!(no_descriptor_wrong => "without NO_MMAP = -EINVAL");
 
 fn no_descriptor_several(t: &mut Transcript) {
     let flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
@@ -229,6 +320,11 @@ fn no_descriptor_several(t: &mut Transcript) {
     }
     let _ = nop(0).linked();
 }
+case!(no_descriptor_several => "
+    cqe 0: 0
+    cqe 8: 0
+    ring 16 = -EBUSY
+");
 
 /// Prints the opcodes for which a priority changes the result. The file does not exist and the
 /// addresses are null, so no request has an effect.
@@ -253,3 +349,4 @@ fn priority_of_every_opcode(t: &mut Transcript) {
         }
     }
 }
+case!(priority_of_every_opcode => include_str!("shapes/priority_of_every_opcode.txt"));

@@ -5,40 +5,15 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::memory::zeroed;
 use crate::ring::Ring;
-use crate::sqe::{nop, poll, timeout, timeout_remove};
-use crate::time::{LONG, milliseconds};
+use crate::sqe::{nop, poll, timeout};
+use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("signals.interrupt_wait", interrupt_wait),
-    case("signals.interrupt_wait_with_restart", interrupt_wait_with_restart),
-    case("signals.ignored_does_not_interrupt", ignored_does_not_interrupt),
-    case("signals.blocked_does_not_interrupt", blocked_does_not_interrupt),
-    case("signals.mask_argument_unblocks", mask_argument_unblocks),
-    case("signals.mask_argument_blocks", mask_argument_blocks),
-    case("signals.pending_and_mask_argument", pending_and_mask_argument),
-    case("signals.mask_is_restored", mask_is_restored),
-    case("signals.bad_masks", bad_masks),
-    case("signals.extended_mask_argument", extended_mask_argument),
-    case("signals.submitted_before_interrupt", submitted_before_interrupt),
-    case("signals.completion_and_signal", completion_and_signal),
-    case("signals.handler_enters_same_ring", handler_enters_same_ring),
-    case("signals.handler_enters_while_busy", handler_enters_while_busy),
-    case("signals.handler_makes_a_ring", handler_makes_a_ring),
-    case("signals.handler_jumps_out", handler_jumps_out),
-    case("signals.storm", storm),
-    case("signals.all_blocked_thread", all_blocked_thread),
-    case("signals.interval_timer", interval_timer),
-    case("signals.handler_on_other_stack", handler_on_other_stack),
-    case("signals.sigaction_comes_back", sigaction_comes_back),
-    case("signals.reset_hand", reset_hand),
-    case("signals.not_taken_by_workers", not_taken_by_workers),
-];
+mod masks;
 
 static HANDLED: AtomicU32 = AtomicU32::new(0);
 static THE_RING: AtomicPtr<Ring> = AtomicPtr::new(std::ptr::null_mut());
@@ -85,15 +60,6 @@ fn mask(how: i32, signals: &[i32]) {
     unsafe { libc::pthread_sigmask(how, &set_of(signals), std::ptr::null_mut()) };
 }
 
-fn is_blocked(signal: i32) -> bool {
-    let mut now: libc::sigset_t = zeroed();
-    // SAFETY: the call writes this thread's mask to a variable of this function.
-    unsafe {
-        libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut now);
-        libc::sigismember(&now, signal) == 1
-    }
-}
-
 fn handled(t: &mut Transcript) {
     t.say(format_args!("handled {}", HANDLED.swap(0, Ordering::SeqCst)));
 }
@@ -111,6 +77,10 @@ fn interrupt_wait(t: &mut Transcript) {
     handled(t);
     let _ = thread.join();
 }
+case!(interrupt_wait => "
+    wait = -EINTR
+    handled 1
+");
 
 /// SA_RESTART does not restart the wait.
 fn interrupt_wait_with_restart(t: &mut Transcript) {
@@ -121,6 +91,10 @@ fn interrupt_wait_with_restart(t: &mut Transcript) {
     handled(t);
     let _ = thread.join();
 }
+case!(interrupt_wait_with_restart => "
+    wait = -EINTR
+    handled 1
+");
 
 /// Waits for 60 ms. A signal arrives after 20 ms.
 fn wait_through(ring: &Ring, signal: i32) -> i32 {
@@ -138,6 +112,10 @@ fn ignored_does_not_interrupt(t: &mut Transcript) {
     // SIGCHLD is ignored by default.
     t.result("wait", wait_through(&ring, libc::SIGCHLD));
 }
+case!(ignored_does_not_interrupt => "
+    wait = -ETIME
+    wait = -ETIME
+");
 
 fn blocked_does_not_interrupt(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -148,118 +126,11 @@ fn blocked_does_not_interrupt(t: &mut Transcript) {
     mask(libc::SIG_UNBLOCK, &[libc::SIGUSR1]);
     handled(t);
 }
-
-/// Calls enter with a mask of 8 bytes as its argument.
-fn wait_with_mask(ring: &Ring, signals: &[i32]) -> i32 {
-    let set = set_of(signals);
-    ring.enter_with(0, 1, u::IORING_ENTER_GETEVENTS, (&raw const set).cast(), 8)
-}
-
-fn mask_argument_unblocks(t: &mut Transcript) {
-    let ring = Ring::new(4);
-    handle(libc::SIGUSR1, count, 0);
-    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
-    let thread = signal_later(libc::SIGUSR1, 20);
-    t.result("wait", wait_with_mask(&ring, &[]));
-    handled(t);
-    t.say(format_args!("blocked again {}", is_blocked(libc::SIGUSR1)));
-    let _ = thread.join();
-}
-
-fn mask_argument_blocks(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    handle(libc::SIGUSR1, count, 0);
-    let time = milliseconds(1000);
-    ring.push(timeout(&time, 0, 0, 1));
-    ring.submit();
-    let thread = signal_later(libc::SIGUSR1, 20);
-    t.result("wait", wait_with_mask(&ring, &[libc::SIGUSR1]));
-    // The signal was delivered when the call returned.
-    handled(t);
-    t.say(format_args!("blocked {}", is_blocked(libc::SIGUSR1)));
-    t.in_order(&ring.reap());
-    let _ = thread.join();
-}
-
-/// A signal that is pending when the mask admits it ends the wait before it begins.
-fn pending_and_mask_argument(t: &mut Transcript) {
-    let ring = Ring::new(4);
-    handle(libc::SIGUSR1, count, 0);
-    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
-    // SAFETY: the signal goes to this thread.
-    unsafe { libc::raise(libc::SIGUSR1) };
-    handled(t);
-    t.result("wait", wait_with_mask(&ring, &[]));
-    handled(t);
-    // With a completion in the CQ the call succeeds. The kernel may deliver the signal or leave it
-    // pending, but does not lose it.
-    let mut ring = Ring::new(4);
-    ring.push(nop(1));
-    ring.submit();
-    t.result("wait, one is there", wait_with_mask(&ring, &[]));
-    t.say(format_args!("blocked {}", is_blocked(libc::SIGUSR1)));
-}
-
-fn mask_is_restored(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    mask(libc::SIG_BLOCK, &[libc::SIGUSR2]);
-    ring.push(nop(1));
-    ring.submit();
-    t.result("wait", wait_with_mask(&ring, &[libc::SIGUSR1, libc::SIGTERM]));
-    t.say(format_args!(
-        "blocked USR1 {} USR2 {} TERM {}",
-        is_blocked(libc::SIGUSR1),
-        is_blocked(libc::SIGUSR2),
-        is_blocked(libc::SIGTERM)
-    ));
-}
-
-fn bad_masks(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let flags = u::IORING_ENTER_GETEVENTS;
-    let (soon, late) = (milliseconds(5), milliseconds(30_000));
-    let set = set_of(&[]);
-    // A timeout, so that a call that is not refused ends, and the CQ is empty before.
-    ring.push(timeout(&late, 0, 0, 1));
-    ring.submit();
-    for size in [0, 4, 8, 16, 128] {
-        if size == 8 {
-            ring.push(timeout(&soon, 0, 0, 2));
-            ring.submit();
-        }
-        let answer = ring.enter_with(0, 1, flags, (&raw const set).cast(), size);
-        t.result(format_args!("{size} bytes"), answer);
-        ring.reap();
-    }
-    t.result("unmapped", ring.enter_with(0, 1, flags, 16 as *const _, 8));
-    ring.push(timeout_remove(1, 3));
-    ring.submit();
-    ring.wait(2);
-    // With enough completions in the queue the argument is not read.
-    ring.push(nop(1));
-    ring.submit();
-    t.result("unmapped, one is there", ring.enter_with(0, 1, flags, 16 as *const _, 8));
-}
-
-fn extended_mask_argument(t: &mut Transcript) {
-    let ring = Ring::new(4);
-    handle(libc::SIGUSR1, count, 0);
-    mask(libc::SIG_BLOCK, &[libc::SIGUSR1]);
-    let set = set_of(&[]);
-    let time = LONG;
-    let mut argument: u::io_uring_getevents_arg = zeroed();
-    argument.sigmask = &raw const set as u64;
-    argument.sigmask_sz = 8;
-    argument.ts = &raw const time as u64;
-    let thread = signal_later(libc::SIGUSR1, 20);
-    let flags = u::IORING_ENTER_GETEVENTS | u::IORING_ENTER_EXT_ARG;
-    let size = size_of_val(&argument);
-    let answer = ring.enter_with(0, 1, flags, (&raw const argument).cast(), size);
-    t.result("wait", answer);
-    handled(t);
-    t.say(format_args!("blocked again {}", is_blocked(libc::SIGUSR1)));
-    let _ = thread.join();
-}
+case!(blocked_does_not_interrupt => "
+    wait = -ETIME
+    handled 0
+    handled 1
+");
 
 /// The result is the number of submitted entries; the interruption is not reported.
 fn submitted_before_interrupt(t: &mut Transcript) {
@@ -272,6 +143,10 @@ fn submitted_before_interrupt(t: &mut Transcript) {
     handled(t);
     let _ = thread.join();
 }
+case!(submitted_before_interrupt => "
+    submit and wait = 1
+    handled 1
+");
 
 fn completion_and_signal(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -284,6 +159,11 @@ fn completion_and_signal(t: &mut Transcript) {
     handled(t);
     t.in_order(&ring.reap());
 }
+case!(completion_and_signal => "
+    wait, one is there = 0
+    handled 1
+    cqe 1: 0
+");
 
 /// Submits a NOP on the ring that the interrupted thread uses.
 extern "C" fn submit_in_handler(_signal: i32) {
@@ -314,6 +194,12 @@ fn handler_enters_same_ring(t: &mut Transcript) {
     THE_RING.store(std::ptr::null_mut(), Ordering::SeqCst);
     t.in_order(&ring.reap());
 }
+case!(handler_enters_same_ring => "
+    -EINTR or 0: true
+    the handler's submit = 1
+    handled 1
+    cqe 1000: 0
+");
 
 extern "C" fn enter_in_handler(_signal: i32) {
     let fd = ANSWER.load(Ordering::SeqCst);
@@ -365,6 +251,10 @@ fn handler_enters_while_busy(t: &mut Transcript) {
     t.say(format_args!("batches with a loss {lost}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
 }
+case!(handler_enters_while_busy => "
+    batches with a loss 0
+    handler ran true
+");
 
 extern "C" fn make_in_handler(_signal: i32) {
     let mut ring = Ring::new(4);
@@ -382,6 +272,11 @@ fn handler_makes_a_ring(t: &mut Transcript) {
     t.result("the handler's nop", ANSWER.load(Ordering::SeqCst));
     let _ = thread.join();
 }
+case!(handler_makes_a_ring => "
+    wait = -EINTR
+    handled 1
+    the handler's nop = 0
+");
 
 /// Storage for sigsetjmp, larger than any libc needs.
 #[repr(C, align(16))]
@@ -418,6 +313,15 @@ fn handler_jumps_out(t: &mut Transcript) {
     }
     handled(t);
 }
+case!(handler_jumps_out => "
+    jumped 1
+    cqe 1: 0
+    jumped 1
+    cqe 1: 0
+    jumped 1
+    cqe 1: 0
+    handled 3
+");
 
 fn storm(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -439,6 +343,10 @@ fn storm(t: &mut Transcript) {
     t.say(format_args!("found {found}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
 }
+case!(storm => "
+    found 200
+    handler ran true
+");
 
 /// A thread that has blocked all signals, as servers' threads do.
 fn all_blocked_thread(t: &mut Transcript) {
@@ -455,6 +363,10 @@ fn all_blocked_thread(t: &mut Transcript) {
     });
     t.sorted(&answers.join().unwrap_or_default());
 }
+case!(all_blocked_thread => "
+    cqe 1: 0
+    cqe 2: -ETIME
+");
 
 fn interval_timer(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -468,6 +380,10 @@ fn interval_timer(t: &mut Transcript) {
     t.result("wait", wait_for_ever(&ring));
     handled(t);
 }
+case!(interval_timer => "
+    wait = -EINTR
+    handled 1
+");
 
 fn handler_on_other_stack(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -489,6 +405,11 @@ fn handler_on_other_stack(t: &mut Transcript) {
         libc::sigaltstack(&none, std::ptr::null_mut());
     }
 }
+case!(handler_on_other_stack => "
+    wait = -EINTR
+    handled 1
+    the handler's nop = 0
+");
 
 /// sigaction reports what the program has set, whatever layer is in between.
 fn sigaction_comes_back(t: &mut Transcript) {
@@ -507,6 +428,12 @@ fn sigaction_comes_back(t: &mut Transcript) {
     let before = unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     t.say(format_args!("then default {}", before == libc::SIG_DFL));
 }
+case!(sigaction_comes_back => "
+    handler true
+    flags true
+    before true
+    then default true
+");
 
 /// SA_RESETHAND: the handler runs once, then the default applies.
 fn reset_hand(t: &mut Transcript) {
@@ -522,6 +449,7 @@ fn reset_hand(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(reset_hand => "child: signal 10");
 
 /// A signal to the process is taken by a thread of the program, not by a thread of usring or of the
 /// kernel's workers.
@@ -543,3 +471,7 @@ fn not_taken_by_workers(t: &mut Transcript) {
     mask(libc::SIG_UNBLOCK, &[libc::SIGUSR1]);
     handled(t);
 }
+case!(not_taken_by_workers => "
+    handled 0
+    handled 1
+");

@@ -3,21 +3,10 @@
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::ring::Ring;
 use crate::sqe::nop;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("single_issuer.creator_owns", creator_owns),
-    case("single_issuer.others_are_refused", others_are_refused),
-    case("single_issuer.enabler_owns", enabler_owns),
-    case("single_issuer.deferred_others_wait", deferred_others_wait),
-    case("single_issuer.plain_ring_has_no_owner", plain_ring_has_no_owner),
-    case("single_issuer.child_process", child_process),
-    case("single_issuer.others_may_close", others_may_close),
-];
 
 const SINGLE: u32 = u::IORING_SETUP_SINGLE_ISSUER;
 
@@ -46,6 +35,11 @@ fn creator_owns(t: &mut Transcript) {
     t.result("enter here", enter(fd, 1, 0));
     t.in_order(&ring.reap());
 }
+case!(creator_owns => "
+    first enter in another thread = -EEXIST
+    enter here = 1
+    cqe 1: 0
+");
 
 fn others_are_refused(t: &mut Transcript) {
     let ring = Ring::flags(8, SINGLE);
@@ -56,6 +50,13 @@ fn others_are_refused(t: &mut Transcript) {
     t.result("register", elsewhere(move || probe(fd)));
     t.result("register here", probe(fd));
 }
+case!(others_are_refused => "
+    enter(0, 0, 0) = 0
+    get events = 0
+    enter(1) = -EEXIST
+    register = -EEXIST
+    register here = 0
+");
 
 fn enable(fd: i32) -> i32 {
     door::register(fd, reg::ENABLE_RINGS, std::ptr::null(), 0)
@@ -77,6 +78,13 @@ fn enabler_owns(t: &mut Transcript) {
     t.result("enter here", enter(fd, 1, 0));
     t.result("register here", probe(fd));
 }
+case!(enabler_owns => "
+    register in another thread = 0
+    enable and enter in another thread = 1
+    cqe 1: 0
+    enter here = -EEXIST
+    register here = -EEXIST
+");
 
 fn deferred_others_wait(t: &mut Transcript) {
     let ring = Ring::flags(8, SINGLE | u::IORING_SETUP_DEFER_TASKRUN);
@@ -85,6 +93,11 @@ fn deferred_others_wait(t: &mut Transcript) {
     t.result("enter(1)", elsewhere(move || enter(fd, 1, 0)));
     t.result("here", enter(fd, 0, u::IORING_ENTER_GETEVENTS));
 }
+case!(deferred_others_wait => "
+    get events = -EEXIST
+    enter(1) = -EEXIST
+    here = 0
+");
 
 fn plain_ring_has_no_owner(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -97,6 +110,15 @@ fn plain_ring_has_no_owner(t: &mut Transcript) {
     t.result("register in another thread", elsewhere(move || probe(fd)));
     t.in_order(&ring.wait(3));
 }
+case!(plain_ring_has_no_owner => "
+    enter in another thread = 1
+    enter in another thread = 1
+    enter in another thread = 1
+    register in another thread = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+");
 
 fn child_process(t: &mut Transcript) {
     let ring = Ring::flags(8, SINGLE);
@@ -106,6 +128,10 @@ fn child_process(t: &mut Transcript) {
     t.say(format_args!("child refused: {ending}"));
     t.result("parent", enter(fd, 0, 0));
 }
+case!(child_process => "
+    child refused: exit 1
+    parent = 0
+");
 
 fn others_may_close(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE | u::IORING_SETUP_DEFER_TASKRUN);
@@ -114,3 +140,7 @@ fn others_may_close(t: &mut Transcript) {
     t.result("enter", enter(fd, 0, 0));
     ring.abandon();
 }
+case!(others_may_close => "
+    close in another thread = 0
+    enter = -EBADF
+");

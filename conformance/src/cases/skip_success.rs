@@ -4,28 +4,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u, sqe_flags};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, sqe, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("skip_success.success_is_silent", success_is_silent),
-    case("skip_success.failure_speaks", failure_speaks),
-    case("skip_success.in_chain", in_chain),
-    case("skip_success.broken_chain", broken_chain),
-    case("skip_success.linked_timeout", linked_timeout),
-    case("skip_success.timeout", silent_timeout),
-    case("skip_success.poll", silent_poll),
-    case("skip_success.late_read", late_read),
-    case("skip_success.cancel", silent_cancel),
-    case("skip_success.counts_for_nobody", counts_for_nobody),
-    case("skip_success.with_drain", with_drain),
-    case("skip_success.bad_sqe", bad_sqe),
-    case("skip_success.short_read", short_read),
-];
 
 fn silent(sqe: Sqe) -> Sqe {
     sqe.flagged(sqe_flags::CQE_SKIP_SUCCESS)
@@ -38,6 +21,10 @@ fn success_is_silent(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(success_is_silent => "
+    submit = 2
+    cqe 2: 0
+");
 
 fn failure_speaks(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -46,6 +33,10 @@ fn failure_speaks(t: &mut Transcript) {
     let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);
     t.entry(&ring.one(silent(failing)));
 }
+case!(failure_speaks => "
+    cqe 1: -EBADF
+    cqe 2: -EPERM
+");
 
 fn in_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -55,6 +46,10 @@ fn in_chain(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(in_chain => "
+    submit = 3
+    cqe 3: 0
+");
 
 /// The request that fails posts a CQE. Requests that it cancels post none if they have the flag.
 fn broken_chain(t: &mut Transcript) {
@@ -68,6 +63,10 @@ fn broken_chain(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
 }
+case!(broken_chain => "
+    submit = 4
+    cqe 2: -EPERM
+");
 
 fn linked_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -95,6 +94,12 @@ fn linked_timeout(t: &mut Transcript) {
     files::put(&writer, b"x");
     t.sorted(&ring.arrived(1));
 }
+case!(linked_timeout => "
+    cqe 1: 1
+    no cqe
+    cqe 3: -ECANCELED
+    cqe 6: -ECANCELED
+");
 
 fn silent_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -105,6 +110,7 @@ fn silent_timeout(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.arrived(1));
 }
+case!(silent_timeout as timeout => "cqe 1: -ETIME");
 
 fn silent_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -116,6 +122,10 @@ fn silent_poll(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.entry(&ring.one(nop(2)));
 }
+case!(silent_poll as poll => "
+    no cqe
+    cqe 2: 0
+");
 
 fn late_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -130,6 +140,10 @@ fn late_read(t: &mut Transcript) {
     t.say(format_args!("read {}", crate::time::until(|| unsafe { place.read_volatile() } == b'x')));
     t.in_order(&ring.reap());
 }
+case!(late_read => "
+    read true
+    no cqe
+");
 
 fn silent_cancel(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -142,6 +156,10 @@ fn silent_cancel(t: &mut Transcript) {
     // A cancel that finds nothing has failed, and posts its CQE.
     t.entry(&ring.one(silent(cancel(1, 0, 3))));
 }
+case!(silent_cancel as cancel => "
+    cqe 1: -ECANCELED
+    cqe 3: -ENOENT
+");
 
 /// A completion that is not posted does not end a wait.
 fn counts_for_nobody(t: &mut Transcript) {
@@ -160,6 +178,13 @@ fn counts_for_nobody(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(counts_for_nobody => "
+    submit and wait for one = 1
+    wait for one = -ETIME
+    no cqe
+    cqe 2: 0
+    cqe 4: 0
+");
 
 /// Man page: the use of both is undefined. The kernel refuses both in one request, and a drain that
 /// comes after a skip.
@@ -182,11 +207,21 @@ fn with_drain(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(with_drain => "
+    submit = 1
+    cqe 1: -EOPNOTSUPP
+    cqe 1: 0
+    submit = 1
+    no cqe
+    submit = 1
+    cqe 4: -EOPNOTSUPP
+");
 
 fn bad_sqe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(silent(sqe(200, -1, 1))));
 }
+case!(bad_sqe => "cqe 1: -EINVAL");
 
 fn short_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -198,3 +233,7 @@ fn short_read(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.arrived(2));
 }
+case!(short_read => "
+    cqe 1: 5
+    cqe 2: 5
+");

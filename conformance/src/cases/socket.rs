@@ -5,43 +5,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::case::{Case, case, differs};
 use crate::files;
-use crate::memory::BAD;
 use crate::net::{self, FAMILIES, Family};
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, read};
 use crate::transcript::Transcript;
 
-pub const CASES: &[Case] = &[
-    case("socket.made", made),
-    case("socket.flags", flags),
-    case("socket.wrong", wrong),
-    case("socket.reserved_fields", reserved_fields),
-    case("socket.direct", direct),
-    case("socket.direct_allocates", direct_allocates),
-    case("socket.direct_close_on_exec", direct_close_on_exec),
-    case("socket.direct_without_table", direct_without_table),
-    case("socket.too_many", too_many),
-    differs("socket.no_number_is_free", no_number_is_free, "a direct descriptor has an ordinary number for a moment"),
-    case("socket.forced_async", forced_async),
-    case("socket.skip_success", skip_success),
-    case("socket.polled_ring", polled_ring),
-    case("socket.server_in_a_chain", server_in_a_chain),
-    case("socket.both_ends_by_an_sq_thread", both_ends_by_an_sq_thread),
-    case("socket.bind", bind),
-    case("socket.bind_wrong", bind_wrong),
-    case("socket.bind_twice", bind_twice),
-    case("socket.bind_reserved_fields", bind_reserved_fields),
-    case("socket.listen", listen),
-    case("socket.listen_wrong", listen_wrong),
-    case("socket.listen_reserved_fields", listen_reserved_fields),
-    case("socket.shutdown", shutdown),
-    case("socket.shutdown_wrong", shutdown_wrong),
-    case("socket.shutdown_breaks_no_chain", shutdown_breaks_no_chain),
-    case("socket.shutdown_reserved_fields", shutdown_reserved_fields),
-    case("socket.shutdown_ends_a_read", shutdown_ends_a_read),
-];
+mod bind_listen;
 
 /// `IORING_FILE_INDEX_ALLOC` as the SQE's field holds it.
 pub const ALLOCATE: u32 = u32::MAX;
@@ -99,6 +69,20 @@ fn made(t: &mut Transcript) {
         }
     }
 }
+case!(made => "
+    cqe 1: ok
+    V4 true kind true
+    cqe 1: ok
+    V4 true kind true
+    cqe 1: ok
+    V6 true kind true
+    cqe 1: ok
+    V6 true kind true
+    cqe 1: ok
+    Unix true kind true
+    cqe 1: ok
+    Unix true kind true
+");
 
 fn flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -109,6 +93,16 @@ fn flags(t: &mut Transcript) {
         }
     }
 }
+case!(flags => "
+    cqe 1: ok
+    it is\x20
+    cqe 1: ok
+    it is close-on-exec\x20
+    cqe 1: ok
+    it is non-blocking\x20
+    cqe 1: ok
+    it is close-on-exec non-blocking\x20
+");
 
 fn wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -126,6 +120,20 @@ fn wrong(t: &mut Transcript) {
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 11).fixed()));
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 12).with(|sqe| sqe.off |= 1 << 40)));
 }
+case!(wrong => "
+    cqe 1: -EAFNOSUPPORT
+    cqe 2: -EAFNOSUPPORT
+    cqe 3: -EINVAL
+    cqe 4: -ESOCKTNOSUPPORT
+    cqe 5: -EPROTONOSUPPORT
+    cqe 6: -EINVAL
+    cqe 7: -EPROTONOSUPPORT
+    cqe 8: -EINVAL
+    cqe 9: -EINVAL
+    cqe 10: -EINVAL
+    cqe 11: ok
+    cqe 12: ok
+");
 
 /// Sets each field that the operation does not use, one at a time.
 fn reserved(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) {
@@ -152,6 +160,17 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     reserved(t, &mut ring, net::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0, 1));
 }
+case!(reserved_fields => "
+    addr: -EINVAL
+    off: ok
+    len: ok
+    op_flags: -EINVAL
+    buf_index: -EINVAL
+    ioprio: -EINVAL
+    addr3: ok
+    buffer select: -EOPNOTSUPP
+    file_index: -ENXIO
+");
 
 /// The result for a fixed slot is 0.
 fn direct(t: &mut Transcript) {
@@ -166,6 +185,13 @@ fn direct(t: &mut Transcript) {
     let mut byte = [0u8; 1];
     t.entry(&ring.one(read(0, &mut byte, 0, 5).fixed()));
 }
+case!(direct => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: -EINVAL
+    cqe 5: -ENOTCONN
+");
 
 fn direct_allocates(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -174,6 +200,11 @@ fn direct_allocates(t: &mut Transcript) {
         t.entry(&ring.one(socket.with(|sqe| sqe.file_index = ALLOCATE)));
     }
 }
+case!(direct_allocates => "
+    cqe 1: 0
+    cqe 2: 1
+    cqe 3: -ENFILE
+");
 
 fn direct_close_on_exec(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -182,6 +213,10 @@ fn direct_close_on_exec(t: &mut Transcript) {
         t.entry(&ring.one(socket.with(|sqe| sqe.file_index = 1)));
     }
 }
+case!(direct_close_on_exec => "
+    cqe 1: -EINVAL
+    cqe 2: 0
+");
 
 fn direct_without_table(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -190,6 +225,10 @@ fn direct_without_table(t: &mut Transcript) {
         t.entry(&ring.one(socket.with(|sqe| sqe.file_index = slot)));
     }
 }
+case!(direct_without_table => "
+    cqe 1: -ENXIO
+    cqe 2: -ENFILE
+");
 
 /// Runs `work` while this process may open no further descriptor.
 pub fn without_numbers<T>(work: impl FnOnce() -> T) -> T {
@@ -212,6 +251,7 @@ fn too_many(t: &mut Transcript) {
     let entry = without_numbers(|| ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 1)));
     t.entry(&entry);
 }
+case!(too_many => "cqe 1: -EMFILE");
 
 /// A direct descriptor uses no descriptor number of the process.
 fn no_number_is_free(t: &mut Transcript) {
@@ -220,6 +260,8 @@ fn no_number_is_free(t: &mut Transcript) {
     let entry = without_numbers(|| ring.one(socket));
     t.entry(&entry);
 }
+case!(no_number_is_free => "cqe 1: 0", usring => "cqe 1: -EMFILE", because
+    "a direct descriptor has an ordinary number for a moment");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -233,6 +275,13 @@ fn forced_async(t: &mut Transcript) {
     let unbound = net::stream(Family::V4);
     t.entry(&ring.one(net::bind_to(unbound.as_raw_fd(), &Family::V4.any(), 4).forced_async()));
 }
+case!(forced_async => "
+    cqe 1: ok
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+");
 
 fn skip_success(t: &mut Transcript) {
     let mut ring = sparse(2);
@@ -242,6 +291,11 @@ fn skip_success(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.entry(&ring.one(net::shutdown(0, libc::SHUT_RDWR, 2).fixed()));
 }
+case!(skip_success => "
+    submit = 1
+    no cqe
+    cqe 2: 0
+");
 
 fn polled_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_IOPOLL);
@@ -254,6 +308,14 @@ fn polled_ring(t: &mut Transcript) {
     t.entry(&ring.one(net::accept(number, 5)));
     t.entry(&ring.one(net::connect(number, &address, 6)));
 }
+case!(polled_ring => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 4: -EINVAL
+    cqe 5: -EINVAL
+    cqe 6: -EINVAL
+");
 
 /// A server made by one submission. Its socket is a direct descriptor.
 fn server_in_a_chain(t: &mut Transcript) {
@@ -278,6 +340,29 @@ fn server_in_a_chain(t: &mut Transcript) {
         }
     }
 }
+case!(server_in_a_chain => "
+    submit for V4 = 4
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 5: ok
+    cqe 4: ok
+    data passes true
+    submit for V6 = 4
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 5: ok
+    cqe 4: ok
+    data passes true
+    submit for Unix = 4
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 5: ok
+    cqe 4: ok
+    data passes true
+");
 
 fn both_ends_by_an_sq_thread(t: &mut Transcript) {
     for family in FAMILIES {
@@ -303,93 +388,20 @@ fn both_ends_by_an_sq_thread(t: &mut Transcript) {
         }
     }
 }
-
-fn bind(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    for family in FAMILIES {
-        let fd = net::stream(family);
-        t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &family.any(), 1)));
-        let address = net::address_of(fd.as_raw_fd());
-        t.say(format_args!("{family:?}: {}", i32::from(address.family()) == family.number()));
-    }
-}
-
-fn bind_wrong(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let any = Family::V4.any();
-    let (reader, _writer) = files::pipe();
-    t.entry(&ring.one(net::bind_to(reader.as_raw_fd(), &any, 1)));
-    t.entry(&ring.one(net::bind_to(-1, &any, 2)));
-    let at = any.at();
-    let lengths = [(at, 0), (at, 2), (at, 15), (at, 128), (at, 129), (at, u64::from(u32::MAX)), (at, 1 << 32 | 16)];
-    for (address, length) in [(BAD, 16), (0, 16), (0, 0)].into_iter().chain(lengths) {
-        let fd = net::stream(Family::V4);
-        let bind = net::bind_to(fd.as_raw_fd(), &any, 3).with(|sqe| (sqe.addr, sqe.off) = (address, length));
-        let entry = ring.one(bind);
-        t.result(format_args!("length {length:#x}"), entry.res);
-    }
-    let fd = net::stream(Family::V4);
-    t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &Family::Unix.any(), 4)));
-    // An address that does not belong to this machine.
-    let mut foreign = any;
-    foreign.bytes[4..8].copy_from_slice(&[192, 0, 2, 1]);
-    t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &foreign, 5)));
-    // A bad address is detected when the entry is read, and ends its batch.
-    ring.push(net::bind_to(fd.as_raw_fd(), &any, 6).with(|sqe| sqe.addr = BAD));
-    ring.push(crate::sqe::nop(7));
-    t.result("submit", ring.submit());
-    t.in_order(&ring.reap());
-}
-
-fn bind_twice(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    for family in FAMILIES {
-        let (fd, address) = net::listener(family);
-        let other = net::stream(family);
-        t.entry(&ring.one(net::bind_to(other.as_raw_fd(), &address, 1)));
-        t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &family.any(), 2)));
-    }
-}
-
-fn bind_reserved_fields(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let fd = net::stream(Family::V4);
-    let any = Family::V4.any();
-    reserved(t, &mut ring, net::bind_to(fd.as_raw_fd(), &any, 1));
-}
-
-fn listen(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    for family in FAMILIES {
-        let fd = net::stream(family);
-        assert_eq!(net::bind(&fd, &family.any()), 0);
-        t.entry(&ring.one(net::listen(fd.as_raw_fd(), 4, 1)));
-        t.entry(&ring.one(net::listen(fd.as_raw_fd(), 0, 2)));
-        t.entry(&ring.one(net::listen(fd.as_raw_fd(), u32::MAX, 3)));
-        drop(net::connected(family, &net::address_of(fd.as_raw_fd())));
-    }
-}
-
-fn listen_wrong(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (reader, _writer) = files::pipe();
-    t.entry(&ring.one(net::listen(reader.as_raw_fd(), 1, 1)));
-    t.entry(&ring.one(net::listen(-1, 1, 2)));
-    let datagrams = net::of_kind(Family::V4, libc::SOCK_DGRAM);
-    t.entry(&ring.one(net::listen(datagrams.as_raw_fd(), 1, 3)));
-    let (_listener, address) = net::listener(Family::V4);
-    let client = net::connected(Family::V4, &address);
-    t.entry(&ring.one(net::listen(client.as_raw_fd(), 1, 4)));
-    // Without a bind an inet socket gets a port, and a unix socket has no name.
-    t.entry(&ring.one(net::listen(net::stream(Family::V4).as_raw_fd(), 1, 5)));
-    t.entry(&ring.one(net::listen(net::stream(Family::Unix).as_raw_fd(), 1, 6)));
-}
-
-fn listen_reserved_fields(t: &mut Transcript) {
-    let mut ring = Ring::new(4);
-    let (fd, _) = net::listener(Family::V4);
-    reserved(t, &mut ring, net::listen(fd.as_raw_fd(), 1, 1));
-}
+case!(both_ends_by_an_sq_thread => "
+    cqe 1: ok
+    cqe 4: 1
+    cqe 2: ok
+    cqe 3: ok
+    cqe 1: ok
+    cqe 4: 1
+    cqe 2: ok
+    cqe 3: ok
+    cqe 1: ok
+    cqe 4: 1
+    cqe 2: ok
+    cqe 3: ok
+");
 
 fn shutdown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -409,6 +421,26 @@ fn shutdown(t: &mut Transcript) {
         t.entry(&ring.one(net::shutdown(server.as_raw_fd(), libc::SHUT_RDWR, 5)));
     }
 }
+case!(shutdown => "
+    cqe 1: 0
+    cqe 2: 0
+    the other way true
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: -ENOTCONN
+    cqe 1: 0
+    cqe 2: 0
+    the other way true
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: -ENOTCONN
+    cqe 1: 0
+    cqe 2: 0
+    the other way true
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+");
 
 fn shutdown_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -422,12 +454,32 @@ fn shutdown_wrong(t: &mut Transcript) {
     t.entry(&ring.one(net::shutdown(net::stream(Family::Unix).as_raw_fd(), 2, 6)));
     t.entry(&ring.one(net::shutdown(3, 2, 7).fixed()));
 }
+case!(shutdown_wrong => "
+    cqe 1: -ENOTSOCK
+    cqe 2: -EBADF
+    cqe 3: -EINVAL
+    cqe 4: -EINVAL
+    cqe 5: -ENOTCONN
+    cqe 6: 0
+    cqe 7: -EBADF
+");
 
 fn shutdown_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (here, _there) = files::sockets();
     reserved(t, &mut ring, net::shutdown(here.as_raw_fd(), 0, 1));
 }
+case!(shutdown_reserved_fields => "
+    addr: -EINVAL
+    off: -EINVAL
+    len: ok
+    op_flags: -EINVAL
+    buf_index: -EINVAL
+    ioprio: -EINVAL
+    addr3: ok
+    buffer select: -EOPNOTSUPP
+    file_index: -EINVAL
+");
 
 fn shutdown_ends_a_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -438,6 +490,10 @@ fn shutdown_ends_a_read(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(shutdown_ends_a_read => "
+    cqe 1: 0
+    cqe 2: 0
+");
 
 /// Errors of SHUTDOWN do not count as failures: chains continue, and CQE_SKIP_SUCCESS applies.
 fn shutdown_breaks_no_chain(t: &mut Transcript) {
@@ -450,3 +506,8 @@ fn shutdown_breaks_no_chain(t: &mut Transcript) {
         t.sorted(&ring.wait(if flags == 0 { 2 } else { 1 }));
     }
 }
+case!(shutdown_breaks_no_chain => "
+    cqe 1: -EINVAL
+    cqe 2: 0
+    cqe 2: 0
+");

@@ -7,28 +7,11 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::message_ring::DEFER;
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("socket_command.bytes_to_read", bytes_to_read),
-    case("socket_command.bytes_to_send", bytes_to_send),
-    case("socket_command.datagrams", datagrams),
-    case("socket_command.listening", listening),
-    case("socket_command.families", families),
-    case("socket_command.get_option", get_option),
-    case("socket_command.get_option_of_levels", get_option_of_levels),
-    case("socket_command.set_option", set_option),
-    case("socket_command.refused", refused),
-    case("socket_command.flags", flags),
-    case("socket_command.kinds_of_rings", kinds_of_rings),
-    case("socket_command.chains", chains),
-    case("socket_command.direct_descriptor", direct_descriptor),
-];
 
 const SIOCINQ: u64 = 0;
 const SIOCOUTQ: u64 = 1;
@@ -87,6 +70,11 @@ fn bytes_to_read(t: &mut Transcript) {
     drop(client);
     t.entry(&ring.one(command(server.as_raw_fd(), SIOCINQ, 3)));
 }
+case!(bytes_to_read => "
+    cqe 1: 0
+    cqe 2: 5
+    cqe 3: 5
+");
 
 fn bytes_to_send(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -98,6 +86,10 @@ fn bytes_to_send(t: &mut Transcript) {
     t.say(format_args!("some of what was sent waits {}", answer.res > 0 && answer.res as usize <= filled));
     drop(server);
 }
+case!(bytes_to_send => "
+    cqe 1: 0
+    some of what was sent waits true
+");
 
 fn datagrams(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -110,6 +102,11 @@ fn datagrams(t: &mut Transcript) {
     t.entry(&ring.one(command(one.as_raw_fd(), SIOCINQ, 1)));
     t.entry(&ring.one(command(one.as_raw_fd(), SIOCOUTQ, 2)));
 }
+case!(datagrams => "
+    of the first datagram
+    cqe 1: 3
+    cqe 2: 0
+");
 
 fn listening(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -117,6 +114,10 @@ fn listening(t: &mut Transcript) {
     t.entry(&ring.one(command(listener.as_raw_fd(), SIOCINQ, 1)));
     t.entry(&ring.one(command(listener.as_raw_fd(), SIOCOUTQ, 2)));
 }
+case!(listening => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+");
 
 /// Sockets of other families do not support these commands.
 fn families(t: &mut Transcript) {
@@ -133,6 +134,13 @@ fn families(t: &mut Transcript) {
     // SAFETY: this case owns the descriptor.
     unsafe { libc::close(netlink) };
 }
+case!(families => "
+    cqe 1: -EOPNOTSUPP
+    cqe 2: -EOPNOTSUPP
+    cqe 3: 4
+    stream true
+    cqe 4: -EOPNOTSUPP
+");
 
 fn get_option(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -160,6 +168,29 @@ fn get_option(t: &mut Transcript) {
     t.entry(&ring.one(option(fd, GETSOCKOPT, libc::SOL_SOCKET, libc::SO_TYPE, 0, 4, 8)));
     t.entry(&ring.one(option(fd, GETSOCKOPT, libc::SOL_SOCKET, libc::SO_TYPE, BAD, 4, 9)));
 }
+case!(get_option => "
+    cqe 1: 4
+    type true
+    cqe 2: 4
+    listens 1
+    cqe 3: 4
+    error 0
+    lengths
+    cqe 4: 0
+    cqe 4: 1
+    cqe 4: 3
+    cqe 4: 4
+    cqe 4: 4
+    cqe 4: -EINVAL
+    cqe 4: -EINVAL
+    cqe 5: 8
+    an option that does not exist, or cannot be asked for
+    cqe 6: -ENOPROTOOPT
+    cqe 7: -ENOPROTOOPT
+    memory
+    cqe 8: -EFAULT
+    cqe 9: -EFAULT
+");
 
 /// Only options of the level SOL_SOCKET can be read.
 fn get_option_of_levels(t: &mut Transcript) {
@@ -173,6 +204,12 @@ fn get_option_of_levels(t: &mut Transcript) {
         t.entry(&ring.one(option(client.as_raw_fd(), GETSOCKOPT, level, name, address, 4, 1)));
     }
 }
+case!(get_option_of_levels => "
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+");
 
 fn set_option(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -197,6 +234,25 @@ fn set_option(t: &mut Transcript) {
     t.entry(&ring.one(option(fd, SETSOCKOPT, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0, 4, 8)));
     t.entry(&ring.one(option(fd, SETSOCKOPT, libc::SOL_SOCKET, libc::SO_KEEPALIVE, BAD, 4, 9)));
 }
+case!(set_option => "
+    cqe 1: 0
+    cqe 2: 4
+    value 1
+    of another level
+    cqe 3: 0
+    value true
+    cqe 4: -ENOPROTOOPT
+    cqe 5: -ENOPROTOOPT
+    cqe 6: -ENOPROTOOPT
+    lengths and memory
+    cqe 7: -EINVAL
+    cqe 7: -EINVAL
+    cqe 7: -EINVAL
+    cqe 7: 0
+    cqe 7: -EINVAL
+    cqe 8: -EFAULT
+    cqe 9: -EFAULT
+");
 
 fn refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -220,6 +276,22 @@ fn refused(t: &mut Transcript) {
     t.entry(&ring.one(command(memory.as_raw_fd(), SIOCINQ, 7).with(|sqe| sqe.ioprio = 1)));
     t.entry(&ring.one(command(fd, SIOCINQ, 8).with(|sqe| sqe.buf_index = 1)));
 }
+case!(refused => "
+    commands that there are not
+    cqe 1: -EOPNOTSUPP
+    cqe 2: -EOPNOTSUPP
+    cqe 3: -EINVAL
+    files that are no sockets
+    cqe 4: -EOPNOTSUPP
+    cqe 4: -EOPNOTSUPP
+    cqe 5: -EBADF
+    fields that the first two do not look at
+    cqe 6: 0
+    cqe 7: 0
+    cqe 7: -EINVAL
+    cqe 7: -EINVAL
+    cqe 8: 0
+");
 
 fn flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -231,6 +303,15 @@ fn flags(t: &mut Transcript) {
     t.entry(&ring.one(command(fd, SIOCINQ, 9).flagged(sqe_flags::BUFFER_SELECT)));
     t.entry(&ring.one(command(fd, SIOCINQ, 10).forced_async()));
 }
+case!(flags => "
+    cqe 1: 0
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 4: -EINVAL
+    cqe 2147483648: -EINVAL
+    cqe 9: -EINVAL
+    cqe 10: 0
+");
 
 fn kinds_of_rings(t: &mut Transcript) {
     let (client, _server, _listener) = connected();
@@ -241,6 +322,13 @@ fn kinds_of_rings(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
     t.in_order(&super::sq_thread::run(&mut ring, &[command(client.as_raw_fd(), SIOCOUTQ, 1)]));
 }
+case!(kinds_of_rings => "
+    cqe 1: 0
+    cqe 1: 0
+    cqe 1: -EOPNOTSUPP
+    cqe 1: 0
+    cqe 1: 0
+");
 
 fn chains(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -260,6 +348,13 @@ fn chains(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(1));
 }
+case!(chains => "
+    cqe 1: 4
+    cqe 2: 0
+    cqe 3: -ENOPROTOOPT
+    cqe 4: -ECANCELED
+    cqe 6: 0
+");
 
 fn direct_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -274,3 +369,9 @@ fn direct_descriptor(t: &mut Transcript) {
     t.entry(&ring.one(get(0, libc::SO_TYPE, &mut value, 2).fixed()));
     t.entry(&ring.one(get(1, libc::SO_TYPE, &mut value, 3).fixed()));
 }
+case!(direct_descriptor => "
+    register = 0
+    cqe 1: 3
+    cqe 2: 4
+    cqe 3: -EBADF
+");

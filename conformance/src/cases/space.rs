@@ -4,23 +4,10 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, opcode};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("space.allocate", allocate),
-    case("space.allocate_modes", allocate_modes),
-    case("space.allocate_bad_ranges", allocate_bad_ranges),
-    case("space.allocate_not_on_this_file", allocate_not_on_this_file),
-    case("space.allocate_reserved_fields", allocate_reserved_fields),
-    case("space.truncate", truncate),
-    case("space.truncate_bad", truncate_bad),
-    case("space.truncate_reserved_fields", truncate_reserved_fields),
-    case("space.forced_async", forced_async),
-];
 
 /// Builds a FALLOCATE, with the mode in `len` and the length in `addr`.
 fn fallocate(fd: i32, mode: i32, offset: u64, length: u64, user_data: u64) -> Sqe {
@@ -49,6 +36,12 @@ fn allocate(t: &mut Transcript) {
     t.entry(&ring.one(fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, 0, 9000, 2)));
     t.say(format_args!("size {}", size(fd)));
 }
+case!(allocate => "
+    cqe 1: 0
+    size 5000
+    cqe 2: 0
+    size 5000
+");
 
 fn allocate_modes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -63,6 +56,14 @@ fn allocate_modes(t: &mut Transcript) {
     t.entry(&ring.one(fallocate(fd, 1 << 30, 0, 4096, 4)));
     t.entry(&ring.one(fallocate(fd, -1, 0, 4096, 5)));
 }
+case!(allocate_modes => "
+    cqe 1: 0
+    0 0 120
+    cqe 2: -EOPNOTSUPP
+    cqe 3: -EOPNOTSUPP
+    cqe 4: -EOPNOTSUPP
+    cqe 5: -EOPNOTSUPP
+");
 
 fn allocate_bad_ranges(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -72,6 +73,12 @@ fn allocate_bad_ranges(t: &mut Transcript) {
         t.entry(&ring.one(fallocate(fd, 0, offset, length, 1)));
     }
 }
+case!(allocate_bad_ranges => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EFBIG
+");
 
 fn allocate_not_on_this_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -82,6 +89,12 @@ fn allocate_not_on_this_file(t: &mut Transcript) {
         t.entry(&ring.one(fallocate(fd, 0, 0, 1, 1)));
     }
 }
+case!(allocate_not_on_this_file => "
+    cqe 1: -ESPIPE
+    cqe 1: -ENODEV
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+");
 
 fn allocate_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -95,6 +108,12 @@ fn allocate_reserved_fields(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(allocate_reserved_fields => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn truncate(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -105,6 +124,14 @@ fn truncate(t: &mut Transcript) {
         t.say(format_args!("size {}", size(fd)));
     }
 }
+case!(truncate => "
+    cqe 4: 0
+    size 4
+    cqe 12: 0
+    size 12
+    cqe 0: 0
+    size 0
+");
 
 fn truncate_bad(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -118,6 +145,13 @@ fn truncate_bad(t: &mut Transcript) {
     let root = std::fs::File::open("/").expect("/");
     t.entry(&ring.one(ftruncate(root.as_raw_fd(), 1, 5)));
 }
+case!(truncate_bad => "
+    cqe 1: -EINVAL
+    cqe 2: -EBADF
+    cqe 3: -EINVAL
+    cqe 4: -EINVAL
+    cqe 5: -EINVAL
+");
 
 fn truncate_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -133,6 +167,14 @@ fn truncate_reserved_fields(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(truncate_reserved_fields => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -142,3 +184,8 @@ fn forced_async(t: &mut Transcript) {
     t.entry(&ring.one(fallocate(fd, 0, 0, 100, 2).forced_async()));
     t.say(format_args!("size {}", size(fd)));
 }
+case!(forced_async => "
+    cqe 1: 0
+    cqe 2: 0
+    size 100
+");

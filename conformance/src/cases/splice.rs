@@ -5,32 +5,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, cancel, nop, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("splice.from_file", from_file),
-    case("splice.to_file", to_file),
-    case("splice.between_pipes", between_pipes),
-    case("splice.offsets_of_pipes", offsets_of_pipes),
-    case("splice.nothing", nothing),
-    case("splice.wrong_files", wrong_files),
-    case("splice.wrong_flags", wrong_flags),
-    case("splice.other_fields", other_fields),
-    case("splice.registered_files", registered_files),
-    case("splice.chains", chains),
-    case("splice.waits", waits),
-    case("splice.source_is_closed", source_is_closed),
-    case("splice.do_not_wait", do_not_wait),
-    case("splice.polled_ring", polled_ring),
-    case("splice.tee", tee),
-    case("splice.tee_wrong", tee_wrong),
-    differs("splice.cancelled", cancelled, "how a worker that is broken off says so"),
-];
 
 const FIXED_SOURCE: u32 = 1 << 31;
 const NON_BLOCK: u32 = libc::SPLICE_F_NONBLOCK;
@@ -67,6 +46,26 @@ fn from_file(t: &mut Transcript) {
         t.say(format_args!("position {}", files::position(&file)));
     }
 }
+case!(from_file => "
+    cqe 1: 4
+    it gives \"0123\"
+    position 0
+    cqe 1: 4
+    it gives \"4567\"
+    position 0
+    cqe 1: 2
+    it gives \"89\"
+    position 0
+    cqe 1: 0
+    it gives \"\"
+    position 0
+    cqe 1: 3
+    it gives \"012\"
+    position 3
+    cqe 1: 3
+    it gives \"345\"
+    position 6
+");
 
 fn to_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -80,6 +79,15 @@ fn to_file(t: &mut Transcript) {
     drop(writer);
     t.entry(&ring.one(splice(here(&reader), at(&file, 0), 100, 2)));
 }
+case!(to_file => "
+    cqe 1: 3
+    \"01abc56789\" position 0
+    cqe 1: 3
+    \"abcbc56789\" position 3
+    cqe 1: 3
+    \"abcbc56789\\0\\0\\0\\0\\0\\0\\0\\0\\0\\0abc\" position 3
+    cqe 2: 0
+");
 
 fn between_pipes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -90,6 +98,14 @@ fn between_pipes(t: &mut Transcript) {
         contents(t, &other_reader);
     }
 }
+case!(between_pipes => "
+    cqe 1: 2
+    it gives \"ab\"
+    cqe 1: 3
+    it gives \"cde\"
+    cqe 1: 1
+    it gives \"f\"
+");
 
 fn offsets_of_pipes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -101,6 +117,12 @@ fn offsets_of_pipes(t: &mut Transcript) {
     t.entry(&ring.one(splice(at(&file, u64::MAX - 1), here(&writer), 2, 3)));
     t.entry(&ring.one(splice(at(&file, 1 << 63), here(&writer), 2, 4)));
 }
+case!(offsets_of_pipes => "
+    cqe 1: -ESPIPE
+    cqe 2: -ESPIPE
+    cqe 3: -EINVAL
+    cqe 4: -EINVAL
+");
 
 fn nothing(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -113,6 +135,14 @@ fn nothing(t: &mut Transcript) {
     t.entry(&ring.one(splice((-1, 0), here(&writer), 0, 4)));
     t.entry(&ring.one(splice(at(&file, 0), (-1, 0), 0, 5)));
 }
+case!(nothing => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: -EBADF
+    cqe 5: -EBADF
+");
 
 fn wrong_files(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -131,6 +161,17 @@ fn wrong_files(t: &mut Transcript) {
     t.entry(&ring.one(splice(at(&one, 0), here(&writer), 8, 8)));
     t.entry(&ring.one(splice(here(&reader), here(&one), 3, 9)));
 }
+case!(wrong_files => "
+    cqe 1: -EBADF
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    cqe 4: -EINVAL
+    cqe 5: -EBADF
+    cqe 6: -EINVAL
+    cqe 7: -EINVAL
+    cqe 8: -EINVAL
+    cqe 9: 3
+");
 
 fn wrong_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -141,6 +182,7 @@ fn wrong_flags(t: &mut Transcript) {
         t.say(format_args!("{bit}: {}", names::result(entry.res)));
     }
 }
+case!(wrong_flags => include_str!("splice/wrong_flags.txt"));
 
 fn other_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -154,6 +196,16 @@ fn other_fields(t: &mut Transcript) {
         t.entry(&ring.one(sqe.flagged(sqe_flags::BUFFER_SELECT)));
     }
 }
+case!(other_fields => "
+    cqe 1: -EINVAL
+    cqe 1: 1
+    cqe 1: 1
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EOPNOTSUPP
+");
 
 fn registered_files(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -171,6 +223,17 @@ fn registered_files(t: &mut Transcript) {
     t.entry(&ring.one(splice((0, 8), (1, CURRENT), 2, 7).op_flags(FIXED_SOURCE).fixed().forced_async()));
     contents(t, &reader);
 }
+case!(registered_files => "
+    cqe 1: -EBADF
+    cqe 1: 2
+    cqe 2: 2
+    cqe 3: 2
+    cqe 4: -EBADF
+    cqe 5: -EBADF
+    cqe 6: -EBADF
+    cqe 7: 2
+    it gives \"01234589\"
+");
 
 fn chains(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -186,6 +249,17 @@ fn chains(t: &mut Transcript) {
     t.in_order(&ring.run(&[out(7, 5).flagged(sqe_flags::IO_HARDLINK), in_(6)]));
     t.in_order(&ring.run(&[splice((-1, 0), here(&writer), 1, 7).linked(), nop(8)]));
 }
+case!(chains => "
+    cqe 1: 6
+    cqe 2: 6
+    456789
+    cqe 3: 6
+    cqe 4: -ECANCELED
+    cqe 5: 6
+    cqe 6: 12
+    cqe 7: -EBADF
+    cqe 8: -ECANCELED
+");
 
 fn waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -203,6 +277,13 @@ fn waits(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(files::text(&file));
 }
+case!(waits => "
+    submit = 1
+    no cqe
+    cqe 1: 3
+    cqe 2: 0
+    abc
+");
 
 /// A request that has started holds both files.
 fn source_is_closed(t: &mut Transcript) {
@@ -217,6 +298,10 @@ fn source_is_closed(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(files::text(&file));
 }
+case!(source_is_closed => "
+    cqe 1: 3
+    abc
+");
 
 fn do_not_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -226,6 +311,10 @@ fn do_not_wait(t: &mut Transcript) {
     files::set_nonblocking(&reader, true);
     t.entry(&ring.one(splice(here(&reader), at(&file, 0), 100, 1)));
 }
+case!(do_not_wait => "
+    cqe 1: -EAGAIN
+    cqe 1: -EAGAIN
+");
 
 fn polled_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_IOPOLL);
@@ -236,6 +325,10 @@ fn polled_ring(t: &mut Transcript) {
         t.in_order(&ring.wait(1));
     }
 }
+case!(polled_ring => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn tee_of(from: i32, to: i32, length: u32, user_data: u64) -> Sqe {
     splice((from, 0), (to, 0), length, user_data).with(|sqe| sqe.opcode = opcode::TEE)
@@ -260,6 +353,18 @@ fn tee(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     contents(t, &other_reader);
 }
+case!(tee => "
+    cqe 1: 4
+    it gives \"abcd\"
+    cqe 2: 6
+    cqe 3: -ECANCELED
+    it gives \"abcdef\"
+    it gives \"abcdef\"
+    cqe 3: 0
+    no cqe
+    cqe 4: 3
+    it gives \"xyz\"
+");
 
 fn tee_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -277,6 +382,17 @@ fn tee_wrong(t: &mut Transcript) {
     t.entry(&ring.one(tee_of(from, file.as_raw_fd(), 4, 8)));
     t.entry(&ring.one(tee_of(from, to, 4, 9).op_flags(0x10)));
 }
+case!(tee_wrong => "
+    cqe 1: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 4: -EBADF
+    cqe 5: -EBADF
+    cqe 6: -EINVAL
+    cqe 7: -EINVAL
+    cqe 8: -EINVAL
+    cqe 9: -EINVAL
+");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -289,3 +405,10 @@ fn cancelled(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(cancelled => "
+    cqe 1: -errno(512)
+    cqe 2: -EALREADY
+", usring => "
+    cqe 1: -EINTR
+    cqe 2: -EALREADY
+", because "how a worker that is broken off says so");

@@ -5,7 +5,6 @@ use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::door;
 use crate::files;
 use crate::names;
@@ -13,33 +12,6 @@ use crate::ring::{Entry, Ring};
 use crate::sqe::{Change, close, nop, poll, read, sqe, timeout, write};
 use crate::time::{LONG, milliseconds, until};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("sq_thread.closes_its_ring", closes_its_ring),
-    case("sq_thread.takes_entries_by_itself", takes_entries_by_itself),
-    case("sq_thread.enter_submits_nothing", enter_submits_nothing),
-    case("sq_thread.needs_wakeup_when_idle", needs_wakeup_when_idle),
-    case("sq_thread.default_idle", default_idle),
-    case("sq_thread.stays_awake_while_busy", stays_awake_while_busy),
-    case("sq_thread.wake_without_work", wake_without_work),
-    case("sq_thread.waiter_is_woken", waiter_is_woken),
-    case("sq_thread.sq_wait", sq_wait),
-    case("sq_thread.bad_sqe", bad_sqe),
-    case("sq_thread.chains", chains),
-    case("sq_thread.file_closed_before_cqe", file_closed_before_cqe),
-    case("sq_thread.plain_descriptors", plain_descriptors),
-    case("sq_thread.late_completions", late_completions),
-    case("sq_thread.timeouts", timeouts),
-    case("sq_thread.overflow", overflow),
-    case("sq_thread.disabled_until_enabled", disabled_until_enabled),
-    case("sq_thread.attached", attached),
-    case("sq_thread.attached_to_closed", attached_to_closed),
-    case("sq_thread.ring_closes", ring_closes),
-    case("sq_thread.other_threads_submit", other_threads_submit),
-    case("sq_thread.many_rounds", many_rounds),
-    case("sq_thread.register_while_running", register_while_running),
-    case("sq_thread.signals_go_elsewhere", signals_go_elsewhere),
-];
 
 const SQPOLL: u32 = u::IORING_SETUP_SQPOLL;
 
@@ -90,6 +62,13 @@ fn takes_entries_by_itself(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(format_args!("sq head {}", ring.sq_head()));
 }
+case!(takes_entries_by_itself => "
+    cqe 1: 0
+    seen true
+    cqe 2: 0
+    cqe 3: 0
+    sq head 3
+");
 
 /// enter returns the number that it was asked to submit, whatever the SQ holds.
 fn enter_submits_nothing(t: &mut Transcript) {
@@ -99,6 +78,12 @@ fn enter_submits_nothing(t: &mut Transcript) {
     t.result("enter(1000), none written", ring.enter(1000, 0, 0));
     t.result("enter(3), wakeup", ring.enter(3, 0, u::IORING_ENTER_SQ_WAKEUP));
 }
+case!(enter_submits_nothing => "
+    enter(0) = 0
+    enter(5), none written = 5
+    enter(1000), none written = 1000
+    enter(3), wakeup = 3
+");
 
 fn needs_wakeup_when_idle(t: &mut Transcript) {
     let mut ring = ring(20);
@@ -112,6 +97,14 @@ fn needs_wakeup_when_idle(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(format_args!("falls asleep again {}", until(|| asleep(&ring))));
 }
+case!(needs_wakeup_when_idle => "
+    falls asleep true
+    no cqe
+    wakeup = 1
+    seen true
+    cqe 1: 0
+    falls asleep again true
+");
 
 /// An idle time of 0 means one second.
 fn default_idle(t: &mut Transcript) {
@@ -121,6 +114,11 @@ fn default_idle(t: &mut Transcript) {
     t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
     t.between("after", start.elapsed(), 900, 30_000);
 }
+case!(default_idle => "
+    cqe 1: 0
+    falls asleep true
+    after: after 900 to 30000 ms
+");
 
 fn stays_awake_while_busy(t: &mut Transcript) {
     let mut ring = ring(1000);
@@ -135,6 +133,10 @@ fn stays_awake_while_busy(t: &mut Transcript) {
     }
     t.say(format_args!("slept {slept}"));
 }
+case!(stays_awake_while_busy => "
+    cqe 99: 0
+    slept false
+");
 
 fn wake_without_work(t: &mut Transcript) {
     let mut ring = ring(10);
@@ -143,6 +145,12 @@ fn wake_without_work(t: &mut Transcript) {
     t.say(format_args!("falls asleep again {}", until(|| asleep(&ring))));
     t.sorted(&run(&mut ring, &[nop(1)]));
 }
+case!(wake_without_work => "
+    falls asleep true
+    wakeup = 0
+    falls asleep again true
+    cqe 1: 0
+");
 
 fn waiter_is_woken(t: &mut Transcript) {
     let mut ring = ring(2000);
@@ -159,6 +167,10 @@ fn waiter_is_woken(t: &mut Transcript) {
     t.in_order(&ring.reap());
     drop(thread.join());
 }
+case!(waiter_is_woken => "
+    wait = 0
+    cqe 1: 1
+");
 
 /// SQ_WAIT: the call waits until there is room in the SQ.
 fn sq_wait(t: &mut Transcript) {
@@ -178,12 +190,21 @@ fn sq_wait(t: &mut Transcript) {
     let drained = until(|| ring.sq_head() == ring.sq_tail());
     t.say(format_args!("all taken {drained}"));
 }
+case!(sq_wait => "
+    room at once = 0
+    all taken true
+");
 
 /// A bad SQE ends the batch without a notice, and the thread goes on.
 fn bad_sqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1), sqe(200, -1, 2), nop(3)]));
 }
+case!(bad_sqe => "
+    cqe 1: 0
+    cqe 2: -EINVAL
+    cqe 3: 0
+");
 
 fn chains(t: &mut Transcript) {
     let mut ring = ring(2000);
@@ -195,6 +216,11 @@ fn chains(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(files::text(&file));
 }
+case!(chains => "
+    cqe 1: 2
+    cqe 2: 2
+    abcd
+");
 
 /// When the CQE of a CLOSE is posted, the file is closed.
 fn file_closed_before_cqe(t: &mut Transcript) {
@@ -214,6 +240,7 @@ fn file_closed_before_cqe(t: &mut Transcript) {
     }
     t.say(format_args!("CQEs before the close: {early}"));
 }
+case!(file_closed_before_cqe => "CQEs before the close: 0");
 
 /// SQPOLL_NONFIXED: descriptors need not be registered.
 fn plain_descriptors(t: &mut Transcript) {
@@ -227,6 +254,14 @@ fn plain_descriptors(t: &mut Transcript) {
     t.result("register", ring.register(reg::FILES, &raw const number, 1));
     t.sorted(&run(&mut ring, &[read(0, &mut buffer, 4, 4).fixed()]));
 }
+case!(plain_descriptors => "
+    cqe 1: 4
+    2345
+    cqe 2: -EBADF
+    cqe 3: -EBADF
+    register = 0
+    cqe 4: 4
+");
 
 fn late_completions(t: &mut Transcript) {
     let mut ring = ring(20);
@@ -241,6 +276,12 @@ fn late_completions(t: &mut Transcript) {
     t.say(format_args!("seen {}", ring.watch(2)));
     t.sorted(&ring.reap());
 }
+case!(late_completions => "
+    falls asleep true
+    seen true
+    cqe 1: 1
+    cqe 2: 1
+");
 
 fn timeouts(t: &mut Transcript) {
     let mut ring = ring(10);
@@ -251,6 +292,12 @@ fn timeouts(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.sorted(&run(&mut ring, &[timeout(&LONG, 0, 0, 2), crate::sqe::timeout_remove(2, 3)]));
 }
+case!(timeouts => "
+    seen true
+    cqe 1: -ETIME
+    cqe 2: -ECANCELED
+    cqe 3: 0
+");
 
 fn overflow(t: &mut Transcript) {
     let mut ring = Ring::with(8, |params| {
@@ -275,6 +322,12 @@ fn overflow(t: &mut Transcript) {
     let ordered = all.iter().enumerate().all(|(index, entry)| entry.user_data == index as u64);
     t.say(format_args!("all {} in order {ordered}", all.len()));
 }
+case!(overflow => "
+    ready 8 overflown true
+    get events = 0
+    get events = 0
+    all 20 in order true
+");
 
 fn disabled_until_enabled(t: &mut Transcript) {
     let mut ring = ring_with(8, 2000, u::IORING_SETUP_R_DISABLED);
@@ -288,6 +341,13 @@ fn disabled_until_enabled(t: &mut Transcript) {
     t.say(format_args!("seen {}", ring.watch(1)));
     t.in_order(&ring.reap());
 }
+case!(disabled_until_enabled => "
+    no cqe
+    enter = -EBADFD
+    enable = 0
+    seen true
+    cqe 1: 0
+");
 
 fn attach(fd: i32, idle: u32) -> Result<Ring, i32> {
     Ring::with(8, |params| {
@@ -308,6 +368,16 @@ fn attached(t: &mut Transcript) {
     t.say(format_args!("both asleep {}", until(|| asleep(&first) && asleep(&second))));
     t.sorted(&run(&mut first, &[nop(6)]));
 }
+case!(attached => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    both asleep true
+    cqe 5: 0
+    both asleep true
+    cqe 6: 0
+");
 
 /// The thread outlives the ring for which it was made.
 fn attached_to_closed(t: &mut Transcript) {
@@ -325,6 +395,16 @@ fn attached_to_closed(t: &mut Transcript) {
     t.say(format_args!("asleep {}", until(|| asleep(&third))));
     t.sorted(&run(&mut third, &[nop(5)]));
 }
+case!(attached_to_closed => "
+    close the first number = 0
+    close the duplicate = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    asleep true
+    cqe 5: 0
+");
 
 fn ring_closes(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
@@ -339,6 +419,7 @@ fn ring_closes(t: &mut Transcript) {
     let left = files::take(&reader, 8).map_or(0, |bytes| bytes.len());
     t.say(format_args!("bytes left {left}"));
 }
+case!(ring_closes => "bytes left 4");
 
 fn other_threads_submit(t: &mut Transcript) {
     let mut ring = ring_with(64, 50, u::IORING_SETUP_SINGLE_ISSUER);
@@ -352,6 +433,10 @@ fn other_threads_submit(t: &mut Transcript) {
     t.result("enter in another thread", answer.join().unwrap_or(-1));
     t.say(format_args!("seen {}", ring.watch(32)));
 }
+case!(other_threads_submit => "
+    enter in another thread = 32
+    seen true
+");
 
 fn many_rounds(t: &mut Transcript) {
     let mut ring = ring_with(32, 1, 0);
@@ -371,6 +456,7 @@ fn many_rounds(t: &mut Transcript) {
     }
     t.say(format_args!("rounds with a loss: {wrong}"));
 }
+case!(many_rounds => "rounds with a loss: 0");
 
 fn register_while_running(t: &mut Transcript) {
     let mut ring = ring(2000);
@@ -387,6 +473,7 @@ fn register_while_running(t: &mut Transcript) {
     }
     t.say(format_args!("wrong {lost}"));
 }
+case!(register_while_running => "wrong 0");
 
 /// The SQ thread takes none of the program's signals.
 fn signals_go_elsewhere(t: &mut Transcript) {
@@ -409,6 +496,11 @@ fn signals_go_elsewhere(t: &mut Transcript) {
     t.say(format_args!("still pending {pending}"));
     t.say(format_args!("flags {}", names::sq_flags(ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW)));
 }
+case!(signals_go_elsewhere => "
+    cqe 1: 0
+    still pending 1
+    flags -
+");
 
 /// A request may not close a ring, least of all its own, by any of its numbers.
 fn closes_its_ring(t: &mut Transcript) {
@@ -424,3 +516,7 @@ fn closes_its_ring(t: &mut Transcript) {
     ring.enter(0, 0, u::IORING_ENTER_SQ_WAKEUP);
     t.in_order(&ring.wait(1));
 }
+case!(closes_its_ring => "
+    cqe 1: -EBADF
+    cqe 2: 0
+");

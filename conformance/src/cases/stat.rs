@@ -5,24 +5,11 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, opcode};
 
-use crate::case::{Case, case};
 use crate::files::{self, Scratch};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("stat.of_path", of_path),
-    case("stat.of_descriptor", of_descriptor),
-    case("stat.same_as_the_call", same_as_the_call),
-    case("stat.link_not_followed", link_not_followed),
-    case("stat.errors", errors),
-    case("stat.bad_addresses", bad_addresses),
-    case("stat.masks", masks),
-    case("stat.reserved_fields", reserved_fields),
-    case("stat.forced_async", forced_async),
-];
 
 fn statx(fd: i32, path: &CStr, flags: i32, mask: u32, into: &mut libc::statx, ud: u64) -> Sqe {
     sqe(opcode::STATX, fd, ud).op_flags(flags as u32).with(|sqe| {
@@ -47,6 +34,13 @@ fn of_path(t: &mut Transcript) {
     t.entry(&ring.one(statx(directory.as_raw_fd(), c"a", 0, mask, &mut again, 2)));
     t.say(format_args!("size {} same file {}", again.stx_size, again.stx_ino == stat.stx_ino));
 }
+case!(of_path => "
+    cqe 1: 0
+    size 10 links 1
+    kind 100000
+    cqe 2: 0
+    size 10 same file true
+");
 
 fn of_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -63,6 +57,14 @@ fn of_descriptor(t: &mut Transcript) {
     t.entry(&ring.one(here));
     t.say(format_args!("kind {:o}", stat.stx_mode & libc::S_IFMT as u16));
 }
+case!(of_descriptor => "
+    cqe 1: 0
+    size 10
+    cqe 2: -ENOENT
+    cqe 3: -EFAULT
+    cqe 4: 0
+    kind 40000
+");
 
 fn same_as_the_call(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -80,6 +82,10 @@ fn same_as_the_call(t: &mut Transcript) {
     };
     t.say(format_args!("same bytes {}", bytes(&ours) == bytes(&theirs)));
 }
+case!(same_as_the_call => "
+    cqe 1: 0
+    same bytes true
+");
 
 fn link_not_followed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -94,6 +100,12 @@ fn link_not_followed(t: &mut Transcript) {
         t.say(format_args!("kind {:o} size {}", stat.stx_mode & libc::S_IFMT as u16, stat.stx_size));
     }
 }
+case!(link_not_followed => "
+    cqe 1: 0
+    kind 100000 size 10
+    cqe 1: 0
+    kind 120000 size 1
+");
 
 fn errors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -109,6 +121,16 @@ fn errors(t: &mut Transcript) {
     let both = libc::AT_STATX_FORCE_SYNC | libc::AT_STATX_DONT_SYNC;
     t.entry(&ring.one(statx(here, c"/", both, 0, &mut stat, 8)));
 }
+case!(errors => "
+    cqe 1: -ENOENT
+    cqe 2: -ENOENT
+    cqe 3: -ENOTDIR
+    cqe 4: -EBADF
+    cqe 5: -EBADF
+    cqe 6: -EINVAL
+    cqe 7: -EINVAL
+    cqe 8: -EINVAL
+");
 
 fn bad_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -119,6 +141,12 @@ fn bad_addresses(t: &mut Transcript) {
     t.entry(&ring.one(good.with(|sqe| sqe.off = 0)));
     t.entry(&ring.one(good.with(|sqe| sqe.off = BAD)));
 }
+case!(bad_addresses => "
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+");
 
 fn masks(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -130,6 +158,16 @@ fn masks(t: &mut Transcript) {
         t.say(format_args!("what was asked for is there: {}", stat.stx_mask & asked == asked));
     }
 }
+case!(masks => "
+    cqe 1: 0
+    what was asked for is there: true
+    cqe 1: 0
+    what was asked for is there: true
+    cqe 1: 0
+    what was asked for is there: true
+    cqe 1: 0
+    what was asked for is there: true
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -140,6 +178,12 @@ fn reserved_fields(t: &mut Transcript) {
     t.entry(&ring.one(good.with(|sqe| sqe.ioprio = 1)));
     t.entry(&ring.one(good.fixed()));
 }
+case!(reserved_fields => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EBADF
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -150,3 +194,7 @@ fn forced_async(t: &mut Transcript) {
     t.entry(&ring.one(sized.forced_async()));
     t.say(format_args!("size {}", stat.stx_size));
 }
+case!(forced_async => "
+    cqe 1: 0
+    size 10
+");

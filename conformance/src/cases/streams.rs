@@ -2,37 +2,11 @@
 
 use std::os::fd::AsRawFd;
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::process;
 use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, nop, read, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("streams.read_waits_for_data", read_waits_for_data),
-    case("streams.data_is_there", data_is_there),
-    case("streams.offset_is_ignored", offset_is_ignored),
-    case("streams.nonblocking_descriptor_waits_too", nonblocking_waits_too),
-    case("streams.writer_closes", writer_closes),
-    case("streams.reader_closes", reader_closes),
-    case("streams.write_waits_for_room", write_waits_for_room),
-    case("streams.large_write_to_pipe", large_write_to_pipe),
-    case("streams.several_readers", several_readers),
-    case("streams.eventfd", eventfd),
-    case("streams.sockets", sockets),
-    case("streams.datagrams", datagrams),
-    case("streams.shutdown_ends_read", shutdown_ends_read),
-    case("streams.unconnected_socket", unconnected_socket),
-    case("streams.broken_pipe_signal", broken_pipe_signal),
-    case("streams.forced_async_read_waits", forced_async_read_waits),
-    case("streams.watched_in_memory", watched_in_memory),
-    case("streams.timerfd", timerfd),
-    case("streams.data_before_submit_of_many", data_before_submit_of_many),
-    case("streams.shut_datagrams", shut_datagrams),
-    case("streams.offset_of_a_socket", offset_of_a_socket),
-    case("streams.offset_of_other_files", offset_of_other_files),
-];
 
 fn shown(buffer: &[u8]) -> String {
     String::from_utf8_lossy(buffer).replace('\0', ".")
@@ -53,6 +27,13 @@ fn read_waits_for_data(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(shown(&buffer));
 }
+case!(read_waits_for_data => "
+    submit = 1
+    no cqe
+    cqe 2: 0
+    cqe 1: 5
+    hello...
+");
 
 fn data_is_there(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -65,6 +46,12 @@ fn data_is_there(t: &mut Transcript) {
     t.say(shown(&buffer));
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 2)));
 }
+case!(data_is_there => "
+    submit = 1
+    cqe 1: 4
+    hell
+    cqe 2: 1
+");
 
 fn offset_is_ignored(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -75,6 +62,16 @@ fn offset_is_ignored(t: &mut Transcript) {
         t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, offset, 2)));
     }
 }
+case!(offset_is_ignored => "
+    cqe 1: 2
+    cqe 2: 2
+    cqe 1: 2
+    cqe 2: 2
+    cqe 1: 2
+    cqe 2: 2
+    cqe 1: 2
+    cqe 2: 2
+");
 
 /// O_NONBLOCK on the file does not make a request fail: it still waits.
 fn nonblocking_waits_too(t: &mut Transcript) {
@@ -87,6 +84,11 @@ fn nonblocking_waits_too(t: &mut Transcript) {
     files::put(&writer, b"abcd");
     t.in_order(&ring.wait(1));
 }
+case!(nonblocking_waits_too as nonblocking_descriptor_waits_too => "
+    submit = 1
+    no cqe
+    cqe 1: 4
+");
 
 fn writer_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -98,6 +100,10 @@ fn writer_closes(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 2)));
 }
+case!(writer_closes => "
+    cqe 1: 0
+    cqe 2: 0
+");
 
 fn ignore_broken_pipes() {
     // SAFETY: the call changes only this process's signal disposition.
@@ -116,6 +122,11 @@ fn reader_closes(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 2)));
 }
+case!(reader_closes => "
+    no cqe
+    cqe 1: -EPIPE
+    cqe 2: -EPIPE
+");
 
 fn write_waits_for_room(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -132,6 +143,12 @@ fn write_waits_for_room(t: &mut Transcript) {
     files::set_nonblocking(&reader, true);
     t.say(shown(&files::take(&reader, 100).unwrap_or_default()));
 }
+case!(write_waits_for_room => "
+    submit = 1
+    no cqe
+    cqe 1: 4
+    tail
+");
 
 /// More data than a pipe holds. Only a request that must not wait returns a short count after the
 /// bytes that fit. This request writes on.
@@ -158,6 +175,12 @@ fn large_write_to_pipe(t: &mut Transcript) {
     t.say(format_args!("answer is what was read: {}", written as usize == total));
     t.say(format_args!("something written: {}", written > 0));
 }
+case!(large_write_to_pipe => "
+    submit = 1
+    completed true
+    answer is what was read: true
+    something written: true
+");
 
 fn several_readers(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -173,6 +196,14 @@ fn several_readers(t: &mut Transcript) {
     got.sort();
     t.say(got.join(" "));
 }
+case!(several_readers => "
+    submit = 4
+    cqe 1: 4
+    cqe 2: 4
+    cqe 3: 4
+    cqe 4: 4
+    aaaa bbbb cccc dddd
+");
 
 fn eventfd(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -191,6 +222,16 @@ fn eventfd(t: &mut Transcript) {
     t.entry(&ring.one(write(fd, &u64::MAX.to_ne_bytes(), 0, 4)));
     t.entry(&ring.one(read(fd, &mut count[..4], 0, 5)));
 }
+case!(eventfd => "
+    cqe 1: 8
+    count 3
+    no cqe
+    cqe 2: 8
+    cqe 3: 8
+    count 7
+    cqe 4: -EINVAL
+    cqe 5: -EINVAL
+");
 
 fn sockets(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -207,6 +248,13 @@ fn sockets(t: &mut Transcript) {
     ignore_broken_pipes();
     t.entry(&ring.one(write(here.as_raw_fd(), b"x", 0, 4)));
 }
+case!(sockets => "
+    cqe 1: 4
+    cqe 2: 4
+    ping....
+    cqe 3: 0
+    cqe 4: -EPIPE
+");
 
 fn datagrams(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -219,6 +267,14 @@ fn datagrams(t: &mut Transcript) {
     t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 5)));
     t.entry(&ring.one(read(here.as_raw_fd(), &mut buffer, 0, 6)));
 }
+case!(datagrams => "
+    cqe 1: 8
+    cqe 2: 0
+    cqe 3: 3
+    cqe 4: 4
+    cqe 5: 0
+    cqe 6: 3
+");
 
 fn shutdown_ends_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -230,6 +286,7 @@ fn shutdown_ends_read(t: &mut Transcript) {
     unsafe { libc::shutdown(there.as_raw_fd(), libc::SHUT_WR) };
     t.in_order(&ring.wait(1));
 }
+case!(shutdown_ends_read => "cqe 1: 0");
 
 fn unconnected_socket(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -240,6 +297,10 @@ fn unconnected_socket(t: &mut Transcript) {
     t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
     t.entry(&ring.one(write(fd, &buffer, 0, 2)));
 }
+case!(unconnected_socket => "
+    cqe 1: -ENOTCONN
+    cqe 2: -EPIPE
+");
 
 /// SIGPIPE is raised as by write(2).
 fn broken_pipe_signal(t: &mut Transcript) {
@@ -270,6 +331,10 @@ fn broken_pipe_signal(t: &mut Transcript) {
     });
     t.say(format_args!("RWF_NOSIGNAL: {ending}"));
 }
+case!(broken_pipe_signal => "
+    default disposition: signal 13
+    RWF_NOSIGNAL: exit 1
+");
 
 fn forced_async_read_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -282,6 +347,11 @@ fn forced_async_read_waits(t: &mut Transcript) {
     files::put(&writer, b"abcd");
     t.in_order(&ring.wait(1));
 }
+case!(forced_async_read_waits => "
+    submit = 1
+    no cqe
+    cqe 1: 4
+");
 
 /// A program that only reads the CQ in memory sees the completion.
 fn watched_in_memory(t: &mut Transcript) {
@@ -294,6 +364,10 @@ fn watched_in_memory(t: &mut Transcript) {
     t.say(format_args!("seen {}", ring.watch(1)));
     t.in_order(&ring.reap());
 }
+case!(watched_in_memory => "
+    seen true
+    cqe 1: 4
+");
 
 fn timerfd(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -311,6 +385,10 @@ fn timerfd(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("expired {}", u64::from_ne_bytes(count)));
 }
+case!(timerfd => "
+    cqe 1: 8
+    expired 1
+");
 
 fn data_before_submit_of_many(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -325,6 +403,13 @@ fn data_before_submit_of_many(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.say(format_args!("{} {} {}", shown(&buffers[0]), shown(&buffers[1]), shown(&buffers[2])));
 }
+case!(data_before_submit_of_many => "
+    submit = 3
+    cqe 1: 2
+    cqe 2: 2
+    cqe 3: 2
+    aa bb cc
+");
 
 /// A read of a socket that was shut down before, or is shut down while the read waits.
 fn shut_datagrams(t: &mut Transcript) {
@@ -348,6 +433,16 @@ fn shut_datagrams(t: &mut Transcript) {
     files::put(&writer, b"abcd");
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut bytes, 0, 4)));
 }
+case!(shut_datagrams => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 4
+");
 
 /// Reads and writes in each way, one after another, at these offsets.
 fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::os::fd::OwnedFd, text: &[u8]) {
@@ -383,6 +478,7 @@ fn offset_of_a_socket(t: &mut Transcript) {
         at_offsets(t, &reader, &writer, b"text");
     }
 }
+case!(offset_of_a_socket => include_str!("streams/offset_of_a_socket.txt"));
 
 fn offset_of_other_files(t: &mut Transcript) {
     t.say("pipe");
@@ -392,3 +488,4 @@ fn offset_of_other_files(t: &mut Transcript) {
     let event = files::eventfd(1);
     at_offsets(t, &event, &event, &1u64.to_ne_bytes());
 }
+case!(offset_of_other_files => include_str!("streams/offset_of_other_files.txt"));

@@ -8,31 +8,11 @@ use std::time::{Duration, Instant};
 
 use usring_uapi::io_uring as u;
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop, poll, read, timeout, timeout_remove, write};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("stress.ping_pong", ping_pong),
-    case("stress.ping_pong_deferred", ping_pong_deferred),
-    case("stress.ping_pong_sq_thread", ping_pong_sq_thread),
-    case("stress.ping_pong_watching_memory", ping_pong_watching_memory),
-    case("stress.several_writers", several_writers),
-    case("stress.threads_share_a_ring", threads_share_a_ring),
-    case("stress.threads_wait_on_a_ring", threads_wait_on_a_ring),
-    case("stress.cancel_against_data", cancel_against_data),
-    case("stress.link_timeout_against_data", link_timeout_against_data),
-    case("stress.timeout_against_removal", timeout_against_removal),
-    case("stress.close_against_data", close_against_data),
-    case("stress.workers", workers),
-    case("stress.poll_loop", poll_loop),
-    case("stress.min_wait", min_wait),
-    case("stress.overflow_against_reaping", overflow_against_reaping),
-    case("stress.multishot_counts", multishot_counts),
-];
 
 const ROUNDS: u8 = 200;
 
@@ -82,11 +62,13 @@ fn by_entering(ring: &mut Ring) -> usize {
 fn ping_pong(t: &mut Transcript) {
     say(t, echoed(&mut Ring::new(8), by_entering));
 }
+case!(ping_pong => "right 200 of 200");
 
 fn ping_pong_deferred(t: &mut Transcript) {
     let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     say(t, echoed(&mut Ring::flags(8, flags), by_entering));
 }
+case!(ping_pong_deferred => "right 200 of 200");
 
 fn ping_pong_sq_thread(t: &mut Transcript) {
     let ring = Ring::with(8, |params| {
@@ -103,6 +85,7 @@ fn ping_pong_sq_thread(t: &mut Transcript) {
     });
     say(t, right);
 }
+case!(ping_pong_sq_thread => "right 200 of 200");
 
 fn ping_pong_watching_memory(t: &mut Transcript) {
     let right = echoed(&mut Ring::new(8), |ring| {
@@ -115,6 +98,7 @@ fn ping_pong_watching_memory(t: &mut Transcript) {
     });
     say(t, right);
 }
+case!(ping_pong_watching_memory => "right 200 of 200");
 
 /// Four threads write to a pipe each; one ring reads them all.
 fn several_writers(t: &mut Transcript) {
@@ -155,6 +139,7 @@ fn several_writers(t: &mut Transcript) {
         let _ = thread.join();
     }
 }
+case!(several_writers => "bytes 800 ends 4");
 
 fn threads_share_a_ring(t: &mut Transcript) {
     let ring = Mutex::new(Ring::new(64));
@@ -173,6 +158,7 @@ fn threads_share_a_ring(t: &mut Transcript) {
     });
     t.say(format_args!("done {}", done.load(Ordering::Relaxed)));
 }
+case!(threads_share_a_ring => "done 800");
 
 /// Several threads sleep in enter on one CQ. Each is woken once there is a completion. No thread
 /// reaps before all have been woken.
@@ -199,6 +185,7 @@ fn threads_wait_on_a_ring(t: &mut Transcript) {
     }
     t.say(format_args!("woken {woken}"));
 }
+case!(threads_wait_on_a_ring => "woken 60");
 
 /// Data and a cancel race for a read. Either the read has the byte or the pipe still holds it, and
 /// each request has one completion.
@@ -226,6 +213,7 @@ fn cancel_against_data(t: &mut Transcript) {
     }
     t.say(format_args!("completions {completions} wrong {wrong}"));
 }
+case!(cancel_against_data => "completions 400 wrong 0");
 
 fn link_timeout_against_data(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -254,6 +242,7 @@ fn link_timeout_against_data(t: &mut Transcript) {
     }
     t.say(format_args!("completions {completions} wrong {wrong}"));
 }
+case!(link_timeout_against_data => "completions 400 wrong 0");
 
 fn timeout_against_removal(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -276,6 +265,7 @@ fn timeout_against_removal(t: &mut Transcript) {
     }
     t.say(format_args!("completions {completions} agreeing {agreeing}"));
 }
+case!(timeout_against_removal => "completions 400 agreeing 200");
 
 /// Rings are closed while other threads write to the files that they read.
 fn close_against_data(t: &mut Transcript) {
@@ -306,6 +296,7 @@ fn close_against_data(t: &mut Transcript) {
     });
     t.say(format_args!("rounds {rounds}"));
 }
+case!(close_against_data => "rounds 100");
 
 fn workers(t: &mut Transcript) {
     let mut ring = Ring::new(64);
@@ -322,6 +313,7 @@ fn workers(t: &mut Transcript) {
     }
     t.say(format_args!("right {right}"));
 }
+case!(workers => "right 640");
 
 /// An event loop on the descriptor while another thread completes requests.
 fn poll_loop(t: &mut Transcript) {
@@ -356,6 +348,7 @@ fn poll_loop(t: &mut Transcript) {
     // An occasional wake-up without a completion is no fault; one each time would be.
     t.say(format_args!("got {got} mostly in vain {}", empty > got / 4));
 }
+case!(poll_loop => "got 200 mostly in vain false");
 
 fn min_wait(t: &mut Transcript) {
     let mut slow = 0;
@@ -389,6 +382,7 @@ fn min_wait(t: &mut Transcript) {
     }
     t.say(format_args!("waits that missed the third {slow}"));
 }
+case!(min_wait => "waits that missed the third 0");
 
 fn overflow_against_reaping(t: &mut Transcript) {
     let mut ring = Ring::with(8, |params| {
@@ -417,6 +411,7 @@ fn overflow_against_reaping(t: &mut Transcript) {
     }
     t.say(format_args!("found {next} out of order {wrong}"));
 }
+case!(overflow_against_reaping => "found 2000 out of order 0");
 
 /// Every write to an eventfd is one wake-up. None is missed if each write waits for the CQE of the
 /// previous one.
@@ -444,3 +439,4 @@ fn multishot_counts(t: &mut Transcript) {
     }
     t.say(format_args!("seen {seen} of {ROUNDS}"));
 }
+case!(multishot_counts => "seen 200 of 200");

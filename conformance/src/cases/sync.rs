@@ -4,24 +4,10 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, sqe, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("sync.fsync", fsync),
-    case("sync.fsync_range", fsync_range),
-    case("sync.fsync_flags", fsync_flags),
-    case("sync.fsync_not_on_this_file", fsync_not_on_this_file),
-    case("sync.fsync_reserved_fields", fsync_reserved_fields),
-    case("sync.write_then_fsync", write_then_fsync),
-    case("sync.file_range", file_range),
-    case("sync.file_range_flags", file_range_flags),
-    case("sync.file_range_bad_ranges", file_range_bad_ranges),
-    case("sync.file_range_not_on_this_file", file_range_not_on_this_file),
-];
 
 fn on(opcode: u8, fd: i32, user_data: u64) -> Sqe {
     sqe(opcode, fd, user_data)
@@ -36,6 +22,11 @@ fn fsync(t: &mut Transcript) {
     t.entry(&ring.one(on(opcode::FSYNC, file.as_raw_fd(), 2).op_flags(datasync)));
     t.entry(&ring.one(on(opcode::FSYNC, file.as_raw_fd(), 3).forced_async()));
 }
+case!(fsync => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+");
 
 fn fsync_range(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -49,6 +40,13 @@ fn fsync_range(t: &mut Transcript) {
         t.entry(&ring.one(ranged));
     }
 }
+case!(fsync_range => "
+    cqe 0: 0
+    cqe 5: 0
+    cqe 1099511627776: 0
+    cqe 18446744073709551615: -EINVAL
+    cqe 0: 0
+");
 
 fn fsync_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -57,6 +55,12 @@ fn fsync_flags(t: &mut Transcript) {
         t.entry(&ring.one(on(opcode::FSYNC, file.as_raw_fd(), 1).op_flags(flags)));
     }
 }
+case!(fsync_flags => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn fsync_not_on_this_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -69,6 +73,14 @@ fn fsync_not_on_this_file(t: &mut Transcript) {
     let file = files::memory_file(b"x");
     t.entry(&ring.one(on(opcode::FSYNC, file.as_raw_fd(), 2)));
 }
+case!(fsync_not_on_this_file => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EBADF
+    cqe 1: -EBADF
+    cqe 2: 0
+");
 
 fn fsync_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -82,6 +94,12 @@ fn fsync_reserved_fields(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(fsync_reserved_fields => "
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+");
 
 fn write_then_fsync(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -93,6 +111,12 @@ fn write_then_fsync(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(files::text(&file));
 }
+case!(write_then_fsync => "
+    submit = 2
+    cqe 1: 7
+    cqe 2: 0
+    durable
+");
 
 fn range(fd: i32, off: u64, len: u32, flags: u32, user_data: u64) -> Sqe {
     on(opcode::SYNC_FILE_RANGE, fd, user_data).op_flags(flags).with(|sqe| {
@@ -109,6 +133,11 @@ fn file_range(t: &mut Transcript) {
     t.entry(&ring.one(range(file.as_raw_fd(), 4096, 0, 2, 2)));
     t.entry(&ring.one(range(file.as_raw_fd(), 0, 0, 0, 3)));
 }
+case!(file_range => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+");
 
 fn file_range_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -118,6 +147,14 @@ fn file_range_flags(t: &mut Transcript) {
         t.entry(&ring.one(range(file.as_raw_fd(), 0, 1, flags, u64::from(flags))));
     }
 }
+case!(file_range_flags => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 4: 0
+    cqe 8: -EINVAL
+    cqe 16: -EINVAL
+    cqe 4294967295: -EINVAL
+");
 
 fn file_range_bad_ranges(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -127,6 +164,12 @@ fn file_range_bad_ranges(t: &mut Transcript) {
         t.entry(&ring.one(range(file.as_raw_fd(), off, len, 2, off)));
     }
 }
+case!(file_range_bad_ranges => "
+    cqe 18446744073709551615: -EINVAL
+    cqe 9223372036854775808: -EINVAL
+    cqe 9223372036854775807: -EINVAL
+    cqe 1099511627776: 0
+");
 
 fn file_range_not_on_this_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -141,3 +184,12 @@ fn file_range_not_on_this_file(t: &mut Transcript) {
         [with(|_| ()), with(|sqe| sqe.addr = 1), with(|sqe| sqe.buf_index = 1), with(|sqe| sqe.file_index = 1)];
     t.in_order(&entries);
 }
+case!(file_range_not_on_this_file => "
+    cqe 1: -ESPIPE
+    cqe 1: -ESPIPE
+    cqe 1: -EBADF
+    cqe 2: 0
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+");

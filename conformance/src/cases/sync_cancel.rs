@@ -5,26 +5,12 @@ use std::os::fd::AsRawFd;
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::LONG;
 use crate::transcript::{Transcript, timed};
-
-pub const CASES: &[Case] = &[
-    case("sync_cancel.by_user_data", of_user_data),
-    case("sync_cancel.by_descriptor", by_descriptor),
-    case("sync_cancel.by_fixed_file", by_fixed_file),
-    case("sync_cancel.any", any),
-    case("sync_cancel.by_opcode", by_opcode),
-    case("sync_cancel.unknown", unknown),
-    case("sync_cancel.with_timeout", with_timeout),
-    case("sync_cancel.bad_argument", bad_argument),
-    case("sync_cancel.timeouts", timeouts),
-    case("sync_cancel.worker", worker),
-];
 
 type Registration = u::io_uring_sync_cancel_reg;
 
@@ -59,6 +45,13 @@ fn of_user_data(t: &mut Transcript) {
     t.sorted(&ring.wait(1));
     t.result("cancel", by_user_data(&ring, 1));
 }
+case!(of_user_data as by_user_data => "
+    cancel = 0
+    cqe 1: -ECANCELED
+    cancel = 1
+    cqe 1: -ECANCELED
+    cancel = -ENOENT
+");
 
 fn by_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -75,6 +68,13 @@ fn by_descriptor(t: &mut Transcript) {
     t.result("again", call(&ring, &registration(0, reader.as_raw_fd(), flags)));
     t.result("bad number", call(&ring, &registration(0, 9999, flags)));
 }
+case!(by_descriptor => "
+    cancel = 2
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    again = 0
+    bad number = -EBADF
+");
 
 fn by_fixed_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -88,6 +88,12 @@ fn by_fixed_file(t: &mut Transcript) {
     t.result("cancel", call(&ring, &registration(0, 0, flags)));
     t.sorted(&ring.wait(1));
 }
+case!(by_fixed_file => "
+    register = 0
+    bad slot = -EBADF
+    cancel = 0
+    cqe 1: -ECANCELED
+");
 
 /// ANY implies ALL.
 fn any(t: &mut Transcript) {
@@ -102,6 +108,11 @@ fn any(t: &mut Transcript) {
     let all = u::IORING_ASYNC_CANCEL_ANY | u::IORING_ASYNC_CANCEL_ALL;
     t.result("ANY and ALL, none left", call(&ring, &registration(0, -1, all)));
 }
+case!(any => "
+    ANY = 3
+    cqes 3
+    ANY and ALL, none left = 0
+");
 
 fn by_opcode(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -117,6 +128,11 @@ fn by_opcode(t: &mut Transcript) {
     wanted.opcode = usring_uapi::opcode::WRITE;
     t.result("writes", call(&ring, &wanted));
 }
+case!(by_opcode => "
+    reads = 1
+    cqe 2: -ECANCELED
+    writes = 0
+");
 
 fn unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -124,6 +140,11 @@ fn unknown(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
     t.result("completed", by_user_data(&ring, 1));
 }
+case!(unknown => "
+    nothing there = -ENOENT
+    cqe 1: 0
+    completed = -ENOENT
+");
 
 fn with_timeout(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -134,6 +155,10 @@ fn with_timeout(t: &mut Transcript) {
     t.result("nothing there", answer);
     t.between("waited", waited, 0, 30_000);
 }
+case!(with_timeout => "
+    nothing there = -ENOENT
+    waited: after 0 to 30000 ms
+");
 
 fn bad_argument(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -150,6 +175,15 @@ fn bad_argument(t: &mut Transcript) {
     padded.pad2[2] = 1;
     t.result("pad2", call(&ring, &padded));
 }
+case!(bad_argument => "
+    null = -EINVAL
+    unmapped = -EFAULT
+    count 0 = -EINVAL
+    count 2 = -EINVAL
+    unknown flag = -EINVAL
+    pad = -EINVAL
+    pad2 = -EINVAL
+");
 
 fn timeouts(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -158,6 +192,10 @@ fn timeouts(t: &mut Transcript) {
     t.result("cancel", by_user_data(&ring, 1));
     t.in_order(&ring.wait(1));
 }
+case!(timeouts => "
+    cancel = 0
+    cqe 1: -ECANCELED
+");
 
 /// The call waits until the worker has released the request.
 fn worker(t: &mut Transcript) {
@@ -171,3 +209,8 @@ fn worker(t: &mut Transcript) {
     let answer = ring.wait(1).first().map_or(0, |entry| entry.res);
     t.say(format_args!("broken off {}", super::BROKEN_OFF.contains(&answer)));
 }
+case!(worker => "
+    cancel = 0
+    deserted true
+    broken off true
+");

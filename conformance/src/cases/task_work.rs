@@ -5,41 +5,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::names;
 use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, timeout};
 use crate::time::{milliseconds, until};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("task_work.default_without_entering", default_without_entering),
-    case("task_work.default_woken_by_another_thread", default_woken_by_another_thread),
-    case("task_work.deferred_only_in_getevents", deferred_only_in_getevents),
-    case("task_work.deferred_shows_flag", deferred_shows_flag),
-    case("task_work.deferred_eventfd_fires", deferred_eventfd_fires),
-    case("task_work.deferred_wait_for_several", deferred_wait_for_several),
-    case("task_work.deferred_inline_is_at_once", deferred_inline_is_at_once),
-    case("task_work.deferred_submit_and_wait", deferred_submit_and_wait),
-    case("task_work.deferred_timeouts", deferred_timeouts),
-    case("task_work.deferred_other_thread_wakes", deferred_other_thread_wakes),
-    case("task_work.deferred_zero_wait", deferred_zero_wait),
-    case("task_work.deferred_teardown", deferred_teardown),
-    case("task_work.cooperative", cooperative),
-    case("task_work.cooperative_flag", cooperative_flag),
-    case("task_work.flag_goes_away", flag_goes_away),
-    case("task_work.deferred_workers", deferred_workers),
-    case("task_work.deferred_wait_is_enough", deferred_wait_is_enough),
-    case("task_work.sleeper_in_another_call", sleeper_in_another_call),
-    case("task_work.sleeper_is_told_by_event", sleeper_is_told_by_event),
-    case("task_work.sleeper_is_told_of_message", sleeper_is_told_of_message),
-    case("task_work.deferred_sleeper_in_another_call", deferred_sleeper_in_another_call),
-    case("task_work.own_write_is_seen_by_enter", own_write_is_seen_by_enter),
-    case("task_work.own_close_is_seen_by_enter", own_close_is_seen_by_enter),
-    case("task_work.own_write_is_seen_beside_a_completion", own_write_is_seen_beside_a_completion),
-    case("task_work.own_write_is_seen_after_many_waits", own_write_is_seen_after_many_waits),
-];
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 const FLAG: u32 = u::IORING_SETUP_TASKRUN_FLAG;
@@ -59,6 +30,10 @@ fn default_without_entering(t: &mut Transcript) {
     t.say(format_args!("seen {}", ring.watch(1)));
     t.in_order(&ring.reap());
 }
+case!(default_without_entering => "
+    seen true
+    cqe 1: 1
+");
 
 /// Even a thread that spins without a system call sees the completion.
 fn default_woken_by_another_thread(t: &mut Transcript) {
@@ -74,6 +49,7 @@ fn default_woken_by_another_thread(t: &mut Transcript) {
     t.in_order(&ring.reap());
     drop(thread.join());
 }
+case!(default_woken_by_another_thread => "cqe 1: 1");
 
 /// No other call of the thread makes the completion visible.
 fn deferred_only_in_getevents(t: &mut Transcript) {
@@ -89,6 +65,15 @@ fn deferred_only_in_getevents(t: &mut Transcript) {
     t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(deferred_only_in_getevents => "
+    after other calls: ready 0
+    enter(0, 0, 0) = 0
+    ready 0
+    submit = 1
+    cqe 2: 0
+    get events = 0
+    cqe 1: 1
+");
 
 /// Pending work is visible in the SQ's flags if the setup asked for that.
 fn deferred_shows_flag(t: &mut Transcript) {
@@ -106,6 +91,16 @@ fn deferred_shows_flag(t: &mut Transcript) {
         t.say(format_args!("after {}", names::sq_flags(ring.sq_flags())));
     }
 }
+case!(deferred_shows_flag => "
+    before -
+    work waits -
+    get events = 0
+    after -
+    before -
+    work waits TASKRUN
+    get events = 0
+    after -
+");
 
 /// The eventfd is signalled when the work is queued, before the CQE is posted.
 fn deferred_eventfd_fires(t: &mut Transcript) {
@@ -119,6 +114,13 @@ fn deferred_eventfd_fires(t: &mut Transcript) {
     t.result("get events", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(deferred_eventfd_fires => "
+    register = 0
+    told true
+    no cqe
+    get events = 0
+    cqe 1: 1
+");
 
 /// The waiter sleeps until as many items as it wants are queued.
 fn deferred_wait_for_several(t: &mut Transcript) {
@@ -141,6 +143,12 @@ fn deferred_wait_for_several(t: &mut Transcript) {
     t.sorted(&ring.reap());
     let _ = thread.join();
 }
+case!(deferred_wait_for_several => "
+    wait for 3 = 0
+    cqe 1: 1
+    cqe 2: 1
+    cqe 3: 1
+");
 
 fn deferred_inline_is_at_once(t: &mut Transcript) {
     let mut ring = Ring::flags(8, DEFER);
@@ -148,6 +156,10 @@ fn deferred_inline_is_at_once(t: &mut Transcript) {
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
 }
+case!(deferred_inline_is_at_once => "
+    submit = 1
+    cqe 1: 0
+");
 
 fn deferred_submit_and_wait(t: &mut Transcript) {
     let mut ring = Ring::flags(8, DEFER);
@@ -159,6 +171,11 @@ fn deferred_submit_and_wait(t: &mut Transcript) {
     t.result("submit and wait for 2", ring.submit_and_wait(2));
     t.in_order(&ring.reap());
 }
+case!(deferred_submit_and_wait => "
+    submit and wait for 2 = 2
+    cqe 1: 1
+    cqe 2: -ETIME
+");
 
 fn deferred_timeouts(t: &mut Transcript) {
     let mut ring = Ring::flags(8, DEFER);
@@ -170,6 +187,11 @@ fn deferred_timeouts(t: &mut Transcript) {
     t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(deferred_timeouts => "
+    ready 0
+    get events = 0
+    cqe 1: -ETIME
+");
 
 fn deferred_other_thread_wakes(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER);
@@ -182,6 +204,10 @@ fn deferred_other_thread_wakes(t: &mut Transcript) {
     t.in_order(&ring.reap());
     drop(thread.join());
 }
+case!(deferred_other_thread_wakes => "
+    wait = 0
+    cqe 1: 1
+");
 
 /// A wait for zero completions runs the queued work.
 fn deferred_zero_wait(t: &mut Transcript) {
@@ -193,6 +219,11 @@ fn deferred_zero_wait(t: &mut Transcript) {
     let limit = std::time::Duration::from_millis(10);
     t.result("wait for 1, none left", ring.enter_for(0, 1, limit));
 }
+case!(deferred_zero_wait => "
+    wait for 0 = 0
+    cqe 1: 1
+    wait for 1, none left = -ETIME
+");
 
 /// Work that is queued when the ring is closed runs then.
 fn deferred_teardown(t: &mut Transcript) {
@@ -206,6 +237,7 @@ fn deferred_teardown(t: &mut Transcript) {
     unsafe { libc::poll(&mut entry, 1, 30_000) };
     t.say(format_args!("file let go {}", entry.revents & libc::POLLERR != 0));
 }
+case!(deferred_teardown => "file let go true");
 
 /// COOP_TASKRUN: the work runs at the thread's next system call, of any kind.
 fn cooperative(t: &mut Transcript) {
@@ -214,6 +246,10 @@ fn cooperative(t: &mut Transcript) {
     t.say(format_args!("seen {}", until(|| ring.ready() > 0)));
     t.in_order(&ring.reap());
 }
+case!(cooperative => "
+    seen true
+    cqe 1: 1
+");
 
 fn cooperative_flag(t: &mut Transcript) {
     let flags = u::IORING_SETUP_COOP_TASKRUN | FLAG;
@@ -236,6 +272,13 @@ fn cooperative_flag(t: &mut Transcript) {
     t.say(format_args!("after {}", names::sq_flags(ring.sq_flags())));
     drop(thread.join());
 }
+case!(cooperative_flag => "
+    before -
+    told true
+    get events = 0
+    cqe 1: 1
+    after -
+");
 
 fn flag_goes_away(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER | FLAG);
@@ -250,6 +293,17 @@ fn flag_goes_away(t: &mut Transcript) {
         ring.submit();
     }
 }
+case!(flag_goes_away => "
+    told true
+    cqe 1: 1
+    flags -
+    told true
+    cqe 2: 1
+    flags -
+    told true
+    cqe 3: 1
+    flags -
+");
 
 /// Completions of workers wait for the owner as well.
 fn deferred_workers(t: &mut Transcript) {
@@ -263,6 +317,11 @@ fn deferred_workers(t: &mut Transcript) {
     t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(deferred_workers => "
+    ready 0
+    get events = 0
+    cqe 1: 4
+");
 
 /// A CQE already in the queue ends a wait for one; queued work need not run.
 fn deferred_wait_is_enough(t: &mut Transcript) {
@@ -273,6 +332,12 @@ fn deferred_wait_is_enough(t: &mut Transcript) {
     t.result("wait for 2", ring.enter(0, 2, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
 }
+case!(deferred_wait_is_enough => "
+    submit = 2
+    wait for 2 = 0
+    cqe 2: 0
+    cqe 3: 0
+");
 
 /// The two kinds of rings whose thread is notified in any system call.
 const TELLING: [(&str, u32); 2] = [("default", 0), ("cooperative", u::IORING_SETUP_COOP_TASKRUN)];
@@ -309,6 +374,16 @@ fn sleeper_in_another_call(t: &mut Transcript) {
         drop(writing.join());
     }
 }
+case!(sleeper_in_another_call => "
+    default
+    read Ok(8)
+    cqe 1: 1
+    cqe 2: 8
+    cooperative
+    read Ok(8)
+    cqe 1: 1
+    cqe 2: 8
+");
 
 /// The owner of a ring with deferred task work is not notified there: it has to enter.
 fn deferred_sleeper_in_another_call(t: &mut Transcript) {
@@ -326,6 +401,13 @@ fn deferred_sleeper_in_another_call(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(format_args!("count {}", files::event_count(&event)));
 }
+case!(deferred_sleeper_in_another_call => "
+    sleeps until its time is up = 0
+    ready 0
+    cqe 1: 1
+    cqe 2: 8
+    count 1
+");
 
 /// The thread sleeps on the ring's own registered eventfd.
 fn sleeper_is_told_by_event(t: &mut Transcript) {
@@ -342,6 +424,20 @@ fn sleeper_is_told_by_event(t: &mut Transcript) {
         drop(writing.join());
     }
 }
+case!(sleeper_is_told_by_event => "
+    default
+    register = 0
+    read Ok(8)
+    cqe 1: 1
+    cooperative
+    register = 0
+    read Ok(8)
+    cqe 1: 1
+    deferred
+    register = 0
+    read Ok(8)
+    cqe 1: 1
+");
 
 /// The thread sleeps on the registered eventfd, and another thread's ring sends a message.
 fn sleeper_is_told_of_message(t: &mut Transcript) {
@@ -362,6 +458,23 @@ fn sleeper_is_told_of_message(t: &mut Transcript) {
         t.result("sent", sender.join().unwrap_or(1));
     }
 }
+case!(sleeper_is_told_of_message => "
+    default
+    register = 0
+    read Ok(8)
+    cqe 5: 6
+    sent = 0
+    cooperative
+    register = 0
+    read Ok(8)
+    cqe 5: 6
+    sent = 0
+    deferred
+    register = 0
+    read Ok(8)
+    cqe 5: 6
+    sent = 0
+");
 
 const OWN_CALLS: u32 = 200;
 
@@ -391,6 +504,10 @@ fn own_write_is_seen_by_enter(t: &mut Transcript) {
         t.say(format_args!("{name}: {seen} of {OWN_CALLS}"));
     }
 }
+case!(own_write_is_seen_by_enter => "
+    default: 200 of 200
+    cooperative: 200 of 200
+");
 
 /// The program's call closes the other end.
 fn own_close_is_seen_by_enter(t: &mut Transcript) {
@@ -408,6 +525,7 @@ fn own_close_is_seen_by_enter(t: &mut Transcript) {
     }
     t.say(format_args!("{seen} of {OWN_CALLS}"));
 }
+case!(own_close_is_seen_by_enter => "200 of 200");
 
 /// The queue already holds a completion, and enter asks for events without waiting.
 fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
@@ -426,6 +544,7 @@ fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
     }
     t.say(format_args!("{seen} of {OWN_CALLS}"));
 }
+case!(own_write_is_seen_beside_a_completion => "200 of 200");
 
 /// Before that the program has waited in the ring many times in a row.
 fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
@@ -443,3 +562,4 @@ fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
     }
     t.say(format_args!("{seen} of 20"));
 }
+case!(own_write_is_seen_after_many_waits => "20 of 20");

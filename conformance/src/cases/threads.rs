@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_uapi::io_uring as u;
 
 use super::reg;
-use crate::case::{Case, case, differs};
 use crate::door;
 use crate::files;
 use crate::process;
@@ -14,26 +13,6 @@ use crate::ring::Ring;
 use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("threads.close_while_another_waits", close_while_another_waits),
-    case("threads.register_while_another_waits", register_while_another_waits),
-    case("threads.submit_while_another_waits", submit_while_another_waits),
-    case("threads.fork_in_a_threaded_program", fork_in_a_threaded_program),
-    case("threads.fork_while_others_enter", fork_while_others_enter),
-    case("threads.ring_per_thread", ring_per_thread),
-    case("threads.rings_come_and_go", rings_come_and_go),
-    case("threads.waiter_ends_by_exit", waiter_ends_by_exit),
-    case("threads.thread_local_rings", thread_local_rings),
-    case("threads.main_thread_ends_first", main_thread_ends_first),
-    case("threads.spawned_programs_meanwhile", spawned_programs_meanwhile),
-    case("threads.slow_close_delays_no_other_ring", slow_close_delays_no_other_ring),
-    differs(
-        "threads.requests_of_an_ended_thread",
-        requests_of_an_ended_thread,
-        "requests outlive the thread that submitted them",
-    ),
-];
 
 fn wait_for(fd: i32, complete: u32) -> i32 {
     door::enter(fd, 0, complete, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
@@ -55,6 +34,11 @@ fn close_while_another_waits(t: &mut Transcript) {
     t.say(format_args!("the wait has ended {}", answer <= 0));
     t.result("enter", ring.enter(0, 0, 0));
 }
+case!(close_while_another_waits => "
+    close = 0
+    the wait has ended true
+    enter = -EBADF
+");
 
 fn register_while_another_waits(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -72,6 +56,12 @@ fn register_while_another_waits(t: &mut Transcript) {
     t.result("waiter", thread.join().unwrap_or(1));
     t.in_order(&ring.reap());
 }
+case!(register_while_another_waits => "
+    files = 0
+    unregister = 0
+    waiter = 0
+    cqe 1: 1
+");
 
 fn submit_while_another_waits(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -85,6 +75,15 @@ fn submit_while_another_waits(t: &mut Transcript) {
     t.result("waiter", thread.join().unwrap_or(1));
     t.in_order(&ring.reap());
 }
+case!(submit_while_another_waits => "
+    submit = 1
+    submit = 1
+    submit = 1
+    waiter = 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: 0
+");
 
 /// The forked child of a program with threads has one thread, and makes rings.
 fn fork_in_a_threaded_program(t: &mut Transcript) {
@@ -116,6 +115,7 @@ fn fork_in_a_threaded_program(t: &mut Transcript) {
         t.say(format_args!("children that went well {right}"));
     });
 }
+case!(fork_in_a_threaded_program => "children that went well 20");
 
 /// Forks in the middle of other threads' calls: no lock stays held.
 fn fork_while_others_enter(t: &mut Transcript) {
@@ -149,6 +149,7 @@ fn fork_while_others_enter(t: &mut Transcript) {
         t.say(format_args!("children that went well {right}"));
     });
 }
+case!(fork_while_others_enter => "children that went well 50");
 
 fn ring_per_thread(t: &mut Transcript) {
     let right = AtomicU32::new(0);
@@ -170,6 +171,7 @@ fn ring_per_thread(t: &mut Transcript) {
     });
     t.say(format_args!("completions {}", right.load(Ordering::Relaxed)));
 }
+case!(ring_per_thread => "completions 800");
 
 fn rings_come_and_go(t: &mut Transcript) {
     let right = AtomicU32::new(0);
@@ -192,6 +194,7 @@ fn rings_come_and_go(t: &mut Transcript) {
     });
     t.say(format_args!("right {}", right.load(Ordering::Relaxed)));
 }
+case!(rings_come_and_go => "right 200");
 
 /// A process ends while its threads wait in enter.
 fn waiter_ends_by_exit(t: &mut Transcript) {
@@ -208,6 +211,7 @@ fn waiter_ends_by_exit(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(waiter_ends_by_exit => "child: exit 8");
 
 /// Rings that a thread-local destructor closes when the thread ends.
 fn thread_local_rings(t: &mut Transcript) {
@@ -221,6 +225,7 @@ fn thread_local_rings(t: &mut Transcript) {
     }
     t.say(format_args!("right {right}"));
 }
+case!(thread_local_rings => "right 10");
 
 /// The main thread ends. Another thread continues with its ring, and ends the process.
 fn main_thread_ends_first(t: &mut Transcript) {
@@ -239,6 +244,7 @@ fn main_thread_ends_first(t: &mut Transcript) {
     });
     t.say(format_args!("child: {ending}"));
 }
+case!(main_thread_ends_first => "child: exit 4");
 
 /// Programs are started while other threads enter.
 fn spawned_programs_meanwhile(t: &mut Transcript) {
@@ -261,6 +267,7 @@ fn spawned_programs_meanwhile(t: &mut Transcript) {
         t.say(format_args!("programs that went well {right}"));
     });
 }
+case!(spawned_programs_meanwhile => "programs that went well 10");
 
 /// Makes a socket whose close(2) waits longer than any step of the case: it lingers until its peer
 /// has received everything.
@@ -312,6 +319,13 @@ fn slow_close_delays_no_other_ring(t: &mut Transcript) {
     });
     t.sorted(&slow.wait(2));
 }
+case!(slow_close_delays_no_other_ring => "
+    the other ring completes true
+    while the slow one is held up true
+    submit = 1
+    cqe 1: 1
+    cqe 3: 0
+");
 
 /// If a thread ends, the kernel cancels its waiting requests as soon as their files are ready.
 fn requests_of_an_ended_thread(t: &mut Transcript) {
@@ -342,3 +356,20 @@ fn requests_of_an_ended_thread(t: &mut Transcript) {
     files::put(&other, b"abcd");
     t.sorted(&ring.wait(6));
 }
+case!(requests_of_an_ended_thread => "
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 5: -ECANCELED
+    cqe 6: -ECANCELED
+", usring => "
+    no cqe
+    cqe 1: 4
+    cqe 2: 1
+    cqe 3: 1 MORE
+    cqe 4: 4
+    cqe 5: 4
+    cqe 6: 0
+", because "requests outlive the thread that submitted them");

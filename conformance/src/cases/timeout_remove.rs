@@ -2,34 +2,11 @@
 
 use usring_uapi::{Sqe, Timespec, io_uring as u};
 
-use crate::case::{Case, case};
 use crate::memory::BAD;
 use crate::ring::Ring;
 use crate::sqe::{Change, link_timeout, read, timeout, timeout_remove};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
-
-pub const CASES: &[Case] = &[
-    case("timeout_remove.unused_fields", unused_fields),
-    case("timeout_remove.removes", removes),
-    case("timeout_remove.unknown", unknown),
-    case("timeout_remove.already_expired", already_expired),
-    case("timeout_remove.counted", counted),
-    case("timeout_remove.first_of_equals", first_of_equals),
-    case("timeout_remove.update_sooner", update_sooner),
-    case("timeout_remove.update_later", update_later),
-    case("timeout_remove.update_absolute", update_absolute),
-    case("timeout_remove.update_keeps_clock", update_keeps_clock),
-    case("timeout_remove.update_unknown", update_unknown),
-    case("timeout_remove.update_link_timeout", update_link_timeout),
-    case("timeout_remove.link_flag_alone", link_flag_alone),
-    case("timeout_remove.update_wrong_kind", update_wrong_kind),
-    case("timeout_remove.update_multishot", update_multishot),
-    case("timeout_remove.bad_timespec", bad_timespec),
-    case("timeout_remove.unknown_flags", unknown_flags),
-    case("timeout_remove.reserved_fields", reserved_fields),
-    case("timeout_remove.update_multishot_goes_on", update_multishot_goes_on),
-];
 
 const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
 
@@ -51,6 +28,12 @@ fn removes(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(removes => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    cqe 3: -ECANCELED
+    cqe 4: 0
+");
 
 fn unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -61,12 +44,20 @@ fn unknown(t: &mut Transcript) {
     ring.submit();
     t.entry(&ring.one(timeout_remove(1, 3)));
 }
+case!(unknown => "
+    cqe 2: -ENOENT
+    cqe 3: -ENOENT
+");
 
 fn already_expired(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(timeout(&milliseconds(1), 0, 0, 1)));
     t.entry(&ring.one(timeout_remove(1, 2)));
 }
+case!(already_expired => "
+    cqe 1: -ETIME
+    cqe 2: -ENOENT
+");
 
 fn counted(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -76,6 +67,10 @@ fn counted(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(2));
 }
+case!(counted => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
 
 fn first_of_equals(t: &mut Transcript) {
     let mut ring = Ring::new(8);
@@ -89,6 +84,13 @@ fn first_of_equals(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(5));
 }
+case!(first_of_equals => "
+    cqe 1: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: -ENOENT
+");
 
 fn update_sooner(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -100,6 +102,11 @@ fn update_sooner(t: &mut Transcript) {
     t.in_order(&entries);
     t.between("waited", waited, 0, 30_000);
 }
+case!(update_sooner => "
+    cqe 2: 0
+    cqe 1: -ETIME
+    waited: after 0 to 30000 ms
+");
 
 fn update_later(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -109,6 +116,11 @@ fn update_later(t: &mut Transcript) {
     t.result("half a second", ring.enter_for(0, 1, std::time::Duration::from_millis(500)));
     t.in_order(&ring.reap());
 }
+case!(update_later => "
+    cqe 2: 0
+    half a second = -ETIME
+    no cqe
+");
 
 fn update_absolute(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -119,6 +131,10 @@ fn update_absolute(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(update_absolute => "
+    cqe 2: 0
+    cqe 1: -ETIME
+");
 
 /// An update keeps the timeout's clock, and cannot name another.
 fn update_keeps_clock(t: &mut Transcript) {
@@ -132,12 +148,21 @@ fn update_keeps_clock(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(2));
 }
+case!(update_keeps_clock => "
+    cqe 2: -EINVAL
+    cqe 3: 0
+    cqe 1: -ETIME
+");
 
 fn update_unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(update(1, &milliseconds(1), 0, 2)));
     t.entry(&ring.one(update(1, &milliseconds(1), u::IORING_LINK_TIMEOUT_UPDATE, 3)));
 }
+case!(update_unknown => "
+    cqe 2: -ENOENT
+    cqe 3: -ENOENT
+");
 
 fn update_link_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -151,6 +176,11 @@ fn update_link_timeout(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(update_link_timeout => "
+    cqe 1: -ECANCELED
+    cqe 2: -ETIME
+    cqe 3: 0
+");
 
 /// LINK_TIMEOUT_UPDATE without TIMEOUT_UPDATE is a plain removal.
 fn link_flag_alone(t: &mut Transcript) {
@@ -165,6 +195,12 @@ fn link_flag_alone(t: &mut Transcript) {
     t.entry(&ring.one(flag_alone(1, 3)));
     t.entry(&ring.one(flag_alone(1, 4).with(|sqe| sqe.off = crate::memory::BAD)));
 }
+case!(link_flag_alone => "
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    cqe 3: -ENOENT
+    cqe 4: -EFAULT
+");
 
 /// Each kind of timeout has its own flag.
 fn update_wrong_kind(t: &mut Transcript) {
@@ -179,6 +215,11 @@ fn update_wrong_kind(t: &mut Transcript) {
     t.entry(&ring.one(update(3, &milliseconds(1), 0, 5)));
     t.entry(&ring.one(timeout_remove(3, 6)));
 }
+case!(update_wrong_kind => "
+    cqe 4: -ENOENT
+    cqe 5: -ENOENT
+    cqe 6: -ENOENT
+");
 
 fn update_multishot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -191,6 +232,10 @@ fn update_multishot(t: &mut Transcript) {
     entries.truncate(2);
     t.in_order(&entries);
 }
+case!(update_multishot => "
+    cqe 2: 0
+    cqe 1: -ETIME MORE
+");
 
 fn bad_timespec(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -203,6 +248,13 @@ fn bad_timespec(t: &mut Transcript) {
         t.entry(&ring.one(update(1, &LONG, 0, 3).with(|sqe| sqe.off = address)));
     }
 }
+case!(bad_timespec => "
+    cqe 2: -EINVAL
+    cqe 2: 0
+    cqe 2: -EINVAL
+    cqe 3: -EFAULT
+    cqe 3: -EFAULT
+");
 
 fn unknown_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -214,6 +266,22 @@ fn unknown_flags(t: &mut Transcript) {
         t.entry(&ring.one(update(1, &time, flags, 3)));
     }
 }
+case!(unknown_flags => "
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EFAULT
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+    cqe 3: -EINVAL
+");
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -229,6 +297,15 @@ fn reserved_fields(t: &mut Transcript) {
     ];
     t.in_order(&entries);
 }
+case!(reserved_fields => "
+    cqe 2: -EINVAL
+    cqe 2: -ENOENT
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -EINVAL
+    cqe 2: -ENOENT
+    cqe 2: -EINVAL
+");
 
 fn unused_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -237,6 +314,12 @@ fn unused_fields(t: &mut Transcript) {
     t.entry(&ring.one(timeout_remove(1, 4).with(|sqe| sqe.pad2 = 1)));
     t.entry(&ring.one(timeout_remove(1, 5).with(|sqe| sqe.file_index = 1)));
 }
+case!(unused_fields => "
+    cqe 2: -ENOENT
+    cqe 3: -EINVAL
+    cqe 4: -EINVAL
+    cqe 5: -EINVAL
+");
 
 /// After the update it repeats for ever.
 fn update_multishot_goes_on(t: &mut Transcript) {
@@ -249,3 +332,29 @@ fn update_multishot_goes_on(t: &mut Transcript) {
         t.in_order(&ring.wait(5)[..5]);
     }
 }
+case!(update_multishot_goes_on => "
+    cqe 2: 0
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 2: 0
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 2: 0
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 2: 0
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+    cqe 1: -ETIME MORE
+");

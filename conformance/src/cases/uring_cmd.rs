@@ -5,17 +5,10 @@ use std::os::fd::AsRawFd;
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::ring::Ring;
 use crate::sqe::{Change, sqe};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("uring_cmd.files_without_commands", files_without_commands),
-    case("uring_cmd.order_of_checks", order_of_checks),
-    case("uring_cmd.on_a_polled_ring", on_a_polled_ring),
-];
 
 /// BLOCK_URING_CMD_DISCARD.
 const DISCARD: u64 = 0x1200;
@@ -37,6 +30,12 @@ fn files_without_commands(t: &mut Transcript) {
     }
     t.entry(&ring.one(command(memory.as_raw_fd(), 0, 9)));
 }
+case!(files_without_commands => "
+    cqe 0: -EOPNOTSUPP
+    cqe 1: -EOPNOTSUPP
+    cqe 2: -EOPNOTSUPP
+    cqe 9: -EOPNOTSUPP
+");
 
 fn order_of_checks(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -52,6 +51,17 @@ fn order_of_checks(t: &mut Transcript) {
     t.say("forced to a worker");
     t.entry(&ring.one(command(fd, DISCARD, 5).with(|sqe| sqe.flags |= usring_uapi::sqe_flags::ASYNC)));
 }
+case!(order_of_checks => "
+    no file
+    cqe 1: -EBADF
+    the reserved half of the command
+    cqe 2: -EINVAL
+    cqe 3: -EINVAL
+    flags
+    cqe 4: -EINVAL
+    forced to a worker
+    cqe 5: -EOPNOTSUPP
+");
 
 fn on_a_polled_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_IOPOLL);
@@ -59,3 +69,7 @@ fn on_a_polled_ring(t: &mut Transcript) {
     t.entry(&ring.one(command(memory.as_raw_fd(), DISCARD, 1)));
     t.entry(&ring.one(command(9999, DISCARD, 2)));
 }
+case!(on_a_polled_ring => "
+    cqe 1: -EOPNOTSUPP
+    cqe 2: -EBADF
+");

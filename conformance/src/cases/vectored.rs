@@ -2,7 +2,6 @@
 
 use std::os::fd::AsRawFd;
 
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages};
 use crate::ring::Ring;
@@ -10,21 +9,6 @@ use crate::sqe::{CURRENT, Change, nop, read_at, readv, vector, writev};
 use crate::transcript::Transcript;
 
 use usring_uapi::{opcode, sqe_flags};
-
-pub const CASES: &[Case] = &[
-    case("vectored.scatter_gather", scatter_gather),
-    case("vectored.at_position", at_position),
-    case("vectored.counts", counts),
-    case("vectored.bad_vectors", bad_vectors),
-    case("vectored.partly_bad", partly_bad),
-    case("vectored.lengths", lengths),
-    case("vectored.short_read", short_read),
-    case("vectored.copied_by_submit", copied_by_submit),
-    case("vectored.copied_when_drained", copied_when_drained),
-    case("vectored.on_pipe", on_pipe),
-    case("vectored.forced_async", forced_async),
-    case("vectored.zero_length_elements", zero_length_elements),
-];
 
 fn of(buffer: &mut [u8]) -> libc::iovec {
     vector(buffer.as_mut_ptr() as u64, buffer.len())
@@ -44,6 +28,12 @@ fn scatter_gather(t: &mut Transcript) {
     t.entry(&ring.one(writev(file.as_raw_fd(), &vectors, 20, 2)));
     t.say(shown(&files::content(&file)));
 }
+case!(scatter_gather => "
+    cqe 1: 9
+    12 345 6789
+    cqe 2: 9
+    0123456789..........123456789
+");
 
 fn at_position(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -54,6 +44,11 @@ fn at_position(t: &mut Transcript) {
     t.entry(&ring.one(writev(file.as_raw_fd(), &vectors, CURRENT, 2)));
     t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
 }
+case!(at_position => "
+    cqe 1: 5
+    cqe 2: 5
+    0123401234 position 10
+");
 
 fn counts(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -70,6 +65,17 @@ fn counts(t: &mut Transcript) {
     // Without vectors the address is ignored.
     t.entry(&ring.one(read_at(fd, BAD, 0, 0, 2).with(|sqe| sqe.opcode = opcode::READV)));
 }
+case!(counts => "
+    cqe 0: 0
+    cqe 1: 1
+    cqe 8: 8
+    cqe 9: 9
+    cqe 1023: 1023
+    cqe 1024: 1024
+    cqe 1025: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: 0
+");
 
 fn bad_vectors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -93,6 +99,18 @@ fn bad_vectors(t: &mut Transcript) {
     t.entry(&ring.one(vectors(1).with(|sqe| sqe.opcode = opcode::READV)));
     t.entry(&ring.one(vectors(2).with(|sqe| sqe.opcode = opcode::READV)));
 }
+case!(bad_vectors => "
+    cqe 0: -EFAULT
+    cqe 0: -EFAULT
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -EFAULT
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 3: -EFAULT
+    cqe 10: 4
+    cqe 10: -EFAULT
+");
 
 fn partly_bad(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -108,6 +126,13 @@ fn partly_bad(t: &mut Transcript) {
     t.entry(&ring.one(readv(fd, &vectors, 0, 3)));
     t.entry(&ring.one(writev(fd, &vectors, 0, 4)));
 }
+case!(partly_bad => "
+    cqe 1: 4
+    0123
+    cqe 2: -EFAULT
+    cqe 3: -EFAULT
+    cqe 4: -EFAULT
+");
 
 fn lengths(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -121,6 +146,13 @@ fn lengths(t: &mut Transcript) {
     let half = (1 << 62) + 1;
     t.entry(&ring.one(readv(fd, &[vector(address, half), vector(address, half)], 0, 9)));
 }
+case!(lengths => "
+    cqe 0: -EINVAL
+    cqe 1: -EINVAL
+    cqe 2: 10
+    cqe 3: 10
+    cqe 9: -EFAULT
+");
 
 fn short_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -129,6 +161,10 @@ fn short_read(t: &mut Transcript) {
     t.entry(&ring.one(readv(file.as_raw_fd(), &[of(&mut a), of(&mut b)], 0, 1)));
     t.say(format_args!("{} {}", shown(&a), shown(&b)));
 }
+case!(short_read => "
+    cqe 1: 5
+    0123 4...
+");
 
 /// The kernel has copied the vectors of a waiting read. The program may change its array after
 /// submit; the read fills the original buffers.
@@ -144,6 +180,11 @@ fn copied_by_submit(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", shown(&a), shown(&b)));
 }
+case!(copied_by_submit => "
+    submit = 1
+    cqe 1: 4
+    wx.. yz..
+");
 
 /// A drained request has not started when submit returns. Its vectors are copied nevertheless.
 fn copied_when_drained(t: &mut Transcript) {
@@ -163,6 +204,13 @@ fn copied_when_drained(t: &mut Transcript) {
     t.in_order(&ring.wait(3));
     t.say(format_args!("{} {}", shown(&a), shown(&b)));
 }
+case!(copied_when_drained => "
+    submit = 3
+    cqe 1: 1
+    cqe 2: 4
+    cqe 3: 0
+    w 0123
+");
 
 fn on_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -172,6 +220,11 @@ fn on_pipe(t: &mut Transcript) {
     t.entry(&ring.one(readv(reader.as_raw_fd(), &[of(&mut b), of(&mut a)], 0, 2)));
     t.say(format_args!("{} {}", shown(&b), shown(&a)));
 }
+case!(on_pipe => "
+    cqe 1: 7
+    cqe 2: 7
+    abcd efg
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -184,6 +237,11 @@ fn forced_async(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", shown(&a), shown(&b)));
 }
+case!(forced_async => "
+    submit = 1
+    cqe 1: 5
+    23 456
+");
 
 fn zero_length_elements(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -195,3 +253,9 @@ fn zero_length_elements(t: &mut Transcript) {
     t.entry(&ring.one(readv(fd, &[vector(0, 0), vector(BAD, 0)], 0, 2)));
     t.entry(&ring.one(readv(fd, &[vector(KERNEL_HALF, 0)], 0, 3)));
 }
+case!(zero_length_elements => "
+    cqe 1: 3
+    012
+    cqe 2: 0
+    cqe 3: -EFAULT
+");

@@ -9,28 +9,11 @@ use super::receive_multishot::DEFER;
 use super::receive_short::pass;
 use super::send_receive::{ALL, text};
 use crate::buffers::incremental_group_of;
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, nop, recv, send};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("wait_all.receive", receive),
-    case("wait_all.ends_short", ends_short),
-    case("wait_all.cancelled", cancelled),
-    case("wait_all.send", sends),
-    case("wait_all.datagram", datagram),
-    case("wait_all.shut_datagrams", shut_datagrams),
-    case("wait_all.past_seams", past_seams),
-    case("wait_all.packets", packets),
-    differs(
-        "wait_all.incremental_buffer_is_taken",
-        incremental_buffer_is_taken,
-        "6.18 gives what a waiting receive still has to fill to another, and both write there",
-    ),
-];
 
 fn receive(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -48,6 +31,14 @@ fn receive(t: &mut Transcript) {
         t.say(text(&bytes));
     }
 }
+case!(receive => "
+    no cqe
+    cqe 1: 10 SOCK_NONEMPTY
+    abcdefghij
+    no cqe
+    cqe 1: 10 SOCK_NONEMPTY
+    abcdefghij
+");
 
 fn ends_short(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -61,6 +52,12 @@ fn ends_short(t: &mut Transcript) {
         t.sorted(&ring.wait(2));
     }
 }
+case!(ends_short => "
+    cqe 1: 3
+    cqe 2: -ECANCELED
+    cqe 1: 3 SOCK_NONEMPTY
+    cqe 2: -ECANCELED
+");
 
 /// The received bytes are not lost.
 fn cancelled(t: &mut Transcript) {
@@ -76,6 +73,11 @@ fn cancelled(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(cancelled => "
+    cqe 1: 3
+    cqe 2: -ECANCELED
+    cqe 3: 0
+");
 
 fn sends(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -97,6 +99,11 @@ fn sends(t: &mut Transcript) {
     t.say(format_args!("short: {}", entries[0].res > 0 && entries[0].res < 1 << 20));
     t.in_order(&entries[1..]);
 }
+case!(sends as send => "
+    cqe 1: 1048576
+    short: true
+    cqe 3: 0
+");
 
 fn datagram(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -110,6 +117,14 @@ fn datagram(t: &mut Transcript) {
         t.sorted(&ring.wait(2));
     }
 }
+case!(datagram => "
+    cqe 1: 3
+    cqe 2: -ECANCELED
+    cqe 1: 8
+    cqe 2: 0
+    cqe 1: 4
+    cqe 2: -ECANCELED
+");
 
 /// A waiting receive ends when its own socket is shut down. That also holds for datagrams, for
 /// which a non-blocking call would still return EAGAIN.
@@ -125,6 +140,14 @@ fn shut_datagrams(t: &mut Transcript) {
         t.entry(&ring.one(recv(reader.as_raw_fd(), &mut bytes, 2)));
     }
 }
+case!(shut_datagrams => "
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: 0
+    cqe 2: 0
+    cqe 1: 0
+    cqe 2: 0
+");
 
 /// No other request gets the buffer while it is being filled.
 fn incremental_buffer_is_taken(t: &mut Transcript) {
@@ -146,6 +169,15 @@ fn incremental_buffer_is_taken(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
 }
+case!(incremental_buffer_is_taken => "
+    cqe 1: 10 BUF_MORE|BUFFER(0)
+    cqe 0: 16 BUFFER(0)
+    abcdefghijklmnop ................
+", usring => "
+    cqe 1: 10 BUF_MORE|BUFFER(1)
+    cqe 0: 16 BUFFER(0)
+    abcdefghijklmnop 0123456789......
+", because "6.18 gives what a waiting receive still has to fill to another, and both write there");
 
 /// After a message with descriptors the rest has already arrived, so no further event will report
 /// it.
@@ -169,6 +201,14 @@ fn past_seams(t: &mut Transcript) {
         t.say(text(&bytes));
     }
 }
+case!(past_seams => "
+    cqe 1: 9
+    cqe 2: 0
+    onetwosix
+    cqe 1: 8
+    cqe 2: -ECANCELED
+    onetwoen.
+");
 
 fn packets(t: &mut Transcript) {
     let mut ring = Ring::flags(4, DEFER);
@@ -183,3 +223,7 @@ fn packets(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     t.say(text(&bytes));
 }
+case!(packets => "
+    cqe 1: 6
+    onetwo
+");

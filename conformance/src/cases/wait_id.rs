@@ -6,7 +6,6 @@ use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
 
-use crate::case::{Case, case, differs};
 use crate::files;
 use crate::memory::{BAD, zeroed};
 use crate::names;
@@ -15,30 +14,6 @@ use crate::ring::Ring;
 use crate::sqe::{Change, cancel, link_timeout, nop, sqe};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("wait_id.has_ended", has_ended),
-    case("wait_id.waits", waits),
-    case("wait_id.killed", killed),
-    case("wait_id.any_child", any_child),
-    case("wait_id.stopped_and_continued", stopped_and_continued),
-    case("wait_id.do_not_wait", do_not_wait),
-    case("wait_id.leaves_it", leaves_it),
-    case("wait_id.no_child", no_child),
-    case("wait_id.wrong", wrong),
-    case("wait_id.nothing_to_tell", nothing_to_tell),
-    case("wait_id.bad_address", bad_address),
-    case("wait_id.chain", chain),
-    case("wait_id.forced_async", forced_async),
-    case("wait_id.descriptor", descriptor),
-    case("wait_id.descriptor_is_closed", descriptor_is_closed),
-    case("wait_id.descriptor_does_not_wait", descriptor_does_not_wait),
-    case("wait_id.link_timeout", bounded),
-    case("wait_id.ring_closes", ring_closes),
-    case("wait_id.polled_ring", polled_ring),
-    differs("wait_id.of_this_thread", of_this_thread, "a worker would wait, which has no children"),
-    differs("wait_id.cancelled", cancelled, "a worker waits, and is broken off"),
-];
 
 const EXITED: u32 = libc::WEXITED as u32;
 
@@ -90,6 +65,11 @@ fn has_ended(t: &mut Transcript) {
     tell(t, &info, child);
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 2)));
 }
+case!(has_ended => "
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+    cqe 2: -ECHILD
+");
 
 fn waits(t: &mut Transcript) {
     for setup in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
@@ -105,6 +85,16 @@ fn waits(t: &mut Transcript) {
         tell(t, &info, child);
     }
 }
+case!(waits => "
+    submit = 1
+    no cqe
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+    submit = 1
+    no cqe
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+");
 
 fn killed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -117,6 +107,10 @@ fn killed(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     tell(t, &info, child);
 }
+case!(killed => "
+    cqe 1: 0
+    signal 17 errno 0 code 2 status 9 is it true
+");
 
 fn any_child(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -128,6 +122,10 @@ fn any_child(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     tell(t, &info, child);
 }
+case!(any_child => "
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+");
 
 fn stopped_and_continued(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -144,6 +142,13 @@ fn stopped_and_continued(t: &mut Transcript) {
     drop(writer);
     t.say(process::ending(child));
 }
+case!(stopped_and_continued => "
+    cqe 1: 0
+    signal 17 errno 0 code 5 status 19 is it true
+    cqe 1: 0
+    signal 17 errno 0 code 6 status 18 is it true
+    exit 3
+");
 
 fn do_not_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -157,6 +162,12 @@ fn do_not_wait(t: &mut Transcript) {
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED | libc::WNOHANG as u32, 2)));
     tell(t, &info, child);
 }
+case!(do_not_wait => "
+    cqe 1: 0
+    signal 0 errno 0 code 0 status 0 is it false
+    cqe 2: 0
+    signal 17 errno 0 code 1 status 3 is it true
+");
 
 fn leaves_it(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -169,6 +180,13 @@ fn leaves_it(t: &mut Transcript) {
     }
     t.say(process::ending(child));
 }
+case!(leaves_it => "
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+    exit 3
+");
 
 fn no_child(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -178,6 +196,11 @@ fn no_child(t: &mut Transcript) {
     t.entry(&ring.one(wait_for(libc::P_PID, 1, &mut info, EXITED, 2)));
     t.say(format_args!("untouched {}", info.si_signo == 77));
 }
+case!(no_child => "
+    cqe 1: -ECHILD
+    cqe 2: -ECHILD
+    untouched false
+");
 
 fn wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -215,6 +238,25 @@ fn wrong(t: &mut Transcript) {
     drop(writer);
     t.say(process::ending(child));
 }
+case!(wrong => "
+    1 0x0: -EINVAL
+    1 0x1: -EINVAL
+    1 0x100004: -EINVAL
+    1 0x4: -EINVAL
+    1 0x4: -EINVAL
+    2 0x4: -EINVAL
+    3 0x4: -EINVAL
+    3 0x4: -EBADF
+    99 0x4: -EINVAL
+    addr: -EINVAL
+    addr3: -EINVAL
+    op_flags: -EINVAL
+    buf_index: -EINVAL
+    ioprio: -EINVAL
+    buffer select: -EOPNOTSUPP
+    cqe 1: 0
+    exit 3
+");
 
 /// The request asks for no information.
 fn nothing_to_tell(t: &mut Transcript) {
@@ -225,6 +267,7 @@ fn nothing_to_tell(t: &mut Transcript) {
     drop(writer);
     t.in_order(&ring.wait(1));
 }
+case!(nothing_to_tell => "cqe 1: 0");
 
 fn bad_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -248,6 +291,14 @@ fn bad_address(t: &mut Transcript) {
         t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 2)));
     }
 }
+case!(bad_address => "
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -ECHILD
+    cqe 1: -EFAULT
+    cqe 1: -EFAULT
+    cqe 2: -ECHILD
+");
 
 fn chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -261,6 +312,13 @@ fn chain(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.in_order(&ring.run(&[wait_for(libc::P_PID, child, &mut info, EXITED, 3).linked(), nop(4)]));
 }
+case!(chain => "
+    no cqe
+    cqe 1: 0
+    cqe 2: 0
+    cqe 3: -ECHILD
+    cqe 4: -ECANCELED
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -272,6 +330,10 @@ fn forced_async(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     tell(t, &info, child);
 }
+case!(forced_async => "
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+");
 
 fn descriptor_of(child: i32, flags: u32) -> OwnedFd {
     // SAFETY: the call touches no memory; the number is new.
@@ -293,6 +355,13 @@ fn descriptor(t: &mut Transcript) {
     let pipe = files::pipe();
     t.entry(&ring.one(wait_for(libc::P_PIDFD, pipe.0.as_raw_fd(), &mut info, EXITED, 3)));
 }
+case!(descriptor => "
+    no cqe
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+    cqe 2: -ECHILD
+    cqe 3: -EBADF
+");
 
 /// The request keeps the process that the descriptor named, though the number soon refers to
 /// another one.
@@ -328,6 +397,16 @@ fn descriptor_is_closed(t: &mut Transcript) {
         tell(t, info, first);
     }
 }
+case!(descriptor_is_closed => "
+    the same number true
+    cqe 1: 0
+    cqe 2: 0
+    signal 17 errno 0 code 1 status 3 is it true
+    the same number true
+    cqe 1: 0
+    cqe 2: 0
+    signal 17 errno 0 code 1 status 3 is it true
+");
 
 fn descriptor_does_not_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -345,6 +424,14 @@ fn descriptor_does_not_wait(t: &mut Transcript) {
     t.entry(&ring.one(wait_for(libc::P_PIDFD, named.as_raw_fd(), &mut info, EXITED, 2)));
     tell(t, &info, child);
 }
+case!(descriptor_does_not_wait => "
+    cqe 1: 0
+    signal 0 errno 0 code 0 status 0 is it false
+    cqe 1: 0
+    signal 0 errno 0 code 0 status 0 is it false
+    cqe 2: 0
+    signal 17 errno 0 code 1 status 3 is it true
+");
 
 fn of_this_thread(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -356,6 +443,13 @@ fn of_this_thread(t: &mut Transcript) {
     t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, options, 1)));
     tell(t, &info, child);
 }
+case!(of_this_thread => "
+    cqe 1: 0
+    signal 17 errno 0 code 1 status 3 is it true
+", usring => "
+    cqe 1: -EINVAL
+    signal 0 errno 0 code 0 status 0 is it false
+", because "a worker would wait, which has no children");
 
 fn bounded(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -372,6 +466,11 @@ fn bounded(t: &mut Transcript) {
     // The child can still be waited for.
     t.say(process::ending(child));
 }
+case!(bounded as link_timeout => "
+    2 has ended
+    1 has ended
+    exit 3
+");
 
 fn ring_closes(t: &mut Transcript) {
     let (child, writer) = child();
@@ -385,6 +484,7 @@ fn ring_closes(t: &mut Transcript) {
     drop(writer);
     t.say(process::ending(child));
 }
+case!(ring_closes => "exit 3");
 
 fn polled_ring(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_IOPOLL);
@@ -393,6 +493,7 @@ fn polled_ring(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(1));
 }
+case!(polled_ring => "cqe 1: -EINVAL");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -407,3 +508,12 @@ fn cancelled(t: &mut Transcript) {
     drop(writer);
     t.say(process::ending(child));
 }
+case!(cancelled => "
+    cqe 1: -ECANCELED
+    cqe 2: 1
+    exit 3
+", usring => "
+    cqe 1: -ECANCELED
+    cqe 2: -EALREADY
+    exit 3
+", because "a worker waits, and is broken off");

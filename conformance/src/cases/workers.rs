@@ -3,26 +3,11 @@
 use std::os::fd::AsRawFd;
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
 use crate::sqe::{Change, read, write};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("workers.limits", limits),
-    case("workers.limits_wrong", limits_wrong),
-    case("workers.one_at_a_time", one_at_a_time),
-    case("workers.unbounded_beside_bounded", unbounded_beside_bounded),
-    case("workers.waiting_pipe_occupies_none", waiting_pipe_occupies_none),
-    case("workers.affinity", affinity),
-    case("workers.affinity_is_kept", affinity_is_kept),
-    case("workers.affinity_of_no_processor", affinity_of_no_processor),
-    case("workers.many_blocking", many_blocking),
-    case("workers.writes_to_one_file", writes_to_one_file),
-    case("workers.ring_closes", ring_closes),
-];
 
 fn set(ring: &Ring, limits: &mut [u32; 2]) -> i32 {
     ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2)
@@ -44,6 +29,16 @@ fn limits(t: &mut Transcript) {
     t.result("ask", set(&ring, &mut values));
     t.say(format_args!("{values:?}"));
 }
+case!(limits => "
+    set 5 7 = 0
+    before: more than none true
+    ask = 0
+    [5, 7]
+    set 2 - = 0
+    [5, 7]
+    ask = 0
+    [2, 7]
+");
 
 fn limits_wrong(t: &mut Transcript) {
     let ring = Ring::new(4);
@@ -56,6 +51,13 @@ fn limits_wrong(t: &mut Transcript) {
     values = [u32::MAX, 1, 0, 0];
     t.result("too many", ring.register(reg::IOWQ_MAX_WORKERS, values.as_mut_ptr(), 2));
 }
+case!(limits_wrong => "
+    null = -EINVAL
+    unmapped = -EFAULT
+    count 1 = -EINVAL
+    count 3 = -EINVAL
+    too many = -EINVAL
+");
 
 /// With one worker the second request waits for the first.
 fn one_at_a_time(t: &mut Transcript) {
@@ -75,6 +77,12 @@ fn one_at_a_time(t: &mut Transcript) {
         t.outcome(format_args!("open {}", entry.user_data), entry.res.into());
     }
 }
+case!(one_at_a_time => "
+    set = 0
+    no cqe
+    open 1 = ok
+    open 2 = ok
+");
 
 /// Pipes and sockets have workers of their own kind, which do not wait for busy workers of the
 /// other kind.
@@ -96,6 +104,11 @@ fn unbounded_beside_bounded(t: &mut Transcript) {
         t.outcome(format_args!("open {}", entry.user_data), entry.res.into());
     }
 }
+case!(unbounded_beside_bounded => "
+    set = 0
+    cqe 2: 1
+    open 1 = ok
+");
 
 /// If forced to a worker, a request on a file that can be polled is polled there, too. It occupies
 /// no worker while it waits.
@@ -113,6 +126,11 @@ fn waiting_pipe_occupies_none(t: &mut Transcript) {
     files::put(&first, b"x");
     t.in_order(&ring.wait(1));
 }
+case!(waiting_pipe_occupies_none => "
+    set = 0
+    cqe 2: 1
+    cqe 1: 1
+");
 
 fn affinity(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -128,6 +146,15 @@ fn affinity(t: &mut Transcript) {
     t.result("unregister", ring.register(reg::UNREGISTER_IOWQ_AFF, none, 0));
     t.result("unregister, count 1", ring.register(reg::UNREGISTER_IOWQ_AFF, none, 1));
 }
+case!(affinity => "
+    cpu 0 = 0
+    cqe 1: 1
+    null = -EINVAL
+    unmapped = -EFAULT
+    length 0 = -EINVAL
+    unregister = 0
+    unregister, count 1 = -EINVAL
+");
 
 /// Returns the system's list of processors on which a worker may run.
 fn processors_of_worker() -> Option<String> {
@@ -151,6 +178,11 @@ fn affinity_is_kept(t: &mut Transcript) {
         t.outcome("open", entry.res.into());
     }
 }
+case!(affinity_is_kept => "
+    cpu 0 = 0
+    the worker is there true
+    open = ok
+");
 
 fn affinity_of_no_processor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -164,6 +196,15 @@ fn affinity_of_no_processor(t: &mut Transcript) {
     let mut byte = [0u8; 1];
     t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 1).forced_async()));
 }
+case!(affinity_of_no_processor => "
+    none = 0
+    cpu 500 = 0
+    cpu 60 = 0
+    cpu 60 and 0 = 0
+    one byte = 0
+    longer than any = 0
+    cqe 1: 1
+");
 
 fn many_blocking(t: &mut Transcript) {
     let mut ring = Ring::new(64);
@@ -177,6 +218,10 @@ fn many_blocking(t: &mut Transcript) {
     let entries = ring.wait(32);
     t.say(format_args!("read {}", entries.iter().filter(|entry| entry.res == 1).count()));
 }
+case!(many_blocking => "
+    submit = 32
+    read 32
+");
 
 /// Buffered writes to one file by workers are not interleaved.
 fn writes_to_one_file(t: &mut Transcript) {
@@ -203,6 +248,13 @@ fn writes_to_one_file(t: &mut Transcript) {
     };
     t.say(format_args!("every line once {}", sorted(&content) == sorted(&lines.concat())));
 }
+case!(writes_to_one_file => "
+    submit = 50
+    written 50
+    length 200
+    whole 50
+    every line once true
+");
 
 /// When a ring is closed, its workers are interrupted.
 fn ring_closes(t: &mut Transcript) {
@@ -218,3 +270,7 @@ fn ring_closes(t: &mut Transcript) {
     std::thread::sleep(std::time::Duration::from_secs(1));
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }
+case!(ring_closes => "
+    submit = 3
+    deserted true
+");

@@ -7,32 +7,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
 use super::reg;
-use crate::case::{Case, case};
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
 use crate::ring::Ring;
 use crate::sqe::{Change, cancel, message, nop, send, vector};
 use crate::transcript::Transcript;
-
-pub const CASES: &[Case] = &[
-    case("zero_copy.send", sends),
-    case("zero_copy.message", sends_message),
-    case("zero_copy.reports_usage", reports_usage),
-    case("zero_copy.registered_buffer", registered_buffer),
-    case("zero_copy.registered_buffer_wrong", registered_buffer_wrong),
-    case("zero_copy.vectorized", vectorized),
-    case("zero_copy.to_address", to_address),
-    case("zero_copy.errors_notify", errors_notify),
-    case("zero_copy.refused", refused),
-    case("zero_copy.unknown_options", unknown_options),
-    case("zero_copy.link", link),
-    case("zero_copy.refused_chain", refused_chain),
-    case("zero_copy.waits", waits),
-    case("zero_copy.cancelled", cancelled),
-    case("zero_copy.poll_first", poll_first),
-    case("zero_copy.fixed_file", fixed_file),
-    case("zero_copy.forced_async", forced_async),
-];
 
 fn sending(socket: &OwnedFd, bytes: &[u8], user_data: u64) -> Sqe {
     send(socket.as_raw_fd(), bytes, user_data).with(|sqe| sqe.opcode = opcode::SEND_ZC)
@@ -60,6 +39,12 @@ fn sends(t: &mut Transcript) {
     let (reader, writer, _) = files::udp();
     show(t, &mut ring, &reader, sending(&writer, b"hello", 2));
 }
+case!(sends as send => "
+    cqe 1: 5 MORE
+    cqe 1: 0 NOTIF
+    cqe 2: 5 MORE
+    cqe 2: 0 NOTIF
+");
 
 fn sends_message(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -70,6 +55,10 @@ fn sends_message(t: &mut Transcript) {
     header.msg_iovlen = 2;
     show(t, &mut ring, &reader, message(opcode::SENDMSG_ZC, writer.as_raw_fd(), &header, 1));
 }
+case!(sends_message as message => "
+    cqe 1: 6 MORE
+    cqe 1: 0 NOTIF
+");
 
 /// On the loopback every send is copied.
 fn reports_usage(t: &mut Transcript) {
@@ -87,6 +76,10 @@ fn reports_usage(t: &mut Transcript) {
         t.say(format_args!("{:#x} {}", entry.res, crate::names::cqe_flags(entry.flags)));
     }
 }
+case!(reports_usage => "
+    0x4e20 MORE
+    0x80000000 NOTIF
+");
 
 fn fixed(sqe: Sqe, index: u16) -> Sqe {
     sqe.with(|sqe| {
@@ -108,6 +101,12 @@ fn registered_buffer(t: &mut Transcript) {
     t.in_order(&ring.wait(2));
     t.say(String::from_utf8_lossy(&received));
 }
+case!(registered_buffer => "
+    register = 0
+    cqe 1: 8 MORE
+    cqe 1: 0 NOTIF
+    register
+");
 
 fn registered_buffer_wrong(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -126,6 +125,16 @@ fn registered_buffer_wrong(t: &mut Transcript) {
     show(t, &mut ring, &reader, fixed(at(0, 8), 1));
     show(t, &mut ring, &reader, fixed(at(0, 8), 0));
 }
+case!(registered_buffer_wrong => "
+    cqe 1: -EFAULT MORE
+    cqe 1: 0 NOTIF
+    cqe 1: -EFAULT MORE
+    cqe 1: 0 NOTIF
+    cqe 1: -EFAULT MORE
+    cqe 1: 0 NOTIF
+    cqe 1: 8 MORE
+    cqe 1: 0 NOTIF
+");
 
 fn vectorized(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -148,6 +157,19 @@ fn vectorized(t: &mut Transcript) {
         show(t, &mut ring, &reader, request.with(|sqe| sqe.len = 1025));
     }
 }
+case!(vectorized => "
+    cqe 1: 7
+    one two
+    cqe 1: -EFAULT
+    cqe 1: -EINVAL
+    cqe 1: 7 MORE
+    cqe 1: 0 NOTIF
+    one two
+    cqe 1: -EFAULT MORE
+    cqe 1: 0 NOTIF
+    cqe 1: -EINVAL MORE
+    cqe 1: 0 NOTIF
+");
 
 fn to_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -159,6 +181,10 @@ fn to_address(t: &mut Transcript) {
     });
     show(t, &mut ring, &reader, request);
 }
+case!(to_address => "
+    cqe 1: 6 MORE
+    cqe 1: 0 NOTIF
+");
 
 /// A request that was accepted posts a notification, however it ends.
 fn errors_notify(t: &mut Transcript) {
@@ -175,6 +201,20 @@ fn errors_notify(t: &mut Transcript) {
     let request = sending(&writer, b"x", 6).with(|sqe| sqe.ioprio = u::IORING_SEND_ZC_REPORT_USAGE as u16);
     show(t, &mut ring, &reader, request.with(|sqe| sqe.addr = BAD));
 }
+case!(errors_notify => "
+    cqe 1: -EOPNOTSUPP MORE
+    cqe 1: 0 NOTIF
+    cqe 2: -ENOTSOCK MORE
+    cqe 2: 0 NOTIF
+    cqe 3: -EBADF MORE
+    cqe 3: 0 NOTIF
+    cqe 4: -EPIPE MORE
+    cqe 4: 0 NOTIF
+    cqe 5: -EFAULT MORE
+    cqe 5: 0 NOTIF
+    cqe 6: -EFAULT MORE
+    cqe 6: 0 NOTIF
+");
 
 /// A refused request posts no notification.
 fn refused(t: &mut Transcript) {
@@ -190,6 +230,20 @@ fn refused(t: &mut Transcript) {
     show(t, &mut ring, &reader, good.with(|sqe| sqe.opcode = opcode::SENDMSG_ZC));
     show(t, &mut ring, &reader, good.with(|sqe| sqe.addr = crate::memory::KERNEL_HALF));
 }
+case!(refused => "
+    cqe 1: -EINVAL
+    cqe 1: -EOPNOTSUPP
+    cqe 1: -EINVAL
+    cqe 1: -EINVAL
+    cqe 1: 1 MORE
+    cqe 1: 0 NOTIF
+    cqe 1: -EINVAL MORE
+    cqe 1: 0 NOTIF
+    cqe 1: -EFAULT MORE
+    cqe 1: 0 NOTIF
+    cqe 1: -EFAULT MORE
+    cqe 1: 0 NOTIF
+");
 
 fn unknown_options(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -200,6 +254,30 @@ fn unknown_options(t: &mut Transcript) {
         }
     }
 }
+case!(unknown_options => "
+    cqe 4: -EINVAL MORE
+    cqe 4: 0 NOTIF
+    cqe 6: -EINVAL MORE
+    cqe 6: 0 NOTIF
+    cqe 7: -EINVAL MORE
+    cqe 7: 0 NOTIF
+    cqe 8: -EINVAL MORE
+    cqe 8: 0 NOTIF
+    cqe 9: -EINVAL MORE
+    cqe 9: 0 NOTIF
+    cqe 10: -EINVAL MORE
+    cqe 10: 0 NOTIF
+    cqe 11: -EINVAL MORE
+    cqe 11: 0 NOTIF
+    cqe 12: -EINVAL MORE
+    cqe 12: 0 NOTIF
+    cqe 13: -EINVAL MORE
+    cqe 13: 0 NOTIF
+    cqe 14: -EINVAL MORE
+    cqe 14: 0 NOTIF
+    cqe 15: -EINVAL MORE
+    cqe 15: 0 NOTIF
+");
 
 fn link(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -228,6 +306,20 @@ fn link(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(3));
 }
+case!(link => "
+    cqe 1: 1 MORE
+    cqe 1: 0 NOTIF
+    cqe 2: 0
+    cqe 3: -EFAULT MORE
+    cqe 3: 0 NOTIF
+    cqe 4: -ECANCELED
+    cqe 5: -EINVAL
+    cqe 6: -ECANCELED
+    cqe 6: 0 NOTIF
+    cqe 7: -EBADF
+    cqe 8: -ECANCELED
+    cqe 8: 0 NOTIF
+");
 
 fn waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -247,6 +339,11 @@ fn waits(t: &mut Transcript) {
     });
     t.in_order(&entries);
 }
+case!(waits => "
+    no cqe
+    cqe 1: 100000 MORE
+    cqe 1: 0 NOTIF
+");
 
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -258,6 +355,11 @@ fn cancelled(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.wait(3));
 }
+case!(cancelled => "
+    cqe 2: 0
+    cqe 1: -ECANCELED MORE
+    cqe 1: 0 NOTIF
+");
 
 fn poll_first(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -265,6 +367,10 @@ fn poll_first(t: &mut Transcript) {
     let request = sending(&writer, b"x", 1).with(|sqe| sqe.ioprio = u::IORING_RECVSEND_POLL_FIRST as u16);
     show(t, &mut ring, &reader, request);
 }
+case!(poll_first => "
+    cqe 1: 1 MORE
+    cqe 1: 0 NOTIF
+");
 
 fn fixed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
@@ -274,12 +380,22 @@ fn fixed_file(t: &mut Transcript) {
     show(t, &mut ring, &reader, sending(&writer, b"x", 1).with(|sqe| sqe.fd = 0).fixed());
     show(t, &mut ring, &reader, sending(&writer, b"x", 2).with(|sqe| sqe.fd = 1).fixed());
 }
+case!(fixed_file => "
+    cqe 1: 1 MORE
+    cqe 1: 0 NOTIF
+    cqe 2: -EBADF MORE
+    cqe 2: 0 NOTIF
+");
 
 fn forced_async(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
     show(t, &mut ring, &reader, sending(&writer, b"x", 1).forced_async());
 }
+case!(forced_async => "
+    cqe 1: 1 MORE
+    cqe 1: 0 NOTIF
+");
 
 /// A chain that is refused because of another member.
 fn refused_chain(t: &mut Transcript) {
@@ -291,3 +407,10 @@ fn refused_chain(t: &mut Transcript) {
     ring.submit();
     t.sorted(&ring.wait(5));
 }
+case!(refused_chain => "
+    cqe 1: -ECANCELED MORE
+    cqe 1: 0 NOTIF
+    cqe 2: -ECANCELED
+    cqe 2: 0 NOTIF
+    cqe 3: -EINVAL
+");

@@ -1,0 +1,143 @@
+//! Files open with O_DIRECT: transfers that usring leaves to a worker, or issues late.
+
+use super::in_flight::ring_closes;
+use super::{BLOCK, at, block, content, deferring_ring, length, numbered, uncache, whole};
+use crate::files::Scratch;
+use crate::memory::Pages;
+use crate::process;
+use crate::ring::Ring;
+use crate::sqe::{CURRENT, Change, cancel, read_at, timeout, write_at};
+use crate::transcript::Transcript;
+use std::os::fd::{AsRawFd, OwnedFd};
+use usring_uapi::{Timespec, io_uring as u, sqe_flags};
+
+pub(super) fn seek(file: &OwnedFd, position: u64) {
+    // SAFETY: the call touches no memory.
+    unsafe { libc::lseek(file.as_raw_fd(), position as i64, libc::SEEK_SET) };
+}
+
+/// A write that extends the file moves the position, whichever thread makes it.
+fn longer_at_the_position(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let scratch = Scratch::new();
+    let file = numbered(&scratch, 4, libc::O_RDWR);
+    let (fd, mut pages) = (file.as_raw_fd(), Pages::new(2));
+    block(&mut pages, 0, 8);
+    block(&mut pages, 1, 9);
+    for (last, flags) in [(3, 0), (4, sqe_flags::ASYNC)] {
+        seek(&file, at(last));
+        t.entry(&ring.one(write_at(fd, pages.at(0), 2 * BLOCK as u32, CURRENT, 1).flagged(flags)));
+        t.say(format_args!("position {} length {}", crate::files::position(&file), length(&scratch)));
+    }
+    t.say(format_args!("{:?}", content(&scratch)));
+}
+case!(longer_at_the_position => "
+    cqe 1: 8192
+    position 20480 length 20480
+    cqe 1: 8192
+    position 24576 length 24576
+    [0, 1, 2, 8, 8, 9]
+");
+
+/// A linked request that starts after its batch uses the file that its number means by then.
+fn number_reused_behind_a_link(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let scratch = Scratch::new();
+    let file = numbered(&scratch, 4, libc::O_RDWR);
+    let pages = Pages::new(2);
+    let (mut ends, number) = ([0; 2], file.as_raw_fd());
+    // SAFETY: the array has room for both numbers.
+    unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) };
+    let span = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    ring.push(read_at(number, pages.at(0), BLOCK as u32, 0, 1));
+    ring.push(timeout(&span, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 2).linked());
+    ring.push(read_at(number, pages.at(BLOCK), BLOCK as u32, 0, 3));
+    t.result("submit", ring.submit());
+    t.sorted(&ring.wait(1));
+    // SAFETY: the number is that of `file`, which owns the pipe's end from here on.
+    unsafe { libc::dup2(ends[0], number) };
+    t.sorted(&ring.wait(1));
+    // A request that waits for a pipe is cancelled. One that a worker has would be interrupted.
+    ring.push(cancel(3, 0, 4));
+    ring.submit();
+    t.sorted(&ring.wait(2));
+    // SAFETY: both ends are open, and only this function uses them.
+    unsafe {
+        libc::close(ends[0]);
+        libc::close(ends[1]);
+    }
+}
+case!(number_reused_behind_a_link => "
+    submit = 3
+    cqe 1: 4096
+    cqe 2: -ETIME
+    cqe 3: -ECANCELED
+    cqe 4: 0
+");
+
+/// If the system gives no AIO context (a sandbox, fs.aio-max-nr), submitted writes reach the file
+/// all the same.
+fn ring_closes_without_a_context(t: &mut Transcript) {
+    process::deny(libc::SYS_io_setup);
+    ring_closes(t);
+}
+case!(ring_closes_without_a_context => "
+    written true
+    written true
+    written true
+    written true
+    written true
+    written true
+    written true
+    written true
+    written true
+    written true
+");
+
+/// Reads and writes all of a file by a ring with deferred task work. Some of the requests are
+/// awaited together.
+fn read_and_write_deferred(t: &mut Transcript, ring: &mut Ring, scratch: &Scratch, file: &OwnedFd) {
+    let (fd, mut pages) = (file.as_raw_fd(), Pages::new(32));
+    for (writes, wanted) in [(false, 1), (true, 16), (false, 7), (true, 1)] {
+        for index in 0..16 {
+            let address = block(&mut pages, index, 100 + index as u8);
+            let transfer = if writes { write_at } else { read_at };
+            ring.push(transfer(fd, address, BLOCK as u32, at(index), index as u64));
+        }
+        t.result("submit", ring.submit_and_wait(wanted));
+        t.say(format_args!("whole {}", whole(&ring.wait(16))));
+    }
+    t.say(format_args!("{:?}", content(scratch)));
+    uncache(file);
+}
+
+fn contexts_denied(t: &mut Transcript) {
+    process::deny(libc::SYS_io_setup);
+    denied_from_here_on(t, None);
+}
+case!(contexts_denied => include_str!("contexts_denied.txt"));
+
+fn submission_denied_later(t: &mut Transcript) {
+    denied_from_here_on(t, Some(libc::SYS_io_submit));
+}
+case!(submission_denied_later => include_str!("submission_denied_later.txt"));
+
+fn waiting_denied_later(t: &mut Transcript) {
+    denied_from_here_on(t, Some(libc::SYS_io_getevents));
+}
+case!(waiting_denied_later => include_str!("waiting_denied_later.txt"));
+
+/// A filter of the program that denies one of libaio's calls does not affect a ring.
+fn denied_from_here_on(t: &mut Transcript, call: Option<i64>) {
+    let mut ring = deferring_ring();
+    let scratch = Scratch::new();
+    let file = numbered(&scratch, 16, libc::O_RDWR);
+    for round in 0..3 {
+        if round == 1
+            && let Some(call) = call
+        {
+            process::deny(call);
+        }
+        read_and_write_deferred(t, &mut ring, &scratch, &file);
+    }
+}

@@ -1,0 +1,108 @@
+//! Readiness of a ring with deferred task work.
+
+use super::{IN, look};
+use crate::files;
+use crate::ring::Ring;
+use crate::sqe::poll;
+use crate::transcript::Transcript;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use usring_uapi::io_uring as u;
+
+const ROUNDS: u32 = 200;
+
+/// Queued task work on a ring with deferred task work makes it readable.
+fn deferred(t: &mut Transcript) {
+    let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
+    let mut ring = Ring::flags(8, flags);
+    let (reader, writer) = files::pipe();
+    ring.push(poll(reader.as_raw_fd(), IN, 1));
+    ring.submit();
+    t.say(look(ring.fd, IN, 0));
+    files::put(&writer, b"x");
+    t.say(look(ring.fd, IN, 5000));
+    t.say(format_args!("cqes {}", ring.ready()));
+    t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+    t.in_order(&ring.reap());
+    t.say(look(ring.fd, IN, 0));
+}
+case!(deferred => "
+    0 -
+    1 IN
+    cqes 0
+    get events = 0
+    cqe 1: 1
+    0 -
+");
+
+/// A program that never sleeps in its polls also sees deferred work.
+fn deferred_seen_without_waiting(t: &mut Transcript) {
+    let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+    let (reader, writer) = files::pipe();
+    t.say(look(ring.fd, IN, 0));
+    for user_data in 0..3 {
+        ring.push(poll(reader.as_raw_fd(), IN, user_data));
+        ring.submit();
+        t.say(look(ring.fd, IN, 0));
+        files::put(&writer, b"x");
+        t.say(format_args!("seen {}", crate::time::until(|| look(ring.fd, IN, 0).starts_with('1'))));
+        // The descriptor stays readable until the owner enters.
+        let seen = (0..100).filter(|_| look(ring.fd, IN, 0).starts_with('1')).count();
+        t.say(format_args!("readable {seen} of 100 times"));
+        t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
+        t.in_order(&ring.reap());
+        t.say(look(ring.fd, IN, 0));
+        t.say(format_args!("{:?}", files::take(&reader, 1).map(|bytes| bytes.len())));
+    }
+}
+case!(deferred_seen_without_waiting => "
+    0 -
+    0 -
+    seen true
+    readable 100 of 100 times
+    get events = 0
+    cqe 0: 1
+    0 -
+    Ok(1)
+    0 -
+    seen true
+    readable 100 of 100 times
+    get events = 0
+    cqe 1: 1
+    0 -
+    Ok(1)
+    0 -
+    seen true
+    readable 100 of 100 times
+    get events = 0
+    cqe 2: 1
+    0 -
+    Ok(1)
+");
+
+/// Another thread polls for the first time just as the owner leaves its ring. Completions that
+/// arrive afterwards must be visible. (6.18 does not wake a thread that already sleeps in poll.)
+fn deferred_polled_as_it_is_left(t: &mut Transcript) {
+    let mut told = 0;
+    for round in 0..ROUNDS {
+        let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
+        let (reader, writer) = files::pipe();
+        ring.push(poll(reader.as_raw_fd(), IN, 1));
+        let (begins, fd) = (AtomicBool::new(false), ring.fd);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !begins.load(Ordering::Acquire) {
+                    std::hint::spin_loop();
+                }
+                (0..round * 20).for_each(|_| std::hint::spin_loop());
+                look(fd, IN, 0)
+            });
+            begins.store(true, Ordering::Release);
+            ring.submit();
+        });
+        files::put(&writer, b"x");
+        told += u32::from(crate::time::until(|| look(fd, IN, 0).starts_with('1')));
+    }
+    t.say(format_args!("told {told} of {ROUNDS} times"));
+}
+case!(deferred_polled_as_it_is_left => "told 200 of 200 times");
