@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn pings_of_both_kinds_are_answered_however_they_are_cut() {
+    fn pings_of_both_kinds_are_answered_in_pieces_of_any_length() {
         let input = b"PING\r\n*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\nPING\r\n";
         for pieces in 1..=input.len() {
             assert_eq!(answer(input, pieces), "+PONG\r\n".repeat(4), "in pieces of {pieces}");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_begin_with_a_ping_comes_back_as_it_is() {
+    fn input_that_does_not_begin_with_a_ping_is_echoed() {
         for input in
             ["hello PING\r\nPING\r\n", "PINK\r\nPING\r\n", "*3\r\n$6\r\nCONFIG\r\n", "*1\r\n$4\r\nPONG\r\nPING\r\n"]
         {
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_ping_comes_back_between_pings() {
+    fn a_line_that_is_no_ping_is_echoed_between_pings() {
         let input = "PING\r\nPINK PING\r\nPING\r\nQUIT\r\n*1\r\n$4\r\nPING\r\n";
         let wanted = "+PONG\r\nPINK PING\r\n+PONG\r\nQUIT\r\n+PONG\r\n";
         for pieces in 1..=input.len() {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_ping_is_held_until_the_end() {
+    fn half_a_ping_is_held_back_until_the_input_ends() {
         let (mut dialogue, mut output) = (Dialogue::default(), Vec::new());
         dialogue.answer(b"*1\r\n$4\r\nPI", &mut output);
         assert!(output.is_empty());

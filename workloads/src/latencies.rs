@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_length_is_kept_to_two_percent() {
+    fn a_latency_is_recorded_to_within_two_percent() {
         for nanoseconds in [0, 1, 63, 64, 65, 127, 128, 129, 1000, 4095, 4096, 99_999, 1 << 40] {
             let kept = value(place(nanoseconds));
             assert!(kept <= nanoseconds && nanoseconds - kept <= nanoseconds / 60, "{nanoseconds} became {kept}");
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_counted_from_the_shortest() {
+    fn percentiles_are_counted_from_the_shortest_latency() {
         let mut latencies = Latencies::default();
         assert_eq!(latencies.within(0.5), None);
         for nanoseconds in 1..=100 {

@@ -59,7 +59,7 @@ fn check(report: &Value, name: &str) {
 }
 
 #[test]
-fn every_benchmark_measures_what_is_usrings() {
+fn every_benchmark_measures_usring() {
     if on_kernel() {
         return skip("there is no usring");
     }

@@ -23,37 +23,37 @@ fn holds(source: &str, checks: u32) {
 }
 
 #[test]
-fn a_call_changes_no_register_that_a_system_call_leaves_alone() {
+fn a_call_changes_no_register_that_a_system_call_preserves() {
     holds("door_registers.c", 4);
 }
 
 #[test]
-fn signals_reach_their_handlers_around_the_engine_and_never_inside() {
+fn signal_handlers_run_around_the_engine_and_never_inside_it() {
     holds("door_signals.c", 15);
 }
 
 #[test]
-fn a_rings_descriptor_is_one() {
+fn a_rings_descriptor_behaves_like_any_descriptor() {
     holds("door_descriptors.c", 14);
 }
 
 #[test]
-fn a_server_has_its_whole_limit_of_open_files_and_each_connection_is_served() {
+fn a_server_can_use_its_whole_limit_of_open_files_for_connections() {
     holds("many_waiting.c", 3);
 }
 
 #[test]
-fn children_leave_the_parents_rings_alone_and_are_served_themselves() {
+fn children_leave_the_parents_rings_unchanged_and_have_their_own() {
     holds("door_children.c", 13);
 }
 
 #[test]
-fn every_call_comes_to_its_end_under_a_storm_of_signals() {
+fn every_call_completes_under_a_storm_of_signals() {
     holds("door_storm.c", 6);
 }
 
 #[test]
-fn a_program_that_gives_up_its_rights_is_left_with_no_thread_that_has_them() {
+fn no_thread_keeps_capabilities_that_the_program_gave_up() {
     require(&LIBURING);
     let stage = Stage::new();
     let program = stage.compile("dropped_rights.c", &["-luring"]);
@@ -92,7 +92,7 @@ fn a_process_ends_with_its_last_thread() {
 }
 
 #[test]
-fn a_process_ends_when_its_threads_have_ended_unseen_by_libc() {
+fn a_process_ends_when_its_threads_end_without_libc() {
     let stage = Stage::new();
     let program = stage.compile("last_exit.c", &["-pthread"]);
     for way in ["0", "1", "2", "3", "4"] {
@@ -102,17 +102,17 @@ fn a_process_ends_when_its_threads_have_ended_unseen_by_libc() {
 }
 
 #[test]
-fn a_filter_of_the_programs_own_lets_no_request_hang() {
+fn a_seccomp_filter_of_the_program_makes_no_request_hang() {
     holds("own_filter.c", 4);
 }
 
 #[test]
-fn a_program_without_addresses_left_is_answered_and_goes_on() {
+fn a_program_out_of_address_space_gets_errors_and_continues() {
     holds("no_memory.c", 17);
 }
 
 #[test]
-fn an_exec_by_which_the_library_would_be_lost_is_refused_with_a_sentence() {
+fn an_exec_that_would_lose_the_library_is_refused_with_a_message() {
     if on_kernel() {
         return skip("there is no usring");
     }
@@ -158,7 +158,7 @@ fn static_programs(stage: &Stage) -> PathBuf {
 }
 
 #[test]
-fn a_static_program_that_a_served_one_executes_runs_unserved() {
+fn a_static_program_executed_by_a_served_program_runs_unserved() {
     if on_kernel() {
         return skip("there is no usring");
     }
@@ -228,7 +228,7 @@ fn a_program_on_musl_is_served() {
 }
 
 #[test]
-fn a_go_programs_small_stacks_are_left_alone() {
+fn the_engine_does_not_overflow_a_go_programs_small_stacks() {
     let stage = Stage::new();
     let program = stage.path("goroutines");
     let mut build = Command::new(require(&GO));
@@ -329,7 +329,7 @@ const OFFERED: [&str; 70] = [
 ];
 
 #[test]
-fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
+fn the_library_exports_and_imports_only_the_expected_symbols() {
     if on_kernel() {
         return skip("there is no usring");
     }
@@ -369,7 +369,7 @@ fn the_library_offers_and_needs_what_it_should_and_nothing_else() {
 }
 
 #[test]
-fn the_library_touches_no_register_that_the_doors_do_not_save() {
+fn the_library_uses_no_register_that_the_entry_points_do_not_save() {
     if on_kernel() {
         return skip("there is no usring");
     }

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_must_say_exactly_what_is_there() {
+    fn the_list_must_match_the_long_functions_exactly() {
         let listed = lengths(&[("a.rs", 700), ("b.rs::f", 80)]);
         assert!(compare(&listed, &listed).is_empty());
         assert_eq!(compare(&lengths(&[("a.rs", 701), ("b.rs::f", 80)]), &listed).len(), 1);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sanitizer_s_runtime_is_the_first_of_all_and_named_once() {
+    fn a_sanitizers_runtime_is_preloaded_first_and_only_once() {
         let runtime = Some("libasan.so.8");
         assert_eq!(preloaded(None, runtime), "libasan.so.8:/opt/libusring.so");
         assert_eq!(preloaded(Some("/a.so"), runtime), "libasan.so.8:/a.so:/opt/libusring.so");

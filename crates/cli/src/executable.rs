@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_program_is_127_and_a_folder_is_126() {
+    fn a_missing_program_exits_with_127_and_a_folder_with_126() {
         assert_eq!(find(OsStr::new("no-such-program"), true).unwrap_err().status, STATUS_NOT_FOUND);
         assert_eq!(find(OsStr::new("/no/such/program"), true).unwrap_err().status, STATUS_NOT_FOUND);
         assert_eq!(find(OsStr::new("/usr"), true).unwrap_err().status, STATUS_NOT_EXECUTABLE);

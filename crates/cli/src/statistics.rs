@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn no_ring_is_said_in_words() {
+    fn a_run_without_rings_or_requests_prints_a_sentence() {
         let snapshot = Snapshot { rings: 0, ..empty() };
         assert_eq!(snapshot.to_string(), "usring: no ring was created\n");
         assert_eq!(empty().to_string(), "usring: 1 ring, no request was submitted\n");
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_rings_count_in_the_file_is_read_back() {
+    fn the_rings_counters_in_the_statistics_file_are_read_back() {
         let file = StatisticsFile::create().unwrap();
         let add = |offset: usize, value: u64| file.0.write_all_at(&value.to_ne_bytes(), offset as u64).unwrap();
         add(offset_of!(Statistics, header) + offset_of!(Header, rings), 3);

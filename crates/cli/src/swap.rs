@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_own_words_are_taken_out_of_the_device() {
+    fn the_options_of_swap_are_removed_from_the_device_text() {
         let option = parse("file:path=/tmp/a\\,b,limit=8M,size=1G,min=256K,mechanism=guard").unwrap();
         assert_eq!(option.text(None), "8388608 262144 guard - file:path=/tmp/a\\,b,size=1G");
         let option = parse("delay(ram:size=1G,read=uniform(1us,2us)),limit=256M").unwrap();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said() {
+    fn error_messages_name_the_wrong_option() {
         let wrong = |text: &str| parse(text).err().unwrap_or_else(|| panic!("{text} is right"));
         assert!(wrong("ram:size=1G").contains("limit= is missing"));
         assert!(wrong("ram:size=1G,limit=1K").contains("4096K at least"));

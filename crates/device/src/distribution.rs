@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_is_always_the_same() {
+    fn a_constant_distribution_always_draws_its_value() {
         assert!(draws("10us").iter().all(|span| *span == 10_000));
     }
 
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn exponential_spans_have_their_mean_as_deviation_and_the_right_median() {
+    fn exponential_spans_have_the_expected_mean_deviation_and_quantiles() {
         let mut spans = draws("exponential(10us)");
         close(mean(&spans), 10_000.0);
         close(deviation(&spans), 10_000.0);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_logarithm_is_right_everywhere() {
+    fn the_logarithm_is_accurate_over_its_whole_range() {
         for shift in 0..64 {
             for x in [1u64 << shift, (1u64 << shift) | (1u64 << shift >> 1), u64::MAX >> shift] {
                 let expected = -((x | 1) as f64 / 2f64.powi(64)).ln();

@@ -53,7 +53,7 @@ mod tests {
 
     /// The first numbers of the reference implementation for the seed 1234567.
     #[test]
-    fn the_sequence_is_splitmix64s() {
+    fn random_numbers_are_those_of_splitmix64() {
         let mut random = Random::new(1_234_567);
         let first: [u64; 5] = core::array::from_fn(|_| random.next());
         let reference = [
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_of_one_seed_differ() {
+    fn sequences_of_one_seed_differ_by_their_stream_number() {
         assert_ne!(Random::of(7, 0).next(), Random::of(7, 1).next());
         assert_ne!(Random::of(7, 0).next(), Random::of(8, 0).next());
         assert_eq!(Random::of(7, 3).next(), Random::of(7, 3).next());

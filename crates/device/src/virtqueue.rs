@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_index_passes_an_event_when_it_moves_beyond_it() {
+    fn a_notification_is_due_when_the_index_moves_past_the_event_index() {
         assert!(passes(0, 1, 0));
         assert!(!passes(1, 1, 0));
         assert!(passes(5, 9, 5));

@@ -84,19 +84,19 @@ fn compare_with_a_vector(driver: TestDriver, seed: u64) {
 }
 
 #[test]
-fn any_bytes_are_read_and_written_as_in_memory() {
+fn byte_ranges_are_read_and_written_like_those_of_a_vector() {
     compare_with_a_vector(driver(SIZE), 1);
 }
 
 #[test]
-fn memory_that_a_device_cannot_reach_goes_by_a_bounce_buffer() {
+fn memory_that_a_device_cannot_reach_uses_a_bounce_buffer() {
     let mut driver = driver(SIZE);
     driver.geometry.alignment = 64;
     compare_with_a_vector(driver, 2);
 }
 
 #[test]
-fn one_segment_for_each_request_and_little_room_are_enough() {
+fn transfers_work_with_one_segment_per_request_and_two_queue_entries() {
     let mut driver = driver(SIZE);
     driver.geometry.segments = 1;
     driver.geometry.transfer = BLOCK;
@@ -106,7 +106,7 @@ fn one_segment_for_each_request_and_little_room_are_enough() {
 }
 
 #[test]
-fn large_blocks_are_read_and_written_in_part() {
+fn parts_of_large_blocks_are_read_and_written() {
     let mut driver = driver(SIZE);
     driver.geometry.block = 4096;
     compare_with_a_vector(driver, 4);
@@ -121,7 +121,7 @@ fn pieces_of_a_long_transfer_are_in_flight_together() {
 }
 
 #[test]
-fn the_end_of_the_device_is_the_end_of_a_transfer() {
+fn a_transfer_ends_at_the_end_of_the_device() {
     let (device, ..) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     for direct in [false, true] {
@@ -143,7 +143,7 @@ fn the_end_of_the_device_is_the_end_of_a_transfer() {
 }
 
 #[test]
-fn direct_transfers_are_of_whole_blocks_or_refused() {
+fn direct_transfers_of_partial_blocks_or_unaligned_memory_are_refused() {
     let mut driver = driver(SIZE);
     driver.geometry.alignment = 4;
     let (device, ..) = driver.device(CLASSIC);
@@ -169,7 +169,7 @@ fn direct_transfers_are_of_whole_blocks_or_refused() {
 }
 
 #[test]
-fn bad_memory_ends_a_transfer_where_it_begins() {
+fn a_transfer_ends_where_invalid_memory_begins() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let (file, half) = (device.as_file(), HalfUsable::new());
     controls.bytes.lock().unwrap().fill(7);
@@ -200,7 +200,7 @@ fn bad_memory_ends_a_transfer_where_it_begins() {
 }
 
 #[test]
-fn a_transfer_longer_than_linux_makes_is_cut() {
+fn a_transfer_longer_than_linux_allows_is_truncated() {
     let transfer = |segments: &[IoVector], size| {
         let mut driver = driver(512);
         driver.geometry.size = size;
@@ -218,7 +218,7 @@ fn a_transfer_longer_than_linux_makes_is_cut() {
 }
 
 #[test]
-fn a_transfer_is_a_request_as_it_stands_or_takes_another_way() {
+fn a_transfer_uses_the_queue_pair_only_if_it_fits_one_request() {
     let mut driver = driver(SIZE);
     driver.geometry.alignment = 4;
     let geometry = driver.geometry;
@@ -244,7 +244,7 @@ fn a_transfer_is_a_request_as_it_stands_or_takes_another_way() {
 }
 
 #[test]
-fn an_error_in_the_middle_leaves_what_came_before_it() {
+fn a_transfer_with_an_error_in_the_middle_returns_the_bytes_before_it() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     controls.bad_byte.store(20_000, Relaxed);
@@ -257,7 +257,7 @@ fn an_error_in_the_middle_leaves_what_came_before_it() {
 }
 
 #[test]
-fn writers_of_parts_of_one_block_do_not_undo_each_other() {
+fn concurrent_writes_to_parts_of_one_block_are_all_kept() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     controls.latency.store(2_000, Relaxed);
     const THREADS: u64 = 4;
@@ -301,7 +301,7 @@ fn more_threads_than_queue_pairs_take_turns() {
 }
 
 #[test]
-fn a_device_without_queue_pairs_says_so() {
+fn a_call_on_a_device_without_queue_pairs_fails_with_ebusy() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     controls.most_queues.store(0, Relaxed);
     assert_eq!(read(device.as_file(), 0, 512, true), Err(Errno::EBUSY));
@@ -310,7 +310,7 @@ fn a_device_without_queue_pairs_says_so() {
 }
 
 #[test]
-fn a_call_waits_as_the_policy_of_the_moment_says() {
+fn a_call_waits_as_the_current_poll_policy_says() {
     let (device, controls, policy) = driver(SIZE).device(CLASSIC);
     const LATENCY: u64 = 3_000_000;
     controls.latency.store(LATENCY, Relaxed);
@@ -362,7 +362,7 @@ fn flush_discard_and_zeroes_reach_the_device() {
 }
 
 #[test]
-fn a_device_that_can_do_little_is_helped_or_refuses() {
+fn missing_device_features_are_emulated_or_refused() {
     let mut driver = driver(SIZE);
     driver.geometry.features = Default::default();
     let (device, controls, _) = driver.device(CLASSIC);
@@ -378,7 +378,7 @@ fn a_device_that_can_do_little_is_helped_or_refuses() {
 }
 
 #[test]
-fn a_read_only_device_is_only_read() {
+fn writes_to_a_read_only_device_fail_with_eperm() {
     let mut driver = driver(SIZE);
     driver.geometry.features.read_only = true;
     let (device, ..) = driver.device(CLASSIC);

@@ -159,7 +159,7 @@ fn a_classic_wait_spins_and_never_sleeps() {
 }
 
 #[test]
-fn a_hybrid_wait_sleeps_for_most_of_what_an_even_device_takes() {
+fn a_hybrid_wait_sleeps_for_most_of_a_constant_latency() {
     let (device, _, policy) = latency(400);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 1);
@@ -168,7 +168,7 @@ fn a_hybrid_wait_sleeps_for_most_of_what_an_even_device_takes() {
 }
 
 #[test]
-fn a_device_that_gets_slower_is_slept_for_longer_and_a_faster_one_less() {
+fn hybrid_sleeps_adapt_to_a_slower_and_to_a_faster_device() {
     let (device, controls, policy) = latency(100);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 1);
@@ -181,7 +181,7 @@ fn a_device_that_gets_slower_is_slept_for_longer_and_a_faster_one_less() {
 }
 
 #[test]
-fn a_fast_device_is_not_slept_for() {
+fn a_wait_for_a_fast_device_does_not_sleep() {
     let (device, _, policy) = latency(2);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 1);
@@ -194,7 +194,7 @@ fn a_fast_device_is_not_slept_for() {
 /// blk-mq's sleep for each request gave 167 requests per second. (The tests of `estimate` check the
 /// total length of the sleeps.)
 #[test]
-fn with_many_in_flight_hybrid_sleeps_once_for_each_wait() {
+fn a_hybrid_wait_with_many_requests_in_flight_sleeps_once() {
     let (device, _, policy) = latency(200);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 32);
@@ -204,7 +204,7 @@ fn with_many_in_flight_hybrid_sleeps_once_for_each_wait() {
 }
 
 #[test]
-fn a_calls_wait_sleeps_half_the_mean_of_the_window_before() {
+fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
     const LATENCY: u64 = 1_000;
     let _turn = alone();
     let (device, _, policy) = latency(LATENCY);

@@ -41,7 +41,7 @@ mod around_a_delay {
 const POLLED: QueueOptions = QueueOptions { depth: 64, interrupts: false };
 
 #[test]
-fn each_direction_takes_its_own_time() {
+fn reads_writes_and_other_operations_have_separate_delays() {
     let driver = open("delay(ram:size=1M,read=20ms,write=40ms,other=60ms)");
     for interrupts in [false, true] {
         let mut rig = Rig::new(&*driver, QueueOptions { interrupts, ..POLLED });
@@ -71,7 +71,7 @@ fn each_direction_takes_its_own_time() {
 }
 
 #[test]
-fn many_requests_are_held_back_at_the_same_time() {
+fn many_requests_are_delayed_concurrently() {
     let driver = open("delay(ram:size=1M,read=20ms)");
     let memory = Memory::new(512);
     let mut rig = Rig::new(&*driver, POLLED);
@@ -94,7 +94,7 @@ fn many_requests_are_held_back_at_the_same_time() {
 /// One thread may sleep on the interrupt while another polls the queue. A poll that returns no
 /// completion must not consume the interrupt.
 #[test]
-fn a_look_that_finds_nothing_due_leaves_a_sleeper_to_be_woken() {
+fn a_poll_that_finds_nothing_does_not_consume_the_interrupt() {
     let driver = open("delay(null:size=1G,latency=5ms,write=1000s)");
     let memory = Memory::new(512);
     let segments = [memory.segment(0, 512)];
@@ -116,7 +116,7 @@ fn a_look_that_finds_nothing_due_leaves_a_sleeper_to_be_woken() {
 }
 
 #[test]
-fn what_a_worker_does_is_delayed_too() {
+fn a_request_executed_by_a_worker_is_delayed() {
     let driver = open("delay(ram:size=4M,other=30ms)");
     let start = Instant::now();
     let discard = DeviceRequest { length: 4 << 20, ..transfer(0, Operation::Discard, 0, &[]) };
@@ -139,7 +139,7 @@ fn order(text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn a_seed_brings_the_same_order_again() {
+fn a_seed_reproduces_the_completion_order() {
     let seeded = |seed: u32| order(&format!("delay(ram:size=1M,read=uniform(1us,2ms),seed={seed})"));
     assert_eq!(seeded(1), seeded(1));
     assert_ne!(seeded(1), seeded(2));

@@ -79,7 +79,7 @@ fn count(results: &[Option<i32>], wanted: impl Fn(Option<i32>) -> bool) -> usize
 }
 
 #[test]
-fn chances_come_about_as_often_as_they_say() {
+fn errors_occur_with_their_configured_probabilities() {
     let all = results("error(ram:size=1M,seed=1,eio=0.2,short=0.2,never=0.1,late=0.1,late-by=100s)");
     let near = |found: usize, expected: usize| assert!(found.abs_diff(expected) < 50, "{found}, not {expected}");
     near(count(&all, |result| result == Some(Errno::EIO.negative())), 200);
@@ -89,14 +89,14 @@ fn chances_come_about_as_often_as_they_say() {
 }
 
 #[test]
-fn a_seed_brings_the_same_errors_again() {
+fn a_seed_reproduces_the_errors() {
     let seeded = |seed: u32| results(&format!("error(ram:size=1M,seed={seed},eio=0.2,short=0.2,never=0.2)"));
     assert_eq!(seeded(1), seeded(1));
     assert_ne!(seeded(1), seeded(2));
 }
 
 #[test]
-fn what_is_short_is_whole_blocks_of_every_number() {
+fn a_short_transfer_is_any_number_of_whole_blocks() {
     for (text, block) in [("ram:size=1M", 512), ("ram:size=1M,block=4096", 4096)] {
         let driver = open(&format!("error({text},short=1)"));
         let length = BLOCKS * block;
@@ -121,7 +121,7 @@ fn what_is_short_is_whole_blocks_of_every_number() {
 }
 
 #[test]
-fn a_short_write_writes_what_it_says() {
+fn a_short_write_writes_the_bytes_that_it_reports() {
     let driver = open("error(ram:size=1M,short=0.5,seed=2)");
     let mut rig = Rig::new(&*driver, QueueOptions { depth: 4, interrupts: false });
     let mut memory = Memory::new(4096);
@@ -137,7 +137,7 @@ fn a_short_write_writes_what_it_says() {
 }
 
 #[test]
-fn a_request_that_fails_does_nothing_and_wakes_its_sleeper() {
+fn a_failed_request_changes_nothing_and_raises_the_interrupt() {
     let driver = open("error(ram:size=1M,eio=1)");
     let mut rig = Rig::new(&*driver, QueueOptions { depth: 4, interrupts: true });
     let mut memory = Memory::new(512);
@@ -154,7 +154,7 @@ fn a_request_that_fails_does_nothing_and_wakes_its_sleeper() {
 }
 
 #[test]
-fn a_request_that_is_never_answered_keeps_its_place_and_leaves_memory_alone() {
+fn a_request_that_never_completes_occupies_its_slot_and_changes_nothing() {
     let driver = open("error(ram:size=1M,never=1)");
     let options = QueueOptions { depth: 4, interrupts: true };
     let mut queue = driver.open_queue(options).unwrap();
@@ -174,7 +174,7 @@ fn a_request_that_is_never_answered_keeps_its_place_and_leaves_memory_alone() {
 }
 
 #[test]
-fn what_is_late_is_done_and_told_later() {
+fn a_late_request_completes_after_its_delay() {
     let driver = open("error(ram:size=1M,late=1,late-by=30ms)");
     for interrupts in [false, true] {
         let mut rig = Rig::new(&*driver, QueueOptions { depth: 4, interrupts });
@@ -186,7 +186,7 @@ fn what_is_late_is_done_and_told_later() {
 }
 
 #[test]
-fn workers_meet_the_same_chances() {
+fn requests_executed_by_workers_get_the_configured_errors() {
     let discard = DeviceRequest { length: 1 << 20, ..transfer(0, Operation::Discard, 0, &[]) };
     let fates = |text: &str| {
         let driver = open(text);

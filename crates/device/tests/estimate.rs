@@ -34,7 +34,7 @@ fn serve(expectations: &mut Expectations, requests: usize, latency: u64) -> (u64
 }
 
 #[test]
-fn directions_and_sizes_are_told_apart_and_the_largest_share() {
+fn latency_buckets_separate_directions_and_sizes_below_64_kib() {
     assert_ne!(reads(512), Bucket::of(Write, 512));
     assert_ne!(reads(4096), reads(8192));
     assert_eq!(reads(4096), reads(8191));
@@ -44,7 +44,7 @@ fn directions_and_sizes_are_told_apart_and_the_largest_share() {
 }
 
 #[test]
-fn half_the_mean_of_the_window_before_is_slept() {
+fn the_sleep_is_half_the_mean_latency_of_the_last_window() {
     ticks::calibrate();
     let start = Ticks::now();
     let at = |span| start.after(span);
@@ -77,7 +77,7 @@ fn a_rings_estimate_starts_without_sleep_and_only_falls() {
 }
 
 #[test]
-fn an_even_device_is_slept_for_until_shortly_before_it_is_done() {
+fn a_wait_for_a_constant_latency_sleeps_until_shortly_before_its_end() {
     let mut expectations = Expectations::default();
     assert_eq!(expectations.sleep(reads(4096), 0, true, OVERSHOOT), 0, "nothing is known");
     for latency in [60, 100, 5_000] {
@@ -88,7 +88,7 @@ fn an_even_device_is_slept_for_until_shortly_before_it_is_done() {
 }
 
 #[test]
-fn a_device_that_gets_slower_or_faster_is_learnt_again() {
+fn the_estimate_adapts_to_a_slower_and_to_a_faster_device() {
     let mut expectations = Expectations::default();
     for latency in [100, 2_000, 30, 400_000, 50] {
         let latency = latency * MICROSECOND;
@@ -98,14 +98,14 @@ fn a_device_that_gets_slower_or_faster_is_learnt_again() {
 }
 
 #[test]
-fn a_fast_device_is_not_slept_for() {
+fn a_wait_for_a_fast_device_does_not_sleep() {
     let mut expectations = Expectations::default();
     serve(&mut expectations, 200, 5 * MICROSECOND);
     assert_eq!(expectations.sleep(reads(4096), 0, true, OVERSHOOT), 0);
 }
 
 #[test]
-fn an_old_request_is_slept_for_only_as_long_as_it_has_left() {
+fn the_sleep_for_an_old_request_is_only_its_remaining_time() {
     let mut expectations = Expectations::default();
     serve(&mut expectations, 200, 100 * MICROSECOND);
     let young = expectations.sleep(reads(4096), 0, false, OVERSHOOT);
@@ -116,7 +116,7 @@ fn an_old_request_is_slept_for_only_as_long_as_it_has_left() {
 }
 
 #[test]
-fn with_several_in_flight_an_uneven_device_is_not_slept_for() {
+fn a_wait_for_several_requests_of_variable_latency_does_not_sleep() {
     let mut expectations = Expectations::default();
     for request in 0..1000u64 {
         expectations.begin_look();
@@ -128,7 +128,7 @@ fn with_several_in_flight_an_uneven_device_is_not_slept_for() {
 }
 
 #[test]
-fn with_many_in_flight_the_sleeps_are_no_longer_than_the_device_takes_for_all() {
+fn sleeps_with_many_requests_in_flight_do_not_exceed_the_device_time() {
     const EVEN: u64 = 200 * MICROSECOND;
     let mut expectations = Expectations::default();
     // One sleep and one poll for all 32 requests; the poll comes no earlier than the sleep ends.

@@ -75,11 +75,11 @@ mod without_contexts {
 }
 
 #[test]
-fn a_block_device_does_all_that_a_file_does() {
+fn a_block_device_passes_the_tests_of_a_file() {
     let mut parts: Vec<fn(&Subject)> =
-        vec![common::geometry_makes_sense, common::operations_without_data_do_what_they_say];
-    parts.extend([common::polled_traffic_is_answered_once_and_right as fn(&Subject)]);
-    parts.extend([common::traffic_with_interrupts_is_answered_once_and_right as fn(&Subject)]);
+        vec![common::geometry_is_valid, common::discard_write_zeroes_and_flush_take_effect];
+    parts.extend([common::polled_traffic_completes_once_and_correctly as fn(&Subject)]);
+    parts.extend([common::traffic_with_interrupts_completes_once_and_correctly as fn(&Subject)]);
     for part in parts {
         let Some(device) = loop_device(SIZE) else {
             return skip("no loop device may be made here");
@@ -94,7 +94,7 @@ fn a_block_device_does_all_that_a_file_does() {
 }
 
 #[test]
-fn direct_transfers_are_chosen_where_they_can_be_had() {
+fn direct_io_is_the_default_where_the_file_supports_it() {
     let file = Place::on_disk();
     file.make(SIZE);
     // The geometry shows the choice: O_DIRECT requires aligned memory.
@@ -109,7 +109,7 @@ fn direct_transfers_are_chosen_where_they_can_be_had() {
 }
 
 #[test]
-fn what_is_written_is_in_the_file_and_what_is_in_the_file_is_read() {
+fn writes_reach_the_file_and_reads_return_its_contents() {
     for options in ["", ",direct=off"] {
         let file = Place::on_disk();
         let disk = file.make(SIZE);
@@ -136,7 +136,7 @@ fn what_is_written_is_in_the_file_and_what_is_in_the_file_is_read() {
 }
 
 #[test]
-fn a_removed_file_goes_on_being_the_device() {
+fn a_device_keeps_working_after_its_file_is_removed() {
     let file = Place::on_disk();
     let disk = file.make(SIZE);
     let driver = open(&file.text(""));
@@ -153,7 +153,7 @@ fn a_removed_file_goes_on_being_the_device() {
 }
 
 #[test]
-fn behind_the_end_of_a_file_that_became_shorter_reads_fail() {
+fn reads_beyond_the_end_of_a_truncated_file_fail() {
     for options in ["", ",direct=off"] {
         let file = Place::on_disk();
         let disk = file.make(SIZE);
@@ -169,7 +169,7 @@ fn behind_the_end_of_a_file_that_became_shorter_reads_fail() {
 }
 
 #[test]
-fn a_full_file_system_is_an_answer() {
+fn writes_to_a_full_file_system_fail_with_enospc() {
     let ran = with_small_file_system(1 << 20, |folder| {
         let path = format!("{folder}/image");
         fs::write(&path, []).unwrap();
@@ -191,7 +191,7 @@ fn a_full_file_system_is_an_answer() {
 }
 
 #[test]
-fn the_size_is_the_files_or_what_was_asked_for() {
+fn the_device_size_is_that_of_the_file_or_of_the_size_option() {
     let file = Place::on_disk();
     let disk = file.make(10_000);
     let size = |options: &str| try_open(&file.text(options)).map(|driver| driver.geometry().size);
@@ -206,7 +206,7 @@ fn the_size_is_the_files_or_what_was_asked_for() {
 }
 
 #[test]
-fn a_part_of_a_file_leaves_the_rest_alone() {
+fn a_device_on_part_of_a_file_leaves_the_rest_unchanged() {
     let file = Place::on_disk();
     let disk = file.make(0);
     disk.write_all_at(&[0x77; 16384], 0).unwrap();
@@ -219,7 +219,7 @@ fn a_part_of_a_file_leaves_the_rest_alone() {
 }
 
 #[test]
-fn what_cannot_be_a_device_is_refused() {
+fn paths_other_than_regular_files_and_block_devices_are_refused() {
     let file = Place::on_disk();
     let refused = |path: &str| try_open(&format!("file:path={path}")).err();
     assert_eq!(refused(&file.path), Some(Errno::ENOENT), "it is never made");
@@ -238,7 +238,7 @@ fn what_cannot_be_a_device_is_refused() {
 }
 
 #[test]
-fn a_device_that_is_read_only_changes_nothing() {
+fn a_read_only_device_refuses_every_change() {
     for options in [",read-only=on", ",read-only=on,direct=off"] {
         let file = Place::on_disk();
         let disk = file.make(0);
@@ -257,7 +257,7 @@ fn a_device_that_is_read_only_changes_nothing() {
 }
 
 #[test]
-fn a_refused_request_in_a_batch_stops_none_of_the_others() {
+fn a_refused_request_does_not_stop_the_rest_of_its_batch() {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
@@ -280,7 +280,7 @@ fn a_refused_request_in_a_batch_stops_none_of_the_others() {
 }
 
 #[test]
-fn a_sleeper_is_told_of_a_request_that_the_kernel_did_not_take() {
+fn a_request_that_the_kernel_refuses_raises_the_interrupt() {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
@@ -296,7 +296,7 @@ fn a_sleeper_is_told_of_a_request_that_the_kernel_did_not_take() {
 
 /// A sandbox may answer instead of the kernel. The kernel never returns 0 here.
 #[test]
-fn an_answer_that_nothing_was_taken_is_not_waited_for_to_change() {
+fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
@@ -315,7 +315,7 @@ fn an_answer_that_nothing_was_taken_is_not_waited_for_to_change() {
 }
 
 #[test]
-fn a_batch_has_room_for_as_many_segments_as_a_request_may_have() {
+fn a_batch_holds_the_largest_number_of_segments_of_a_request() {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
@@ -335,7 +335,7 @@ fn a_batch_has_room_for_as_many_segments_as_a_request_may_have() {
 
 /// The batch has no room left for its segments, and a refused request needs none.
 #[test]
-fn a_request_that_is_refused_behind_a_full_batch_holds_nothing_up() {
+fn a_refused_request_behind_a_full_batch_does_not_block_it() {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
@@ -357,7 +357,7 @@ fn a_request_that_is_refused_behind_a_full_batch_holds_nothing_up() {
 }
 
 #[test]
-fn a_forked_child_does_its_parents_requests_no_harm() {
+fn a_forked_child_does_not_disturb_its_parents_requests() {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
@@ -391,7 +391,7 @@ fn a_forked_child_does_its_parents_requests_no_harm() {
 }
 
 #[test]
-fn without_free_descriptors_opening_says_so() {
+fn opening_a_device_without_free_descriptors_fails_with_emfile() {
     let file = Place::on_disk();
     file.make(SIZE);
     let text = file.text("");
@@ -410,7 +410,7 @@ fn without_free_descriptors_opening_says_so() {
 }
 
 #[test]
-fn the_programs_own_file_of_the_same_name_keeps_its_record_locks() {
+fn closing_a_device_keeps_the_programs_record_locks_on_its_file() {
     let file = Place::on_disk();
     let disk = file.make(SIZE);
     let locked = |pid_sees: bool| in_child(|| i32::from(file::place::lock(&disk, libc::F_SETLK).is_ok() != pid_sees));
@@ -442,7 +442,7 @@ fn contexts() -> usize {
 
 /// The kernel takes tens of milliseconds to destroy a context.
 #[test]
-fn a_context_with_nothing_out_is_kept_for_the_next_queue_and_for_no_child() {
+fn an_idle_aio_context_is_reused_by_the_next_queue_but_not_by_a_child() {
     let file = Place::on_disk();
     file.make(SIZE).write_all_at(&[7; 4096], 0).unwrap();
     let driver = open(&file.text(""));

@@ -85,7 +85,7 @@ fn there_and_back() {
 }
 
 #[test]
-fn a_request_is_seen_whole_and_so_is_its_answer() {
+fn a_request_and_its_result_are_seen_whole() {
     there_and_back();
 }
 
@@ -97,7 +97,7 @@ fn an_available_index_stored_without_release_shows_unwritten_descriptors() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_used_index_loaded_without_acquire_shows_an_unwritten_answer() {
+fn a_used_index_loaded_without_acquire_shows_an_unwritten_result() {
     weaken(Edge::UsedIndex, Side::Acquire, there_and_back);
 }
 
@@ -116,7 +116,7 @@ fn kick() {
 }
 
 #[test]
-fn a_device_that_sleeps_is_told() {
+fn a_sleeping_device_is_notified() {
     kick();
 }
 
@@ -143,13 +143,13 @@ fn interrupt() {
 }
 
 #[test]
-fn a_driver_that_sleeps_is_told() {
+fn a_sleeping_driver_is_interrupted() {
     interrupt();
 }
 
 #[test]
 #[should_panic(expected = "the driver sleeps beside a completion")]
-fn without_the_drivers_barrier_it_sleeps_through_a_completion() {
+fn without_its_barrier_the_driver_sleeps_through_a_completion() {
     weaken(Edge::UsedEvent, Side::Sleeper, interrupt);
 }
 
@@ -182,12 +182,12 @@ fn change_of_hands() {
 }
 
 #[test]
-fn a_new_back_end_finds_the_rings_in_order() {
+fn a_new_back_end_finds_consistent_rings() {
     change_of_hands();
 }
 
 #[test]
 #[should_panic(expected = "a new back end finds what is still to be done")]
-fn a_settled_word_stored_without_release_shows_rings_in_disorder() {
+fn a_settled_word_stored_without_release_shows_inconsistent_rings() {
     weaken(Edge::Settled, Side::Release, change_of_hands);
 }

@@ -44,7 +44,7 @@ fn read(token: u32) -> DeviceRequest<'static> {
 }
 
 #[test]
-fn no_memory_is_touched() {
+fn a_null_device_does_not_access_memory() {
     let driver = open("null:size=1G");
     let mut rig = Rig::new(&*driver, POLLED);
     assert_eq!(rig.run(&read(3)), 4096);
@@ -52,7 +52,7 @@ fn no_memory_is_touched() {
 }
 
 #[test]
-fn a_request_takes_its_latency_from_the_doorbell_and_many_take_it_together() {
+fn latencies_of_many_requests_run_concurrently_from_the_doorbell() {
     let driver = open("null:size=1G,latency=20ms");
     for interrupts in [false, true] {
         let mut rig = Rig::new(&*driver, QueueOptions { interrupts, ..POLLED });
@@ -73,7 +73,7 @@ fn a_request_takes_its_latency_from_the_doorbell_and_many_take_it_together() {
 }
 
 #[test]
-fn without_latency_the_next_look_finds_everything() {
+fn without_latency_the_next_poll_returns_every_completion() {
     let driver = open("null:size=1G");
     let mut queue = driver.open_queue(POLLED).unwrap();
     let mut completions = Completions::new();
@@ -88,7 +88,7 @@ fn without_latency_the_next_look_finds_everything() {
 }
 
 #[test]
-fn a_look_brings_no_more_than_there_is_room_for_and_the_rest_stays() {
+fn a_poll_returns_the_completions_that_fit_and_keeps_the_rest() {
     for text in ["null:size=1G", "null:size=1G,latency=1ns", "null:size=1G,latency=uniform(0ns,1ns)"] {
         let driver = open(text);
         let mut queue = driver.open_queue(QueueOptions { depth: 1000, interrupts: false }).unwrap();
@@ -123,7 +123,7 @@ fn order(text: &str) -> Vec<u32> {
 }
 
 #[test]
-fn drawn_latencies_change_the_order_and_a_seed_brings_it_back() {
+fn random_latencies_change_the_order_and_a_seed_reproduces_it() {
     let in_order: Vec<u32> = (0..POLLED.depth).collect();
     assert_eq!(order("null:size=1G,latency=100us"), in_order);
     for latency in ["uniform(1us,900us)", "exponential(200us)", "normal(500us,200us)"] {
@@ -135,7 +135,7 @@ fn drawn_latencies_change_the_order_and_a_seed_brings_it_back() {
 }
 
 #[test]
-fn a_sleeper_is_woken_for_what_comes_due_earlier_than_what_it_waits_for() {
+fn the_interrupt_comes_early_for_a_later_request_that_is_due_first() {
     let driver = open("null:size=1G,latency=uniform(1ms,10s),latency-seed=4");
     let mut rig = Rig::new(&*driver, QueueOptions { depth: 256, interrupts: true });
     rig.submit(&read(0));
@@ -150,7 +150,7 @@ fn a_sleeper_is_woken_for_what_comes_due_earlier_than_what_it_waits_for() {
 }
 
 #[test]
-fn a_look_that_finds_something_silences_the_interrupt() {
+fn a_poll_that_finds_completions_clears_the_interrupt() {
     let driver = open("null:size=1G,latency=1ms");
     let mut rig = Rig::new(&*driver, QueueOptions { depth: 4, interrupts: true });
     for _ in 0..10 {
@@ -160,7 +160,7 @@ fn a_look_that_finds_something_silences_the_interrupt() {
 }
 
 #[test]
-fn traffic_in_the_far_end_of_a_huge_device_works() {
+fn traffic_at_the_end_of_a_huge_device_works() {
     let driver = open("null:size=8388600T,block=4096");
     let end = driver.geometry().size;
     let part = end - (1 << 20)..end;

@@ -36,7 +36,7 @@ fn segment(from: usize, length: usize) -> IoVector {
 }
 
 #[test]
-fn a_request_goes_to_the_queue_pair_unless_its_memory_goes_before_it() {
+fn a_request_skips_the_queue_pair_if_its_memory_is_in_the_pin_hook() {
     let route = |lends_memory, segments: &[IoVector]| {
         let mut geometry = driver(1 << 20).geometry;
         geometry.features.lends_memory = lends_memory;
@@ -60,7 +60,7 @@ fn a_request_goes_to_the_queue_pair_unless_its_memory_goes_before_it() {
 }
 
 #[test]
-fn a_call_moves_through_memory_of_ours_what_the_device_may_not_have() {
+fn a_call_copies_memory_that_the_device_must_not_access() {
     for lends_memory in [false, true] {
         let mut test = driver(SIZE as u64);
         test.geometry.features.lends_memory = lends_memory;

@@ -32,7 +32,7 @@ mod blocks_of_4096 {
 const POLLED: QueueOptions = QueueOptions { depth: 64, interrupts: false };
 
 #[test]
-fn a_device_larger_than_any_memory_is_sparse() {
+fn a_ram_device_larger_than_memory_is_sparse() {
     let driver = open("ram:size=8T");
     let mut rig = Rig::new(&*driver, POLLED);
     for offset in [0, 3 << 40, (8 << 40) - 4096] {
@@ -45,7 +45,7 @@ fn a_device_larger_than_any_memory_is_sparse() {
 }
 
 #[test]
-fn a_device_for_which_there_are_no_addresses_is_an_error() {
+fn a_ram_device_larger_than_the_address_space_is_an_error() {
     assert_eq!(parse("ram:size=1024T").unwrap().open(Box::new(OwnSupply)).err(), Some(Errno::ENOMEM));
 }
 
@@ -68,7 +68,7 @@ fn pages(file: &OwnedDescriptor) -> i64 {
 }
 
 #[test]
-fn who_opens_the_same_memory_sees_the_same_device() {
+fn two_drivers_of_one_memory_share_the_devices_data() {
     let common = Common(std::sync::Arc::new(OwnSupply.memory(4 << 20).unwrap()));
     let spec = parse("ram:size=4M").unwrap();
     let (one, other) = (spec.open(Box::new(common.clone())).unwrap(), spec.open(Box::new(common.clone())).unwrap());
@@ -77,7 +77,7 @@ fn who_opens_the_same_memory_sees_the_same_device() {
 }
 
 #[test]
-fn what_is_discarded_gives_its_memory_back() {
+fn discarded_and_zeroed_blocks_free_their_memory() {
     let common = Common(std::sync::Arc::new(OwnSupply.memory(4 << 20).unwrap()));
     let driver = parse("ram:size=4M").unwrap().open(Box::new(common.clone())).unwrap();
     let mut rig = Rig::new(&*driver, POLLED);
@@ -92,7 +92,7 @@ fn what_is_discarded_gives_its_memory_back() {
 }
 
 #[test]
-fn a_request_is_done_when_it_is_taken() {
+fn a_request_is_executed_when_it_is_submitted() {
     let driver = open("ram:size=1M");
     let mut queue = driver.open_queue(POLLED).unwrap();
     let memory = Memory::new(4096);
@@ -109,7 +109,7 @@ fn a_request_is_done_when_it_is_taken() {
 
 /// Threads that write the same block leave one of their writes or a mixture of them.
 #[test]
-fn threads_may_fight_over_a_block() {
+fn concurrent_writes_to_one_block_leave_one_of_them_or_a_mixture() {
     let driver = open("ram:size=1M");
     std::thread::scope(|scope| {
         for value in 1..=3u8 {

@@ -39,7 +39,7 @@ fn latencies_are_times_or_distributions() {
 }
 
 #[test]
-fn a_policy_belongs_to_the_whole_device() {
+fn the_poll_policy_is_an_option_of_the_whole_device() {
     assert_eq!(read("null:size=1G").policy(), PollPolicy::Classic);
     assert_eq!(read("null:size=1G,poll=interrupt").policy(), PollPolicy::Interrupt);
     assert_eq!(read("null:poll=hybrid,size=1G").policy(), PollPolicy::HybridAdaptive);
@@ -47,7 +47,7 @@ fn a_policy_belongs_to_the_whole_device() {
 }
 
 #[test]
-fn wrappers_take_what_the_device_inside_does_not_know() {
+fn wrappers_take_the_options_that_the_inner_device_does_not_know() {
     let text = "delay(null:size=1T,latency=10us,read=100us,write=1ms),poll=hybrid";
     assert_eq!(read(text).to_string(), text);
     let nested = read("error(delay(ram:size=1G,read=uniform(1us,2us)),seed=7,eio=1%,short=0.05,late-by=5ms)");
@@ -77,7 +77,7 @@ fn probabilities_are_decimals_or_percent() {
 }
 
 #[test]
-fn mistakes_in_wrappers_are_told_too() {
+fn error_messages_name_mistakes_in_wrappers() {
     let delay = "delay takes: read, write, other, seed";
     assert_eq!(
         complaint("delay(ram:size=1G,raed=1us)"),
@@ -106,7 +106,7 @@ fn mistakes_in_wrappers_are_told_too() {
 }
 
 #[test]
-fn a_person_is_told_what_is_wrong_and_where() {
+fn error_messages_name_the_mistake_and_its_column() {
     let takes = "null takes: size, latency, latency-seed, block";
     assert_eq!(complaint("null:sise=1G"), format!("unknown option 'sise' of null at column 6; {takes}"));
     assert_eq!(complaint("null:"), format!("unknown option '' of null at column 6; {takes}"));
@@ -134,7 +134,7 @@ fn a_person_is_told_what_is_wrong_and_where() {
 }
 
 #[test]
-fn values_that_are_none_are_refused() {
+fn invalid_values_are_refused() {
     for value in ["", "G", "1K1", "-1", "+1", "1.5G", "0x10", " 1G", "9223372036854775808", "8388608T"] {
         assert!(complaint(&format!("null:size={value}")).contains("no value of 'size'"), "{value}");
     }
@@ -148,7 +148,7 @@ fn values_that_are_none_are_refused() {
 }
 
 #[test]
-fn a_device_that_is_read_can_be_opened() {
+fn a_parsed_device_can_be_opened() {
     let driver = read("null:size=1T,latency=10us,block=4096").open(Box::new(OwnSupply)).unwrap();
     assert_eq!((driver.geometry().size, driver.geometry().block), (1 << 40, 4096));
 }
@@ -168,7 +168,7 @@ impl Noise {
 /// Random bytes, and random changes of valid texts. Each text is refused with a message, or keeps
 /// its meaning when it is written and parsed again.
 #[test]
-fn no_text_is_too_much() {
+fn random_texts_are_refused_or_survive_a_round_trip() {
     let seeds = [
         "null:size=1T,latency=uniform(5us,20us),latency-seed=7,block=4096,poll=hybrid:5us",
         "delay(error(ram:size=1G,seed=7,eio=0.01,short=5%,late-by=10ms),read=100us,write=normal(1ms,1us)),poll=classic",

@@ -25,7 +25,7 @@ fn publish(queue: &mut VirtQueue, count: u16) -> bool {
 }
 
 #[test]
-fn a_device_that_polls_is_never_told() {
+fn a_polling_device_is_never_notified() {
     let (memory, mut queue_by_flag) = queue(false);
     assert!(publish(&mut queue_by_flag, 1), "a device that says nothing wants to be told");
     memory.half_word(USED_FLAGS).store(1, Ordering::Relaxed);
@@ -41,7 +41,7 @@ fn a_device_that_polls_is_never_told() {
 }
 
 #[test]
-fn who_polls_asks_for_no_interrupt_and_who_sleeps_for_the_next() {
+fn a_polling_driver_disables_interrupts_and_a_sleeping_one_enables_them() {
     let (memory, queue_by_flag) = queue(false);
     let flags = |memory: &SharedMemory| memory.half_word(256).load(Ordering::Relaxed);
     assert_eq!(flags(&memory), 1);
@@ -65,7 +65,7 @@ fn who_polls_asks_for_no_interrupt_and_who_sleeps_for_the_next() {
 }
 
 #[test]
-fn a_descriptor_stands_as_virtio_has_it() {
+fn a_descriptor_has_the_virtio_layout() {
     let (memory, queue) = queue(false);
     queue.set_descriptor(2, Descriptor::writable(0x1122_3344_5566_7788, 0x99aa_bbcc).followed_by(7));
     assert_eq!(memory.read::<[u64; 2]>(32), [0x1122_3344_5566_7788, 0x0007_0003_99aa_bbcc]);

@@ -38,7 +38,7 @@ fn copied(bytes: &[u8], to: usize, from: usize, count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn memmove_moves_whatever_overlaps() {
+fn memmove_copies_overlapping_ranges() {
     for count in lengths() {
         for (to, from) in
             [(0, 1), (1, 0), (3, 19), (19, 3), (40, 8), (8, 40), (64, 0), (0, 64), (500, 17), (17, 500), (9, 9)]
@@ -71,7 +71,7 @@ fn memcpy_copies_every_length_at_every_alignment() {
 }
 
 #[test]
-fn memset_sets_what_it_should_and_nothing_else() {
+fn memset_sets_exactly_its_range() {
     for count in lengths() {
         for to in [0, 1, 9, 16] {
             let mut bytes = pattern(ROOM, 1);
@@ -216,7 +216,7 @@ fn call(number: u32, arguments: [u64; 5]) -> u64 {
 }
 
 #[test]
-fn a_block_comes_off_the_reserve_where_the_kernel_gives_none() {
+fn a_block_comes_from_the_reserve_when_the_kernel_refuses_memory() {
     use usring_uapi::general as linux;
     let allocator = Allocator::new();
     allocator.keep_reserve().unwrap();

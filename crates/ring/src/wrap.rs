@@ -13,7 +13,7 @@ fn memory() -> Memory {
 }
 
 #[test]
-fn sqes_go_on_when_their_index_runs_over() {
+fn the_sq_works_when_its_index_wraps_around() {
     let memory = memory();
     let (mut half, mut queue) = (SubmissionHalf::new(&memory), SubmissionQueue::new(&memory));
     half.start_at(START);
@@ -31,7 +31,7 @@ fn sqes_go_on_when_their_index_runs_over() {
 }
 
 #[test]
-fn cqes_go_on_when_their_index_runs_over() {
+fn the_cq_works_when_its_index_wraps_around() {
     let memory = memory();
     let (mut queue, mut half) = (CompletionQueue::new(&memory), CompletionHalf::new(&memory));
     queue.start_at(START);

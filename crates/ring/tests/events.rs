@@ -23,7 +23,7 @@ fn assert_is(event: IoEvent, number: u64) {
 }
 
 #[test]
-fn it_has_as_many_slots_as_the_kernel_gives() {
+fn an_aio_ring_has_the_slot_count_of_the_kernels_ring() {
     for (requests, slots) in [(1, 127), (62, 127), (63, 255), (128, 383), (1000, 2047)] {
         let header: AioRing = memory(requests).events().read(0);
         assert_eq!((header.nr, header.id, header.magic, header.header_length), (slots, 7, AIO_RING_MAGIC, 32));
@@ -33,7 +33,7 @@ fn it_has_as_many_slots_as_the_kernel_gives() {
 }
 
 #[test]
-fn events_arrive_whole_and_in_order_round_and_round() {
+fn events_arrive_whole_and_in_order_over_many_wraps() {
     let memory = memory(1);
     let mut queue = CompletionQueue::new(&memory);
     let mut number = 0;
@@ -54,7 +54,7 @@ fn events_arrive_whole_and_in_order_round_and_round() {
 }
 
 #[test]
-fn several_events_are_copied_out_at_once_over_the_end() {
+fn several_events_are_copied_out_across_the_end_of_the_ring() {
     let memory = memory(1);
     let mut queue = CompletionQueue::new(&memory);
     let mut events = [IoEvent::default(); 126];
@@ -76,7 +76,7 @@ fn several_events_are_copied_out_at_once_over_the_end() {
 }
 
 #[test]
-fn events_that_cannot_be_copied_out_stay() {
+fn events_that_cannot_be_copied_out_stay_in_the_ring() {
     let memory = memory(1);
     let mut queue = CompletionQueue::new(&memory);
     (0..3).for_each(|number| post(&mut queue, number));
@@ -86,7 +86,7 @@ fn events_that_cannot_be_copied_out_stay() {
 }
 
 #[test]
-fn what_finds_no_slot_waits_for_one() {
+fn events_without_a_free_slot_wait_in_the_backlog() {
     let memory = memory(1);
     let mut queue = CompletionQueue::new(&memory);
     for number in 0..130 {
@@ -103,7 +103,7 @@ fn what_finds_no_slot_waits_for_one() {
 
 /// With any value of the head, no slot outside the ring is accessed, and no count exceeds the ring.
 #[test]
-fn a_scribbled_head_hurts_only_the_program() {
+fn an_overwritten_head_harms_only_the_program() {
     let memory = memory(1);
     let mut queue = CompletionQueue::new(&memory);
     for head in [126, 127, 128, 4711, u32::MAX, 0x8000_0000, 1] {

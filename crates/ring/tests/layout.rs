@@ -54,7 +54,7 @@ fn flags_move_the_index_array_and_widen_the_entries() {
 }
 
 #[test]
-fn an_address_that_the_program_brought_stays_in_the_answer() {
+fn an_address_from_the_program_is_returned_in_the_offsets() {
     let layout = Layout::new(8, 16, 0);
     assert_eq!((layout.sq_offsets(5).user_addr, layout.cq_offsets(6).user_addr), (5, 6));
 }
@@ -97,7 +97,7 @@ fn ask_the_kernel(requested: u32, cq_requested: u32, flags: u32) -> Result<io_ur
 }
 
 #[test]
-fn the_kernel_of_this_machine_agrees() {
+fn the_layout_matches_this_machines_kernel() {
     if ask_the_kernel(1, 0, 0).is_err() {
         return skip("this machine's kernel refuses io_uring_setup");
     }

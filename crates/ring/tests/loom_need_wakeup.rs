@@ -80,13 +80,13 @@ fn an_sq_thread_wakes_for_every_push() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn an_sq_thread_that_looks_before_its_flag_is_seen_sleeps_for_ever() {
+fn an_sq_thread_that_reads_the_tail_too_early_sleeps_for_ever() {
     weaken(Edge::NeedWakeup, Side::Sleeper, one_ring);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn an_application_that_looks_before_its_tail_is_seen_does_not_wake_it() {
+fn a_submitter_that_reads_the_flag_too_early_does_not_wake_the_sq_thread() {
     weaken(Edge::NeedWakeup, Side::Waker, one_ring);
 }
 
@@ -106,7 +106,7 @@ fn an_sq_thread_of_two_rings_wakes_for_both() {
 
 /// Models enter with `SQ_WAIT`: a program whose SQ is full sleeps until the SQ thread releases
 /// slots.
-fn a_program_waits_for_room() {
+fn a_program_waits_for_sq_space() {
     bounded(3, || {
         let memory = memory();
         let room = Arc::new(SleepWord::new());
@@ -140,18 +140,18 @@ fn a_program_waits_for_room() {
 }
 
 #[test]
-fn a_program_that_waits_for_room_is_woken() {
-    a_program_waits_for_room();
+fn a_program_that_waits_for_sq_space_is_woken() {
+    a_program_waits_for_sq_space();
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_program_that_looks_before_its_announcement_is_seen_waits_for_ever() {
-    weaken(Edge::Sleep, Side::Sleeper, a_program_waits_for_room);
+fn a_program_that_reads_the_head_too_early_waits_for_ever() {
+    weaken(Edge::Sleep, Side::Sleeper, a_program_waits_for_sq_space);
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn an_sq_thread_that_looks_before_its_head_is_seen_does_not_wake_the_program() {
-    weaken(Edge::Sleep, Side::Waker, a_program_waits_for_room);
+fn an_sq_thread_that_checks_for_waiters_too_early_does_not_wake_them() {
+    weaken(Edge::Sleep, Side::Waker, a_program_waits_for_sq_space);
 }

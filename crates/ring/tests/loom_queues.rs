@@ -145,7 +145,7 @@ fn a_head_loaded_without_acquire_lets_a_cqe_be_overwritten_while_it_is_copied() 
 
 /// Two threads post, and one of them flushes, as enter does under the ring's lock.
 #[test]
-fn cqes_of_two_posters_are_all_there() {
+fn no_cqe_of_two_posters_is_lost() {
     loom::model(|| {
         let memory = memory(1, 1, IORING_SETUP_NO_SQARRAY);
         let queue = Arc::new(Mutex::new(CompletionQueue::new(&memory)));

@@ -48,7 +48,7 @@ fn scribble(memory: &Memory, offset: u32, value: u32) {
 }
 
 #[test]
-fn sqes_arrive_whole_and_in_order_round_and_round() {
+fn sqes_arrive_whole_and_in_order_over_many_wraps() {
     for setup_flags in [0, IORING_SETUP_NO_SQARRAY, IORING_SETUP_SQE128] {
         let (mut half, mut queue, _) = submission(8, setup_flags);
         let mut number = 0;
@@ -64,7 +64,7 @@ fn sqes_arrive_whole_and_in_order_round_and_round() {
 }
 
 #[test]
-fn a_full_queue_takes_no_more_until_its_slots_are_given_back() {
+fn a_full_sq_takes_no_sqe_until_its_slots_are_released() {
     let (mut half, mut queue, memory) = submission(2, 0);
     half.push(&sqe(1)).unwrap();
     half.push(&sqe(2)).unwrap();
@@ -83,7 +83,7 @@ fn a_full_queue_takes_no_more_until_its_slots_are_given_back() {
 }
 
 #[test]
-fn an_sqe_may_be_overwritten_once_its_slot_is_given_back() {
+fn an_sqe_may_be_overwritten_once_its_slot_is_released() {
     let (mut half, mut queue, memory) = submission(1, 0);
     half.push(&sqe(1)).unwrap();
     queue.pending();
@@ -94,7 +94,7 @@ fn an_sqe_may_be_overwritten_once_its_slot_is_given_back() {
 }
 
 #[test]
-fn the_index_array_chooses_the_entry_and_a_wrong_index_is_dropped_and_counted() {
+fn the_index_array_selects_the_sqe_and_a_bad_index_counts_as_dropped() {
     let (mut half, mut queue, memory) = submission(4, 0);
     let array = memory.layout().sq_offsets(0).array;
     (0..4).for_each(|number| half.push(&sqe(number)).unwrap());
@@ -107,7 +107,7 @@ fn the_index_array_chooses_the_entry_and_a_wrong_index_is_dropped_and_counted() 
 }
 
 #[test]
-fn a_tail_that_runs_away_gives_no_more_entries_than_there_are() {
+fn an_invalid_sq_tail_yields_no_more_sqes_than_the_sq_holds() {
     let (_, mut queue, memory) = submission(4, IORING_SETUP_NO_SQARRAY);
     let tail = memory.layout().sq_offsets(0).tail;
     for nonsense in [5, 1000, 1 << 31, u32::MAX] {
@@ -118,7 +118,7 @@ fn a_tail_that_runs_away_gives_no_more_entries_than_there_are() {
 }
 
 #[test]
-fn a_head_that_the_program_writes_is_not_believed() {
+fn an_sq_head_that_the_program_overwrites_is_ignored() {
     let (mut half, mut queue, memory) = submission(4, 0);
     half.push(&sqe(1)).unwrap();
     scribble(&memory, memory.layout().sq_offsets(0).head, 77);
@@ -127,7 +127,7 @@ fn a_head_that_the_program_writes_is_not_believed() {
 }
 
 #[test]
-fn a_batch_that_is_shown_early_keeps_its_last_cqe_for_the_end() {
+fn a_batch_published_early_keeps_its_last_cqe_for_the_end() {
     let (mut queue, mut half, _) = completion(8, 0);
     queue.publish_early();
     (1..=3).for_each(|number| queue.post(cqe(number)));
@@ -157,7 +157,7 @@ fn wide_sqes_carry_their_second_half() {
 }
 
 #[test]
-fn an_sq_thread_that_sleeps_says_so_unless_there_is_work() {
+fn need_wakeup_is_set_before_a_sleep_unless_there_is_work() {
     let (mut half, mut queue, memory) = submission(2, 0);
     assert!(!half.needs_wakeup());
     assert!(queue.prepare_sleep(), "nothing to do");
@@ -176,7 +176,7 @@ fn an_sq_thread_that_sleeps_says_so_unless_there_is_work() {
 }
 
 #[test]
-fn cqes_arrive_whole_and_in_order_round_and_round() {
+fn cqes_arrive_whole_and_in_order_over_many_wraps() {
     let (mut queue, mut half, memory) = completion(8, 0);
     let mut number = 0;
     for batch in (1..=8).cycle().take(50) {
@@ -193,7 +193,7 @@ fn cqes_arrive_whole_and_in_order_round_and_round() {
 }
 
 #[test]
-fn cqes_that_do_not_fit_are_kept_in_order_until_there_is_room() {
+fn cqes_that_do_not_fit_wait_in_order_in_the_backlog() {
     let (mut queue, mut half, memory) = completion(2, 0);
     (0..7).for_each(|number| queue.post(cqe(number)));
     queue.publish();
@@ -223,7 +223,7 @@ fn cqes_that_do_not_fit_are_kept_in_order_until_there_is_room() {
 }
 
 #[test]
-fn a_completion_that_must_fit_is_refused_when_it_would_not() {
+fn try_post_is_refused_without_a_free_slot_or_behind_a_backlog() {
     let (mut queue, mut half, _) = completion(1, 0);
     assert!(queue.try_post(cqe(1)));
     assert!(!queue.try_post(cqe(2)));
@@ -253,7 +253,7 @@ fn wide_cqes_carry_their_second_half_also_through_the_backlog() {
 }
 
 #[test]
-fn a_cq_head_that_the_program_scribbles_on_loses_nothing_of_ours() {
+fn an_overwritten_cq_head_keeps_the_counts_within_the_cq() {
     let (mut queue, _, memory) = completion(4, 0);
     let head = memory.layout().cq_offsets(0).head;
     for nonsense in [5, 1000, 1 << 31, u32::MAX] {
@@ -304,7 +304,7 @@ fn a_program_on_another_thread_gets_every_cqe_of_every_sqe() {
 /// CQEs that the program has not been notified of: those in the CQ that are not published, and
 /// those that went to the backlog since the last call of `take_growth`.
 #[test]
-fn what_nobody_was_notified_of_is_known() {
+fn unpublished_cqes_and_backlog_growth_are_tracked() {
     let (mut queue, _half, _memory) = completion(2, 0);
     assert!(!queue.has_unannounced() && !queue.take_growth());
     queue.post(cqe(0));
@@ -319,7 +319,7 @@ fn what_nobody_was_notified_of_is_known() {
 }
 
 #[test]
-fn the_program_sees_what_it_has_to_enter_for() {
+fn the_sq_flags_show_overflow_and_task_work_to_the_program() {
     let memory = memory(2, 2, 0);
     let (mut half, mut queue) = (SubmissionHalf::new(&memory), CompletionQueue::new(&memory));
     let mut completions = CompletionHalf::new(&memory);
@@ -338,7 +338,7 @@ fn the_program_sees_what_it_has_to_enter_for() {
 }
 
 #[test]
-fn the_queue_knows_how_far_it_has_been_filled() {
+fn is_full_and_tail_follow_the_posted_cqes() {
     let (mut queue, mut half, _memory) = completion(2, 0);
     for number in 0..2 {
         assert!(!queue.is_full());

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_room_is_given_first() {
+    fn the_lowest_free_addresses_are_allocated_first() {
         let mut space = space(10);
         assert_eq!(space.take(100), Some(1000));
         assert_eq!(space.take(50), Some(1100));
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_freed_out_of_the_middle() {
+    fn part_of_an_extent_is_freed_from_its_middle() {
         let mut space = space(10);
         space.take(300);
         assert_eq!(space.free(&(1100..1200), ExtentKind::Mapped), [1100..1200]);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extent_grows_into_what_is_free_behind_it() {
+    fn an_extent_grows_into_the_free_addresses_behind_it() {
         let mut space = space(10);
         space.take(100);
         assert!(space.extend(1100, 50));
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_given_again_when_nothing_of_it_is_left() {
+    fn a_unit_is_reused_once_all_of_it_is_free() {
         let mut space = space(100);
         assert_eq!(space.take(150), Some(1000));
         assert_eq!(space.take(10), Some(1200));
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_are_what_nobody_has() {
+    fn holes_are_addresses_outside_every_extent() {
         let mut space = space(10);
         space.take(300);
         space.free(&(1100..1200), ExtentKind::Mapped);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_is_neither_the_programs_nor_free() {
+    fn a_leaving_extent_is_neither_mapped_nor_free() {
         let mut space = space(10);
         space.take(20);
         for part in space.free(&(1000..1010), ExtentKind::Mapped) {

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eviction_that_ended_before_the_sleep_prevents_it() {
+    fn an_eviction_that_ends_before_the_sleep_prevents_the_sleep() {
         let evictions = Evictions::new();
         let ended = evictions.ended();
         assert!(!evictions.any_since(ended));

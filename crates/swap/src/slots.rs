@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_handed_out_in_runs_and_no_slot_twice() {
+    fn slots_are_allocated_in_runs_and_never_twice() {
         let slots = Slots::new(200).unwrap();
         assert_eq!(slots.take(64), Some(Run { first: 0, length: 64 }));
         assert_eq!(slots.take(10), Some(Run { first: 64, length: 10 }));
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_several_is_free_when_nobody_has_it_and_what_is_gone_has_nothing() {
+    fn a_shared_slot_is_free_once_no_live_process_uses_it() {
         let slots = Slots::shareable(200).unwrap();
         slots.take(64);
         let child = slots.admit().unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_member_had_that_is_gone_is_found_also_where_the_count_says_that_there_is_more() {
+    fn slots_of_a_dead_process_are_found_although_the_count_is_wrong() {
         let slots = Slots::shareable(128).unwrap();
         let child = slots.admit().unwrap();
         let childs = slots.inherit(child);
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_first_of_a_family_had_is_given_back_once_it_is_gone_although_others_stay() {
+    fn slots_of_the_first_process_are_freed_when_it_ends_before_its_children() {
         let first = Slots::shareable(200).unwrap();
         first.take(64);
         let child = first.admit().unwrap();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shorter_run_is_taken_only_where_no_longer_one_is_near() {
+    fn a_shorter_run_is_taken_only_if_no_longer_run_is_near() {
         let slots = Slots::new(128).unwrap();
         for _ in 0..2 {
             slots.take(64);

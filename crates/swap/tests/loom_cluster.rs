@@ -85,24 +85,24 @@ fn fault_during_eviction() {
 }
 
 #[test]
-fn a_page_that_comes_in_during_an_eviction_stays_mapped() {
+fn a_page_faulted_in_during_an_eviction_stays_mapped() {
     fault_during_eviction();
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn leaving_without_release_lets_the_evictor_see_half_of_it() {
+fn leaving_the_gate_without_release_shows_the_evictor_a_partial_fault() {
     weaken(Edge::Gate, Side::Release, fault_during_eviction);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn going_in_without_acquire_sees_half_of_what_the_evictor_did() {
+fn entering_the_gate_without_acquire_shows_a_partial_eviction() {
     weaken(Edge::Gate, Side::Acquire, fault_during_eviction);
 }
 
 #[test]
-fn one_thread_evicts_from_a_cluster_at_a_time() {
+fn only_one_thread_at_a_time_evicts_from_a_cluster() {
     loom::model(|| {
         let gate = Arc::new(AtomicU32::new(0));
         let evicting = Arc::new(AtomicU32::new(0));

@@ -57,24 +57,24 @@ fn two_owners() {
 }
 
 #[test]
-fn owners_exclude_each_other_and_who_waits_is_woken() {
+fn page_owners_exclude_each_other_and_waiters_are_woken() {
     two_owners();
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_release_that_is_none_lets_the_next_owner_see_half_of_it() {
+fn a_page_released_without_release_ordering_shows_partial_writes() {
     weaken(Edge::Page, Side::Release, two_owners);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_taking_without_acquire_sees_half_of_what_the_last_owner_did() {
+fn a_page_taken_without_acquire_ordering_shows_partial_writes() {
     weaken(Edge::Page, Side::Acquire, two_owners);
 }
 
 #[test]
-fn a_page_is_pinned_or_goes_out_and_never_both() {
+fn a_page_is_never_both_pinned_and_evicted() {
     loom::model(|| {
         let paged = Paged::new();
         paged.own(State::Dirty);
@@ -101,7 +101,7 @@ fn a_page_is_pinned_or_goes_out_and_never_both() {
 
 /// Pins come and go while a page is somebody's, and nothing of them is lost.
 #[test]
-fn a_pin_outlives_an_owner_that_ignores_it() {
+fn a_pin_survives_an_owner_that_ignores_pins() {
     loom::model(|| {
         let paged = Paged::new();
         paged.own(State::Clean);

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_count_what_the_monotonic_clock_counts() {
+    fn ticks_agree_with_the_monotonic_clock() {
         calibrate();
         let start = (Clock::Monotonic.now(), Ticks::now());
         while Clock::Monotonic.now() - start.0 < 20_000_000 {}

@@ -432,14 +432,14 @@ mod tests {
     const MILLISECOND: Nanoseconds = 1_000_000;
 
     #[test]
-    fn futex_tells_a_changed_word_from_a_time_out() {
+    fn futex_distinguishes_a_changed_word_from_a_timeout() {
         let word = AtomicU32::new(7);
         assert_eq!(futex(&word, 8, None), Err(Errno::EAGAIN));
         assert_eq!(futex(&word, 7, Some(MILLISECOND)), Err(Errno::ETIMEDOUT));
     }
 
     #[test]
-    fn epoll_waits_its_time_and_sees_events() {
+    fn epoll_waits_for_its_timeout_and_returns_events() {
         let set = Epoll::new().unwrap();
         let event = eventfd::create().unwrap();
         set.add(event.number(), crate::epoll::IN, 42).unwrap();

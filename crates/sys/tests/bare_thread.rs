@@ -74,7 +74,7 @@ fn start(name: &str) -> Arc<Report> {
 }
 
 #[test]
-fn a_service_thread_has_no_capability_but_to_follow_a_change_of_user() {
+fn a_service_thread_keeps_only_the_capabilities_to_change_its_user() {
     const KEPT: u32 = 1 << 6 | 1 << 7; // CAP_SETGID and CAP_SETUID
     let own = capability::get().unwrap();
     if own[0][0] & !KEPT == 0 {
@@ -128,7 +128,7 @@ fn threads_named(name: &str) -> usize {
 }
 
 #[test]
-fn a_bare_thread_has_a_name_an_identity_and_no_signals() {
+fn a_bare_thread_has_a_name_a_thread_id_and_blocked_signals() {
     let before = signal_mask();
     let report = start("usring-a-long-name");
     finished(&report);
@@ -144,7 +144,7 @@ fn a_bare_thread_has_a_name_an_identity_and_no_signals() {
 }
 
 #[test]
-fn a_bare_thread_unmaps_its_stack_and_is_gone() {
+fn a_bare_thread_unmaps_its_stack_when_it_ends() {
     let before = guard_pages();
     let reports: Vec<_> = (0..50).map(|_| start("usring-gone")).collect();
     reports.iter().for_each(|report| finished(report));

@@ -22,7 +22,7 @@ fn file() -> File {
 }
 
 #[test]
-fn what_the_kernel_has_no_room_for_stays_in_the_batch_until_it_has() {
+fn requests_that_the_kernel_cannot_take_yet_stay_in_the_batch() {
     const COUNT: u64 = 10_000;
     let file = file();
     let mut context = Context::new(8).unwrap();
@@ -51,7 +51,7 @@ fn what_the_kernel_has_no_room_for_stays_in_the_batch_until_it_has() {
 }
 
 #[test]
-fn a_request_that_is_refused_stays_first_until_it_is_taken_out() {
+fn a_refused_request_stays_first_until_it_is_removed() {
     let file = file();
     let mut context = Context::new(8).unwrap();
     let mut batch = Batch::new(&context, 4, 0).unwrap();

@@ -75,6 +75,6 @@ fn a_tail_read_without_acquire_shows_an_unwritten_event() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_head_stored_without_release_gives_away_an_event_that_is_still_read() {
+fn a_head_stored_without_release_frees_an_event_that_is_still_read() {
     weaken(Edge::AioHead, Side::Release, completions);
 }

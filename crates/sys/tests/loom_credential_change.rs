@@ -41,7 +41,7 @@ impl Process {
 
 /// The ring watcher starts a worker. The signal of a change comes before or after the watcher reads
 /// the generation.
-fn a_worker_is_born_while_a_thread_changes(follows_after_looking: bool) {
+fn a_worker_starts_during_a_credential_change(follows_after_looking: bool) {
     loom::model(move || {
         let process = Process::new();
         let asked_for = process.generations.ended();
@@ -71,13 +71,13 @@ fn a_worker_is_born_while_a_thread_changes(follows_after_looking: bool) {
 }
 
 #[test]
-fn a_worker_has_the_rights_that_it_was_asked_for() {
-    a_worker_is_born_while_a_thread_changes(false);
-    a_worker_is_born_while_a_thread_changes(true);
+fn a_worker_has_the_credentials_that_its_work_needs() {
+    a_worker_starts_during_a_credential_change(false);
+    a_worker_starts_during_a_credential_change(true);
 }
 
 /// A second order follows while a lagging follower reads the first.
-fn an_order_comes_while_a_follower_reads() {
+fn a_second_change_comes_while_a_follower_reads() {
     loom::model(|| {
         let process = Process::new();
         let service = {
@@ -91,25 +91,25 @@ fn an_order_comes_while_a_follower_reads() {
 }
 
 #[test]
-fn a_follower_that_lags_mixes_no_orders() {
-    an_order_comes_while_a_follower_reads();
+fn a_lagging_follower_mixes_no_credential_changes() {
+    a_second_change_comes_while_a_follower_reads();
 }
 
 #[test]
 #[should_panic(expected = "an order is mixed with another")]
-fn an_order_taken_without_acquire_is_read_in_part() {
-    weaken(Edge::Change, Side::Acquire, an_order_comes_while_a_follower_reads);
+fn a_credential_change_read_without_acquire_is_read_in_part() {
+    weaken(Edge::Change, Side::Acquire, a_second_change_comes_while_a_follower_reads);
 }
 
 #[test]
 #[should_panic(expected = "an order is mixed with another")]
-fn an_order_given_without_release_is_read_in_part() {
-    weaken(Edge::Change, Side::Release, an_order_comes_while_a_follower_reads);
+fn a_credential_change_published_without_release_is_read_in_part() {
+    weaken(Edge::Change, Side::Release, a_second_change_comes_while_a_follower_reads);
 }
 
 /// Models a changing thread that reads a follower's answer, and with it what the follower wrote
 /// before.
-fn an_answer_is_awaited() {
+fn an_acknowledgement_is_awaited() {
     loom::model(|| {
         let process = Process::new();
         let service = {
@@ -124,12 +124,12 @@ fn an_answer_is_awaited() {
 }
 
 #[test]
-fn an_answer_says_what_the_follower_has_become() {
-    an_answer_is_awaited();
+fn an_acknowledgement_reports_the_followers_credentials() {
+    an_acknowledgement_is_awaited();
 }
 
 #[test]
 #[should_panic(expected = "an answer is seen before what it says")]
-fn an_answer_without_release_is_seen_too_early() {
-    weaken(Edge::Change, Side::Release, an_answer_is_awaited);
+fn an_acknowledgement_without_release_is_seen_too_early() {
+    weaken(Edge::Change, Side::Release, an_acknowledgement_is_awaited);
 }

@@ -33,7 +33,7 @@ fn holders_exclude_each_other_and_a_sleeper_is_woken() {
 /// All interleavings of three threads would take hours. Two preemptions at any two places are
 /// enough for two sleepers and a hand-over between them.
 #[test]
-fn every_one_of_two_sleepers_is_woken() {
+fn both_of_two_sleepers_are_woken() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
     model.check(|| count(3));
@@ -41,13 +41,13 @@ fn every_one_of_two_sleepers_is_woken() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn an_unlock_without_release_lets_the_next_holder_see_half_of_it() {
+fn an_unlock_without_release_shows_the_next_holder_partial_writes() {
     weaken(Edge::Lock, Side::Release, two_threads_count);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_lock_without_acquire_sees_half_of_what_the_last_holder_did() {
+fn a_lock_without_acquire_shows_partial_writes_of_the_last_holder() {
     weaken(Edge::Lock, Side::Acquire, two_threads_count);
 }
 
@@ -103,7 +103,7 @@ fn work_comes_while_the_lock_is_held() {
 }
 
 #[test]
-fn work_is_done_by_who_gets_the_lock_or_by_who_lets_it_go() {
+fn work_is_done_by_the_thread_that_takes_or_releases_the_lock() {
     work_comes_while_the_lock_is_held();
 }
 
@@ -122,7 +122,7 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
 /// Two threads publish work, one of them in the middle of the other's push. The ring's driver does
 /// not wait for the unfinished push, and all work is done.
 #[test]
-fn work_that_a_driver_could_not_reach_is_done_by_who_brings_it() {
+fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -174,7 +174,7 @@ impl RingOnRound {
     }
 }
 
-fn a_driver_leaves_while_the_ring_is_struck_off() {
+fn a_driver_leaves_while_the_ring_is_removed_from_idle_watching() {
     loom::model(|| {
         let ring = Arc::new(RingOnRound {
             state: Mutex::new(false),
@@ -192,12 +192,12 @@ fn a_driver_leaves_while_the_ring_is_struck_off() {
 }
 
 #[test]
-fn a_ring_that_is_struck_off_the_round_is_watched() {
-    a_driver_leaves_while_the_ring_is_struck_off();
+fn a_ring_removed_from_idle_watching_is_watched() {
+    a_driver_leaves_while_the_ring_is_removed_from_idle_watching();
 }
 
 #[test]
 #[should_panic(expected = "nobody watches a ring that was struck off")]
 fn an_unlock_without_barrier_leaves_a_ring_unwatched() {
-    weaken(Edge::HandOver, Side::Sleeper, a_driver_leaves_while_the_ring_is_struck_off);
+    weaken(Edge::HandOver, Side::Sleeper, a_driver_leaves_while_the_ring_is_removed_from_idle_watching);
 }

@@ -57,7 +57,7 @@ fn two_pushers_one_taker() {
 }
 
 #[test]
-fn nothing_is_lost_or_doubled_and_each_pushers_order_is_kept() {
+fn no_entry_is_lost_or_doubled_and_each_pushers_order_is_kept() {
     two_pushers_one_taker();
 }
 
@@ -76,7 +76,7 @@ fn a_take_without_acquire_reads_an_unfinished_entry() {
 /// Of several threads that push into an empty list, one is the first. It announces the entries,
 /// unless the taker finds them itself.
 #[test]
-fn of_two_pushers_one_is_the_first_and_the_second_sees_both() {
+fn exactly_one_of_two_pushers_is_the_first() {
     loom::model(|| {
         let (queue, mut taker) = queue();
         let queue = Arc::new(queue);
@@ -96,7 +96,7 @@ fn of_two_pushers_one_is_the_first_and_the_second_sees_both() {
 
 /// A taker that leaves entries learns of the entries that no pusher announces. It looks at the
 /// queue `looks` times, as if notified, and takes the entries that it can reach.
-fn who_turns_away_is_told_of_the_rest(looks: usize) {
+fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {
         let (queue, mut taker) = queue();
         let queue = Arc::new(queue);
@@ -126,19 +126,19 @@ fn who_turns_away_is_told_of_the_rest(looks: usize) {
 }
 
 #[test]
-fn who_turns_away_knows_of_entries_that_nobody_announces() {
-    who_turns_away_is_told_of_the_rest(1);
+fn a_taker_that_leaves_learns_of_unannounced_entries() {
+    a_taker_leaves_before_the_queue_is_empty(1);
 }
 
 #[test]
-fn who_comes_back_to_a_torn_list_is_told_once_more() {
-    who_turns_away_is_told_of_the_rest(2);
+fn a_taker_that_returns_to_a_half_linked_list_learns_of_its_rest_again() {
+    a_taker_leaves_before_the_queue_is_empty(2);
 }
 
 /// The thread that takes from the queue may also deliver work without pushing it. The entries that
 /// it pushed before come first, even while they are behind an entry that another thread is linking.
 #[test]
-fn who_delivers_past_the_list_comes_after_its_own_entries() {
+fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
     bounded(|| {
         let (queue, taker) = queue();
         let (queue, taker) = (Arc::new(queue), Arc::new(Mutex::new((taker, Vec::new()))));
@@ -202,7 +202,7 @@ fn nothing_is_left_in_a_sealed_queue() {
 
 /// Dropping the queue frees the entries that were not taken.
 #[test]
-fn a_dropped_queue_frees_what_is_in_it() {
+fn a_dropped_queue_frees_its_remaining_entries() {
     loom::model(|| {
         let (queue, taker) = queue();
         let queue: Queue<Arc<()>> = queue;

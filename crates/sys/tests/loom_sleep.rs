@@ -152,12 +152,12 @@ fn a_leader_without_barrier_sleeps_for_ever() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_waker_without_barrier_lets_it_sleep_for_ever() {
+fn a_waker_without_barrier_leaves_the_sleeper_asleep_for_ever() {
     weaken(Edge::Sleep, Side::Waker, || one_sleeper_one_waker(Sleeper::Futex));
 }
 
 #[test]
-fn a_sleeper_that_needs_two_is_woken_by_the_second_of_two_wakers() {
+fn a_sleeper_that_needs_two_entries_is_woken_by_the_second_waker() {
     bounded(|| {
         let ring = Ring::new();
         let wakers = [spawn(&ring, Ring::work_comes), spawn(&ring, Ring::work_comes)];
@@ -168,7 +168,7 @@ fn a_sleeper_that_needs_two_is_woken_by_the_second_of_two_wakers() {
 
 /// The count that the waker passes decides on a wake-up, not a count in the list.
 #[test]
-fn who_waits_for_two_entries_is_woken_by_whoever_posts_the_second() {
+fn a_sleeper_that_needs_two_cqes_is_woken_by_the_second_post() {
     loom::model(|| {
         let ring = Ring::new();
         let tail = Arc::new(AtomicU32::new(0));
@@ -185,7 +185,7 @@ fn who_waits_for_two_entries_is_woken_by_whoever_posts_the_second() {
 }
 
 #[test]
-fn a_leader_and_a_futex_sleeper_are_both_woken_for_what_both_wait_for() {
+fn a_completion_wakes_both_the_leader_and_a_futex_sleeper() {
     bounded(|| {
         let ring = Ring::new();
         let ready = Arc::new(AtomicU32::new(0));
@@ -205,7 +205,7 @@ fn a_leader_and_a_futex_sleeper_are_both_woken_for_what_both_wait_for() {
 }
 
 #[test]
-fn one_announcement_is_claimed_by_one_of_two_wakers() {
+fn an_announcement_is_claimed_by_only_one_of_two_wakers() {
     loom::model(|| {
         let ring = Ring::new();
         let ticket = ring.sleep.announce(Sleeper::Futex, 1);
@@ -248,7 +248,7 @@ fn a_sleeper_times_out(kind: Sleeper) {
 }
 
 #[test]
-fn work_for_a_sleeper_that_times_out_is_done_by_one_of_both() {
+fn work_for_a_sleeper_that_times_out_is_done_by_it_or_its_waker() {
     a_sleeper_times_out(Sleeper::Futex);
     a_sleeper_times_out(Sleeper::Epoll);
 }
@@ -272,7 +272,7 @@ fn an_announcement_outlives_the_retraction_of_another() {
 }
 
 #[test]
-fn a_leader_that_leaves_is_followed_by_a_sleeper() {
+fn a_sleeper_becomes_leader_when_the_leader_resigns() {
     loom::model(|| {
         let ring = Ring::new();
         assert!(ring.sleep.lead());
@@ -350,13 +350,13 @@ fn a_worker_completes_for_a_waiter() {
 }
 
 #[test]
-fn a_waiter_sees_its_completion_whoever_runs_the_work() {
+fn a_waiter_sees_its_completion_whichever_thread_runs_the_work() {
     a_worker_completes_for_a_waiter();
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_waiter_without_barrier_sleeps_beside_its_work() {
+fn a_waiter_without_barrier_sleeps_although_its_work_is_queued() {
     weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
 }
 
@@ -404,6 +404,6 @@ fn a_leader_that_sleeps_on_completions_is_woken_for_other_work() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_leader_that_notes_its_place_behind_the_announcement_sleeps_for_ever() {
+fn a_leader_that_notes_its_sleeping_place_too_late_sleeps_for_ever() {
     a_leader_sleeps_on_completions(false);
 }

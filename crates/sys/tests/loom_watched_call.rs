@@ -15,7 +15,7 @@ struct Caller {
     signals: Cell<u32>,
 }
 
-fn a_caller_is_broken_off() {
+fn a_caller_is_interrupted() {
     loom::model(|| {
         let caller = Arc::new(Caller { calls: WatchedCalls::default(), signals: Cell::new(0) });
         let watcher = {
@@ -42,23 +42,23 @@ fn a_caller_is_broken_off() {
 }
 
 #[test]
-fn a_signal_meets_no_call_but_its_own() {
-    a_caller_is_broken_off();
+fn an_interrupting_signal_hits_only_its_own_call() {
+    a_caller_is_interrupted();
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_signal_sent_without_release_meets_what_comes_later() {
-    weaken(Edge::BreakOff, Side::Release, a_caller_is_broken_off);
+fn a_signal_sent_without_release_hits_a_later_call() {
+    weaken(Edge::BreakOff, Side::Release, a_caller_is_interrupted);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_caller_that_leaves_without_acquire_meets_the_signal_later() {
-    weaken(Edge::BreakOff, Side::Acquire, a_caller_is_broken_off);
+fn a_caller_that_leaves_without_acquire_is_hit_by_the_signal_later() {
+    weaken(Edge::BreakOff, Side::Acquire, a_caller_is_interrupted);
 }
 
-fn a_call_begins_while_the_watcher_lies_down() {
+fn a_call_begins_while_the_watchdog_goes_to_sleep() {
     loom::model(|| {
         let calls = Arc::new(WatchedCalls::default());
         let watcher = Arc::new(Watcher::default());
@@ -82,18 +82,18 @@ fn a_call_begins_while_the_watcher_lies_down() {
 }
 
 #[test]
-fn whoever_calls_is_watched() {
-    a_call_begins_while_the_watcher_lies_down();
+fn every_call_is_watched() {
+    a_call_begins_while_the_watchdog_goes_to_sleep();
 }
 
 #[test]
 #[should_panic(expected = "nobody watches a call")]
-fn a_watcher_that_lies_down_without_barrier_sleeps_through_a_call() {
-    weaken(Edge::Watch, Side::Sleeper, a_call_begins_while_the_watcher_lies_down);
+fn a_watchdog_that_goes_to_sleep_without_barrier_misses_a_call() {
+    weaken(Edge::Watch, Side::Sleeper, a_call_begins_while_the_watchdog_goes_to_sleep);
 }
 
 #[test]
 #[should_panic(expected = "nobody watches a call")]
-fn a_call_without_barrier_finds_the_watcher_awake_that_lies_down() {
-    weaken(Edge::Watch, Side::Waker, a_call_begins_while_the_watcher_lies_down);
+fn a_call_without_barrier_does_not_wake_the_watchdog() {
+    weaken(Edge::Watch, Side::Waker, a_call_begins_while_the_watchdog_goes_to_sleep);
 }

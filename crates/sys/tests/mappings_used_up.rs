@@ -7,7 +7,7 @@ use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
 
 #[test]
-fn advice_that_the_kernel_has_no_mapping_for_is_refused_and_not_given_for_ever() {
+fn madvise_without_free_mappings_fails_with_enomem_and_is_not_retried() {
     let window = PagedMemory::anonymous(64 * PAGE, None).unwrap();
     use_up_mappings();
     // The part lies in the middle of a mapping, which the call would split into three.

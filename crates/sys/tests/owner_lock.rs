@@ -75,7 +75,7 @@ fn locks(shared: &'static Shared) -> (mpsc::Receiver<()>, u32) {
 }
 
 #[test]
-fn who_comes_after_a_dead_holder_has_the_lock_whether_that_was_waited_for_or_not() {
+fn the_lock_of_a_dead_holder_can_be_taken_before_and_after_its_wait() {
     for is_reaped in [false, true] {
         let shared = Shared::leaked(true);
         let child = child(shared);
@@ -87,7 +87,7 @@ fn who_comes_after_a_dead_holder_has_the_lock_whether_that_was_waited_for_or_not
 }
 
 #[test]
-fn who_sleeps_when_the_holder_dies_has_the_lock() {
+fn a_thread_that_sleeps_on_the_lock_gets_it_when_the_holder_dies() {
     let shared = Shared::leaked(false);
     let child = child(shared);
     let (waits, number) = locks(shared);
@@ -107,7 +107,7 @@ fn who_sleeps_when_the_holder_dies_has_the_lock() {
 }
 
 #[test]
-fn one_at_a_time_has_it() {
+fn only_one_thread_at_a_time_holds_the_lock() {
     let shared = Shared::leaked(true);
     let inside: &AtomicU32 = Box::leak(Box::new(AtomicU32::new(0)));
     let threads: Vec<_> = (0..4)

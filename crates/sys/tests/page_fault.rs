@@ -21,7 +21,7 @@ impl FaultServer for Server {
 
 /// A forked child's range may have the address of a parent's range, which is still in the table.
 #[test]
-fn of_two_ranges_at_an_address_the_newer_one_is_served_and_either_may_go_first() {
+fn the_newer_of_two_ranges_at_one_address_serves_its_faults() {
     user_memory::install_fault_handler();
     let window = PagedMemory::aliased(4 * PAGE, None).unwrap();
     window.memory().permit(0, 4 * PAGE, false).unwrap();

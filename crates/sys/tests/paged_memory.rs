@@ -17,7 +17,7 @@ impl Drop for Finally<'_> {
 /// The first page is filled and freed again and again behind its marker. Meanwhile another thread
 /// evicts the second page, which was touched for the first time.
 #[test]
-fn a_page_that_is_freed_keeps_its_guard_marker_whatever_is_read_beside_it() {
+fn a_freed_page_keeps_its_guard_marker_while_its_neighbour_is_evicted() {
     user_memory::install_fault_handler();
     let window = PagedMemory::aliased(16 * PAGE, None).unwrap();
     let memory = window.memory();

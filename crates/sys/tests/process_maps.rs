@@ -14,7 +14,7 @@ fn listed(maps: &Maps) -> Vec<(Area, Vec<u8>)> {
 }
 
 #[test]
-fn one_mapping_by_itself_and_its_line_in_the_list_agree() {
+fn a_mapping_looked_up_alone_agrees_with_its_line_in_the_list() {
     let maps = Maps::open().expect("/proc is mounted");
     let program = std::env::current_exe().unwrap().into_os_string().into_encoded_bytes();
     let all = listed(&maps);
@@ -31,7 +31,7 @@ fn one_mapping_by_itself_and_its_line_in_the_list_agree() {
 }
 
 #[test]
-fn two_mappings_of_one_page_are_the_same_and_two_pages_are_not() {
+fn are_same_holds_for_two_mappings_of_one_page_only() {
     let maps = Maps::open().expect("/proc is mounted");
     let memory = usring_sys::mapping::Mapping::shared(2 * 4096).unwrap();
     let again = memory.duplicate(2 * 4096).unwrap();

@@ -48,7 +48,7 @@ fn a_duplicate_mapping_shows_the_same_memory() {
 }
 
 #[test]
-fn an_offset_outside_is_a_fault_of_ours() {
+fn an_offset_outside_the_memory_panics() {
     let memory = memory();
     let refused = |f: &dyn Fn()| assert!(catch_unwind(AssertUnwindSafe(f)).is_err());
     refused(&|| _ = memory.word(PAGE).load(Ordering::Relaxed));
@@ -62,7 +62,7 @@ fn an_offset_outside_is_a_fault_of_ours() {
 }
 
 #[test]
-fn an_array_lies_in_its_memory_whatever_the_index() {
+fn an_array_index_never_leaves_the_array() {
     let memory = Arc::new(memory());
     let values = SharedArray::<[u64; 2], 64>::new(&memory, 128, 4);
     values.write(usize::MAX, [1, 2]);
@@ -82,7 +82,7 @@ fn an_array_lies_in_its_memory_whatever_the_index() {
 }
 
 #[test]
-fn memory_that_the_program_lends_has_to_be_there() {
+fn memory_that_the_program_lends_must_be_mapped() {
     install_fault_handler();
     let start = private_pages(2 * PAGE).unwrap();
     // Inaccessible, but not free: another test's mapping could take the place of a hole.

@@ -27,7 +27,7 @@ impl Drop for Thing {
 }
 
 #[test]
-fn what_is_found_is_alive_and_what_is_taken_out_goes_in_the_end() {
+fn found_objects_are_alive_and_removed_objects_are_freed_later() {
     // Places in several segments.
     const PLACES: [usize; 4] = [0, 63, 64, 5000];
     const ROUNDS: usize = if cfg!(debug_assertions) { 2000 } else { 20_000 };
@@ -76,7 +76,7 @@ fn what_is_found_is_alive_and_what_is_taken_out_goes_in_the_end() {
 
 /// In a child, the copies of the parent's hazard pointers keep no object alive.
 #[test]
-fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
+fn a_forked_child_ignores_its_parents_hazard_pointers() {
     per_process::prepare().unwrap();
     let table = SharedTable::<Thing>::default();
     let count = Arc::new(AtomicUsize::new(0));
@@ -110,7 +110,7 @@ fn a_forked_child_does_not_take_its_parents_users_for_its_own() {
 
 /// Without the barrier the object might still be in use, so it is never freed.
 #[test]
-fn what_is_taken_out_where_the_barrier_is_refused_stays_for_ever() {
+fn an_object_removed_without_a_membarrier_is_never_freed() {
     per_process::prepare().unwrap();
     let table = SharedTable::<Thing>::default();
     let count = Arc::new(AtomicUsize::new(0));

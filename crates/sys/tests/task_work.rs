@@ -57,7 +57,7 @@ fn entries_come_out_in_the_order_they_went_in() {
 }
 
 #[test]
-fn an_entry_keeps_its_place_in_memory_as_it_moves() {
+fn an_entry_keeps_its_address_as_it_moves() {
     let mut entry = Entry::new([7u8; 100]);
     let address = entry.as_ptr();
     entry[0] = 8;
@@ -80,7 +80,7 @@ fn lazy_entries_are_counted_until_one_is_urgent() {
 }
 
 #[test]
-fn what_a_taker_leaves_is_looked_at_again() {
+fn entries_that_a_taker_leaves_are_reported_as_the_rest() {
     let (queue, mut taker) = queue();
     for number in 0..3 {
         let _ = push(&queue, number);
@@ -96,7 +96,7 @@ fn what_a_taker_leaves_is_looked_at_again() {
 }
 
 #[test]
-fn a_sealed_queue_tells_who_pushes() {
+fn a_push_to_a_sealed_queue_reports_the_seal() {
     let (queue, mut taker) = queue();
     assert!(!push(&queue, 1).sealed && !queue.is_sealed());
     taker.seal();
@@ -123,7 +123,7 @@ fn a_dropped_queue_frees_its_entries() {
 }
 
 #[test]
-fn many_pushers_lose_nothing_between_them() {
+fn many_pushers_lose_no_entry() {
     const PUSHERS: usize = 4;
     const EACH: usize = 20_000;
     let (queue, mut taker) = queue();
@@ -151,7 +151,7 @@ fn many_pushers_lose_nothing_between_them() {
 }
 
 #[test]
-fn a_lock_that_is_held_cannot_be_tried() {
+fn try_lock_fails_while_the_lock_is_held() {
     let lock = Mutex::new(5);
     assert!(!lock.is_locked());
     let guard = lock.lock();
@@ -165,7 +165,7 @@ fn a_lock_that_is_held_cannot_be_tried() {
 }
 
 #[test]
-fn threads_exclude_each_other() {
+fn threads_that_hold_the_mutex_exclude_each_other() {
     let lock = Mutex::new((0u64, 0u64));
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -214,14 +214,14 @@ fn a_thread_that_sleeps_on_a_lock_gets_it() {
 }
 
 #[test]
-fn a_futex_that_holds_something_else_is_not_slept_on() {
+fn a_futex_wait_returns_at_once_if_the_word_has_changed() {
     let word = usring_sys::sync::AtomicU32::new(1);
     assert_eq!(futex::wait(&word, 0, None), Ok(()));
     assert_eq!(futex::wake(&word, u32::MAX), 0);
 }
 
 #[test]
-fn nobody_is_woken_that_did_not_say_that_it_sleeps() {
+fn no_thread_is_woken_without_an_announcement() {
     let word = SleepWord::new();
     assert_eq!(word.wake_target(u32::MAX), Wake::Nobody);
     let ticket = word.announce(Sleeper::Futex, 1);
@@ -230,7 +230,7 @@ fn nobody_is_woken_that_did_not_say_that_it_sleeps() {
 }
 
 #[test]
-fn one_announcement_is_one_wake_up() {
+fn an_announcement_causes_exactly_one_wake_up() {
     let word = SleepWord::new();
     for (kind, wake) in [(Sleeper::Futex, Wake::Futex), (Sleeper::Epoll, Wake::Epoll)] {
         let ticket = word.announce(kind, 1);
@@ -242,7 +242,7 @@ fn one_announcement_is_one_wake_up() {
 }
 
 #[test]
-fn a_sleeper_is_left_alone_until_there_is_what_it_needs() {
+fn a_sleeper_is_not_woken_before_it_has_enough_entries() {
     let word = SleepWord::new();
     let ticket = word.announce(Sleeper::Epoll, 8);
     assert_eq!(word.wake_target(7), Wake::Nobody);
@@ -257,7 +257,7 @@ fn a_sleeper_is_left_alone_until_there_is_what_it_needs() {
 }
 
 #[test]
-fn of_two_sleepers_the_one_that_needs_least_decides() {
+fn the_smaller_need_of_two_sleepers_decides_on_the_wake_up() {
     let word = SleepWord::new();
     let modest = word.announce(Sleeper::Futex, 2);
     let greedy = word.announce(Sleeper::Epoll, 9);
@@ -272,7 +272,7 @@ fn of_two_sleepers_the_one_that_needs_least_decides() {
 }
 
 #[test]
-fn an_announcement_that_is_taken_back_leaves_the_others_standing() {
+fn a_retracted_announcement_leaves_the_others_valid() {
     let word = SleepWord::new();
     let first = word.announce(Sleeper::Futex, 1);
     let second = word.announce(Sleeper::Futex, 1);
@@ -287,7 +287,7 @@ fn an_announcement_that_is_taken_back_leaves_the_others_standing() {
 }
 
 #[test]
-fn one_wake_up_is_for_all_futex_sleepers() {
+fn a_wake_up_reaches_all_futex_sleepers() {
     let word = SleepWord::new();
     let tickets = [1, 2, 3].map(|needed| word.announce(Sleeper::Futex, needed));
     assert_eq!(word.wake_target(3), Wake::Futex);
@@ -309,7 +309,7 @@ fn a_claimed_sleeper_does_not_fall_asleep() {
 }
 
 #[test]
-fn a_sleeper_that_nobody_claims_wakes_by_its_timeout() {
+fn an_unclaimed_sleeper_wakes_at_its_timeout() {
     let word = SleepWord::new();
     let ticket = word.announce(Sleeper::Futex, 1);
     assert_eq!(word.sleep(&ticket, Some(SECOND / 100)), Err(Errno::ETIMEDOUT));
@@ -317,7 +317,7 @@ fn a_sleeper_that_nobody_claims_wakes_by_its_timeout() {
 }
 
 #[test]
-fn a_ring_has_one_leader_and_its_resignation_wakes_who_could_follow() {
+fn a_ring_has_one_leader_whose_resignation_wakes_a_follower() {
     let word = SleepWord::new();
     assert!(word.lead());
     assert!(!word.lead());
@@ -368,11 +368,11 @@ fn traffic(needed: u32) {
 }
 
 #[test]
-fn a_sleeper_gets_everything_that_many_wakers_push() {
+fn a_sleeper_gets_every_entry_that_many_wakers_push() {
     traffic(1);
 }
 
 #[test]
-fn a_sleeper_that_needs_many_is_not_left_with_fewer() {
+fn a_sleeper_that_needs_many_entries_gets_every_entry() {
     traffic(16);
 }

@@ -22,7 +22,7 @@ fn spawner(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(
 
 /// One test, because there is one spawner in a process.
 #[test]
-fn threads_come_from_the_spawner_that_was_set_and_a_refusal_frees_the_work() {
+fn the_configured_spawner_starts_threads_and_its_refusal_frees_the_work() {
     thread::set_spawner(spawner);
     let (sender, receiver) = mpsc::channel();
     let to_main = sender.clone();
@@ -43,7 +43,7 @@ fn threads_come_from_the_spawner_that_was_set_and_a_refusal_frees_the_work() {
 }
 
 #[test]
-fn a_thread_is_itself_and_nobody_else() {
+fn each_thread_has_a_distinct_identity() {
     let here = thread::current();
     assert_eq!(here, thread::current());
     assert_ne!(std::thread::spawn(thread::current).join().unwrap(), here);

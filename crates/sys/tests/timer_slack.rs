@@ -25,7 +25,7 @@ fn slack_of(thread: u32) -> u64 {
 }
 
 #[test]
-fn a_precise_sleep_has_no_slack_until_a_signal_ends_it_and_leaves_the_programs_as_it_was() {
+fn an_interrupted_precise_sleep_restores_the_programs_timer_slack() {
     const SLACK: u64 = 50_000_000;
     assert!(wait::catch_worker_interrupts());
     let (tell, told) = mpsc::channel();
@@ -51,7 +51,7 @@ fn a_precise_sleep_has_no_slack_until_a_signal_ends_it_and_leaves_the_programs_a
 }
 
 #[test]
-fn a_precise_sleep_lasts_as_long_as_it_should() {
+fn a_precise_sleep_is_never_too_short() {
     const SPAN: u64 = 20_000;
     for _ in 0..20 {
         let start = Instant::now();
@@ -61,7 +61,7 @@ fn a_precise_sleep_lasts_as_long_as_it_should() {
 }
 
 #[test]
-fn the_overshoot_is_measured_once() {
+fn the_sleep_overshoot_is_measured_only_once() {
     let measured = overshoot();
     assert!(measured <= 60_000, "{measured} ns");
     assert!((0..1000).all(|_| overshoot() == measured), "no two measurements are the same");

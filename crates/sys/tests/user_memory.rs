@@ -38,7 +38,7 @@ impl Drop for TwoPages {
 }
 
 #[test]
-fn values_of_every_size_are_copied_as_they_are() {
+fn values_of_every_size_are_copied_unchanged() {
     install_fault_handler();
     let sqe = Sqe { opcode: 7, user_data: 0x0123_4567_89ab_cdef, pad2: u64::MAX, ..Sqe::default() };
     assert_eq!(user_memory::read::<Sqe>(address(&sqe)), Ok(sqe));
@@ -70,7 +70,7 @@ fn bytes_of_every_length_and_alignment_are_copied() {
 
 /// Lengths around those at which the method of copying changes.
 #[test]
-fn many_bytes_are_copied_whole_and_not_one_too_many() {
+fn a_long_copy_writes_exactly_its_length() {
     install_fault_handler();
     let source: Vec<u8> = (0..70_000u32).map(|index| (index * 7 + index / 251) as u8).collect();
     for length in [511, 512, 513, 1000, 4095, 4096, 4097, 65_536, 69_990] {
@@ -86,7 +86,7 @@ fn many_bytes_are_copied_whole_and_not_one_too_many() {
 }
 
 #[test]
-fn many_bytes_that_run_into_a_bad_page_are_efault() {
+fn a_long_copy_that_runs_into_a_bad_page_fails_with_efault() {
     let pages = TwoPages::new(linux::PROT_NONE);
     for length in [512, 1000, 4096] {
         let mut buffer = vec![0u8; length];
@@ -99,7 +99,7 @@ fn many_bytes_that_run_into_a_bad_page_are_efault() {
 }
 
 #[test]
-fn an_address_that_is_not_mapped_is_efault() {
+fn an_unmapped_address_fails_with_efault() {
     install_fault_handler();
     let gone = TwoPages::new(linux::PROT_NONE).before_border(PAGE);
     for bad in [UserAddress::NULL, UserAddress(8), gone] {
@@ -113,7 +113,7 @@ fn an_address_that_is_not_mapped_is_efault() {
 }
 
 #[test]
-fn an_address_that_no_program_can_have_is_efault_before_it_is_tried() {
+fn an_address_outside_user_space_fails_with_efault_without_an_access() {
     let not_canonical = 0x8000_0000_0000_0000u64;
     let last_page = 0x7fff_ffff_f000u64;
     let vsyscall = 0xffff_ffff_ff60_0000u64;
@@ -125,7 +125,7 @@ fn an_address_that_no_program_can_have_is_efault_before_it_is_tried() {
 }
 
 #[test]
-fn a_copy_that_runs_into_a_bad_page_is_efault_wherever_the_border_falls() {
+fn a_copy_fails_with_efault_wherever_the_bad_page_begins() {
     let pages = TwoPages::new(linux::PROT_NONE);
     for length in 1..150 {
         let mut buffer = vec![0u8; length];
@@ -152,7 +152,7 @@ fn a_read_only_page_can_be_read_and_not_written() {
 }
 
 #[test]
-fn a_mapping_beyond_the_end_of_its_file_is_efault() {
+fn a_mapping_beyond_the_end_of_its_file_fails_with_efault() {
     install_fault_handler();
     let name = c"empty".as_ptr() as u64;
     let file = SystemCall::new(linux::__NR_memfd_create, [name, 0, 0, 0, 0]).run().unwrap();
@@ -249,31 +249,31 @@ fn play(role: &str) {
 /// Runs `play(role)` in a process of its own; returns its exit code or its signal.
 fn child(role: &str) -> (Option<i32>, Option<i32>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "a_process_of_its_own", "--test-threads=1"]).env("USRING_TEST_ROLE", role);
+    command.args(["--exact", "body_of_the_child_process", "--test-threads=1"]).env("USRING_TEST_ROLE", role);
     let status = command.output().unwrap().status;
     (status.code(), status.signal())
 }
 
 #[test]
-fn a_process_of_its_own() {
+fn body_of_the_child_process() {
     if let Ok(role) = std::env::var("USRING_TEST_ROLE") {
         play(&role);
     }
 }
 
 #[test]
-fn a_fault_of_the_programs_own_kills_it_as_before() {
+fn a_fault_of_the_program_kills_it_as_without_the_handler() {
     assert_eq!(child("default"), (None, Some(SIGSEGV)));
     assert_eq!(child("with_runtime"), (None, Some(SIGSEGV)));
 }
 
 #[test]
-fn a_fault_of_the_programs_own_reaches_the_handler_that_was_there() {
+fn a_fault_of_the_program_reaches_the_earlier_handler() {
     assert_eq!(child("with_handler"), (Some(42), None));
 }
 
 #[test]
-fn a_signal_that_was_sent_does_what_it_did_before() {
+fn a_sent_sigsegv_keeps_its_earlier_disposition() {
     assert_eq!(child("sent"), (None, Some(SIGSEGV)));
     assert_eq!(child("ignored"), (Some(0), None));
 }

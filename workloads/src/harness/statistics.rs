@@ -63,7 +63,7 @@ total      12345678906  12345678905       1       1       2          3
 ";
 
     #[test]
-    fn a_table_is_read_and_told_apart_from_the_programs_words() {
+    fn the_table_is_separated_from_the_programs_output() {
         let (statistics, words) = Statistics::split(TABLE);
         let statistics = statistics.unwrap();
         assert_eq!(words, "the program's own words\n");
@@ -73,7 +73,7 @@ total      12345678906  12345678905       1       1       2          3
     }
 
     #[test]
-    fn what_usring_says_behind_the_table_is_no_part_of_it() {
+    fn usrings_lines_after_the_table_are_not_part_of_it() {
         let (statistics, words) = Statistics::split(&format!("{TABLE}usring: swap: limit 1 2 3 4 5 6\n"));
         assert_eq!(statistics.unwrap().sum("submitted", &[]), 12_345_678_906);
         assert_eq!(words, "the program's own words\nusring: swap: limit 1 2 3 4 5 6\n");
@@ -88,7 +88,7 @@ total      12345678906  12345678905       1       1       2          3
     }
 
     #[test]
-    fn words_that_are_no_table_stay_the_programs() {
+    fn output_without_a_table_belongs_to_the_program() {
         for text in ["", "usring: cannot read the statistics\n", "a ring\n"] {
             let (statistics, words) = Statistics::split(text);
             assert!(statistics.is_none());

@@ -88,7 +88,7 @@ fn a_shell_redirects_to_and_from_a_device() {
 }
 
 #[test]
-fn python_meets_a_device_by_every_call_of_its_os_module() {
+fn python_uses_a_device_by_every_call_of_its_os_module() {
     for world in [World::Denied, World::Unpatched, World::Confined] {
         // Each user has a socket folder, so the script is copied to the stage.
         let stage = Stage::new();
@@ -101,7 +101,7 @@ fn python_meets_a_device_by_every_call_of_its_os_module() {
 }
 
 #[test]
-fn every_way_of_a_call_reaches_a_device() {
+fn every_symbol_of_a_call_reaches_a_device() {
     let stage = Stage::new();
     // With _FORTIFY_SOURCE, as Debian builds its programs, the program calls other symbols of libc.
     let program = stage.compile("device_calls.c", &["-D_FORTIFY_SOURCE=2"]);
@@ -114,7 +114,7 @@ fn every_way_of_a_call_reaches_a_device() {
 }
 
 #[test]
-fn programs_of_another_libc_meet_a_device() {
+fn programs_on_another_libc_use_a_device() {
     let stage = Stage::new();
     let program = stage.path("device_streams");
     let source = Stage::script("device_streams.c");

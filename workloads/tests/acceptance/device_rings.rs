@@ -18,7 +18,7 @@ const DEVICES: [&str; 5] = [
 const TOLD: &str = "delay(ram:size=1M,read=uniform(1us,100us)),poll=interrupt";
 
 #[test]
-fn rings_on_devices_lose_no_completion_however_they_are_watched() {
+fn rings_on_devices_lose_no_completion_however_the_program_waits() {
     require(&LIBURING);
     let stage = Stage::new();
     stage.write("backing", vec![0; 1 << 20]);
@@ -35,7 +35,7 @@ fn rings_on_devices_lose_no_completion_however_they_are_watched() {
 
 /// All rings of a process share one ring watcher (`attendant`).
 #[test]
-fn a_device_that_stands_still_holds_up_no_other_ring() {
+fn a_stalled_device_does_not_delay_other_rings() {
     require(&LIBURING);
     let stage = Stage::new();
     stage.write("backing", vec![0; 1 << 20]);

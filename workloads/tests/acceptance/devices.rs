@@ -85,12 +85,12 @@ pub fn every_depth(world: World) {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_by_polled_rings_of_every_depth() {
+fn fio_verifies_its_writes_by_polled_rings_of_every_depth() {
     every_depth(World::Denied);
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_by_rings_that_are_told() {
+fn fio_verifies_its_writes_by_interrupt_driven_rings() {
     let stage = Stage::new();
     let [ram, file] = keepers(&stage);
     let slow = format!("delay({ram},read=exponential(50us),write=100us),poll=interrupt");
@@ -105,7 +105,7 @@ fn fio_verifies_what_it_wrote_by_rings_that_are_told() {
 
 /// fio reports errno 95 (EOPNOTSUPP).
 #[test]
-fn a_device_that_does_not_poll_refuses_polled_rings_unless_told_to_fall_back() {
+fn a_device_without_polling_refuses_polled_rings_unless_fallback_is_on() {
     const EOPNOTSUPP: u64 = 95;
     let stage = Stage::new();
     let job = ["--output-format=json", "--name=job", "--filename=disk", "--size=1m", "--rw=randread"];
@@ -141,7 +141,7 @@ fn processes_and_threads_share_a_device() {
 }
 
 #[test]
-fn a_null_device_takes_everything() {
+fn a_null_device_accepts_every_request() {
     let stage = Stage::new();
     let size = format!("size={SIZE}");
     for spec in ["null:size=1T", "null:size=1T,latency=10us", "null:size=1T,latency=exponential(20us),poll=hybrid"] {
@@ -159,7 +159,7 @@ fn a_null_device_takes_everything() {
 
 /// Plain calls, of whole blocks, of parts of blocks, and with direct I/O.
 #[test]
-fn fio_verifies_what_it_wrote_by_plain_calls() {
+fn fio_verifies_its_writes_by_plain_calls() {
     let stage = Stage::new();
     let size = format!("size={SIZE}");
     for spec in keepers(&stage) {
@@ -188,7 +188,7 @@ fn fio_verifies_what_it_wrote_by_plain_calls() {
 
 /// fio reports errno 5 (EIO).
 #[test]
-fn an_error_of_the_device_is_the_programs() {
+fn an_error_of_the_device_reaches_the_program() {
     const EIO: u64 = 5;
     let stage = Stage::new();
     for call in [&RING[..], &["ioengine=psync", "direct=1", "bs=4k"]] {
@@ -208,7 +208,7 @@ fn an_error_of_the_device_is_the_programs() {
 }
 
 #[test]
-fn a_delayed_device_takes_its_time() {
+fn a_delayed_device_has_its_configured_latency() {
     let stage = Stage::new();
     let job = ["size=64k", "rw=write", "iodepth=1"];
     let run = fio(&stage, World::Denied, "delay(ram:size=1M,write=10ms)", &[&RING[..], &job].concat());
@@ -258,6 +258,6 @@ fn a_program_on_a_device_that_never_answers_can_be_killed() {
 }
 
 #[test]
-fn fio_verifies_as_nobody_under_dockers_rules() {
+fn fio_verifies_as_user_nobody_under_dockers_rules() {
     every_depth(World::Confined);
 }

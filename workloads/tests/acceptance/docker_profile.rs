@@ -6,12 +6,12 @@ use crate::{fio, io_uring_crate, libaio, liburing, mariadb, node, qemu_img, stre
 use workloads::harness::World;
 
 #[test]
-fn fio_verifies_what_it_wrote_through_the_page_cache() {
+fn fio_verifies_its_buffered_writes() {
     fio::every_combination(World::Confined, false);
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_with_direct_io() {
+fn fio_verifies_its_direct_writes() {
     fio::every_combination(World::Confined, true);
 }
 
@@ -43,13 +43,13 @@ fn stress_ng_finds_no_fault() {
 }
 
 #[test]
-fn c_programs_on_liburing_are_answered_rightly() {
+fn c_programs_on_liburing_get_correct_results() {
     liburing::shared_library(World::Confined);
     liburing::static_library(World::Confined);
 }
 
 #[test]
-fn a_program_on_the_io_uring_crate_is_answered_rightly() {
+fn a_program_on_the_io_uring_crate_gets_correct_results() {
     io_uring_crate::program(World::Confined);
 }
 
@@ -64,7 +64,7 @@ fn mariadb_loses_no_committed_row_when_it_is_killed() {
 }
 
 #[test]
-fn programs_on_libaio_are_answered_rightly() {
+fn programs_on_libaio_get_correct_results() {
     libaio::on_files(World::Confined);
     libaio::qemu(World::Confined);
     libaio::stress(World::Confined);

@@ -263,7 +263,7 @@ fn ten_thousand_short_connections_that_the_client_closes_lose_nothing() {
 
 /// Multishots end, the CQ overflows, and there are fewer buffers than connections.
 #[test]
-fn ten_thousand_short_connections_lose_nothing_where_everything_is_short() {
+fn ten_thousand_short_connections_lose_nothing_with_scarce_resources() {
     storm(World::Denied, "client", &["--entries", "8", "--buffers", "32", "--mode", "default"]);
 }
 
@@ -273,7 +273,7 @@ fn ten_thousand_short_connections_lose_nothing_between_two_threads() {
 }
 
 #[test]
-fn peers_that_stall_and_close_half_are_served_to_their_end() {
+fn peers_that_stall_and_half_close_are_served_to_their_end() {
     peers(World::Denied, &[]);
     peers(World::Denied, &["--singleshot", "both", "--mode", "default"]);
 }

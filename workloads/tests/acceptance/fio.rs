@@ -171,12 +171,12 @@ pub fn uneven_blocks(world: World) {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_through_the_page_cache_with_every_combination_of_ring_options() {
+fn fio_verifies_its_buffered_writes_with_all_combinations_of_ring_options() {
     every_combination(World::Denied, false);
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_with_direct_io_and_every_combination_of_ring_options() {
+fn fio_verifies_its_direct_writes_with_all_combinations_of_ring_options() {
     every_combination(World::Denied, true);
 }
 
@@ -197,7 +197,7 @@ fn fio_writes_blocks_of_many_sizes() {
 
 /// If the kernel's io_uring answered here, the other tests would prove nothing.
 #[test]
-fn fio_fails_where_the_kernels_io_uring_is_denied_and_usring_is_not_there() {
+fn fio_fails_without_usring_where_the_kernels_io_uring_is_denied() {
     let stage = Stage::new();
     let finished =
         fio(&stage, World::ConfinedBare, &["size=64k", "name=refused", "filename=refused", "rw=write"]).finish();

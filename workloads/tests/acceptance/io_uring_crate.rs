@@ -14,11 +14,11 @@ pub fn program(world: World) {
 }
 
 #[test]
-fn a_program_on_the_io_uring_crate_is_answered_rightly() {
+fn a_program_on_the_io_uring_crate_gets_correct_results() {
     program(World::Denied);
 }
 
 #[test]
-fn a_program_on_the_io_uring_crate_is_answered_rightly_when_no_call_site_may_be_patched() {
+fn a_program_on_the_io_uring_crate_works_without_patched_call_sites() {
     program(World::Unpatched);
 }

@@ -130,22 +130,22 @@ pub fn stress(world: World) {
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_through_libaio() {
+fn fio_verifies_its_writes_through_libaio() {
     on_files(World::Denied);
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_to_devices_through_libaio() {
+fn fio_verifies_its_writes_to_devices_through_libaio() {
     on_devices(World::Denied, &[]);
 }
 
 #[test]
-fn fio_verifies_what_it_wrote_to_devices_that_are_looked_at_for_its_events() {
+fn fio_verifies_its_writes_to_devices_with_aio_poll() {
     on_devices(World::Denied, &["--aio-poll"]);
 }
 
 #[test]
-fn files_are_served_as_ever_where_devices_are_looked_at_for_events() {
+fn files_are_served_normally_with_aio_poll() {
     let stage = Stage::new();
     let run = || stage.program_with(World::Denied, &["--aio-poll".into()], require(&FIO));
     verified(run, &["filename=file"], &["1", "32", "128"]);
@@ -158,7 +158,7 @@ fn files_are_served_as_ever_where_devices_are_looked_at_for_events() {
 
 /// QEMU never calls io_getevents: an eventfd notifies it of events.
 #[test]
-fn an_eventfd_is_told_also_where_devices_are_looked_at_for_events() {
+fn an_eventfd_is_signalled_with_aio_poll() {
     let stage = Stage::new();
     let options = ["--aio-poll".into(), "--device=disk=delay(ram:size=4M,read=20us)".into()];
     let run = stage.program_with(World::Denied, &options, require(&QEMU_IMG));
@@ -200,7 +200,7 @@ fn stress_ng_finds_no_fault_in_contexts() {
 }
 
 #[test]
-fn a_context_that_is_destroyed_lets_go_of_everybody() {
+fn destroying_a_context_wakes_every_waiting_thread() {
     const ROUNDS: &str = "200";
     let stage = Stage::new();
     stage.write("file", vec![0; 1 << 18]);

@@ -33,16 +33,16 @@ fn all(world: World, library: &[&str]) {
 }
 
 #[test]
-fn c_programs_are_answered_rightly_when_no_call_site_may_be_patched() {
+fn c_programs_get_correct_results_without_patched_call_sites() {
     shared_library(World::Unpatched);
 }
 
 #[test]
-fn c_programs_on_the_shared_liburing_are_answered_rightly() {
+fn c_programs_on_the_shared_liburing_get_correct_results() {
     shared_library(World::Denied);
 }
 
 #[test]
-fn c_programs_with_liburing_linked_in_are_answered_rightly() {
+fn c_programs_with_liburing_linked_in_get_correct_results() {
     static_library(World::Denied);
 }

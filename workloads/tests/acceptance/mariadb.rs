@@ -241,6 +241,6 @@ fn mariadb_on_libaio_loses_no_committed_row_when_it_is_killed() {
 }
 
 #[test]
-fn mariadb_on_libaio_loses_no_committed_row_where_its_events_are_looked_for() {
+fn mariadb_on_libaio_loses_no_committed_row_with_aio_poll() {
     survives_a_kill(World::Denied, Interface::PolledLibaio);
 }

@@ -27,7 +27,7 @@ fn is_clean(sanitizer: &str, programs: &[(&str, u32)]) {
 }
 
 #[test]
-fn address_sanitizer_finds_nothing_in_right_programs() {
+fn address_sanitizer_finds_nothing_in_correct_programs() {
     let programs =
         [("liburing_files.c", 12), ("liburing_waiting.c", 13), ("liburing_buffers.c", 3), ("liburing_sharing.c", 13)];
     is_clean(ADDRESSES, &programs);
@@ -36,12 +36,12 @@ fn address_sanitizer_finds_nothing_in_right_programs() {
 /// (`liburing_waiting.c` is left out. Its signal interrupts a wait, and ThreadSanitizer holds
 /// signals back, on the kernel's ring as well.)
 #[test]
-fn thread_sanitizer_finds_nothing_in_right_programs() {
+fn thread_sanitizer_finds_nothing_in_correct_programs() {
     is_clean(THREADS, &[("liburing_files.c", 12), ("liburing_buffers.c", 3), ("liburing_sharing.c", 13)]);
 }
 
 #[test]
-fn a_sanitizer_s_program_is_found_behind_a_shell_and_finds_what_it_is_for() {
+fn a_sanitized_program_behind_a_shell_is_recognised_and_finds_its_error() {
     require(&LIBURING);
     let stage = Stage::new();
     let program = stage.compile("freed.c", &["-luring", "-g", "-Wno-use-after-free", ADDRESSES]);
@@ -58,7 +58,7 @@ fn a_sanitizer_s_program_is_found_behind_a_shell_and_finds_what_it_is_for() {
 }
 
 #[test]
-fn a_sanitizer_s_program_keeps_its_memory_where_memory_is_swapped() {
+fn the_memory_of_a_sanitized_program_is_not_swapped() {
     require(&LIBURING);
     let stage = Stage::new();
     let swap = ["--swap=ram:size=64M,limit=16M".to_owned()];

@@ -35,7 +35,7 @@ fn adds(finished: Finished) -> Finished {
 }
 
 #[test]
-fn nobody_in_a_container_has_swapped_memory() {
+fn user_nobody_in_a_container_has_swapped_memory() {
     // As nobody under Docker's rules. Without an option usring chooses a mechanism that the rules
     // allow.
     for mechanism in ["", ",mechanism=mprotect"] {
@@ -60,13 +60,13 @@ fn nobody_in_a_container_has_swapped_memory() {
 }
 
 #[test]
-fn nobody_in_a_container_forks_with_swapped_memory() {
+fn user_nobody_in_a_container_forks_with_swapped_memory() {
     swap_run::python_starts_processes(World::Confined);
     swap_run::a_redis_server_saves(World::Confined);
 }
 
 #[test]
-fn the_doctor_says_by_which_mechanism_a_program_has_swapped_memory() {
+fn the_doctor_names_the_mechanism_of_swapped_memory() {
     let stage = Stage::new();
     for (world, mechanism) in [(World::Bare, "userfault"), (World::ConfinedBare, "guard")] {
         let said = stage.program(world, stage.path("tools/usring")).arg("doctor").finish().succeeded().stdout;
@@ -86,7 +86,7 @@ fn slack() -> u64 {
 const OF_ITS_OWN: u64 = 2 * MIB;
 
 #[test]
-fn a_control_group_of_the_limit_and_the_slack_holds_four_times_as_much_memory() {
+fn a_control_group_of_limit_plus_slack_holds_four_times_as_much_memory() {
     for mechanism in mechanisms() {
         let group = match ControlGroup::make((LIMIT * MIB + slack() + OF_ITS_OWN) as usize) {
             Ok(group) => group.without_swap(),
@@ -145,7 +145,7 @@ fn no_more_than_the_limit_is_resident_at_any_moment() {
 }
 
 #[test]
-fn a_store_that_is_full_is_told_of_and_loses_no_page() {
+fn a_full_store_is_reported_and_loses_no_page() {
     for mechanism in mechanisms() {
         let swapped = Swapped::new(24, LIMIT, &format!(",mechanism={mechanism}"));
         let run = swapped.program(words(&swapped)).args([&MEMORY.to_string(), THREADS, "1000"]);
@@ -165,7 +165,7 @@ fn died_of_a_page(finished: &Finished) {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_back_ends_the_program_and_is_never_made_up() {
+fn an_unreadable_page_kills_the_program_and_is_never_invented() {
     for mechanism in mechanisms() {
         // Writes to the store fail, too, and no data is lost.
         let failing = "error(delay(ram:size=256M,read=10us),eio=0.02,seed=3),poll=hybrid";
@@ -176,7 +176,7 @@ fn a_page_that_cannot_be_read_back_ends_the_program_and_is_never_made_up() {
 }
 
 #[test]
-fn a_back_end_in_another_process_has_swapped_memory_of_one_process() {
+fn a_back_end_in_another_process_holds_swapped_memory_of_one_process() {
     let swapped = Swapped::on("vhost-user:socket=back-end,poll=hybrid", 4, ",min=256K");
     let mut back_end = BackEnd::start(&swapped.stage, "raw");
     let program = words(&swapped);
@@ -196,7 +196,7 @@ fn a_back_end_in_another_process_has_swapped_memory_of_one_process() {
 }
 
 #[test]
-fn what_cannot_hold_swapped_memory_is_refused_before_the_program_starts() {
+fn an_unusable_swap_store_is_refused_before_the_program_starts() {
     let stage = Stage::new();
     let refused = |world, option: &str| {
         let finished = stage.program_with(world, &[format!("--swap={option}")], "/bin/true").finish();

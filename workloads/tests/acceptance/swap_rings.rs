@@ -52,19 +52,19 @@ fn fio_verifies_on_device(device: &str) {
 }
 
 #[test]
-fn fio_verifies_what_a_device_in_memory_moved_out_of_swapped_buffers() {
+fn fio_verifies_transfers_of_swapped_buffers_on_a_ram_device() {
     fio_verifies_on_device("ram:size=24M");
     fio_verifies_on_device("delay(ram:size=24M,read=uniform(1us,100us))");
 }
 
 #[test]
-fn fio_verifies_what_a_device_on_a_file_moved_out_of_swapped_buffers() {
+fn fio_verifies_transfers_of_swapped_buffers_on_a_file_device() {
     fio_verifies_on_device("file:path=backing,direct=on");
     fio_verifies_on_device("file:path=backing,direct=off");
 }
 
 #[test]
-fn fio_verifies_what_it_moved_by_rings_out_of_swapped_buffers() {
+fn fio_verifies_transfers_of_swapped_buffers_by_rings() {
     fio_verifies(&["--ioengine=io_uring", "--mem=malloc", "--direct=0"]);
     fio_verifies(&["--ioengine=io_uring", "--mem=mmap", "--direct=1", "--fixedbufs=1", "--registerfiles=1"]);
     fio_verifies(&["--ioengine=io_uring", "--mem=malloc", "--direct=1", "--sqthread_poll=1"]);
@@ -72,13 +72,13 @@ fn fio_verifies_what_it_moved_by_rings_out_of_swapped_buffers() {
 }
 
 #[test]
-fn fio_verifies_what_it_moved_by_libaio_out_of_swapped_buffers() {
+fn fio_verifies_transfers_of_swapped_buffers_by_libaio() {
     fio_verifies(&["--ioengine=libaio", "--mem=malloc", "--direct=1"]);
     fio_verifies(&["--ioengine=libaio", "--mem=mmap", "--direct=0"]);
 }
 
 #[test]
-fn requests_of_a_ring_find_whatever_they_name_in_swapped_memory() {
+fn ring_requests_can_name_any_structure_in_swapped_memory() {
     require(&LIBURING);
     for mechanism in ["userfault", "guard", "mprotect"] {
         let swapped = Swapped::on("ram:size=64M", 4, &format!(",mechanism={mechanism}"));

@@ -75,7 +75,7 @@ fn number_after(finished: &Finished, word: &str) -> u64 {
 }
 
 #[test]
-fn sort_orders_a_file_that_is_larger_than_its_memory() {
+fn sort_sorts_a_file_larger_than_its_resident_memory() {
     let swapped = Swapped::new(256, 16, "");
     let mut lines = String::new();
     let mut state = 1u64;
@@ -143,7 +143,7 @@ const MECHANISMS: [&str; 3] = ["userfault", "guard", "mprotect"];
 /// Makes calls on mappings in a random order. These seeds and this number of steps have been seen
 /// to expose each known mistake.
 #[test]
-fn calls_on_mappings_are_answered_as_by_the_kernel_by_every_mechanism() {
+fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     const STEPS: &str = "1000";
     let stage = Stage::new();
     let program = stage.compile("mappings.c", &[]);
@@ -169,7 +169,7 @@ const SEEDS: u32 = 3;
 
 /// Uses the least limit, and 64 threads that wait in calls whose memory would exceed it many times.
 #[test]
-fn calls_that_wait_and_calls_with_much_to_name_work_on_swapped_memory_by_every_mechanism() {
+fn blocking_and_large_calls_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
         let swapped = Swapped::new(64, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("swapped_calls.c", &[]);
@@ -180,7 +180,7 @@ fn calls_that_wait_and_calls_with_much_to_name_work_on_swapped_memory_by_every_m
 }
 
 #[test]
-fn parents_and_children_have_copies_of_what_was_swapped_at_the_fork_by_every_mechanism() {
+fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
     for mechanism in MECHANISMS {
         let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("forked.c", &[]);
@@ -194,7 +194,7 @@ fn parents_and_children_have_copies_of_what_was_swapped_at_the_fork_by_every_mec
 /// Other threads fork meanwhile. For moments the memory is then copied into any process that is
 /// made.
 #[test]
-fn a_child_that_does_not_inherit_ends_and_reads_no_zeroes() {
+fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {
         let swapped = Swapped::new(96, 4, &format!(",mechanism={mechanism}"));
         let program = swapped.stage.compile("forked.c", &[]);
@@ -222,7 +222,7 @@ fn redis_serves(keys: u64, capacity: u64, limit: u64) {
 }
 
 #[test]
-fn a_redis_server_keeps_four_times_its_memory() {
+fn a_redis_server_holds_four_times_its_resident_memory() {
     redis_serves(128_000, 512, 32);
 }
 
@@ -252,7 +252,7 @@ pub fn a_redis_server_saves(world: World) {
 }
 
 #[test]
-fn a_redis_server_saves_what_it_had_when_it_was_asked() {
+fn a_redis_server_saves_the_data_of_the_moment_of_its_fork() {
     a_redis_server_saves(World::Denied);
 }
 
@@ -266,18 +266,18 @@ pub fn python_starts_processes(world: World) {
 }
 
 #[test]
-fn python_starts_processes_that_work_on_what_was_swapped() {
+fn python_child_processes_work_on_swapped_memory() {
     python_starts_processes(World::Denied);
 }
 
 #[test]
 #[ignore = "takes minutes"]
-fn a_redis_server_keeps_a_gib_with_256_mib() {
+fn a_redis_server_holds_a_gib_with_256_mib_resident() {
     redis_serves(1_024_000, 4096, 256);
 }
 
 #[test]
-fn a_second_process_leaves_the_file_to_the_first() {
+fn a_second_process_does_not_use_the_firsts_swap_file() {
     let swapped = Swapped::new(64, 16, ",min=256K");
     let inner = "kept = bytearray(4 << 20); print(sum(kept))";
     let outer = format!(
@@ -291,7 +291,7 @@ fn a_second_process_leaves_the_file_to_the_first() {
 
 /// The loader maps the thread-local block before the library is initialized and can handle faults.
 #[test]
-fn a_program_with_much_memory_of_each_thread_s_own_is_started_by_a_program_of_the_run() {
+fn a_program_of_the_run_starts_one_with_large_thread_local_storage() {
     let swapped = Swapped::on("ram:size=64M", 4, "");
     let program = swapped.stage.compile("thread_local.c", &[]);
     let script = format!("{0}; {0}", program.display());
@@ -301,7 +301,7 @@ fn a_program_with_much_memory_of_each_thread_s_own_is_started_by_a_program_of_th
 }
 
 #[test]
-fn what_cannot_be_is_said_before_the_program_starts() {
+fn wrong_swap_options_are_reported_before_the_program_starts() {
     let stage = Stage::new();
     let said = |option: String| {
         let run = stage.program_with(World::Transparent, &[option], PathBuf::from("/bin/true")).finish();

@@ -32,7 +32,7 @@ fn shell_alike(stage: &Stage, shell: &str, line: &str, status: i32) -> Behaviour
 }
 
 #[test]
-fn a_shell_pipeline_says_and_returns_the_same() {
+fn a_shell_pipeline_keeps_its_output_and_exit_status() {
     let stage = Stage::new();
     for (line, status) in [
         ("seq 1 200000 | sort -rn | head -5 | md5sum; exit 7", 7),
@@ -50,7 +50,7 @@ fn a_shell_pipeline_says_and_returns_the_same() {
 }
 
 #[test]
-fn a_death_by_signal_is_one() {
+fn a_death_by_signal_is_reported_as_one() {
     let stage = Stage::new();
     for signal in ["TERM", "SEGV", "ABRT", "KILL", "BUS", "SYS", "PIPE", "USR1", "HUP", "INT", "ALRM"] {
         let line = format!("ulimit -c 0; echo before; kill -{signal} $$; echo after");
@@ -89,7 +89,7 @@ fn write_project(stage: &Stage, folder: &str, files: usize) {
 }
 
 #[test]
-fn gcc_builds_the_same_program_under_make_j2() {
+fn gcc_builds_an_identical_program_under_make_j2() {
     const FILES: usize = 24;
     let stage = Stage::new();
     require(&CC);
@@ -115,7 +115,7 @@ fn gcc_builds_the_same_program_under_make_j2() {
 }
 
 #[test]
-fn sort_and_tar_write_the_same_files() {
+fn sort_and_tar_write_identical_files() {
     let stage = Stage::new();
     write_project(&stage, "project", 40);
     let lines: String = (0..300_000_u32).map(|index| format!("{}\n", index.wrapping_mul(2_654_435_761))).collect();
@@ -175,7 +175,7 @@ fn signals_do_what_the_kernel_promises() {
 }
 
 #[test]
-fn a_python_program_with_processes_and_threads_says_the_same() {
+fn a_python_program_with_processes_and_threads_keeps_its_output() {
     let stage = Stage::new();
     let python = harness::python();
     let script = "import concurrent.futures, multiprocessing, os, signal, subprocess, sys, threading, time\n\
@@ -194,7 +194,7 @@ fn a_python_program_with_processes_and_threads_says_the_same() {
 
 /// usring refuses a program that it cannot serve before the program starts.
 #[test]
-fn a_static_program_is_refused_with_a_sentence() {
+fn a_static_program_is_refused_with_a_message() {
     if harness::on_kernel() {
         return harness::skipped::skip("there is no usring");
     }

@@ -163,7 +163,7 @@ fn a_back_end_that_is_killed_and_started_again_loses_nothing() {
 }
 
 #[test]
-fn without_reconnect_a_back_end_that_goes_leaves_eio_and_nobody_hanging() {
+fn without_reconnect_the_end_of_a_back_end_gives_eio_and_no_hang() {
     for options in [&["--ioengine=io_uring", "--hipri=1", "--iodepth=16"][..], &["--ioengine=psync"]] {
         let options = [options, &SLOWLY].concat();
         let stage = Stage::new();
@@ -184,7 +184,7 @@ fn without_reconnect_a_back_end_that_goes_leaves_eio_and_nobody_hanging() {
 /// which alone could find another back end. (If the program waited for one, it would spin until it
 /// is killed.)
 #[test]
-fn what_outlives_its_run_gets_eio_and_does_not_wait_for_a_back_end_for_ever() {
+fn a_program_that_outlives_its_run_gets_eio_and_does_not_wait() {
     let behind = r#"timeout -s KILL 60 "$@" >/dev/null 2>&1 & until test -e enough; do sleep 0.02; done"#;
     for away in [false, true] {
         let stage = Stage::new();
@@ -213,7 +213,7 @@ fn what_outlives_its_run_gets_eio_and_does_not_wait_for_a_back_end_for_ever() {
 
 /// usring is killed. Every thread that waits for the back end, in whatever way, gets an error.
 #[test]
-fn what_outlives_a_run_that_was_killed_gets_eio() {
+fn a_program_that_outlives_a_killed_run_gets_eio() {
     let bounded = ["-s", "KILL", "60", require(&FIO), "--output-format=json", "--output=report", "--name=job"];
     for options in [
         &["--ioengine=io_uring", "--hipri=1", "--iodepth=16"][..],
@@ -244,7 +244,7 @@ fn what_outlives_a_run_that_was_killed_gets_eio() {
 
 /// At any speed of the back end and for any number of requests.
 #[test]
-fn a_back_end_is_told_once_of_requests_that_are_submitted_together() {
+fn a_batch_of_requests_notifies_the_back_end_once() {
     require(&LIBURING);
     let stage = Stage::new();
     let _back_end = BackEnd::start(&stage, "raw");
@@ -255,7 +255,7 @@ fn a_back_end_is_told_once_of_requests_that_are_submitted_together() {
 }
 
 #[test]
-fn a_run_whose_back_end_is_not_there_does_not_start() {
+fn a_run_without_its_back_end_does_not_start() {
     let stage = Stage::new();
     let finished = fio(&stage, "off", &[]).finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_a_group_is_found() {
+    fn a_file_without_a_group_is_reported() {
         assert_eq!(findings(&[("new_file", "")]).unlisted, [module("new_file")]);
     }
 

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_cannot_be_understood_is_an_error() {
+    fn a_line_that_cannot_be_parsed_is_an_error() {
         assert!(parse("engine subject=x\n").is_err());
         assert!(parse("engine unknown=1\n").is_err());
     }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_those_of_the_sample() {
+    fn metrics_are_computed_from_the_sample() {
         let text =
             r#"{"operations": 2000, "nanoseconds": 4000000, "processor": 1000000, "thread": 400000, "p50": 1500}"#;
         let sample: Sample = serde_json::from_str(text).unwrap();

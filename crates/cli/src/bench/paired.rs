@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_that_of_the_rounds_and_not_of_the_medians() {
+    fn a_ratio_is_the_median_of_the_ratios_of_the_rounds() {
         // Each round is twice as slow as the one before. In every round, `these` take twice as long
         // as `those`.
         let those: Vec<f64> = (0..12).map(|round| f64::from(1 << round)).collect();
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_holds_the_median_and_is_as_wide_as_the_rounds_differ() {
+    fn a_confidence_interval_holds_the_median_and_reflects_the_spread() {
         let ones = [1.0; 21];
         let these: Vec<f64> = (0..21).map(|round| 0.9 + 0.01 * f64::from(round)).collect();
         let Ratio { median, interval: [low, high] } = ratio(&these, &ones).unwrap();
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_case_has_its_turn_in_every_order() {
+    fn every_case_is_equally_often_the_first_of_a_round() {
         let mut random = Random::default();
         let mut first = [0; 4];
         for _ in 0..400 {

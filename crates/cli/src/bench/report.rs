@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_what_readers_rely_on() {
+    fn the_json_report_has_the_fields_that_readers_rely_on() {
         let (benchmark, results) = results();
         let bars = (benchmark.bars)(&results);
         let value: Value = serde_json::from_str(&json(&benchmark, &results, &bars)).unwrap();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rival_that_is_missing_leaves_its_bar_open() {
+    fn a_missing_rival_leaves_its_bar_undecided() {
         let (benchmark, mut results) = results();
         for row in results.rows.iter_mut().filter(|row| row.case.label == nop::KERNEL) {
             row.samples = Err("no ring: Operation not permitted".into());

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_blocks_hold_the_same() {
+    fn blocks_have_different_contents() {
         assert_ne!(contents(0), contents(1));
         assert_ne!(contents(7)[0], contents(7)[1]);
     }

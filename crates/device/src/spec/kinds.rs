@@ -19,7 +19,7 @@ mod tests {
 
     /// The parser assigns an option to the device or to its wrapper by the option's name.
     #[test]
-    fn no_option_of_a_device_is_called_as_one_of_a_wrapper() {
+    fn device_and_wrapper_options_have_distinct_names() {
         let (wrappers, devices): (Vec<&DeviceKind>, Vec<&DeviceKind>) =
             KINDS.iter().partition(|kind| kind.is_wrapper());
         assert!(!wrappers.is_empty() && !devices.is_empty());

@@ -33,18 +33,18 @@ pub const LEAST_SIZE: u64 = 4 << 20;
 macro_rules! any_driver {
     ($subject:expr) => {
         $crate::any_driver!(@ $subject;
-            geometry_makes_sense
-            polled_traffic_is_answered_once_and_right
-            traffic_with_interrupts_is_answered_once_and_right
+            geometry_is_valid
+            polled_traffic_completes_once_and_correctly
+            traffic_with_interrupts_completes_once_and_correctly
             one_request_at_a_time_works
-            a_queue_takes_no_more_than_its_depth_and_goes_on
+            a_full_queue_refuses_requests_and_then_continues
             segments_of_any_length_are_filled_in_order
-            operations_without_data_do_what_they_say
-            an_interrupt_comes_for_what_is_submitted_after_arming
-            an_interrupt_without_requests_is_silent
-            a_dropped_queue_leaves_memory_alone
+            discard_write_zeroes_and_flush_take_effect
+            an_interrupt_comes_for_a_request_submitted_after_arming
+            no_interrupt_comes_without_requests
+            a_dropped_queue_no_longer_changes_memory
             queues_of_two_threads_do_not_disturb_each_other
-            a_bad_address_is_an_answer
+            an_invalid_address_fails_with_efault
         );
     };
     (@ $subject:expr; $($part:ident)*) => {

@@ -11,7 +11,7 @@ const POLLED: QueueOptions = QueueOptions { depth: 32, interrupts: false };
 const INTERRUPTS: QueueOptions = QueueOptions { depth: 32, interrupts: true };
 const ONE: QueueOptions = QueueOptions { depth: 1, interrupts: false };
 
-pub fn geometry_makes_sense(subject: &Subject) {
+pub fn geometry_is_valid(subject: &Subject) {
     let geometry = (subject.open)().geometry();
     assert!(geometry.block >= 512 && geometry.block.is_power_of_two());
     assert!(geometry.size >= LEAST_SIZE && geometry.size.is_multiple_of(u64::from(geometry.block)));
@@ -28,11 +28,11 @@ fn traffic(subject: &Subject, options: QueueOptions, requests: usize) {
     Traffic { part, options, requests, keeps_data: subject.keeps_data, seed: 0x9e37_79b9 }.run(&*driver);
 }
 
-pub fn polled_traffic_is_answered_once_and_right(subject: &Subject) {
+pub fn polled_traffic_completes_once_and_correctly(subject: &Subject) {
     traffic(subject, POLLED, 3000);
 }
 
-pub fn traffic_with_interrupts_is_answered_once_and_right(subject: &Subject) {
+pub fn traffic_with_interrupts_completes_once_and_correctly(subject: &Subject) {
     traffic(subject, INTERRUPTS, 1000);
 }
 
@@ -40,7 +40,7 @@ pub fn one_request_at_a_time_works(subject: &Subject) {
     traffic(subject, ONE, 300);
 }
 
-pub fn a_queue_takes_no_more_than_its_depth_and_goes_on(subject: &Subject) {
+pub fn a_full_queue_refuses_requests_and_then_continues(subject: &Subject) {
     install_fault_handler();
     let driver = (subject.open)();
     let block = driver.geometry().block as usize;
@@ -117,7 +117,7 @@ pub fn segments_of_any_length_are_filled_in_order(subject: &Subject) {
     assert!(rig.read(4096, total) == data);
 }
 
-pub fn operations_without_data_do_what_they_say(subject: &Subject) {
+pub fn discard_write_zeroes_and_flush_take_effect(subject: &Subject) {
     install_fault_handler();
     let driver = (subject.open)();
     let features = driver.geometry().features;
@@ -148,7 +148,7 @@ pub fn operations_without_data_do_what_they_say(subject: &Subject) {
     }
 }
 
-pub fn an_interrupt_comes_for_what_is_submitted_after_arming(subject: &Subject) {
+pub fn an_interrupt_comes_for_a_request_submitted_after_arming(subject: &Subject) {
     install_fault_handler();
     let driver = (subject.open)();
     let block = driver.geometry().block as usize;
@@ -166,7 +166,7 @@ pub fn an_interrupt_comes_for_what_is_submitted_after_arming(subject: &Subject) 
     }
 }
 
-pub fn an_interrupt_without_requests_is_silent(subject: &Subject) {
+pub fn no_interrupt_comes_without_requests(subject: &Subject) {
     install_fault_handler();
     let driver = (subject.open)();
     let mut rig = Rig::new(&*driver, INTERRUPTS);
@@ -180,7 +180,7 @@ pub fn an_interrupt_without_requests_is_silent(subject: &Subject) {
     }
 }
 
-pub fn a_dropped_queue_leaves_memory_alone(subject: &Subject) {
+pub fn a_dropped_queue_no_longer_changes_memory(subject: &Subject) {
     install_fault_handler();
     let driver = (subject.open)();
     let block = driver.geometry().block as usize;
@@ -222,7 +222,7 @@ pub fn queues_of_two_threads_do_not_disturb_each_other(subject: &Subject) {
     });
 }
 
-pub fn a_bad_address_is_an_answer(subject: &Subject) {
+pub fn an_invalid_address_fails_with_efault(subject: &Subject) {
     if !subject.touches_memory {
         return;
     }

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_is_half_of_what_is_expected_within_bounds() {
+    fn a_pause_is_half_of_the_expected_wait_within_bounds() {
         assert_eq!(pause_after(10_000, 20), Some(100_000));
         assert_eq!(pause_after(100_000, 20), Some(LONGEST));
         assert_eq!(pause_after(300_000, 20), None);
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_pause_before_a_pace_is_known_nor_for_the_last_one() {
+    fn there_is_no_pause_before_the_pace_is_known_or_for_the_last_event() {
         let mut pace = Pace::default();
         assert_eq!(pace.pause(0, 64), None);
         assert_eq!(pace.pause(1, 63), None);

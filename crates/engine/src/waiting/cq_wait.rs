@@ -340,14 +340,14 @@ mod tests {
     }
 
     #[test]
-    fn waits_look_as_far_as_their_share_of_a_processor_goes() {
+    fn cq_waits_poll_only_within_their_share_of_a_processor() {
         let (looks, share) = simulate(&CqWaits::default(), 14_000);
         assert!(share < 0.64, "{share}");
         assert!(looks > 0.2 || processor::is_only(), "{looks}");
     }
 
     #[test]
-    fn looks_that_do_not_shorten_the_waits_are_given_up() {
+    fn polling_stops_if_it_does_not_shorten_the_waits() {
         let (looks, _) = simulate(&CqWaits::default(), 31_000);
         assert!(looks < 0.05, "{looks}");
     }

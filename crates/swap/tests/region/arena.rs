@@ -45,7 +45,7 @@ fn use_blocks(arena: &Arena, seed: u64, rounds: usize, largest: usize) {
 }
 
 #[test]
-fn blocks_keep_what_is_written_to_them_and_give_back_what_they_took() {
+fn blocks_keep_their_contents_and_free_their_memory() {
     for mechanism in mechanisms() {
         let limit = MIB / 2 * factor(mechanism);
         let region = region(16 * limit, limit, "ram:size=160M").mechanism(mechanism).build().unwrap();
@@ -68,7 +68,7 @@ fn blocks_keep_what_is_written_to_them_and_give_back_what_they_took() {
 
 #[test]
 #[should_panic(expected = "freed")]
-fn a_block_that_is_freed_twice_is_told_of() {
+fn a_block_freed_twice_panics() {
     let arena = Arena::new(region(4 * MIB, MIB, "ram:size=8M").build().unwrap()).unwrap();
     let (block, _) = arena.allocate(100, 1).unwrap();
     arena.free(block);

@@ -58,7 +58,7 @@ fn use_all(region: &SwapRegion) {
 }
 
 #[test]
-fn what_keeps_nothing_is_refused_whatever_is_around_it() {
+fn a_store_that_keeps_no_data_is_refused_in_any_wrapper() {
     for backing in ["null:size=1G", "delay(null:size=1G,read=1us)", "error(delay(null:size=1G),eio=1%)"] {
         assert_eq!(refused(backing), Refusal::KeepsNothing, "{backing}");
     }
@@ -67,7 +67,7 @@ fn what_keeps_nothing_is_refused_whatever_is_around_it() {
 }
 
 #[test]
-fn a_store_without_room_for_the_region_is_refused() {
+fn a_store_smaller_than_the_region_is_refused() {
     let found = SIZE as u64 - PAGE as u64;
     let backing = format!("ram:size={found}");
     let refusal = refused(&backing);
@@ -86,7 +86,7 @@ fn a_read_only_store_is_refused() {
 }
 
 #[test]
-fn a_file_of_zeroes_is_taken_and_known_again_by_its_header() {
+fn a_file_of_zeroes_is_accepted_and_later_recognised_by_its_header() {
     let store = Store::new();
     // As dd(1) makes it: data that are zeroes.
     store.write(&vec![0; ROOM], 0);
@@ -99,7 +99,7 @@ fn a_file_of_zeroes_is_taken_and_known_again_by_its_header() {
 }
 
 #[test]
-fn data_of_somebody_s_are_refused_where_they_lie_and_left_as_they_are() {
+fn a_store_that_holds_data_is_refused_and_left_unchanged() {
     for offset in [0, 4096, MIB as u64 + 1, ROOM as u64 - 1] {
         let store = Store::new();
         store.write(b"x", offset);
@@ -115,7 +115,7 @@ fn data_of_somebody_s_are_refused_where_they_lie_and_left_as_they_are() {
 }
 
 #[test]
-fn a_file_that_is_refused_does_not_grow() {
+fn a_refused_file_does_not_grow() {
     let store = Store::new();
     std::fs::write(store.path(), "notes").unwrap();
     assert_eq!(refused(&format!("{},size=4M", store.text())), Refusal::HoldsData(0));
@@ -125,7 +125,7 @@ fn a_file_that_is_refused_does_not_grow() {
 }
 
 #[test]
-fn swap_space_of_the_kernel_s_is_refused() {
+fn the_kernels_swap_space_is_refused() {
     let store = Store::new();
     store.write(b"SWAPSPACE2", 4086);
     assert_eq!(refused(&store.text()), Refusal::KernelSwap);

@@ -16,7 +16,7 @@ fn used(mechanism: Mechanism) -> SwapRegion {
 }
 
 #[test]
-fn pages_that_are_kept_in_can_be_read_and_written_by_system_calls() {
+fn resident_pages_can_be_read_and_written_by_system_calls() {
     for mechanism in mechanisms() {
         let mut region = used(mechanism);
         let (mut reader, mut writer) = std::io::pipe().unwrap();
@@ -40,7 +40,7 @@ fn pages_that_are_kept_in_can_be_read_and_written_by_system_calls() {
 }
 
 #[test]
-fn a_system_call_on_a_page_that_is_out_fails_unless_a_thread_serves_it() {
+fn a_system_call_on_an_evicted_page_fails_unless_a_thread_serves_it() {
     for mechanism in mechanisms() {
         let region = used(mechanism);
         let (_reader, writer) = std::io::pipe().unwrap();
@@ -54,7 +54,7 @@ fn a_system_call_on_a_page_that_is_out_fails_unless_a_thread_serves_it() {
 }
 
 #[test]
-fn pinned_pages_stay_and_no_more_than_half_the_limit_can_be_pinned() {
+fn pinned_pages_stay_resident_and_at_most_half_the_limit_can_be_pinned() {
     for mechanism in mechanisms() {
         let region = used(mechanism);
         let limit = region.statistics().limit as usize * region.page_size();
@@ -75,7 +75,7 @@ fn pinned_pages_stay_and_no_more_than_half_the_limit_can_be_pinned() {
 }
 
 #[test]
-fn discarded_pages_hold_zeroes_and_take_no_room() {
+fn discarded_pages_read_as_zeroes_and_occupy_no_slots() {
     for mechanism in mechanisms() {
         let mut region = used(mechanism);
         let unit = region.page_size();

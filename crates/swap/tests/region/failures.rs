@@ -41,7 +41,7 @@ fn a_full_store_stops_eviction_and_loses_no_page() {
 }
 
 #[test]
-fn writes_that_fail_now_and_then_lose_no_page_and_the_limit_is_kept() {
+fn occasional_write_errors_lose_no_page_and_keep_the_limit() {
     for mechanism in mechanisms() {
         let limit = MIB * factor(mechanism);
         let (device, switch) = switch::device(16 * limit);
@@ -56,7 +56,7 @@ fn writes_that_fail_now_and_then_lose_no_page_and_the_limit_is_kept() {
 }
 
 #[test]
-fn while_no_write_succeeds_pages_stay_in_memory_and_they_go_when_one_does() {
+fn pages_stay_resident_while_all_writes_fail_and_are_evicted_later() {
     for mechanism in mechanisms() {
         let limit = MIB / 2 * factor(mechanism);
         let (device, switch) = switch::device(8 * limit);
@@ -76,7 +76,7 @@ fn while_no_write_succeeds_pages_stay_in_memory_and_they_go_when_one_does() {
 }
 
 #[test]
-fn a_lower_limit_is_kept_though_the_evictor_works_at_the_same_pages() {
+fn a_lowered_limit_is_kept_while_the_evictor_runs() {
     for mechanism in mechanisms() {
         // Few clusters, so that they meet.
         let limit = 128 * PAGE * factor(mechanism);
@@ -93,7 +93,7 @@ fn a_lower_limit_is_kept_though_the_evictor_works_at_the_same_pages() {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_back_is_a_sigbus_that_names_its_slot() {
+fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
     if is_child() {
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
         let limit = MIB / 2 * factor(mechanism);
@@ -107,10 +107,9 @@ fn a_page_that_cannot_be_read_back_is_a_sigbus_that_names_its_slot() {
         panic!("read {sum}, which nobody can know");
     }
     for mechanism in mechanisms() {
-        let output =
-            run_child("failures::a_page_that_cannot_be_read_back_is_a_sigbus_that_names_its_slot", |command| {
-                command.env("MECHANISM", mechanism.name());
-            });
+        let output = run_child("failures::an_unreadable_page_raises_sigbus_and_a_message_names_its_slot", |command| {
+            command.env("MECHANISM", mechanism.name());
+        });
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{mechanism}: {:?} {said}", output.status);
         assert!(said.contains("cannot be read back: slot ") && said.contains("EIO"), "{mechanism}: {said}");
@@ -139,7 +138,7 @@ fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
 
 /// A file of memory that somebody cuts off is what a kernel without memory looks like.
 #[test]
-fn memory_that_the_kernel_does_not_give_is_a_sigbus() {
+fn memory_that_the_kernel_refuses_raises_sigbus() {
     let cut_off = |region: SwapRegion| {
         for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
             let path = entry.unwrap().path();
@@ -151,7 +150,7 @@ fn memory_that_the_kernel_does_not_give_is_a_sigbus() {
         word(&region, region.size() - region.page_size()).fetch_add(0, Ordering::Relaxed);
         check_pages(&region);
     };
-    in_child("failures::memory_that_the_kernel_does_not_give_is_a_sigbus", cut_off, |mechanism, output| {
+    in_child("failures::memory_that_the_kernel_refuses_raises_sigbus", cut_off, |mechanism, output| {
         let said = String::from_utf8_lossy(&output.stderr);
         match mechanism {
             Mechanism::Guard | Mechanism::Protect => {
@@ -164,7 +163,7 @@ fn memory_that_the_kernel_does_not_give_is_a_sigbus() {
 }
 
 #[test]
-fn a_program_that_protects_a_part_of_a_region_hears_of_touches_as_of_any_memory() {
+fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     let protect = |region: SwapRegion| {
         // In memory: it is the last that was used.
         let last = region.size() - region.page_size();
@@ -175,7 +174,7 @@ fn a_program_that_protects_a_part_of_a_region_hears_of_touches_as_of_any_memory(
         assert_eq!(word(&region, last).load(Ordering::Relaxed), (last / region.page_size()) as u64 + 1);
         word(&region, last).store(1, Ordering::Relaxed);
     };
-    let test = "failures::a_program_that_protects_a_part_of_a_region_hears_of_touches_as_of_any_memory";
+    let test = "failures::a_write_to_pages_that_the_program_protected_raises_sigsegv";
     in_child(test, protect, |mechanism, output| {
         // The mechanism that works by protection cannot know whose it is.
         if mechanism != Mechanism::Protect {
@@ -186,7 +185,7 @@ fn a_program_that_protects_a_part_of_a_region_hears_of_touches_as_of_any_memory(
 }
 
 #[test]
-fn a_program_that_locks_its_memory_loses_no_page() {
+fn mlockall_by_the_program_loses_no_page() {
     let lock = |region: SwapRegion| {
         // SAFETY: a plain system call. It fails where pages are out, and locks all the same.
         unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
@@ -194,7 +193,7 @@ fn a_program_that_locks_its_memory_loses_no_page() {
         number_pages(&region);
         check_pages(&region);
     };
-    in_child("failures::a_program_that_locks_its_memory_loses_no_page", lock, |mechanism, output| {
+    in_child("failures::mlockall_by_the_program_loses_no_page", lock, |mechanism, output| {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);
     });
@@ -203,7 +202,7 @@ fn a_program_that_locks_its_memory_loses_no_page() {
 /// madvise(2) knows nothing of the pager: it is told by whoever reads the page next, be it
 /// who evicts it.
 #[test]
-fn a_program_that_throws_memory_away_by_itself_loses_no_other() {
+fn madv_dontneed_by_the_program_loses_no_other_page() {
     let throw_away = |region: SwapRegion| {
         let (unit, pages) = (region.page_size(), region.size() / region.page_size());
         for round in 0..4 {
@@ -223,7 +222,7 @@ fn a_program_that_throws_memory_away_by_itself_loses_no_other() {
             number_pages(&region);
         }
     };
-    let test = "failures::a_program_that_throws_memory_away_by_itself_loses_no_other";
+    let test = "failures::madv_dontneed_by_the_program_loses_no_other_page";
     in_child(test, throw_away, |mechanism, output| {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{mechanism}: {:?} {said}", output.status);

@@ -38,7 +38,7 @@ fn fork(work: impl FnOnce()) -> (ExitStatus, String) {
 }
 
 #[test]
-fn a_forked_child_dies_of_a_touch_and_hears_why_and_its_parent_goes_on() {
+fn a_forked_child_that_touches_a_region_dies_with_a_message() {
     for mechanism in mechanisms() {
         let limit = MIB * factor(mechanism);
         let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
@@ -57,8 +57,8 @@ fn a_forked_child_dies_of_a_touch_and_hears_why_and_its_parent_goes_on() {
 }
 
 #[test]
-fn a_forked_child_has_regions_of_its_own() {
-    let name = "fork::a_forked_child_has_regions_of_its_own";
+fn a_forked_child_can_create_its_own_regions() {
+    let name = "fork::a_forked_child_can_create_its_own_regions";
     if !is_child() {
         let output = run_child(name, |_| {});
         return assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -78,7 +78,7 @@ fn a_forked_child_has_regions_of_its_own() {
 }
 
 #[test]
-fn what_a_forked_child_has_where_its_parents_region_was_faults_as_any_memory() {
+fn a_childs_mapping_at_its_parents_region_address_faults_normally() {
     for mechanism in mechanisms() {
         let limit = MIB * factor(mechanism);
         let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();

@@ -56,8 +56,8 @@ fn check_pages(region: &SwapRegion) {
 }
 
 #[test]
-fn what_is_touched_far_beyond_a_full_store_comes_in_without_a_search_for_each_page() {
-    in_child("what_is_touched_far_beyond_a_full_store_comes_in_without_a_search_for_each_page", |mechanism| {
+fn faults_beyond_a_full_store_do_not_each_search_for_a_victim() {
+    in_child("faults_beyond_a_full_store_do_not_each_search_for_a_victim", |mechanism| {
         const LIMIT: usize = 8 << 20;
         let region = small(8 * LIMIT, LIMIT, "ram:size=16M").mechanism(mechanism).build().unwrap();
         number_pages(&region);
@@ -72,8 +72,8 @@ fn what_is_touched_far_beyond_a_full_store_comes_in_without_a_search_for_each_pa
 }
 
 #[test]
-fn a_store_that_takes_nothing_is_not_tried_for_each_page() {
-    in_child("a_store_that_takes_nothing_is_not_tried_for_each_page", |mechanism| {
+fn a_failing_store_is_not_retried_for_each_page() {
+    in_child("a_failing_store_is_not_retried_for_each_page", |mechanism| {
         let limit = LEAST_LIMIT * mechanism.unit(0);
         let (device, switch) = switch::device(32 * limit);
         switch.fails_writes.store(true, Ordering::Relaxed);
@@ -110,8 +110,8 @@ fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
 
 /// Both pages have to be there at the same time, though nothing but the one can make way for the other.
 #[test]
-fn an_instruction_that_needs_two_pages_has_both_also_with_a_full_store() {
-    in_child("an_instruction_that_needs_two_pages_has_both_also_with_a_full_store", |mechanism| {
+fn an_instruction_gets_both_of_its_pages_with_a_full_store() {
+    in_child("an_instruction_gets_both_of_its_pages_with_a_full_store", |mechanism| {
         let limit = 2 * LEAST_LIMIT * mechanism.unit(0);
         let store = format!("ram:size={}", 2 * limit);
         let region = small(4 * limit, limit, &store).readahead(0).mechanism(mechanism).build().unwrap();

@@ -61,7 +61,7 @@ fn no_increment_is_lost_by_any_mechanism_with_any_number_of_threads() {
 }
 
 #[test]
-fn no_increment_is_lost_whatever_the_policy_becomes() {
+fn no_increment_is_lost_when_the_poll_policy_changes() {
     for mechanism in mechanisms() {
         let limit = MIB / 2 * factor(mechanism);
         let (device, policy) = device("delay(ram:size=64M,read=20us,write=50us)");
@@ -94,7 +94,7 @@ fn no_increment_is_lost_whatever_the_policy_becomes() {
 /// Clusters next to each other are evicted and brought in at the same time, much
 /// more often than where a region lives long.
 #[test]
-fn no_increment_is_lost_in_short_lives() {
+fn no_increment_is_lost_in_short_lived_regions() {
     for mechanism in mechanisms().into_iter().filter(|mechanism| factor(*mechanism) == 1) {
         for _ in 0..5 {
             let region = region(4 * MIB, MIB / 2, "ram:size=8M").mechanism(mechanism).build().unwrap();
@@ -104,7 +104,7 @@ fn no_increment_is_lost_in_short_lives() {
 }
 
 #[test]
-fn no_increment_is_lost_while_writes_fail_now_and_then() {
+fn no_increment_is_lost_while_some_writes_fail() {
     for mechanism in mechanisms() {
         let limit = MIB / 2 * factor(mechanism);
         let (device, switch) = switch::device(8 * limit);
@@ -118,7 +118,7 @@ fn no_increment_is_lost_while_writes_fail_now_and_then() {
 }
 
 #[test]
-fn no_increment_is_lost_on_a_device_that_is_short_and_late() {
+fn no_increment_is_lost_with_short_and_late_transfers() {
     for mechanism in mechanisms() {
         let limit = MIB / 2 * factor(mechanism);
         let backing =
@@ -144,7 +144,7 @@ fn no_increment_is_lost_on_a_file() {
 }
 
 #[test]
-fn no_increment_is_lost_while_the_limit_changes_pages_are_pinned_and_others_discarded() {
+fn no_increment_is_lost_during_limit_changes_pins_and_discards() {
     for mechanism in mechanisms() {
         let limit = MIB * factor(mechanism);
         let region = region(8 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
@@ -184,7 +184,7 @@ fn no_increment_is_lost_while_the_limit_changes_pages_are_pinned_and_others_disc
 }
 
 #[test]
-fn a_region_can_go_at_any_moment_after_its_last_use() {
+fn a_region_can_be_dropped_at_any_moment_after_its_last_use() {
     for mechanism in mechanisms() {
         let limit = MIB / 4 * factor(mechanism);
         for round in 0..20 {
@@ -198,7 +198,7 @@ fn a_region_can_go_at_any_moment_after_its_last_use() {
 }
 
 #[test]
-fn a_region_reads_as_zeroes_at_first_and_keeps_what_is_written() {
+fn a_new_region_reads_as_zeroes_and_keeps_written_data() {
     for mechanism in mechanisms() {
         let mut region = region(16 * MIB, 4 * MIB, "ram:size=16M").mechanism(mechanism).build().unwrap();
         assert!(region.as_slice().iter().all(|byte| *byte == 0));

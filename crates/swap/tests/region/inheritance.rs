@@ -21,8 +21,8 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 }
 
 #[test]
-fn a_fork_waits_for_no_device_that_does_not_answer() {
-    in_child("inheritance::a_fork_waits_for_no_device_that_does_not_answer", |mappings, switch| {
+fn a_fork_does_not_wait_for_a_stalled_device() {
+    in_child("inheritance::a_fork_does_not_wait_for_a_stalled_device", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
             // A few large units are evicted by who wants one.
             return;
@@ -93,34 +93,31 @@ fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inherit() {
-    in_child(
-        "inheritance::memory_that_cannot_be_kept_from_children_is_given_up_by_those_that_do_not_inherit",
-        |mappings, _| {
-            let mappings: &'static Mappings = Box::leak(Box::new(mappings));
-            let range = numbered(mappings, 20 * MIB);
-            let few = range.start..range.start + 16 * PAGE;
-            match mappings.hold(60 * ONE_SECOND) {
-                Ok(held) => drop(held),
-                Err(Errno::EOPNOTSUPP) => return,
-                Err(error) => panic!("{error}"),
-            }
-            assert!(mappings.withhold(true).is_none());
-            assert_eq!(pages_of_child(&few, || {}), 0, "it is kept from them");
-            deny_keeping_from_children();
-            drop(mappings.hold(60 * ONE_SECOND).unwrap());
-            if mappings.region().mechanism() != Mechanism::UserFault {
-                // It is a file's, and never anybody else's.
-                assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold(true).is_none());
-                return check(&range, 0);
-            }
-            assert_eq!(pages_of_child(&few, || {}), 16, "it is not any more");
-            let withheld = mappings.withhold(true).expect("something to give up");
-            assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "it is given up");
-            let borrowed = mappings.withhold(false).expect("something to give up");
-            assert!(mappings.around(few.start).is_some(), "mappings are looked at meanwhile");
-            assert_eq!(pages_of_child(&few, || borrowed.renounce().unwrap()), 0, "it is given up there, too");
-            check(&range, 0);
-        },
-    );
+fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
+    in_child("inheritance::a_child_that_does_not_inherit_drops_memory_that_fork_copied", |mappings, _| {
+        let mappings: &'static Mappings = Box::leak(Box::new(mappings));
+        let range = numbered(mappings, 20 * MIB);
+        let few = range.start..range.start + 16 * PAGE;
+        match mappings.hold(60 * ONE_SECOND) {
+            Ok(held) => drop(held),
+            Err(Errno::EOPNOTSUPP) => return,
+            Err(error) => panic!("{error}"),
+        }
+        assert!(mappings.withhold(true).is_none());
+        assert_eq!(pages_of_child(&few, || {}), 0, "it is kept from them");
+        deny_keeping_from_children();
+        drop(mappings.hold(60 * ONE_SECOND).unwrap());
+        if mappings.region().mechanism() != Mechanism::UserFault {
+            // It is a file's, and never anybody else's.
+            assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold(true).is_none());
+            return check(&range, 0);
+        }
+        assert_eq!(pages_of_child(&few, || {}), 16, "it is not any more");
+        let withheld = mappings.withhold(true).expect("something to give up");
+        assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "it is given up");
+        let borrowed = mappings.withhold(false).expect("something to give up");
+        assert!(mappings.around(few.start).is_some(), "mappings are looked at meanwhile");
+        assert_eq!(pages_of_child(&few, || borrowed.renounce().unwrap()), 0, "it is given up there, too");
+        check(&range, 0);
+    });
 }

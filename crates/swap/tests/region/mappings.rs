@@ -57,8 +57,8 @@ pub fn check(range: &Range<usize>, away: usize) {
 }
 
 #[test]
-fn what_was_given_to_the_kernel_comes_back_when_it_is_unmapped() {
-    in_child("mappings::what_was_given_to_the_kernel_comes_back_when_it_is_unmapped", |mappings, _| {
+fn addresses_released_to_the_kernel_are_reusable_once_unmapped() {
+    in_child("mappings::addresses_released_to_the_kernel_are_reusable_once_unmapped", |mappings, _| {
         let mut first = None;
         for round in 0..20 {
             let range = numbered(&mappings, 20 * MIB);
@@ -103,8 +103,8 @@ fn use_up_mappings(but: usize) {
 }
 
 #[test]
-fn a_kernel_that_has_no_mapping_left_takes_no_page_away() {
-    in_child("mappings::a_kernel_that_has_no_mapping_left_takes_no_page_away", |mappings, _| {
+fn a_release_to_the_kernel_without_free_mappings_loses_no_page() {
+    in_child("mappings::a_release_to_the_kernel_without_free_mappings_loses_no_page", |mappings, _| {
         if mappings.region().mechanism() == Mechanism::Protect {
             // It needs mappings itself.
             return;
@@ -127,8 +127,8 @@ fn a_kernel_that_has_no_mapping_left_takes_no_page_away() {
 }
 
 #[test]
-fn what_cannot_be_read_back_is_neither_given_away_nor_lost() {
-    in_child("mappings::what_cannot_be_read_back_is_neither_given_away_nor_lost", |mappings, switch| {
+fn an_unreadable_page_is_neither_released_to_the_kernel_nor_lost() {
+    in_child("mappings::an_unreadable_page_is_neither_released_to_the_kernel_nor_lost", |mappings, switch| {
         let range = numbered(&mappings, 20 * MIB);
         switch.fails_reads.store(true, Ordering::Relaxed);
         assert_eq!(mappings.change().release_to_kernel(&range), Err(Errno::EIO));
@@ -141,8 +141,8 @@ fn what_cannot_be_read_back_is_neither_given_away_nor_lost() {
 
 /// As calls of a program may keep them, whatever the limit.
 #[test]
-fn threads_that_find_all_pages_kept_in_memory_do_not_wait_for_each_other() {
-    in_child("mappings::threads_that_find_all_pages_kept_in_memory_do_not_wait_for_each_other", |mappings, _| {
+fn threads_do_not_wait_for_each_other_while_all_pages_are_pinned() {
+    in_child("mappings::threads_do_not_wait_for_each_other_while_all_pages_are_pinned", |mappings, _| {
         let kept = numbered(&mappings, LIMIT);
         mappings.pin(&kept, Access::Write, Pins::Needed, |_| {}).unwrap();
         const PART: usize = 16 * PAGE;
@@ -160,8 +160,8 @@ fn threads_that_find_all_pages_kept_in_memory_do_not_wait_for_each_other() {
 }
 
 #[test]
-fn what_is_moved_holds_what_it_held() {
-    in_child("mappings::what_is_moved_holds_what_it_held", |mappings, switch| {
+fn a_remapped_range_keeps_its_contents() {
+    in_child("mappings::a_remapped_range_keeps_its_contents", |mappings, switch| {
         let range = numbered(&mappings, 20 * MIB);
         let neighbour = numbered(&mappings, MIB);
         // Read alone: clean pages, where the mechanism knows them.
@@ -196,8 +196,8 @@ fn what_is_moved_holds_what_it_held() {
 }
 
 #[test]
-fn no_increment_is_lost_while_pages_are_given_away_and_come_back() {
-    in_child("mappings::no_increment_is_lost_while_pages_are_given_away_and_come_back", |mappings, switch| {
+fn no_increment_is_lost_while_pages_go_to_the_kernel_and_back() {
+    in_child("mappings::no_increment_is_lost_while_pages_go_to_the_kernel_and_back", |mappings, switch| {
         switch.fails_each.store(7, Ordering::Relaxed);
         let range = numbered(&mappings, 16 * MIB);
         range.clone().step_by(PAGE).for_each(|page| word(page).store(0, Ordering::Relaxed));

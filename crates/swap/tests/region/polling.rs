@@ -19,7 +19,7 @@ fn processor_time() -> Duration {
 
 /// One after the other they would spin for as long as all of their pages take.
 #[test]
-fn threads_that_poll_on_one_processor_wait_for_their_pages_at_the_same_time() {
+fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     let backing = format!("delay(ram:size=4M,read={}us),poll=classic", LATENCY.as_micros());
     let region = region(THREADS * PAGES * PAGE, PAGES / 2 * PAGE, &backing).readahead(0).build().unwrap();
     (0..THREADS * PAGES).for_each(|page| word(&region, page * PAGE).store(1, Ordering::Relaxed));
@@ -52,7 +52,7 @@ fn threads_that_poll_on_one_processor_wait_for_their_pages_at_the_same_time() {
 /// Giving way to it before each page would take one of its time slices each time.
 /// A busy machine may be late for a page as well, but not for most of them each time.
 #[test]
-fn a_thread_that_polls_beside_one_that_computes_gives_way_but_now_and_then() {
+fn a_polling_thread_yields_only_rarely_to_a_computing_thread() {
     const SHORT: Duration = Duration::from_micros(50);
     const LATE: Duration = Duration::from_millis(1);
     const ATTEMPTS: usize = 5;

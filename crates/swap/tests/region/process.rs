@@ -92,7 +92,7 @@ fn child_as_nobody(test: &str, denied: bool) {
 }
 
 #[test]
-fn the_best_mechanism_is_found_by_itself_as_nobody_and_under_dockers_rules() {
+fn the_best_mechanism_is_chosen_for_user_nobody_and_under_dockers_rules() {
     if is_child() {
         let region = region(4 * MIB, MIB, "ram:size=8M").build().unwrap();
         let expected = std::env::var("MECHANISM").unwrap();
@@ -101,7 +101,7 @@ fn the_best_mechanism_is_found_by_itself_as_nobody_and_under_dockers_rules() {
         }
         return churn(&region, 20_000);
     }
-    let name = "process::the_best_mechanism_is_found_by_itself_as_nobody_and_under_dockers_rules";
+    let name = "process::the_best_mechanism_is_chosen_for_user_nobody_and_under_dockers_rules";
     child_as_nobody(name, false);
     child_as_nobody(name, true);
 }
@@ -141,7 +141,7 @@ impl Drop for Group {
 }
 
 #[test]
-fn a_control_group_of_the_limit_and_some_slack_holds_the_process() {
+fn a_control_group_of_the_limit_plus_slack_holds_the_process() {
     if is_child() {
         let path = std::env::var("STORE").unwrap();
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
@@ -158,7 +158,7 @@ fn a_control_group_of_the_limit_and_some_slack_holds_the_process() {
     for mechanism in crate::common::mechanisms() {
         std::fs::File::create(&store).unwrap();
         let members = std::ffi::CString::new(group.0.join("cgroup.procs").to_str().unwrap()).unwrap();
-        let output = run_child("process::a_control_group_of_the_limit_and_some_slack_holds_the_process", |command| {
+        let output = run_child("process::a_control_group_of_the_limit_plus_slack_holds_the_process", |command| {
             command.env("STORE", &store).env("MECHANISM", mechanism.name());
             // SAFETY: plain system calls.
             unsafe {

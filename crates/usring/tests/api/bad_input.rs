@@ -46,7 +46,7 @@ impl Drop for Edge {
 }
 
 #[test]
-fn data_that_is_nowhere_is_a_fault() {
+fn unmapped_data_fails_with_efault() {
     bounded(|| {
         let (mut ring, file, (reader, writer)) = (ring(), file_with(&[1; 100]), pipe());
         put(&writer, b"data");
@@ -69,7 +69,7 @@ fn data_that_is_nowhere_is_a_fault() {
 }
 
 #[test]
-fn structures_that_are_nowhere_are_a_fault() {
+fn unmapped_structures_fail_with_efault() {
     bounded(|| {
         let (mut ring, file, edge) = (ring(), file_with(b""), Edge::new());
         ring.submitter().register_files_sparse(4).unwrap();
@@ -99,7 +99,7 @@ fn structures_that_are_nowhere_are_a_fault() {
 }
 
 #[test]
-fn members_of_a_vector_that_are_nowhere_are_a_fault() {
+fn unmapped_members_of_a_vector_fail_with_efault() {
     bounded(|| {
         let (mut ring, file) = (ring(), file_with(&[1; 100]));
         let target = types::Fd(file.as_raw_fd());
@@ -115,7 +115,7 @@ fn members_of_a_vector_that_are_nowhere_are_a_fault() {
 }
 
 #[test]
-fn data_that_ends_too_early_is_cut_or_a_fault() {
+fn data_that_ends_at_an_unmapped_page_is_short_or_fails_with_efault() {
     bounded(|| {
         let (mut ring, file, edge) = (ring(), file_with(&[7; 8192]), Edge::new());
         let target = types::Fd(file.as_raw_fd());
@@ -143,7 +143,7 @@ fn paths_that_are_too_long_are_refused() {
 }
 
 #[test]
-fn registration_of_what_is_nowhere_is_a_fault() {
+fn registration_of_unmapped_memory_fails_with_efault() {
     bounded(|| {
         let ring = ring();
         for address in NOWHERE.into_iter().filter(|&address| address != 0) {
@@ -233,7 +233,7 @@ fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::En
 }
 
 #[test]
-fn nonsense_is_answered_and_never_more() {
+fn random_sqes_complete_without_harm() {
     bounded(|| {
         let mut random = Random(0x9e37_79b9_7f4a_7c15);
         // The only valid memory that a random entry can name, with room for the largest length

@@ -41,7 +41,7 @@ fn refuses(builder: &crate::ring::Builder, entries: u32) {
 }
 
 #[test]
-fn contradictions_are_refused() {
+fn invalid_and_contradictory_setup_options_are_refused() {
     bounded(|| {
         refuses(&IoUring::builder(), 0);
         refuses(&IoUring::builder(), 32_769);
@@ -56,7 +56,7 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn a_full_queue_takes_nothing_more_until_it_is_submitted() {
+fn a_full_sq_refuses_entries_until_it_is_submitted() {
     bounded(|| {
         let mut ring = IoUring::new(4).unwrap();
         push(&mut ring, &[nop(0), nop(1), nop(2)]);
@@ -113,7 +113,7 @@ fn a_refused_request_ends_its_batch() {
 }
 
 #[test]
-fn with_submit_all_a_refused_request_ends_nothing() {
+fn with_submit_all_a_refused_request_does_not_end_its_batch() {
     bounded(|| {
         let mut ring: IoUring = IoUring::builder().setup_submit_all().build(4).unwrap();
         push(&mut ring, &[nop(1), unknown(2), nop(3)]);
@@ -149,7 +149,7 @@ fn a_ring_without_an_index_array_works() {
 }
 
 #[test]
-fn a_queue_that_is_filled_from_a_slice_gives_as_much_as_fits() {
+fn fill_returns_as_many_cqes_as_fit_into_the_slice() {
     bounded(|| {
         let mut ring = IoUring::new(8).unwrap();
         submit(&mut ring, &[nop(1), nop(2), nop(3)]);
@@ -163,7 +163,7 @@ fn a_queue_that_is_filled_from_a_slice_gives_as_much_as_fits() {
 }
 
 #[test]
-fn probe_tells_what_works() {
+fn probe_reports_the_supported_opcodes() {
     bounded(|| {
         let ring = IoUring::new(1).unwrap();
         let mut probe = Probe::new();
@@ -203,7 +203,7 @@ fn a_thousand_rings_live_side_by_side() {
 }
 
 #[test]
-fn a_disabled_ring_answers_nothing_until_it_is_enabled() {
+fn a_disabled_ring_refuses_submission_until_it_is_enabled() {
     bounded(|| {
         let mut ring: IoUring = IoUring::builder().setup_r_disabled().build(4).unwrap();
         push(&mut ring, &[nop(1)]);

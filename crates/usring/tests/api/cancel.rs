@@ -95,7 +95,7 @@ fn requests_are_cancelled_by_their_registered_file() {
 }
 
 #[test]
-fn everything_is_cancelled_at_once() {
+fn one_cancel_request_cancels_all_requests() {
     bounded(|| {
         let mut ring = ring();
         let _waiting = Waiting::submit(&mut ring, 5);
@@ -107,7 +107,7 @@ fn everything_is_cancelled_at_once() {
 }
 
 #[test]
-fn what_waits_in_a_worker_is_broken_off() {
+fn a_request_that_blocks_in_a_worker_is_interrupted() {
     bounded(|| {
         let (mut ring, fifo) = (ring(), Fifo::new());
         for round in 0..50 {
@@ -155,7 +155,7 @@ fn the_rest_of_a_cancelled_chain_is_cancelled() {
 }
 
 #[test]
-fn a_synchronous_cancel_returns_when_its_targets_are_gone() {
+fn a_synchronous_cancel_returns_when_its_targets_have_ended() {
     bounded(|| {
         let mut ring = ring();
         let waiting = Waiting::submit(&mut ring, 4);
@@ -177,7 +177,7 @@ fn a_synchronous_cancel_returns_when_its_targets_are_gone() {
 }
 
 #[test]
-fn a_synchronous_cancel_breaks_off_a_worker() {
+fn a_synchronous_cancel_interrupts_a_worker() {
     bounded(|| {
         let (mut ring, fifo) = (ring(), Fifo::new());
         submit(&mut ring, &[fifo.open().user_data(1)]);
@@ -193,7 +193,7 @@ fn gone(error: std::io::Error) -> std::io::Result<()> {
 }
 
 #[test]
-fn what_a_drain_holds_back_cannot_be_cancelled() {
+fn a_request_held_back_by_a_drain_cannot_be_cancelled() {
     bounded(|| {
         let mut ring = ring();
         let (reader, writer) = pipe();

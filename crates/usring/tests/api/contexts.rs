@@ -41,7 +41,7 @@ fn a_context_writes_reads_and_syncs() {
 }
 
 #[test]
-fn a_poll_is_waited_for_by_time_and_cancelled() {
+fn a_wait_for_a_poll_times_out_and_the_poll_is_cancelled() {
     bounded(|| {
         let context = Context::new(16).unwrap();
         let (reader, mut writer) = std::io::pipe().unwrap();
@@ -62,7 +62,7 @@ fn a_poll_is_waited_for_by_time_and_cancelled() {
 }
 
 #[test]
-fn errors_are_linuxs() {
+fn context_errors_are_those_of_linux() {
     let code = |error: std::io::Error| error.raw_os_error();
     assert_eq!(code(Context::new(0).unwrap_err()), Some(libc::EINVAL));
     let context = Context::new(1).unwrap();
@@ -126,7 +126,7 @@ fn a_polled_context_transfers_blocks_of_any_direct_file() {
 }
 
 #[test]
-fn a_polled_context_refuses_what_cannot_be_polled_for() {
+fn a_polled_context_refuses_requests_that_cannot_be_polled() {
     let code = |error: std::io::Error| error.raw_os_error().unwrap();
     let context = Context::polled(8).unwrap();
     let (direct, buffered) = (direct_file(), tempfile::tempfile().unwrap());
@@ -151,7 +151,7 @@ fn a_polled_context_refuses_what_cannot_be_polled_for() {
 /// An eventfd whose counter is at its maximum would block a write to it. A completion must not wait
 /// for that, and does not in the kernel.
 #[test]
-fn an_eventfd_at_its_end_holds_nobody_up() {
+fn an_eventfd_at_its_maximum_blocks_no_completion() {
     bounded(|| {
         let context = Context::new(8).unwrap();
         let file = tempfile::tempfile().unwrap();
@@ -178,7 +178,7 @@ fn an_eventfd_at_its_end_holds_nobody_up() {
 /// The kernel may be out of AIO contexts for a moment, which must not mark the file as one that
 /// cannot be polled.
 #[test]
-fn a_file_that_could_not_be_polled_for_is_asked_again() {
+fn polling_of_a_file_is_retried_after_a_temporary_refusal() {
     bounded(|| {
         // No other test uses this size, so usring has no cached kernel context of this size.
         let context = Context::polled(777).unwrap();

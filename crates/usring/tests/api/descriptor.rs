@@ -85,7 +85,7 @@ fn epoll_reports_each_completion_by_level_and_by_edge() {
 
 /// An edge-triggered event loop, as tokio-uring's, with far more completions than the queue holds.
 #[test]
-fn a_backlog_that_is_moved_into_the_queue_is_an_edge() {
+fn moving_the_backlog_into_the_cq_is_an_edge_for_epoll() {
     bounded(|| {
         let mut ring: IoUring = IoUring::builder().setup_cqsize(4).build(2).unwrap();
         // SAFETY: the call names no memory, and the descriptor is new.
@@ -148,7 +148,7 @@ fn rings_that_watch_each_other_do_not_deadlock() {
 }
 
 #[test]
-fn a_ring_is_not_closed_through_a_ring() {
+fn a_close_request_for_a_rings_descriptor_fails_with_ebadf() {
     bounded(|| {
         let (mut ring, other) = (ring(), ring());
         let number = other.as_raw_fd();

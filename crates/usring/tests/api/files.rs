@@ -57,7 +57,7 @@ fn openat_opens_and_creates() {
 }
 
 #[test]
-fn the_path_may_be_reused_as_soon_as_it_was_submitted() {
+fn the_path_may_be_reused_as_soon_as_the_request_is_submitted() {
     bounded(|| {
         let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
         let mut path = c_path(&directory.path().join("first")).into_bytes_with_nul();
@@ -74,7 +74,7 @@ fn the_path_may_be_reused_as_soon_as_it_was_submitted() {
 }
 
 #[test]
-fn openat2_obeys_how() {
+fn openat2_obeys_its_open_how() {
     bounded(|| {
         let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
         std::fs::write(directory.path().join("file"), "content").unwrap();
@@ -132,7 +132,7 @@ fn files_are_opened_into_and_closed_from_slots() {
 }
 
 #[test]
-fn a_slot_becomes_an_ordinary_descriptor() {
+fn a_registered_file_becomes_an_ordinary_descriptor() {
     bounded(|| {
         let mut ring = ring();
         let file = file_with(b"shared");
@@ -147,7 +147,7 @@ fn a_slot_becomes_an_ordinary_descriptor() {
 }
 
 #[test]
-fn statx_tells_of_paths_and_descriptors() {
+fn statx_works_on_paths_and_descriptors() {
     bounded(|| {
         let mut ring = ring();
         let file = file_with(&[1; 1234]);
@@ -189,7 +189,7 @@ fn sync_and_space_requests_work() {
 }
 
 #[test]
-fn advice_is_taken() {
+fn fadvise_and_madvise_requests_work() {
     bounded(|| {
         let (mut ring, file) = (ring(), file_with(&[0; 8192]));
         for advice in [libc::POSIX_FADV_RANDOM, libc::POSIX_FADV_WILLNEED, libc::POSIX_FADV_DONTNEED] {
@@ -215,7 +215,7 @@ fn advice_is_taken() {
 }
 
 #[test]
-fn a_whole_life_of_a_file_in_one_chain() {
+fn one_chain_opens_writes_reads_and_closes_a_file() {
     bounded(|| {
         let (mut ring, directory) = (ring(), tempfile::tempdir().unwrap());
         ring.submitter().register_files_sparse(1).unwrap();

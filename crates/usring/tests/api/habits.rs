@@ -25,7 +25,7 @@ fn keep_waiting(ring: &mut IoUring) {
 }
 
 #[test]
-fn who_has_always_waited_and_then_only_looks_at_memory_sees_what_completes() {
+fn a_program_that_stops_waiting_sees_completions_in_the_cqs_memory() {
     bounded(|| {
         let mut ring = IoUring::new(16).unwrap();
         let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
@@ -48,7 +48,7 @@ fn wait_for_both(ring: &mut IoUring, reader: &OwnedFd, buffer: &mut [u8; 4], tim
 }
 
 #[test]
-fn who_has_always_waited_and_then_only_submits_sees_what_its_files_and_timers_bring() {
+fn a_program_that_only_submits_sees_completions_of_files_and_timers() {
     bounded(|| {
         let mut ring = IoUring::new(16).unwrap();
         let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
@@ -70,7 +70,7 @@ fn who_has_always_waited_and_then_only_submits_sees_what_its_files_and_timers_br
 }
 
 #[test]
-fn who_always_has_enough_gets_what_its_files_and_timers_bring_all_the_same() {
+fn waits_with_enough_completions_still_see_those_of_files_and_timers() {
     bounded(|| {
         let mut ring = IoUring::new(16).unwrap();
         let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
@@ -159,7 +159,7 @@ fn busy(test: fn(IoUring, Crowd)) {
 }
 
 #[test]
-fn connections_that_fall_silent_and_speak_again_are_heard_once_each_time() {
+fn each_message_on_an_idle_connection_completes_once() {
     busy(|mut ring, mut crowd| {
         for round in 0..200 {
             let first = round * 7 % CROWD;
@@ -171,7 +171,7 @@ fn connections_that_fall_silent_and_speak_again_are_heard_once_each_time() {
 }
 
 #[test]
-fn a_file_that_is_ready_is_not_forgotten_over_busy_connections() {
+fn busy_connections_do_not_starve_a_ready_file() {
     busy(|mut ring, mut crowd| {
         let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
         submit(&mut ring, &[read(&reader, &mut buffer).user_data(1000)]);
@@ -182,7 +182,7 @@ fn a_file_that_is_ready_is_not_forgotten_over_busy_connections() {
 }
 
 #[test]
-fn a_busy_connection_that_ends_is_told_of() {
+fn the_end_of_a_busy_connection_completes_its_request() {
     busy(|mut ring, mut crowd| {
         drop(crowd.theirs.pop());
         let done = collect(&mut ring, 1)[0];

@@ -80,7 +80,7 @@ fn a_short_read_breaks_a_link_and_no_hard_link() {
 }
 
 #[test]
-fn a_chain_waits_for_the_one_of_it_that_waits() {
+fn a_chain_waits_for_its_blocked_member() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
         let mut buffer = [0; 4];
@@ -93,7 +93,7 @@ fn a_chain_waits_for_the_one_of_it_that_waits() {
 }
 
 #[test]
-fn a_refused_member_takes_its_chain_with_it() {
+fn a_refused_member_cancels_its_chain() {
     bounded(|| {
         let mut ring: IoUring = IoUring::builder().setup_submit_all().build(8).unwrap();
         let bad = opcode::Timeout::new(std::ptr::null()).build().user_data(2);
@@ -104,7 +104,7 @@ fn a_refused_member_takes_its_chain_with_it() {
 }
 
 #[test]
-fn a_link_timeout_cancels_what_takes_too_long() {
+fn a_link_timeout_cancels_a_request_that_takes_too_long() {
     bounded(|| {
         let (mut ring, (reader, _writer)) = (ring(), pipe());
         let (mut buffer, time) = ([0; 4], timespec(Duration::from_millis(10)));
@@ -147,7 +147,7 @@ fn a_link_timeout_without_a_request_before_it_is_refused() {
 }
 
 #[test]
-fn a_drain_waits_for_all_before_it_and_holds_all_behind_it() {
+fn a_drain_waits_for_earlier_requests_and_holds_back_later_requests() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
         let mut buffer = [0; 4];
@@ -183,7 +183,7 @@ fn a_drain_in_a_chain_holds_the_whole_chain() {
 }
 
 #[test]
-fn success_can_be_silent() {
+fn cqe_skip_success_suppresses_successful_completions() {
     bounded(|| {
         let mut ring = ring();
         let silent = |entry: squeue::Entry| entry.flags(squeue::Flags::SKIP_SUCCESS);

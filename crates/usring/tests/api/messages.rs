@@ -25,7 +25,7 @@ fn a_message_is_a_completion_of_another_ring() {
 }
 
 #[test]
-fn a_ring_that_defers_shows_messages_when_its_owner_asks() {
+fn a_deferring_ring_shows_messages_when_its_owner_enters() {
     bounded(|| {
         let (mut sender, mut target) = (IoUring::new(8).unwrap(), DEFER());
         for number in 0..3 {
@@ -38,7 +38,7 @@ fn a_ring_that_defers_shows_messages_when_its_owner_asks() {
 }
 
 #[test]
-fn a_thread_that_waits_is_woken_by_messages() {
+fn a_waiting_thread_is_woken_by_messages() {
     bounded(|| {
         for make in [|| IoUring::new(8).unwrap(), DEFER] {
             let mut target = make();
@@ -82,7 +82,7 @@ fn a_file_is_sent_to_another_rings_table() {
 }
 
 #[test]
-fn a_ring_is_not_kept_by_messages_that_nobody_looks_at() {
+fn unread_messages_do_not_keep_a_ring_alive() {
     bounded(|| {
         let (reader, writer) = pipe();
         let mut sender = IoUring::new(64).unwrap();

@@ -19,7 +19,7 @@ fn ring() -> IoUring {
 }
 
 #[test]
-fn a_mask_keeps_signals_away_during_the_wait() {
+fn a_signal_mask_blocks_signals_during_the_wait() {
     bounded(|| {
         let (ring, time) = (ring(), timespec(Duration::from_millis(50)));
         handle(libc::SIGUSR2, 0);
@@ -36,7 +36,7 @@ fn a_mask_keeps_signals_away_during_the_wait() {
 }
 
 #[test]
-fn tags_of_files_and_ranges_for_new_ones() {
+fn file_tags_and_allocation_ranges_work() {
     bounded(|| {
         let (mut ring, (reader, writer), mut buffer) = (ring(), pipe(), [0; 8]);
         let (mut numbers, mut tags) = ([reader.as_raw_fd(), -1, -1, -1], [91u64, 0, 0, 0]);
@@ -63,7 +63,7 @@ fn tags_of_files_and_ranges_for_new_ones() {
 }
 
 #[test]
-fn a_ring_of_buffers_may_lie_in_the_engines_memory() {
+fn a_buffer_ring_may_lie_in_the_engines_memory() {
     bounded(|| {
         let mut ring = ring();
         let map = |ring: &IoUring| ring.map(0x8000_0000 | u64::from(GROUP) << 16, 4 * 16);

@@ -5,7 +5,7 @@ use crate::support::*;
 use std::os::fd::AsRawFd;
 
 #[test]
-fn completions_without_room_wait_and_keep_their_order() {
+fn completions_beyond_the_cq_wait_and_keep_their_order() {
     bounded(|| {
         let mut ring = IoUring::new(4).unwrap();
         assert_eq!(ring.completion().capacity(), 8);
@@ -23,7 +23,7 @@ fn completions_without_room_wait_and_keep_their_order() {
 }
 
 #[test]
-fn a_submit_brings_what_waited_as_soon_as_there_is_room() {
+fn a_submit_moves_the_backlog_into_the_cq_once_there_is_space() {
     bounded(|| {
         let mut ring = IoUring::new(2).unwrap();
         for round in 0..3 {
@@ -36,7 +36,7 @@ fn a_submit_brings_what_waited_as_soon_as_there_is_room() {
 }
 
 #[test]
-fn thousands_that_wait_are_not_lost() {
+fn thousands_of_completions_in_the_backlog_are_not_lost() {
     bounded(|| {
         let mut ring = IoUring::new(64).unwrap();
         let mut seen = vec![false; 10_000];

@@ -89,7 +89,7 @@ fn a_multishot_poll_reports_each_wake_until_it_is_removed() {
 }
 
 #[test]
-fn a_poll_that_is_not_there_cannot_be_removed() {
+fn removal_or_update_of_an_unknown_poll_fails_with_enoent() {
     bounded(|| {
         let mut ring = ring();
         assert_eq!(result(&mut ring, opcode::PollRemove::new(99).build()), negative(libc::ENOENT));
@@ -126,7 +126,7 @@ fn a_poll_outlives_its_descriptor() {
 }
 
 #[test]
-fn many_polls_of_one_file_and_of_many_all_fire() {
+fn many_polls_of_one_file_and_of_many_files_all_fire() {
     bounded(|| {
         let mut ring = IoUring::new(256).unwrap();
         let pipes: Vec<_> = (0..64).map(|_| pipe()).collect();

@@ -56,7 +56,7 @@ fn a_read_takes_a_provided_buffer_and_names_it() {
 }
 
 #[test]
-fn a_read_that_waits_holds_its_buffer() {
+fn a_waiting_read_holds_its_buffer() {
     bounded(|| {
         let mut memory = vec![0u8; 16];
         let (mut ring, pipes) = (ring(), [pipe(), pipe()]);
@@ -99,7 +99,7 @@ fn a_vectored_read_takes_a_buffer_of_its_members_length() {
 }
 
 #[test]
-fn a_buffer_bounds_the_read() {
+fn a_buffers_length_limits_the_read() {
     bounded(|| {
         let mut memory = vec![0u8; 3 * 8];
         let (mut ring, file) = (ring(), file_with(&[1; 100]));
@@ -124,7 +124,7 @@ fn provided_buffers_are_removed() {
 }
 
 #[test]
-fn opcodes_that_take_no_buffer_refuse_to() {
+fn opcodes_without_buffer_selection_refuse_the_flag() {
     bounded(|| {
         let mut ring = ring();
         let entry = nop(1).flags(squeue::Flags::BUFFER_SELECT);
@@ -216,7 +216,7 @@ pub fn use_up(ring: &mut IoUring, buffers: &mut Buffers) {
 }
 
 #[test]
-fn a_ring_of_buffers_is_used_in_its_order() {
+fn buffers_of_a_buffer_ring_are_used_in_order() {
     bounded(|| {
         let mut buffers = Buffers::new(4);
         let mut ring = ring();
@@ -227,7 +227,7 @@ fn a_ring_of_buffers_is_used_in_its_order() {
 }
 
 #[test]
-fn a_waiting_read_takes_from_the_ring_of_buffers_when_there_is_data() {
+fn a_waiting_read_takes_its_buffer_from_the_ring_when_data_arrives() {
     bounded(|| {
         let mut buffers = Buffers::new(2);
         let (mut ring, pipes) = (ring(), [pipe(), pipe(), pipe()]);
@@ -249,7 +249,7 @@ fn a_waiting_read_takes_from_the_ring_of_buffers_when_there_is_data() {
 }
 
 #[test]
-fn nonsense_rings_of_buffers_are_refused() {
+fn invalid_buffer_rings_are_refused() {
     bounded(|| {
         let (buffers, ring) = (Buffers::new(4), ring());
         let register = |address: u64, count: u16, flags: u16| {

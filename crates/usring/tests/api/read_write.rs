@@ -25,7 +25,7 @@ fn write_at(file: &File, data: &[u8], offset: u64) -> squeue::Entry {
 }
 
 #[test]
-fn what_is_written_is_read_back() {
+fn written_data_is_read_back() {
     bounded(|| {
         let (mut ring, file) = (ring(), file_with(b""));
         assert_eq!(result(&mut ring, write_at(&file, b"hello world", 4096)), 11);
@@ -82,7 +82,7 @@ fn iovec(bytes: &[u8]) -> libc::iovec {
 }
 
 #[test]
-fn a_vector_may_be_reused_as_soon_as_it_was_submitted() {
+fn a_vector_may_be_reused_as_soon_as_the_request_is_submitted() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
         let mut buffer = vec![0u8; 8];
@@ -110,7 +110,7 @@ fn large_transfers_are_whole() {
 }
 
 #[test]
-fn pages_that_are_not_cached_are_read_all_the_same() {
+fn uncached_pages_are_read() {
     bounded(|| {
         let directory = std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or(".".into());
         let mut file = tempfile::tempfile_in(directory).unwrap();
@@ -179,7 +179,7 @@ fn a_read_of_an_empty_pipe_waits_for_data() {
 }
 
 #[test]
-fn a_write_to_a_full_pipe_waits_for_room() {
+fn a_write_to_a_full_pipe_waits_for_space() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
         // SAFETY: the call names no memory.
@@ -195,7 +195,7 @@ fn a_write_to_a_full_pipe_waits_for_room() {
 }
 
 #[test]
-fn a_file_that_is_nonblocking_is_waited_for_too() {
+fn a_read_of_a_nonblocking_pipe_waits_for_data() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
         // SAFETY: the call names no memory.
@@ -234,7 +234,7 @@ fn rwf_append_writes_at_the_end() {
 }
 
 #[test]
-fn errors_of_the_file_are_the_requests() {
+fn a_request_fails_with_the_error_of_its_file() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
         let mut buffer = [0; 4];
@@ -254,7 +254,7 @@ fn errors_of_the_file_are_the_requests() {
 }
 
 #[test]
-fn an_eventfd_is_read_when_it_was_counted_up() {
+fn a_read_of_an_eventfd_completes_when_it_is_signalled() {
     bounded(|| {
         let (mut ring, event) = (ring(), event());
         let mut value = [0; 8];
@@ -267,7 +267,7 @@ fn an_eventfd_is_read_when_it_was_counted_up() {
 }
 
 #[test]
-fn requests_that_ask_for_a_worker_give_the_same() {
+fn requests_with_iosqe_async_have_the_results_of_inline_requests() {
     bounded(|| {
         let (mut ring, file) = (ring(), file_with(b"0123456789"));
         let mut buffers = vec![[0; 10]; 8];

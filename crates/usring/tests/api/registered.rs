@@ -74,7 +74,7 @@ fn buffers_are_registered_once_and_unregistered() {
 }
 
 #[test]
-fn slots_of_buffers_are_updated_and_tags_tell_when_one_is_gone() {
+fn buffer_slots_are_updated_and_tags_report_released_buffers() {
     bounded(|| {
         let (buffers, mut ring, file) = ([vec![0u8; 64], vec![0u8; 64]], ring(), file_with(&[9; 64]));
         let submitter = ring.submitter();
@@ -97,7 +97,7 @@ fn slots_of_buffers_are_updated_and_tags_tell_when_one_is_gone() {
 }
 
 #[test]
-fn tags_come_with_registration_too() {
+fn tags_can_be_set_at_registration() {
     bounded(|| {
         let (buffer, mut ring) = (vec![0u8; 64], ring());
         // SAFETY: the buffer lives until the ring is dropped.
@@ -133,7 +133,7 @@ fn registered_files_outlive_their_descriptors() {
 }
 
 #[test]
-fn slots_of_files_are_updated() {
+fn file_slots_are_updated() {
     bounded(|| {
         let (mut ring, mut buffer) = (ring(), [0; 16]);
         let files = [file_with(b"1"), file_with(b"22"), file_with(b"333")];
@@ -153,7 +153,7 @@ fn slots_of_files_are_updated() {
 }
 
 #[test]
-fn slots_of_files_are_updated_by_a_request() {
+fn file_slots_are_updated_by_a_request() {
     bounded(|| {
         let (mut ring, mut buffer) = (ring(), [0; 16]);
         let files = [file_with(b"1"), file_with(b"22")];
@@ -187,7 +187,7 @@ fn a_request_keeps_the_file_of_a_slot_that_changes() {
 }
 
 #[test]
-fn limits_of_workers_are_exchanged() {
+fn setting_the_worker_limits_returns_the_earlier_limits() {
     bounded(|| {
         let ring = ring();
         let mut old = [0, 0];
@@ -200,7 +200,7 @@ fn limits_of_workers_are_exchanged() {
 }
 
 #[test]
-fn personalities_are_handed_out_and_taken_back() {
+fn personalities_are_registered_and_unregistered() {
     bounded(|| {
         let mut ring = ring();
         let number = ring.submitter().register_personality().unwrap();
@@ -214,7 +214,7 @@ fn personalities_are_handed_out_and_taken_back() {
 }
 
 #[test]
-fn settings_for_busy_polling_are_told_again() {
+fn busy_polling_settings_are_returned() {
     bounded(|| {
         let ring = IoUring::new(4).unwrap();
         let submitter = ring.submitter();
@@ -234,7 +234,7 @@ fn settings_for_busy_polling_are_told_again() {
 }
 
 #[test]
-fn buffers_of_one_ring_are_registered_with_another() {
+fn buffers_are_cloned_from_one_ring_to_another() {
     bounded(|| {
         let (first, mut second) = (ring(), ring());
         let (file, buffer) = (file_with(b"data"), vec![0u8; 4096]);

@@ -94,7 +94,7 @@ fn contest(ring: &mut IoUring, listener: &TcpListener, arm: impl Fn() -> squeue:
 }
 
 #[test]
-fn one_connection_at_a_time() {
+fn a_rival_thread_does_not_block_single_shot_accept() {
     bounded(|| {
         let mut ring = IoUring::new(8).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -106,7 +106,7 @@ fn one_connection_at_a_time() {
 }
 
 #[test]
-fn one_after_another() {
+fn a_rival_thread_does_not_block_multishot_accept() {
     bounded(|| {
         let mut ring = IoUring::new(8).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -118,7 +118,7 @@ fn one_after_another() {
 /// Two rings on one listener, whose owners accept whenever they can. One of them must take each
 /// connection.
 #[test]
-fn two_rings() {
+fn each_connection_is_accepted_by_one_of_two_rings() {
     bounded(|| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -161,7 +161,7 @@ fn two_rings() {
 /// The cancel must work in both cases: if the driver waits for the connection, and if a worker
 /// does.
 #[test]
-fn what_is_cancelled_takes_no_connection() {
+fn a_cancelled_accept_takes_no_connection() {
     bounded(|| {
         let mut ring = IoUring::new(8).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

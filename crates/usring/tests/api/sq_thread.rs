@@ -18,7 +18,7 @@ fn offer(ring: &mut IoUring, entries: &[squeue::Entry]) {
 }
 
 #[test]
-fn what_is_pushed_is_done_without_a_call() {
+fn pushed_requests_complete_without_a_system_call() {
     bounded(|| {
         let mut ring = polled(16, 10_000);
         offer(&mut ring, &[nop(1)]);
@@ -72,7 +72,7 @@ fn no_wakeup_is_lost_while_the_thread_goes_to_sleep() {
 }
 
 #[test]
-fn enter_submits_nothing_itself_and_says_otherwise() {
+fn enter_submits_nothing_itself_and_returns_the_requested_count() {
     bounded(|| {
         let mut ring = polled(16, 10_000);
         push(&mut ring, &[nop(1), nop(2)]);
@@ -111,7 +111,7 @@ fn many_requests_pass_through_a_small_queue() {
 }
 
 #[test]
-fn room_in_the_queue_can_be_waited_for() {
+fn sq_wait_waits_for_free_sq_entries() {
     bounded(|| {
         let mut ring = polled(4, 10_000);
         for round in 0..200 {
@@ -186,7 +186,7 @@ fn a_file_is_closed_when_its_close_has_completed() {
 }
 
 #[test]
-fn rings_share_a_thread_also_after_the_first_is_gone() {
+fn rings_share_an_sq_thread_after_the_first_ring_is_dropped() {
     bounded(|| {
         let mut first = polled(16, 100);
         let mut builder = IoUring::builder();

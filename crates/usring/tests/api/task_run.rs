@@ -22,7 +22,7 @@ fn read_by_worker(file: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
 }
 
 #[test]
-fn deferred_completions_appear_when_the_owner_asks() {
+fn deferred_completions_appear_when_the_owner_enters() {
     bounded(|| {
         let (mut ring, file, mut buffer) = (deferring(), file_with(b"data"), [0; 4]);
         submit(&mut ring, &[read_by_worker(&file, &mut buffer)]);
@@ -34,7 +34,7 @@ fn deferred_completions_appear_when_the_owner_asks() {
 }
 
 #[test]
-fn deferred_completions_of_polled_files_appear_when_the_owner_asks() {
+fn deferred_completions_of_polled_files_appear_when_the_owner_enters() {
     bounded(|| {
         let (mut ring, (reader, writer), mut buffer) = (deferring(), pipe(), [0; 4]);
         for _ in 0..3 {
@@ -59,7 +59,7 @@ fn sleeps() -> i64 {
 }
 
 #[test]
-fn a_wait_for_many_events_that_come_one_by_one_sleeps_less_often_than_they_come() {
+fn a_wait_for_many_separate_events_sleeps_fewer_times_than_events_come() {
     const EVENTS: usize = 64;
     const BETWEEN: Duration = Duration::from_micros(60);
     bounded(|| {
@@ -95,7 +95,7 @@ fn a_wait_for_many_events_that_come_one_by_one_sleeps_less_often_than_they_come(
 }
 
 #[test]
-fn a_deferring_ring_without_the_flag_does_as_it_is_asked() {
+fn a_deferring_ring_without_taskrun_flag_completes_in_enter() {
     bounded(|| {
         let mut ring: IoUring = IoUring::builder().setup_single_issuer().setup_defer_taskrun().build(16).unwrap();
         let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
@@ -108,7 +108,7 @@ fn a_deferring_ring_without_the_flag_does_as_it_is_asked() {
 }
 
 #[test]
-fn an_eventfd_tells_of_deferred_work() {
+fn an_eventfd_signals_deferred_work() {
     bounded(|| {
         let (mut ring, event, (reader, writer), mut buffer) = (deferring(), event(), pipe(), [0; 4]);
         ring.submitter().register_eventfd(event.as_raw_fd()).unwrap();
@@ -122,7 +122,7 @@ fn an_eventfd_tells_of_deferred_work() {
 }
 
 #[test]
-fn a_deferring_ring_waits_for_several() {
+fn a_deferring_ring_waits_for_several_completions() {
     bounded(|| {
         let (mut ring, file, mut buffers) = (deferring(), file_with(&[1; 64]), vec![[0; 8]; 16]);
         for _ in 0..100 {
@@ -154,7 +154,7 @@ fn only_the_single_issuer_may_submit() {
 }
 
 #[test]
-fn who_enables_a_ring_is_its_issuer() {
+fn the_thread_that_enables_a_ring_is_its_single_issuer() {
     bounded(|| {
         let mut builder = IoUring::builder();
         let ring: IoUring = builder.setup_single_issuer().setup_r_disabled().build(16).unwrap();
@@ -198,7 +198,7 @@ fn completions_are_seen_in_memory_without_a_call_to_the_ring() {
 }
 
 #[test]
-fn a_chain_goes_on_while_nobody_is_inside() {
+fn a_chain_continues_while_no_thread_is_in_enter() {
     bounded(|| {
         let mut ring = IoUring::new(16).unwrap();
         let ((reader, writer), file, mut buffers) = (pipe(), file_with(b"data"), ([0; 4], [0; 4]));

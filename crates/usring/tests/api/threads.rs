@@ -130,7 +130,7 @@ fn several_threads_wait_on_one_ring_and_each_wakes() {
 }
 
 #[test]
-fn who_submits_wakes_who_waits() {
+fn a_submitter_wakes_a_waiting_thread() {
     bounded(|| {
         let shared = shared(16);
         for round in 0..200 {
@@ -205,7 +205,7 @@ fn mixed_work_from_many_threads_is_all_done() {
 /// A worker that finds the ring locked leaves its completion to the thread that holds the lock.
 /// That thread must post it even if its own call is refused.
 #[test]
-fn a_completion_that_comes_while_another_thread_is_refused_is_not_left_behind() {
+fn a_completion_during_another_threads_refused_call_is_not_lost() {
     bounded(|| {
         let ring = IoUring::builder().setup_single_issuer().build(8).unwrap();
         let shared = Arc::new(Shared { ring, pushing: Mutex::new(()), taking: Mutex::new(()) });

@@ -141,7 +141,7 @@ fn a_multishot_timeout_repeats() {
 }
 
 #[test]
-fn nonsense_times_are_refused() {
+fn invalid_times_are_refused() {
     bounded(|| {
         let mut ring = ring();
         let negative_time = types::Timespec::new().sec(u64::MAX);
@@ -153,7 +153,7 @@ fn nonsense_times_are_refused() {
 }
 
 #[test]
-fn more_than_a_second_of_nanoseconds_counts_as_it_is() {
+fn tv_nsec_of_more_than_a_second_is_accepted() {
     bounded(|| {
         let (mut ring, time) = (ring(), types::Timespec::new().nsec(1_050_000_000));
         let before = Instant::now();
@@ -173,7 +173,7 @@ fn an_expired_timeout_ends_a_wait_for_more() {
 }
 
 #[test]
-fn the_time_may_be_reused_as_soon_as_it_was_submitted() {
+fn the_timespec_may_be_reused_as_soon_as_the_request_is_submitted() {
     bounded(|| {
         let (mut ring, mut time) = (ring(), timespec(Duration::from_millis(10)));
         submit(&mut ring, &[opcode::Timeout::new(&time).build()]);
@@ -184,7 +184,7 @@ fn the_time_may_be_reused_as_soon_as_it_was_submitted() {
 }
 
 #[test]
-fn a_timeout_fires_while_nobody_is_inside() {
+fn a_timeout_fires_while_no_thread_is_in_enter() {
     bounded(|| {
         let (mut ring, time) = (ring(), timespec(Duration::from_millis(10)));
         submit(&mut ring, &[opcode::Timeout::new(&time).build().user_data(7)]);
@@ -207,7 +207,7 @@ fn hundreds_of_timeouts_all_expire() {
 }
 
 #[test]
-fn timers_end_one_after_another_while_nobody_is_inside() {
+fn timers_end_in_order_while_no_thread_is_in_enter() {
     bounded(|| {
         let (mut ring, far) = (ring(), timespec(FAR));
         submit(&mut ring, &[opcode::Timeout::new(&far).build().user_data(9)]);

@@ -17,7 +17,7 @@ fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
 }
 
 #[test]
-fn a_wait_counts_what_is_there_already() {
+fn a_wait_counts_completions_that_are_in_the_cq_already() {
     bounded(|| {
         let mut ring = ring();
         submit(&mut ring, &[nop(1), nop(2)]);
@@ -29,7 +29,7 @@ fn a_wait_counts_what_is_there_already() {
 }
 
 #[test]
-fn a_wait_ends_with_its_time() {
+fn a_wait_ends_at_its_timeout() {
     bounded(|| {
         let (ring, time) = (ring(), timespec(Duration::from_millis(30)));
         let before = Instant::now();
@@ -44,7 +44,7 @@ fn a_wait_ends_with_its_time() {
 }
 
 #[test]
-fn a_wait_for_more_than_comes_ends_with_its_time_and_no_error() {
+fn a_wait_for_too_many_completions_times_out_without_an_error() {
     bounded(|| {
         let (mut ring, time) = (ring(), timespec(Duration::from_millis(10)));
         push(&mut ring, &[nop(1)]);
@@ -55,7 +55,7 @@ fn a_wait_for_more_than_comes_ends_with_its_time_and_no_error() {
 }
 
 #[test]
-fn a_wait_ends_with_an_absolute_time() {
+fn a_wait_ends_at_an_absolute_time() {
     bounded(|| {
         let ring = ring();
         let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -90,7 +90,7 @@ fn after_the_minimum_time_one_completion_is_enough() {
 }
 
 #[test]
-fn what_arrives_from_another_thread_ends_the_wait() {
+fn a_completion_caused_by_another_thread_ends_the_wait() {
     bounded(|| {
         let (mut ring, (reader, writer)) = (ring(), pipe());
         let mut buffer = [0; 4];
@@ -175,7 +175,7 @@ fn a_signal_interrupts_the_wait_for_a_file_also_with_sa_restart() {
 }
 
 #[test]
-fn an_eventfd_is_counted_up_by_completions() {
+fn completions_signal_an_eventfd() {
     bounded(|| {
         let (mut ring, event) = (ring(), event());
         ring.submitter().register_eventfd(event.as_raw_fd()).unwrap();
@@ -197,7 +197,7 @@ fn an_eventfd_is_counted_up_by_completions() {
 }
 
 #[test]
-fn an_async_eventfd_is_not_counted_up_by_what_completes_at_once() {
+fn inline_completions_do_not_signal_an_async_eventfd() {
     bounded(|| {
         let (mut ring, event, (reader, writer)) = (ring(), event(), pipe());
         ring.submitter().register_eventfd_async(event.as_raw_fd()).unwrap();
@@ -212,7 +212,7 @@ fn an_async_eventfd_is_not_counted_up_by_what_completes_at_once() {
 }
 
 #[test]
-fn an_eventfd_tells_of_what_completes_while_nobody_is_inside() {
+fn an_eventfd_signals_completions_while_no_thread_is_in_enter() {
     bounded(|| {
         let (mut ring, event, (reader, writer)) = (ring(), event(), pipe());
         ring.submitter().register_eventfd(event.as_raw_fd()).unwrap();
@@ -226,7 +226,7 @@ fn an_eventfd_tells_of_what_completes_while_nobody_is_inside() {
 }
 
 #[test]
-fn nonsense_arguments_are_refused() {
+fn invalid_arguments_are_refused() {
     bounded(|| {
         let ring = ring();
         let enter = |flags: u32, argument: Option<&[u8; 5]>| {

@@ -111,11 +111,11 @@ fn passes(arguments: &[&str]) {
 }
 
 #[test]
-fn everything_passes_through_the_doors() {
+fn the_tests_of_the_api_pass_through_patched_call_sites() {
     passes(&["run", "--deny-kernel"]);
 }
 
 #[test]
-fn everything_passes_through_the_trap_alone() {
+fn the_tests_of_the_api_pass_through_the_trap_alone() {
     passes(&["run", "--deny-kernel", "--no-patch"]);
 }

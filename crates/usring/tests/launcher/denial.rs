@@ -26,7 +26,7 @@ fn calls(options: &[&str]) -> Output {
 }
 
 #[test]
-fn the_three_calls_answer_eperm_and_their_neighbours_do_not() {
+fn the_three_io_uring_calls_fail_with_eperm_and_their_neighbours_do_not() {
     for options in [&["--deny-kernel"][..], &["--deny-kernel", "--stats"]] {
         let output = calls(options);
         let answers = text(&output.stdout);
@@ -38,7 +38,7 @@ fn the_three_calls_answer_eperm_and_their_neighbours_do_not() {
 }
 
 #[test]
-fn nothing_is_denied_without_the_option() {
+fn no_call_is_denied_without_the_option() {
     let already = nix::sys::prctl::get_no_new_privs().unwrap();
     let answers = text(&calls(&[]).stdout);
     assert!(answers.ends_with(&format!(" {}\n", u8::from(already))), "no_new_privs is left alone: {answers}");

@@ -107,7 +107,7 @@ fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
 }
 
 #[test]
-fn a_wrong_device_is_told_of_in_a_sentence_and_no_program_starts() {
+fn an_invalid_device_is_reported_and_no_program_starts() {
     let place = Place::new();
     for (device, reason) in [
         ("disk", "expected PATH=SPEC"),
@@ -133,7 +133,7 @@ fn a_wrong_device_is_told_of_in_a_sentence_and_no_program_starts() {
 }
 
 #[test]
-fn what_lies_at_the_path_already_is_not_touched() {
+fn an_existing_file_at_a_devices_path_is_not_changed() {
     let place = Place::new();
     std::fs::write(place.path("file"), "precious").unwrap();
     std::fs::create_dir(place.path("folder")).unwrap();
@@ -156,7 +156,7 @@ fn what_lies_at_the_path_already_is_not_touched() {
 }
 
 #[test]
-fn the_devices_files_are_there_while_the_program_is() {
+fn the_devices_files_exist_while_the_program_runs() {
     let place = Place::new();
     let script = "test $(stat -c %s,%a disk) = 1048576,600 && test $(stat -c %s other) = 1099511627776 && exit 3";
     let devices = ["--device", "disk=ram:size=1M", "--device", "other=null:size=1T"];
@@ -167,7 +167,7 @@ fn the_devices_files_are_there_while_the_program_is() {
 }
 
 #[test]
-fn nothing_is_left_however_the_program_ends() {
+fn no_file_or_socket_is_left_however_the_program_ends() {
     let place = Place::new();
     let output = place.run(&["--device", "disk=ram:size=1M", "no-such-program"]);
     assert_eq!(output.status.code(), Some(127));
@@ -188,7 +188,7 @@ fn nothing_is_left_however_the_program_ends() {
 }
 
 #[test]
-fn a_file_that_took_the_path_meanwhile_stays() {
+fn a_file_that_replaced_the_devices_file_stays() {
     let place = Place::new();
     let output = place.run(&["--device", "disk=ram:size=1M", "sh", "-c", "rm disk && echo mine > disk"]);
     assert!(output.status.success());
@@ -196,7 +196,7 @@ fn a_file_that_took_the_path_meanwhile_stays() {
 }
 
 #[test]
-fn control_shows_and_changes_the_devices_of_running_programs() {
+fn ctl_shows_and_changes_the_devices_of_running_programs() {
     let place = Place::new();
     assert!(text(&place.ctl(&[]).stdout).contains("no devices"));
     std::fs::write(place.path("backing"), vec![0; 1 << 20]).unwrap();
@@ -229,7 +229,7 @@ fn control_shows_and_changes_the_devices_of_running_programs() {
 }
 
 #[test]
-fn a_killed_runs_socket_is_cleared_away() {
+fn the_socket_of_a_killed_run_is_removed() {
     let place = Place::new();
     let mut child = place.start(&["disk=ram:size=1M"]);
     let shell = program(&mut child);
@@ -246,7 +246,7 @@ fn a_killed_runs_socket_is_cleared_away() {
 }
 
 #[test]
-fn nobody_else_can_enter_the_folder_of_the_sockets() {
+fn other_users_cannot_enter_the_folder_of_the_sockets() {
     let place = Place::new();
     let mut child = place.start(&["disk=ram:size=1M"]);
     program(&mut child);
@@ -300,7 +300,7 @@ fn write(queue: &mut dyn QueuePair) -> i32 {
 }
 
 #[test]
-fn a_queue_that_was_returned_is_not_taken_from_its_next_user() {
+fn a_returned_queue_is_not_taken_from_its_next_user() {
     let (place, backend) = (Place::new(), Backend::start("raw", 1 << 20, 1));
     let (mut child, supply, driver) = remote_device(&place, &backend);
     let options = QueueOptions { depth: 8, interrupts: false };
@@ -318,7 +318,7 @@ fn a_queue_that_was_returned_is_not_taken_from_its_next_user() {
 }
 
 #[test]
-fn users_who_come_and_go_at_once_have_their_queues_to_themselves() {
+fn concurrent_users_never_share_a_queue() {
     let (place, backend) = (Place::new(), Backend::start("raw", 1 << 20, 1));
     let (mut child, _, driver) = remote_device(&place, &backend);
     let options = QueueOptions { depth: 8, interrupts: false };

@@ -55,7 +55,7 @@ fn has_ended(process: u32) -> bool {
 }
 
 #[test]
-fn a_program_goes_with_a_supervisor_that_is_killed() {
+fn a_program_is_killed_together_with_its_supervisor() {
     let (mut child, mut lines) = start("echo ready; echo $$; read -r go; echo went on");
     let program: u32 = line(&mut lines).trim().parse().unwrap();
     kill("-KILL", child.id());
@@ -77,7 +77,7 @@ fn exit_statuses_are_the_programs_own() {
 }
 
 #[test]
-fn death_by_a_signal_is_mirrored() {
+fn the_launcher_dies_by_the_programs_signal() {
     for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("INT", 2), ("RTMIN+3", 37)] {
         let script = format!("kill -{name} $$");
         let sent = |arguments: &[&str]| {
@@ -173,7 +173,7 @@ fn a_realtime_signal_reaches_the_program() {
 }
 
 #[test]
-fn the_supervisor_stops_and_goes_on_with_the_program() {
+fn the_supervisor_stops_and_continues_with_the_program() {
     let (mut child, mut lines) = start("echo ready; echo $$; read -r go; echo went on; exit 5");
     let program: u32 = line(&mut lines).trim().parse().unwrap();
     kill("-STOP", program);
@@ -186,7 +186,7 @@ fn the_supervisor_stops_and_goes_on_with_the_program() {
 }
 
 #[test]
-fn statistics_say_so_if_no_ring_was_created() {
+fn statistics_report_that_no_ring_was_created() {
     let output = run(&["--stats", "true"]);
     assert_eq!(text(&output.stderr), "usring: no ring was created\n");
 }
@@ -203,7 +203,7 @@ fn statistics_are_printed_even_after_kill_9() {
 }
 
 #[test]
-fn a_program_that_never_loaded_the_library_has_not_succeeded() {
+fn a_run_whose_program_never_loaded_the_library_fails() {
     // The library does not fit into the limited address space. The loader then only warns, and runs
     // the program without it.
     let folder = tempfile::tempdir().unwrap();

@@ -23,7 +23,7 @@ fn assert_same(line: &str) {
 }
 
 #[test]
-fn ignored_and_blocked_signals_stay_so() {
+fn ignored_and_blocked_signals_stay_ignored_and_blocked() {
     const STATUS: &str = "RUN grep -E 'Sig(Ign|Blk|Cgt)' /proc/self/status";
     assert_same(&format!("env --ignore-signal=PIPE,CHLD,USR1 {STATUS}"));
     assert_same(&format!("env --block-signal=USR2,CHLD,TERM {STATUS}"));
@@ -41,7 +41,7 @@ fn closed_descriptors_stay_closed_and_none_is_added() {
 }
 
 #[test]
-fn arguments_arrive_as_they_were_given() {
+fn arguments_reach_the_program_unchanged() {
     assert_same(r#"RUN printf '[%s]' a '' 'b c' -- --stats '*' "$(printf '\351')""#);
     assert_same("RUN sh -c 'echo $0 $*' zero one -x");
 }
@@ -68,13 +68,13 @@ fn without_statistics_the_program_keeps_the_launchers_process() {
 }
 
 #[test]
-fn no_patch_is_passed_on() {
+fn the_no_patch_option_sets_the_environment_variable() {
     assert_eq!(text(&run(&["--no-patch", "sh", "-c", "echo $USRING_NO_PATCH"]).stdout), "1\n");
     assert_eq!(text(&run(&["sh", "-c", "echo $USRING_NO_PATCH"]).stdout), "\n");
 }
 
 #[test]
-fn a_relative_path_element_and_an_empty_one_are_searched() {
+fn relative_and_empty_elements_of_path_are_searched() {
     installation().write("found-here", b"#!/bin/sh\necho found\n", 0o755);
     for path in ["", ".:/bin", "/no/such/folder::/bin"] {
         let output =

@@ -29,13 +29,13 @@ fn a_static_program_is_refused() {
 }
 
 #[test]
-fn a_program_without_a_name_is_not_found() {
+fn an_empty_program_name_is_not_found() {
     assert_refused(&[""], 127, "name is empty");
     assert_refused(&["--", ""], 127, "name is empty");
 }
 
 #[test]
-fn a_foreign_machine_is_refused() {
+fn a_program_for_another_architecture_is_refused() {
     let mut bytes = true_bytes();
     bytes[18..20].copy_from_slice(&183u16.to_le_bytes());
     let program = installation().write("foreign", &bytes, 0o755);
@@ -81,7 +81,7 @@ fn a_script_without_a_first_line_is_run_by_the_shell() {
 }
 
 #[test]
-fn what_does_not_exist_is_127_and_what_cannot_be_executed_is_126() {
+fn a_missing_program_is_127_and_a_program_that_cannot_execute_is_126() {
     assert_refused(&["no-such-program"], 127, "not found in PATH");
     assert_refused(&["/no/such/program"], 127, "not found");
     assert_refused(&["/usr"], 126, "directory");
@@ -120,7 +120,7 @@ fn a_program_that_gains_capabilities_is_refused_unless_they_are_denied() {
 }
 
 #[test]
-fn a_user_whose_effective_id_is_another_s_is_refused() {
+fn a_user_with_a_different_effective_id_is_refused() {
     if !nix::unistd::geteuid().is_root() {
         return skip("only root can take another effective id");
     }
@@ -134,7 +134,7 @@ fn a_user_whose_effective_id_is_another_s_is_refused() {
 }
 
 #[test]
-fn a_library_of_another_build_or_of_somebody_else_s_is_refused() {
+fn a_library_of_another_build_or_of_another_product_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
     copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);
@@ -153,7 +153,7 @@ fn a_library_of_another_build_or_of_somebody_else_s_is_refused() {
 }
 
 #[test]
-fn a_hard_limit_of_open_files_without_room_for_rings_is_refused() {
+fn a_hard_limit_of_open_files_too_low_for_rings_is_refused() {
     let limited = |limit: &str| {
         let mut command = Command::new("prlimit");
         command.arg(format!("--nofile={limit}")).arg(installation().path("usring")).args(["run", "true"]);
@@ -168,7 +168,7 @@ fn a_hard_limit_of_open_files_without_room_for_rings_is_refused() {
 }
 
 #[test]
-fn a_misspelt_run_is_125_and_help_is_0() {
+fn wrong_options_of_run_exit_with_125_and_help_with_0() {
     assert_eq!(run(&[]).status.code(), Some(125));
     assert_eq!(run(&["--no-such-option", "true"]).status.code(), Some(125));
     assert_eq!(run(&["--help"]).status.code(), Some(0));
@@ -176,7 +176,7 @@ fn a_misspelt_run_is_125_and_help_is_0() {
 }
 
 #[test]
-fn without_its_library_usring_says_what_to_do() {
+fn a_missing_library_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
     copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);
@@ -186,7 +186,7 @@ fn without_its_library_usring_says_what_to_do() {
 }
 
 #[test]
-fn a_damaged_library_is_refused_before_the_loader_only_warns() {
+fn a_damaged_library_is_refused_before_the_program_starts() {
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
     copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);

@@ -22,7 +22,7 @@ fn swap_to(path: &str, more: &str) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_swap_file_that_others_may_read_is_warned_of() {
+fn a_swap_file_that_other_users_may_read_causes_a_warning() {
     let folder = tempfile::tempdir().unwrap();
     let open = file(&folder, "open", 0o644);
     let (status, said) = swap_to(&open, "");
@@ -39,7 +39,7 @@ fn a_swap_file_that_others_may_read_is_warned_of() {
 }
 
 #[test]
-fn a_swap_file_with_data_is_refused_unless_they_may_be_overwritten() {
+fn a_swap_file_with_data_is_refused_without_overwrite_on() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(&folder, "accounts", 0o600);
     let content = vec![b'x'; 16 << 20];
@@ -55,7 +55,7 @@ fn a_swap_file_with_data_is_refused_unless_they_may_be_overwritten() {
 }
 
 #[test]
-fn one_file_is_given_to_one_device_whatever_its_names() {
+fn a_file_cannot_back_two_devices_under_any_of_its_names() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(&folder, "disk", 0o600);
     let name = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -75,7 +75,7 @@ fn one_file_is_given_to_one_device_whatever_its_names() {
 }
 
 #[test]
-fn to_overwrite_is_said_of_swapped_memory_alone() {
+fn overwrite_is_an_option_of_swap_alone() {
     let folder = tempfile::tempdir().unwrap();
     let path = file(&folder, "disk", 0o600);
     let device = format!("{}=file:path={path},overwrite=on", folder.path().join("device").display());

@@ -7,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 #[test]
-fn the_doctor_names_what_does_not_work() {
+fn the_doctor_names_the_failed_checks() {
     let mut command = usring(&["doctor"]);
     if nix::unistd::geteuid().is_root() {
         command.uid(65534).gid(65534);
@@ -90,7 +90,7 @@ fn a_benchmark_never_measures_the_kernel_as_usring() {
 }
 
 #[test]
-fn what_cannot_be_printed_is_a_failure() {
+fn a_failed_write_to_standard_output_is_an_error() {
     for arguments in [&["--help"][..], &["--version"], &["ctl"], &["ctl", "--help"], &["doctor"]] {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         let output = usring(arguments).stdout(full).output().unwrap();
@@ -101,7 +101,7 @@ fn what_cannot_be_printed_is_a_failure() {
 }
 
 #[test]
-fn the_doctor_says_which_limit_is_too_low() {
+fn the_doctor_names_the_limit_that_is_too_low() {
     let hard = |limit: &str| {
         let mut command = Command::new("prlimit");
         command.arg(format!("--nofile={limit}")).arg(installation().path("usring")).arg("doctor");

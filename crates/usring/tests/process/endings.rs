@@ -111,7 +111,7 @@ fn a_chain_as_long_as_the_queue_is_dropped() {
 }
 
 #[test]
-fn a_chain_does_not_go_on_after_its_ring_was_dropped() {
+fn a_chain_stops_when_its_ring_is_dropped() {
     alone_and_bounded(|| {
         let (fifo, file) = (Fifo::new(), file_with(b""));
         for round in 0..40 {
@@ -135,7 +135,7 @@ const PART: &str = "USRING_TEST_PART";
 /// Returns a command that starts this executable again to play the part `part`.
 fn play(part: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "endings::the_other_process", "--nocapture", "--test-threads=1"]).env(PART, part);
+    command.args(["--exact", "endings::body_of_the_child_process", "--nocapture", "--test-threads=1"]).env(PART, part);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
 }
@@ -158,7 +158,7 @@ fn end_of(part: &str) -> ExitStatus {
 
 /// The code of the processes that tests start by `play`. Run as a test, it does nothing.
 #[test]
-fn the_other_process() {
+fn body_of_the_child_process() {
     let Ok(part) = std::env::var(PART) else { return };
     let ((reader, _writer), fifo) = (pipe(), Fifo::new());
     let buffer = Box::leak(Box::new([0; 4]));
@@ -205,7 +205,7 @@ fn a_process_ends_with_requests_in_flight() {
 }
 
 #[test]
-fn a_fault_of_the_program_is_still_a_fault() {
+fn a_fault_of_the_program_still_raises_sigsegv() {
     let _turn = crate::alone();
     assert_eq!(end_of("fault").signal(), Some(libc::SIGSEGV));
     assert_eq!(end_of("overflow").signal(), Some(libc::SIGABRT), "Rust's own handler tells of it");

@@ -131,7 +131,7 @@ fn a_grandchild_works_too() {
 }
 
 #[test]
-fn forks_at_any_moment_hang_nobody() {
+fn forks_at_any_moment_hang_no_process() {
     alone_and_bounded(|| {
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -184,7 +184,7 @@ fn processes_are_started_while_requests_are_in_flight() {
 }
 
 #[test]
-fn a_child_may_close_everything() {
+fn a_child_may_close_all_descriptors() {
     alone_and_bounded(|| {
         let (mut ring, (reader, writer)) = (IoUring::new(8).unwrap(), pipe());
         let mut buffer = [0; 4];
@@ -203,7 +203,7 @@ fn a_child_may_close_everything() {
 }
 
 #[test]
-fn memory_that_is_kept_from_children_is_not_there() {
+fn a_ring_with_madv_dontfork_gives_an_error_in_a_child() {
     alone_and_bounded(|| {
         let mut ring: IoUring = IoUring::builder().dontfork().build(8).unwrap();
         assert_eq!(result(&mut ring, nop(1)), 0);

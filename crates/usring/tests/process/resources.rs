@@ -76,7 +76,7 @@ fn busy_ring(reader: &impl AsRawFd, fifo: &Fifo, buffer: &mut [u8; 4]) -> IoUrin
 }
 
 #[test]
-fn rings_give_back_their_descriptors_and_memory() {
+fn dropped_rings_free_their_descriptors_and_memory() {
     alone_and_bounded(|| {
         let ((reader, _writer), fifo, mut buffer) = (pipe(), Fifo::new(), [0; 4]);
         const ROUNDS: usize = 100;
@@ -106,7 +106,7 @@ fn an_idle_ring_is_small() {
 }
 
 #[test]
-fn nothing_spins_while_nothing_happens() {
+fn idle_rings_use_no_processor_time() {
     alone_and_bounded(|| {
         let ((reader, _writer), fifo, mut buffers) = (pipe(), Fifo::new(), [[0; 4]; 6]);
         let mut rings: Vec<_> = buffers.iter_mut().map(|buffer| busy_ring(&reader, &fifo, buffer)).collect();
@@ -119,7 +119,7 @@ fn nothing_spins_while_nothing_happens() {
 }
 
 #[test]
-fn one_attendant_serves_all_rings_and_sq_threads_go_with_theirs() {
+fn one_ring_watcher_serves_all_rings_and_sq_threads_end_with_their_rings() {
     alone_and_bounded(|| {
         const SQ_THREAD: &str = "iou-sqp";
         eventually("no SQ thread of another test", || threads_named(SQ_THREAD) == 0);
@@ -191,7 +191,7 @@ impl Drop for Holder {
 }
 
 #[test]
-fn a_file_that_was_locked_is_let_go_once_the_lock_has_gone() {
+fn a_file_kept_open_for_its_lock_is_closed_once_it_is_unlocked() {
     alone_and_bounded(|| {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut ring = IoUring::new(4).unwrap();
@@ -207,14 +207,14 @@ fn a_file_that_was_locked_is_let_go_once_the_lock_has_gone() {
 const IN_SANDBOX: &str = "USRING_TEST_IN_SANDBOX";
 
 #[test]
-fn a_system_without_pages_for_the_process_alone_gets_an_error() {
+fn ring_creation_fails_with_enomem_without_madv_wipeonfork() {
     if std::env::var_os(IN_SANDBOX).is_some() {
         let error = IoUring::new(4).err().and_then(|error| error.raw_os_error());
         return assert_eq!(error, Some(libc::ENOMEM));
     }
     // Starts a new process, because the engine of the present one has its page already.
     let mut again = Command::new(std::env::current_exe().unwrap());
-    again.args(["--exact", "resources::a_system_without_pages_for_the_process_alone_gets_an_error"]);
+    again.args(["--exact", "resources::ring_creation_fails_with_enomem_without_madv_wipeonfork"]);
     again.env(IN_SANDBOX, "");
     // SAFETY: the function makes two system calls, and they use only its own memory.
     let output = unsafe { again.pre_exec(deny_wipe_on_fork) }.output().unwrap();
@@ -250,7 +250,7 @@ fn deny_wipe_on_fork() -> std::io::Result<()> {
 }
 
 #[test]
-fn a_registered_file_that_hangs_up_while_nobody_waits_for_it_costs_nothing() {
+fn a_hangup_of_an_idle_registered_file_uses_no_processor_time() {
     alone_and_bounded(|| {
         let ((local, remote), (reader, _writer)) = (UnixStream::pair().unwrap(), pipe());
         let (mut buffer, mut waiting) = ([0; 4], [0; 4]);
@@ -287,7 +287,7 @@ fn lock(file: &impl AsRawFd) {
 }
 
 #[test]
-fn a_locked_file_that_is_registered_again_and_again_keeps_one_descriptor() {
+fn a_locked_file_that_is_registered_repeatedly_keeps_one_descriptor() {
     alone_and_bounded(|| {
         let file = tempfile::NamedTempFile::new().unwrap();
         let ring = IoUring::new(4).unwrap();
@@ -301,7 +301,7 @@ fn a_locked_file_that_is_registered_again_and_again_keeps_one_descriptor() {
 }
 
 #[test]
-fn record_locks_outlive_a_wait_by_a_number_that_has_meant_a_socket() {
+fn record_locks_survive_a_wait_on_a_reused_descriptor_number() {
     alone_and_bounded(|| {
         let ((local, remote), mut buffer) = (UnixStream::pair().unwrap(), [0; 4]);
         let mut ring = IoUring::new(4).unwrap();

@@ -81,7 +81,7 @@ fn writes_to_several_files_are_all_done() {
 }
 
 #[test]
-fn workers_come_when_they_are_needed_and_go_when_they_are_idle() {
+fn workers_start_on_demand_and_end_when_they_are_idle() {
     alone_and_bounded(|| {
         const COUNT: usize = 6;
         let _limits = Limits::set([COUNT as u32 + 1, 0]);
@@ -97,7 +97,7 @@ fn workers_come_when_they_are_needed_and_go_when_they_are_idle() {
 }
 
 #[test]
-fn there_are_no_more_workers_than_the_limit() {
+fn the_number_of_workers_stays_within_its_limit() {
     alone_and_bounded(|| {
         let _limits = Limits::set([2, 0]);
         let mut ring = ring();
@@ -123,7 +123,7 @@ fn there_are_no_more_workers_than_the_limit() {
 }
 
 #[test]
-fn what_waits_for_a_worker_can_be_cancelled() {
+fn a_request_that_waits_for_a_worker_can_be_cancelled() {
     alone_and_bounded(|| {
         let _limits = Limits::set([1, 0]);
         let (mut ring, fifo) = (ring(), Fifo::new());
@@ -158,7 +158,7 @@ fn files_that_can_be_polled_occupy_no_worker() {
 }
 
 #[test]
-fn a_raised_limit_serves_what_waits_already() {
+fn a_raised_limit_serves_requests_that_wait_already() {
     alone_and_bounded(|| {
         let _limits = Limits::set([1, 1]);
         let mut ring = ring();
@@ -204,7 +204,7 @@ fn everywhere() -> String {
 }
 
 #[test]
-fn workers_stay_where_they_are_told_to() {
+fn workers_run_on_the_processors_of_their_affinity_mask() {
     alone_and_bounded(|| {
         let (mut ring, file) = (ring(), file_with(b"1234"));
         eventually("older workers are gone", || threads_named(WORKER) == 0);

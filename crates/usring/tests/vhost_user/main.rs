@@ -19,7 +19,7 @@ use usring_sys::Errno;
 const MEGABYTE: u64 = 1 << 20;
 
 #[test]
-fn blocks_hold_what_was_written_whatever_the_depth() {
+fn written_blocks_are_read_back_at_every_queue_depth() {
     for format in ["raw", "qcow2"] {
         let backend = Backend::start(format, 16 * MEGABYTE, 1);
         let device = backend.connect("");
@@ -60,7 +60,7 @@ fn the_file_behind_a_raw_device_has_its_blocks() {
 }
 
 #[test]
-fn what_is_discarded_or_cleared_reads_as_zeroes() {
+fn discarded_and_zeroed_blocks_read_as_zeroes() {
     for format in ["raw", "qcow2"] {
         // The device is larger than what the back end clears in one request.
         let backend = Backend::start(format, 64 * MEGABYTE, 1);
@@ -84,7 +84,7 @@ fn what_is_discarded_or_cleared_reads_as_zeroes() {
 }
 
 #[test]
-fn a_sleeper_is_woken_and_who_only_polls_needs_no_interrupt() {
+fn a_sleeping_user_is_woken_and_a_polling_user_has_no_interrupt() {
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect("");
     assert_eq!(device.queue(false).interrupt(), None);
@@ -118,7 +118,7 @@ fn two_queues_serve_two_threads() {
 }
 
 #[test]
-fn users_beyond_the_queues_are_told_so_once_and_a_returned_queue_serves_the_next() {
+fn users_beyond_the_queues_get_ebusy_until_a_queue_is_returned() {
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect("");
     let options = QueueOptions { depth: 8, interrupts: false };

@@ -35,7 +35,7 @@ impl Place {
 }
 
 #[test]
-fn a_back_end_that_offers_next_to_nothing_is_served_all_the_same() {
+fn a_back_end_with_minimal_features_is_served() {
     for features in [0, INDIRECT, EVENT_INDEX, INDIRECT | EVENT_INDEX] {
         let place = Place::new();
         let _back = place.start(features, NOTHING, Plan::Serve);
@@ -123,7 +123,7 @@ fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: b
 }
 
 #[test]
-fn what_a_dead_back_end_has_not_completed_is_sent_again_in_its_order() {
+fn requests_that_a_dead_back_end_left_are_resent_in_order() {
     for protocol in [NOTHING, ACKNOWLEDGES, RECORD, RECORD | ACKNOWLEDGES] {
         assert_eq!(die_between(protocol, &[4, 1], false), [4, 1, 0, 2, 3, 5, 6, 7], "{protocol:?}");
         assert_eq!(die_between(protocol, &[], false), [0, 1, 2, 3, 4, 5, 6, 7], "{protocol:?}");
@@ -132,12 +132,12 @@ fn what_a_dead_back_end_has_not_completed_is_sent_again_in_its_order() {
 }
 
 #[test]
-fn a_record_that_was_torn_sends_nothing_twice() {
+fn a_torn_record_causes_no_request_to_be_sent_twice() {
     assert_eq!(die_between(RECORD, &[3, 0], true), [3, 0, 1, 2, 4, 5, 6, 7]);
 }
 
 #[test]
-fn a_queue_that_changes_hands_leaves_nothing_in_the_record() {
+fn a_queue_with_a_new_user_has_an_empty_record() {
     let place = Place::new();
     let plan = Plan::Die { takes: 3, completes: vec![1], torn: false };
     let back = place.start(INDIRECT, RECORD, plan);
@@ -206,7 +206,7 @@ fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Pla
 }
 
 #[test]
-fn a_sleeper_is_woken_when_the_back_end_goes_and_when_another_comes() {
+fn a_sleeping_user_is_woken_when_a_back_end_ends_and_when_one_starts() {
     assert_eq!(asleep_meanwhile("", |_| None), Errno::EIO.negative());
     let another = |place: &Place| Some(place.start(INDIRECT | EVENT_INDEX, NOTHING, Plan::Serve));
     assert_eq!(asleep_meanwhile(",reconnect=on", another), 512);

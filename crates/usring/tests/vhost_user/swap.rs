@@ -25,7 +25,7 @@ fn pages_of_a_swap_region_go_to_a_back_end_and_come_back() {
 }
 
 #[test]
-fn a_region_without_a_back_end_says_what_is_missing() {
+fn a_region_without_a_back_end_names_the_missing_socket() {
     let error = SwapRegion::builder().backing("vhost-user:socket=/nowhere").err().unwrap();
     assert!(error.to_string().contains("/nowhere"), "{error}");
     // The evictor and the reader take the two queues, so faulting threads would have none.

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_segment_is_found_where_all_of_it_is_shared() {
+    fn a_segment_is_found_only_if_all_of_it_is_shared() {
         let (shares, mut known) = (Shares::default(), KnownShares::default());
         shares.add(Share { start: 0x8000, length: 0x2000, address: 0x1000, slot: 1 });
         shares.add(Share { start: 0x4000, length: 0x1000, address: 0x9000, slot: 0 });
