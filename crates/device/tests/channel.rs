@@ -191,8 +191,9 @@ fn a_wait_for_a_fast_device_does_not_sleep() {
     user.finish();
 }
 
-/// blk-mq's sleep for each request gave 167 requests per second. (The tests of `estimate` check the
-/// total length of the sleeps.)
+/// However many requests are in flight, a wait sleeps at most once. (blk-mq slept once for each
+/// request, which gave 167 requests per second. The tests of `estimate` check the total length of
+/// the sleeps.)
 #[test]
 fn a_hybrid_wait_with_many_requests_in_flight_sleeps_once() {
     let (device, _, policy) = latency(200);

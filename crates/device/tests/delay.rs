@@ -64,7 +64,7 @@ fn reads_writes_and_other_operations_have_separate_delays() {
                 assert!(took >= Duration::from_micros(milliseconds * 999), "{operation:?} took {took:?}");
                 took
             };
-            // Nor does it have the latency of the next operation.
+            // The operation does not take as long as the next one in the list, either.
             sooner_or_later(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }

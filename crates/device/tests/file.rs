@@ -333,7 +333,8 @@ fn a_batch_holds_the_largest_number_of_segments_of_a_request() {
     }
 }
 
-/// The batch has no room left for its segments, and a refused request needs none.
+/// A misaligned request behind a full batch is refused at once, because a refused request needs no
+/// room in a batch.
 #[test]
 fn a_refused_request_behind_a_full_batch_does_not_block_it() {
     let file = Place::on_disk();
@@ -440,7 +441,7 @@ fn contexts() -> usize {
     fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("[aio]")).count()
 }
 
-/// The kernel takes tens of milliseconds to destroy a context.
+/// The kernel takes tens of milliseconds to destroy a context, so unused contexts are kept.
 #[test]
 fn an_idle_aio_context_is_reused_by_the_next_queue_but_not_by_a_child() {
     let file = Place::on_disk();

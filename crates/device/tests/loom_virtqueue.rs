@@ -164,7 +164,8 @@ fn change_of_hands() {
         let _ = queue.publish();
         let back = Back { memory: memory.clone() };
         let control = thread::spawn(move || {
-            // The old back end's last completion; then the new back end has answered.
+            // The old back end completes its last request. Then the new back end has answered the
+            // control plane.
             back.complete(0, 1);
             generation::begin(&back.memory, GENERATION, 2);
             if generation::settled(&back.memory, SETTLED) == 4 {

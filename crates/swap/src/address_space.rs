@@ -24,7 +24,7 @@ pub enum ExtentKind {
 pub struct AddressSpace {
     range: Range<usize>,
     unit: usize,
-    /// By start: end and kind.
+    /// Extents by start address: their end and kind.
     extents: BTreeMap<usize, (usize, ExtentKind)>,
 }
 
@@ -42,7 +42,7 @@ impl AddressSpace {
         self.range.start + (address - self.range.start).next_multiple_of(self.unit)
     }
 
-    /// Allocates `length` bytes in the lowest room that is large enough.
+    /// Allocates `length` bytes in the lowest room that is large enough. `None` if there is none.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let mut room = self.range.start;
         for (start, (end, _)) in &self.extents {
@@ -58,8 +58,8 @@ impl AddressSpace {
         Some(room)
     }
 
-    /// Extends the mapping that ends at `end`, if the addresses behind it are free. The rest of its
-    /// last unit may hold content of an earlier mapping.
+    /// Extends the mapping that ends at `end`, if the addresses behind it are free. Returns whether
+    /// they are. The rest of the mapping's last unit may hold content of an earlier mapping.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.up(stop);
@@ -111,7 +111,7 @@ impl AddressSpace {
         holes
     }
 
-    /// Returns the units that a range touches.
+    /// Returns the range of whole units that a range touches.
     pub fn units(&self, range: &Range<usize>) -> Range<usize> {
         self.down(range.start)..self.up(range.end)
     }

@@ -208,8 +208,8 @@ impl Arena {
         }
         let count = (entry & !KIND) as usize;
         self.entries[page].store(0, Ordering::Relaxed);
-        // Discarded before they can be allocated again. Pinned pages are still in use and are
-        // never allocated again.
+        // The pages are discarded before they can be allocated again. Pinned pages are still in use
+        // and are never allocated again.
         if self.region.discard_shared(page * self.page..(page + count) * self.page).is_ok() {
             let _state = self.state.lock();
             for page in page..page + count {

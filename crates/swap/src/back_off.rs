@@ -1,7 +1,7 @@
-//! Yields the processor between two polls of a device, or between two clusters.
-//! With more threads than processors, a polling thread would otherwise keep another
-//! from computing, evicting or polling. The kernel ends its own polling when the
-//! scheduler wants the processor; a process can only yield.
+//! Yields the processor between two polls of a device, or between two clusters. With more threads
+//! than processors, a polling thread would otherwise keep another thread from computing, evicting
+//! or polling. The kernel ends its own polling when the scheduler wants the processor; a process
+//! can only yield.
 //!
 //! Yielding pays among threads that all yield. A computing thread keeps the processor
 //! for a time slice of some milliseconds. After such a long turn there is a pause
@@ -13,7 +13,7 @@
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// A yield that takes longer, in nanoseconds, met a thread that does not yield.
+/// A yield that takes longer than this, in nanoseconds, has met a thread that does not yield.
 const LONG_TURN: u64 = 1_000_000;
 
 /// Longest pause without yields, in turns.

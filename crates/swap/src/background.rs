@@ -108,7 +108,7 @@ impl Pager {
                 } else if outcome.obstacle.is_none() && outcome.met_others {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
-                    // The threads that find no room report it.
+                    // The obstacle is reported by the threads that find no room.
                     self.limit.pause(changes, pause);
                     pause = if self.takes_nothing() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
                 }

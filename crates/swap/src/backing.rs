@@ -1,10 +1,11 @@
-//! A region's backing store, from its text to an open device: whose the store is, and whether it
-//! holds data that its owner may still want.
+//! Opens a region's backing store from its text. Checks that no other process swaps to the store,
+//! and that the store holds no data that its owner may still want.
 //!
-//! A file, a block device or a back end begins with a header of ours (`SIGNATURE`), in front of
-//! the first slot. A store with the header is ours, also after a run that was killed. A store that
-//! reads as zeroes is free: a file made by truncate(1) or fallocate(1). Anything else is refused
-//! unless the text says `overwrite=on`. Memory (`ram`) is new each time and has no header.
+//! A file, a block device or a back end begins with a header of usring (`SIGNATURE`), in front of
+//! the first slot. A store with the header belongs to usring, also after a run that was killed. A
+//! store that reads as zeroes is free, such as a file made by truncate(1) or fallocate(1). Any
+//! other store is refused unless the text says `overwrite=on`. Memory (`ram`) is new each time and
+//! has no header.
 //!
 //! | store | examined | claimed by |
 //! |---|---|---|
@@ -26,15 +27,15 @@ use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, user_memory};
 
-/// How the header of a store begins; zeroes follow.
+/// First bytes of a store's header; zeroes follow.
 const SIGNATURE: &[u8] = b"usring swap store, version 1\n";
-/// Bytes of the header, where no block is larger.
+/// Length of the header in bytes, unless the device's block is larger.
 const HEADER: u32 = 4096;
-/// Where mkswap(8) puts its signature, and the signatures that Linux knows.
+/// Offset at which mkswap(8) puts its signature, and the signatures that Linux knows.
 const KERNEL_SWAP_AT: usize = 4086;
 const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
-/// Bytes that are examined at either end of what has no holes.
+/// Bytes that are examined at either end of a store that cannot report its holes.
 const END: u64 = 1 << 20;
 /// Bytes of one read.
 const CHUNK: usize = 256 << 10;
@@ -42,23 +43,23 @@ const CHUNK: usize = 256 << 10;
 const O_RDWR: u32 = 2;
 const O_EXCL: u32 = 0o200;
 
-/// Why a store cannot have swapped memory.
+/// The reason why a store cannot hold swapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// What the kernel or the device answered.
+    /// An error of the kernel or the device.
     Failed(Errno),
-    /// Another region's pages go there.
+    /// Another process swaps to the store.
     InUse,
-    /// A block device that is mounted, or that another program has for itself.
+    /// The store is a block device that is mounted, or that another program has opened exclusively.
     Mounted,
     ReadOnly,
-    /// What is written there cannot be read back.
+    /// Data that is written to the device cannot be read back.
     KeepsNothing,
-    /// The kernel's swap space.
+    /// The store is swap space of the kernel.
     KernelSwap,
-    /// Data that are not ours, at this byte.
+    /// The store holds data that usring did not write, at this byte.
     HoldsData(u64),
-    /// In bytes.
+    /// Sizes in bytes.
     TooSmall {
         needed: u64,
         found: u64,
@@ -72,7 +73,7 @@ impl From<Errno> for Refusal {
 }
 
 impl Refusal {
-    /// Its error number, for C.
+    /// Returns the error number, for C.
     pub fn errno(self) -> Errno {
         match self {
             Refusal::Failed(error) => error,
@@ -84,7 +85,7 @@ impl Refusal {
         }
     }
 
-    /// The sentence, about a store of this name.
+    /// Returns the message to the user, about a store of this name.
     pub fn of<'a>(&self, store: &'a dyn fmt::Display) -> impl fmt::Display + 'a {
         Sentence(*self, store)
     }
@@ -135,33 +136,34 @@ impl fmt::Display for Sentence<'_> {
     }
 }
 
-/// What a store is opened for.
+/// The purpose for which a store is opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// Pages will go there.
+    /// To swap to the store.
     Swapping,
-    /// To say beforehand what is wrong with it.
+    /// To report problems of the store beforehand.
     Trial,
 }
 
-/// A store that is open.
+/// An open store.
 pub struct Backing {
     pub device: Arc<Device>,
-    /// The polling policy of a device that this store has opened. `None`: its caller opened it.
+    /// The polling policy of the device, if this value opened the device. `None`: the caller opened
+    /// it.
     pub policy: Option<&'static PolicyWord>,
-    /// Keeps every other process from swapping to the store.
+    /// The lock that keeps every other process from swapping to the store.
     pub claim: Option<HeldDescriptor>,
     /// Bytes in front of the first slot.
     pub header: u64,
 }
 
 impl Backing {
-    /// Opens a store, claims it for this process and writes the header, if it is not there.
+    /// Opens a store, claims it for this process, and writes the header if the store has none.
     pub fn open(spec: &Spec, supply: Box<dyn Supply>) -> Result<Self, Refusal> {
         Self::open_for(Purpose::Swapping, spec, supply)
     }
 
-    /// Bytes for slots.
+    /// Returns the number of bytes for slots.
     pub fn capacity(&self) -> u64 {
         self.device.geometry().size.saturating_sub(self.header)
     }
@@ -183,7 +185,8 @@ impl Backing {
         if geometry.features.forgets {
             return Err(Refusal::KeepsNothing);
         }
-        // A device has its policy where other processes may have it, too: for good.
+        // A device's policy may lie in memory that processes share, so a device takes a reference
+        // that lives for ever. This policy is leaked.
         let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
         let device = Arc::new(Device::new(driver, policy, true));
         let mut backing = Backing { device, policy: Some(policy), claim, header: 0 };
@@ -194,7 +197,8 @@ impl Backing {
         Ok(backing)
     }
 
-    /// Has the store begin with the header.
+    /// Writes the header to the start of the store, unless the store has it. `found` is the
+    /// content, if the store's file was examined before.
     fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
         let size = self.device.geometry().size;
         if size < self.header {
@@ -207,7 +211,8 @@ impl Backing {
             return Ok(());
         }
         content.write_header(self.header)?;
-        // A back end may keep nothing, as `null` does.
+        // A back end may forget what is written to it, as `null` does. So a trial reads the header
+        // back.
         if purpose == Purpose::Trial && !content.read(0, self.header as usize)?.starts_with(SIGNATURE) {
             return Err(Refusal::KeepsNothing);
         }
@@ -215,35 +220,39 @@ impl Backing {
     }
 }
 
-/// Opens a store as a process that swaps to it will, without keeping it from any. The header is
-/// written, so the process finds it. Answers the device's geometry, and the bytes for slots.
+/// Opens a store as a process that swaps to it will, but does not keep other processes from it.
+/// Writes the header, which that process then finds. Returns the device's geometry, and the number
+/// of bytes for slots.
 pub fn try_out(spec: &Spec, supply: Box<dyn Supply>) -> Result<(Geometry, u64), Refusal> {
     let backing = Backing::open_for(Purpose::Trial, spec, supply)?;
     Ok((*backing.device.geometry(), backing.capacity()))
 }
 
-/// Of a store that may have swapped memory.
+/// The content of a store that may hold swapped memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
-    /// It begins with our header.
+    /// The store begins with usring's header.
     Ours,
-    /// Zeroes, or nothing that is wanted.
+    /// The store holds zeroes, or data that may be overwritten.
     Free,
 }
 
-/// What can be examined.
+/// A store whose content can be examined.
 trait Examined {
     fn size(&self) -> u64;
 
-    /// Reads so many bytes, fewer at the end.
+    /// Reads up to `length` bytes; fewer at the end of the store.
     fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno>;
 
-    /// Where data begin, from an offset on; `None` behind the last. Whoever knows no holes
-    /// answers `EINVAL`.
+    /// Returns the offset at which data begins, from `offset` on; `None` if only a hole follows.
+    /// Error: `EINVAL` if the store cannot report its holes.
     fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno>;
 }
 
-/// Errors: [`Refusal::KernelSwap`], [`Refusal::HoldsData`] unless it is to be overwritten.
+/// Determines the content of a store.
+///
+/// Errors: [`Refusal::KernelSwap`] or [`Refusal::HoldsData`], unless `overwrite` permits them;
+/// errors of reading.
 fn examine(store: &mut impl Examined, overwrite: bool) -> Result<Content, Refusal> {
     let start = store.read(0, HEADER as usize)?;
     if start.starts_with(SIGNATURE) {
@@ -261,7 +270,8 @@ fn examine(store: &mut impl Examined, overwrite: bool) -> Result<Content, Refusa
     }
 }
 
-/// The first byte that is not 0.
+/// Returns the offset of the first byte that is not 0. In a store that cannot report its holes,
+/// reads only the first and the last MiB.
 fn first_data(store: &mut impl Examined) -> Result<Option<u64>, Errno> {
     let size = store.size();
     let knows_holes = store.next_data(0).is_ok();
@@ -287,7 +297,7 @@ fn first_data(store: &mut impl Examined) -> Result<Option<u64>, Errno> {
     Ok(None)
 }
 
-/// A store that has a path.
+/// A store with a path: a file or a block device.
 struct StoreFile {
     claim: Option<HeldDescriptor>,
     number: i32,
@@ -299,7 +309,7 @@ impl StoreFile {
     fn open(path: &str, purpose: Purpose) -> Result<Self, Refusal> {
         let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
         let opened = match file::open(&path, O_RDWR) {
-            // A kernel that lets nobody write to what is mounted.
+            // The kernel may refuse to open a mounted device for writing.
             Err(Errno::EBUSY) => return Err(Refusal::Mounted),
             other => other?,
         };
@@ -324,7 +334,8 @@ impl StoreFile {
         Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
     }
 
-    /// A block device that has a user: another run's process, or a file system.
+    /// Checks a block device that has another user: a process of another run, or a file system.
+    /// Returns the store if `purpose` permits it nevertheless.
     fn check_user(mut self, purpose: Purpose) -> Result<Self, Refusal> {
         let is_ours = self.read(0, HEADER as usize)?.starts_with(SIGNATURE);
         match (is_ours, purpose) {
@@ -351,7 +362,7 @@ impl Examined for StoreFile {
     }
 }
 
-/// A store that only its device reaches.
+/// A store without a path, whose content only its device can read.
 struct DeviceContent<'a> {
     device: &'a Device,
     queue: StoreQueue,

@@ -23,7 +23,7 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// Words of the first row behind the counters.
+/// Words of the first row that follow its counters.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
@@ -51,7 +51,7 @@ impl Counters {
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
     }
 
-    /// Notes that `resident` pages are resident.
+    /// Raises the peak to `resident` pages, if it is lower.
     #[inline]
     pub fn raise_peak(&self, resident: usize) {
         let peak = &self.0[PEAK];
@@ -109,9 +109,9 @@ pub struct Statistics {
     pub read_ahead: u64,
     /// Pages that were evicted, written or not.
     pub evicted: u64,
-    /// Of these, pages that had to be written.
+    /// Evicted pages that had to be written.
     pub written: u64,
-    /// Requests that wrote them.
+    /// Requests that wrote evicted pages.
     pub write_requests: u64,
     /// Clusters that a faulting thread evicted from to make room for its page.
     pub direct_evictions: u64,

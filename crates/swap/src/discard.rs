@@ -6,10 +6,10 @@ use crate::pager::Pager;
 use core::ops::Range;
 use usring_sys::{Errno, page_fault};
 
-/// Why pages of a cluster were not discarded.
+/// Result of an attempt to discard pages of a cluster.
 enum DiscardStep {
     Done,
-    /// Another thread has taken this page, and needs the gate to go on.
+    /// Another thread has taken this page, and needs an open gate to go on.
     WaitFor(usize),
     Pinned,
 }
@@ -53,7 +53,8 @@ impl Pager {
         }
     }
 
-    /// Discards pages of one cluster, up to the first that cannot be. The gate is shut.
+    /// Discards pages of one cluster, up to the first page that cannot be discarded. The caller has
+    /// shut the gate.
     fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
         let mut taken_pages = TakenPages { first: pages.start, taken: [const { None }; MOST] };
         let mut step = DiscardStep::Done;
@@ -80,7 +81,8 @@ impl Pager {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
         let gone =
             match (taken_pages.taken.iter().position(is_resident), taken_pages.taken.iter().rposition(is_resident)) {
-                // A page between two of them is taken, too, or not in memory.
+                // Every page between these two is taken, too, or has no memory. So one call covers
+                // all.
                 (Some(first), Some(last)) => {
                     let (offset, length) = (self.offset(taken_pages.first + first), (last + 1 - first) * self.unit());
                     self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
@@ -105,7 +107,8 @@ impl Pager {
         gone
     }
 
-    /// Releases a resident page that could not be discarded, writable and dirty.
+    /// Keeps a resident page that could not be discarded: makes it writable, and releases it as
+    /// dirty.
     pub fn keep(&self, index: usize, taken: Taken) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());
@@ -115,8 +118,8 @@ impl Pager {
         taken.release(if opened.is_ok() { State::Dirty } else { before });
     }
 
-    /// Evicts until at most `pages` pages are resident. Errors: `ENOSPC` where the store is full;
-    /// `EBUSY` where the rest is pinned; the device's errors.
+    /// Evicts until at most `pages` pages are resident. Errors: `ENOSPC` if the store is full;
+    /// `EBUSY` if the rest is pinned; the device's errors.
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
         let fault_slot = page_fault::fault_slot();
         loop {

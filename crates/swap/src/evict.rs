@@ -1,23 +1,23 @@
 //! Eviction: selects a cluster and moves its pages to the backing store.
 //!
-//! A clock with a second chance runs over aligned clusters. The hand passes a cluster
-//! that was used since its last visit: one of whose pages was brought in, or written to
-//! for the first time. (A process cannot see the processor's accessed bits.) All resident
-//! and unpinned pages of the selected cluster are evicted together:
+//! A clock with a second chance runs over aligned clusters. The clock's hand skips a cluster that
+//! was used since the hand's last visit. A cluster counts as used if one of its pages was brought
+//! in, or written to for the first time. (A process cannot see the processor's accessed bits.) All
+//! resident and unpinned pages of the selected cluster are evicted together:
 //!
 //! 1. Gate shut: take the pages and write-protect them, one call for each run.
-//! 2. Gate open: write the pages that have no slot to consecutive slots, by one request.
-//!    A page of zeroes is not written and becomes `Untouched`.
+//! 2. Gate open: write the pages that have no slot to consecutive slots, by one request. A page of
+//!    zeroes is not written and becomes `Untouched`.
 //! 3. Gate shut: free their memory, one call for each run.
 //!
-//! A run ends at a resident page that stays, or at a page that is no longer paged. A page
-//! between two victims that is out loses nothing. Neither does one that a thread outside
-//! the gate is reading.
+//! A run ends at a resident page that stays, or at a page that was released to the kernel. A run
+//! may span pages that have no memory: evicted pages, and pages that a thread is reading outside
+//! the gate. The calls have no effect on those.
 //!
-//! If the pages cannot be written, they are made writable again and nothing is lost. A
-//! faulting thread then does not try again: the limit is raised for many pages
-//! ([`Limit::raise`](crate::watermarks::Limit::raise)). Only the background evictor tests
-//! whether the store works again.
+//! If the pages cannot be written, they are made writable again and nothing is lost. A faulting
+//! thread then does not try again: the limit is raised for many pages
+//! ([`Limit::raise`](crate::watermarks::Limit::raise)). Only the background evictor tests whether
+//! the store works again.
 
 use crate::counters::Counter;
 use crate::gate::Shut;
@@ -58,8 +58,8 @@ pub enum Obstacle {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadeRoom {
-    /// The caller has the room of a page that it evicted. Otherwise two threads could evict each
-    /// other's pages for ever where more is kept in memory than the limit.
+    /// The caller keeps the room of a page that it evicted. Otherwise, while the limit is exceeded,
+    /// two threads could evict each other's pages for ever.
     Taken,
     /// There may be room now.
     Perhaps,
@@ -72,7 +72,8 @@ pub struct Aim {
     pub pages: usize,
     /// Most pages whose room the caller keeps; room beyond that is released.
     pub kept: usize,
-    /// The eviction also ends when this number of clusters could not be written; 0: write none.
+    /// The eviction also ends when this number of clusters could not be written. 0: only clean
+    /// pages are evicted.
     pub failures: u32,
 }
 
@@ -81,7 +82,7 @@ pub struct Aim {
 pub struct Outcome {
     pub freed: usize,
     pub obstacle: Option<Obstacle>,
-    /// Another thread had claimed one of the clusters.
+    /// Whether another thread had claimed one of the clusters.
     pub met_others: bool,
 }
 
@@ -90,7 +91,7 @@ struct Batch<'a> {
     cluster: Range<usize>,
     /// Indexed by position in the cluster.
     taken: [Option<Taken<'a>>; MOST],
-    /// The next state of each: `Out`, `Untouched`, or the previous state if the page stays.
+    /// The next state of each page: `Out`, `Untouched`, or the previous state if the page stays.
     next: [State; MOST],
 }
 
@@ -106,7 +107,7 @@ impl Batch<'_> {
 
 impl Pager {
     /// Makes room for a faulting thread: evicts from one cluster, or waits for threads that evict.
-    /// Raises the limit by many pages where nothing can be evicted, or fewer pages than one
+    /// Raises the limit by many pages if nothing can be evicted, or fewer pages than one
     /// instruction may need.
     pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
@@ -141,7 +142,7 @@ impl Pager {
         self.limit.raise();
     }
 
-    /// Whether the last writes have all failed.
+    /// Whether the last [`MOST_FAILURES`] writes have all failed.
     pub fn store_fails(&self) -> bool {
         self.failed_writes.load(Ordering::Relaxed) >= MOST_FAILURES
     }
@@ -191,8 +192,9 @@ impl Pager {
         }
     }
 
-    /// Moves the hand on until the aim is reached, or for three rounds. The third round gives no
-    /// second chance: other threads may use each cluster as fast as the hand goes round.
+    /// Evicts pages: moves the clock's hand on until the aim is reached, or for three rounds. The
+    /// third round gives no second chance, because other threads may use each cluster as fast as
+    /// the hand goes round.
     pub fn evict(&self, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
@@ -237,7 +239,8 @@ impl Pager {
         }
     }
 
-    /// Evicts the victims of a cluster. `None` if another thread has claimed it.
+    /// Evicts the victims of a cluster. `None` if another thread has claimed the cluster, or a fork
+    /// waits for all clusters.
     fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Option<Outcome> {
         if self.wanted_whole.load(Ordering::Relaxed) != 0 {
             return None;
@@ -280,7 +283,8 @@ impl Pager {
         self.for_runs(batch, is_taken, |offset, length| self.mechanism.close(offset, length))
     }
 
-    /// Calls `act` for each run of pages that are `in_run`. A run spans pages that are out.
+    /// Calls `act` for each run of pages that are `in_run`. A run may span pages that have no
+    /// memory.
     fn for_runs(
         &self,
         batch: &Batch,
@@ -302,8 +306,8 @@ impl Pager {
         run.map_or(Ok(()), act)
     }
 
-    /// Makes the dirty pages of the batch readable through the alias. Pages between them are left
-    /// out: reading where there is no memory would allocate it.
+    /// Makes the dirty pages of the batch readable through the contents' view. Pages between them
+    /// are left out, because reading a page without memory would allocate it.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), Obstacle> {
         let is_dirty = |position: usize| batch.is_dirty(position);
         self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))

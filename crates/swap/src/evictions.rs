@@ -8,7 +8,7 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// See the head of this file.
+/// Counts evictions; see the head of this file.
 pub struct Evictions {
     running: AtomicU32,
     /// Evictions that have made room; the word that waiters sleep on.
@@ -32,12 +32,12 @@ impl Evictions {
         futex::wake(&self.ended, u32::MAX);
     }
 
-    /// How many evictions have made room so far.
+    /// Returns how many evictions have made room so far.
     pub fn ended(&self) -> u32 {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether another thread has evicted since `ended` was read, or evicts now.
+    /// Whether an eviction has made room since `ended` was read, or is under way.
     pub fn any_since(&self, ended: u32) -> bool {
         self.running.load(Ordering::Acquire) != 0 || self.ended() != ended
     }
@@ -58,8 +58,8 @@ mod tests {
 
     const LONG: Nanoseconds = 3_600_000_000_000;
 
-    /// An eviction that made no room leaves `ended` as it was, so only its wake-up ends the
-    /// sleep. The waiter may not be asleep yet when an eviction ends: they go on ending.
+    /// An eviction that made no room leaves `ended` as it was, so only its wake-up ends the sleep.
+    /// The waiter may not be asleep yet when an eviction ends, so the test ends many.
     #[test]
     fn each_end_of_an_eviction_wakes_a_waiter() {
         let evictions = Arc::new(Evictions::new());

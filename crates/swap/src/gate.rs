@@ -1,9 +1,9 @@
-//! The gate of a cluster: excludes the one evicting thread from the threads that
-//! bring single pages in. Any number of these are inside at once.
+//! The gate of a cluster: excludes the one evicting thread from the threads that bring single pages
+//! in. Any number of those threads may be inside the gate at once.
 //!
-//! An eviction changes the mapping of the whole cluster twice: one call
-//! write-protects the victims, and a later call drops them. A page that another
-//! thread mapped at that moment would be dropped with them. So:
+//! An eviction changes the mapping of the whole cluster twice: one call write-protects the victims,
+//! and a later call drops them. A page that another thread mapped at that moment would be dropped
+//! with them. So:
 //! - A thread that changes a page's mapping is inside the gate.
 //! - The evictor shuts the gate for each of the two calls, and not for the write
 //!   between them.
@@ -34,15 +34,15 @@ const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'a>(&'a AtomicU32);
 
-/// The caller is inside the gate until this is dropped.
+/// The caller is inside the gate until this value is dropped.
 #[derive(Debug)]
 pub struct Inside<'a>(Gate<'a>);
 
-/// The caller is the cluster's evictor until this is dropped.
+/// The caller is the cluster's evictor until this value is dropped.
 #[derive(Debug)]
 pub struct Claim<'a>(Gate<'a>);
 
-/// The caller is the evictor and no thread is inside, until this is dropped.
+/// The caller is the evictor and no thread is inside, until this value is dropped.
 #[derive(Debug)]
 pub struct Shut<'a>(Gate<'a>);
 
@@ -99,12 +99,12 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A gate that is claimed and shut, until this is dropped.
+/// A gate that stays claimed and shut until this value is dropped.
 #[derive(Debug)]
 pub struct Resting<'a>(Gate<'a>);
 
 impl<'a> Claim<'a> {
-    /// Shuts the gate beyond the life of this claim, until the result is dropped.
+    /// Keeps the gate shut beyond the life of this claim, until the result is dropped.
     pub fn rest(mut self) -> Resting<'a> {
         core::mem::forget(self.shut());
         let gate = self.0;

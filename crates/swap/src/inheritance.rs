@@ -1,22 +1,23 @@
 //! Fork of a process with swapped memory: the child gets a copy, as of all other memory.
 //!
 //! 1. Before the fork, [`Mappings::hold`] claims all clusters and then shuts all gates. So no
-//!    thread evicts or changes a mapping, and a busy page is not in memory. The child becomes
-//!    a user of the slots of pages that are out (`slot_users`).
-//! 2. At the fork, the kernel copies resident pages by copy-on-write, and the tables. It does
-//!    not copy pages of a memory file, so the parent copies these before: it takes each
-//!    resident page and releases it after the fork. Pinned pages cannot be taken; a system
-//!    call of another thread may be writing to them.
-//! 3. In the child, [`Held::inherit`] registers the memory for faults before the program runs.
-//!    A child that soon calls execve or exit needs no more.
-//! 4. At its first touch of a page that is out, or its first call on such memory, the child
+//!    thread evicts or changes a mapping. The child becomes a user of the slots of evicted pages
+//!    (`slot_users`).
+//! 2. At the fork, the kernel copies the pager's tables, and resident anonymous pages, by
+//!    copy-on-write. It does not copy pages of a memory file, so the parent copies these before the
+//!    fork: it takes each resident page and releases it after the fork. Pinned pages cannot be
+//!    taken; a system call of another thread may be writing to them.
+//! 3. In the child, [`Held::inherit`] registers the memory for faults before the program runs. A
+//!    child that soon calls execve or exit needs no more.
+//! 4. At its first touch of an evicted page, or its first system call on swapped memory, the child
 //!    makes a pager with queues and threads of its own ([`Inheritance::adopt`]).
 //!
 //! Lock order: claim → page → store queue → gate. So all clusters are claimed before any gate is
-//! shut. If a claim cannot be had in time, the device does not answer, and the fork fails.
+//! shut. A claim that does not become free in time belongs to a thread whose device does not
+//! answer; the fork then fails.
 //!
-//! Between 1 and 2 every child inherits the memory, with zeroes where pages are out. If the
-//! kernel does not undo that after the fork, children without a copy unmap the memory
+//! Between steps 1 and 2 every child inherits the memory, with zeroes in place of evicted pages. If
+//! the kernel does not undo that after the fork, children without a copy unmap the memory
 //! ([`Withheld`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
@@ -39,8 +40,8 @@ use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ticks::Ticks;
 
-/// Swapped memory at rest until this is dropped: a fork now gives the child a copy. The
-/// child calls [`Held::inherit`].
+/// Swapped memory at rest: until this value is dropped, no mapping changes, and a fork gives the
+/// child a copy. The child calls [`Held::inherit`].
 pub struct Held {
     mappings: &'static Mappings,
     user: Option<SlotUser>,
@@ -57,7 +58,7 @@ pub struct Held {
     _space: Guard<'static, AddressSpace>,
 }
 
-/// The child's copy before its first touch of a page that is out.
+/// A forked child's copy of the memory, before the child has made a pager.
 pub struct Inheritance {
     parent: &'static Mappings,
     prepared: Prepared,
@@ -65,11 +66,17 @@ pub struct Inheritance {
 }
 
 impl Mappings {
-    /// Brings the memory to rest; waits at most `patience`. The caller touches none of the memory,
-    /// runs no signal handler that might, and forks once.
+    /// Stops evictions and faults before a fork that gives the child a copy of the memory. Waits at
+    /// most `patience` for those under way. Until the result is dropped, the caller touches none of
+    /// the memory, runs no signal handler that might touch it, and forks once.
     ///
-    /// Errors: `EOPNOTSUPP` where the mechanism or the device allows no copy; `EAGAIN` where the
-    /// most processes have a copy; `EBUSY` where the device has not answered in time; `ENOMEM`.
+    /// Errors:
+    ///
+    /// - `EOPNOTSUPP`: the mechanism or the device allows no copy, or the caller's stack lies in
+    ///   the memory.
+    /// - `EAGAIN`: the maximum number of processes has a copy already.
+    /// - `EBUSY`: the device has not answered in time.
+    /// - `ENOMEM`.
     pub fn hold(&'static self, patience: Nanoseconds) -> Result<Held, Errno> {
         let pager = &*self.region.pager;
         let mut descriptors = Vec::new();
@@ -82,7 +89,8 @@ impl Mappings {
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
         if we_copy && space.around((&raw const we_copy).addr()).is_some() {
-            // The copy would close this thread's stack.
+            // This thread's stack lies in the memory. Copying closes the memory, so that the stack
+            // would be inaccessible.
             return Err(Errno::EOPNOTSUPP);
         }
         let quiet = Quiet::begin(pager);
@@ -103,8 +111,11 @@ impl Mappings {
     }
 
     /// Prepares a fork whose child gets no copy. Returns the memory that the child would inherit
-    /// all the same and must unmap. No mapping changes until the result is dropped, unless the
-    /// forking process borrows this memory (vfork): it could be killed with the lock held.
+    /// nevertheless and must unmap; `None` if there is none.
+    ///
+    /// If `is_ours`, no mapping changes until the result is dropped. If not, the forking process is
+    /// a vfork child that borrows its parent's memory. It could be killed with the lock held, so it
+    /// does not take the lock.
     pub fn withhold(&'static self, is_ours: bool) -> Option<Withheld> {
         if !self.exposed.load(Ordering::Relaxed) {
             return None;
@@ -151,7 +162,8 @@ impl Held {
     ///
     /// Errors: the kernel's, and the result of unmapping the memory ([`Withheld::renounce`]).
     pub fn inherit(mut self) -> Result<Inheritance, (Errno, Result<(), Errno>)> {
-        // Empty parts: only the parent's drop undoes what `hold` did.
+        // With empty parts, the child's drop undoes nothing. Only the parent's drop undoes what
+        // `hold` did.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
         // The child owns none of the parent's pages.
@@ -176,8 +188,9 @@ impl Drop for Held {
     }
 }
 
-/// Keeps threads from beginning an eviction: they would contend for ever fewer unclaimed
-/// clusters. A thread that needs room waits until this is dropped, as for an eviction.
+/// Keeps threads from beginning an eviction while a fork claims all clusters: they would contend
+/// for ever fewer unclaimed clusters. A thread that needs room waits until this value is dropped,
+/// as it waits for an eviction.
 struct Quiet<'a>(&'a Pager);
 
 impl<'a> Quiet<'a> {
@@ -195,7 +208,7 @@ impl Drop for Quiet<'_> {
     }
 }
 
-/// Memory that a child inherits without a pager, so that pages that are out read as zeroes.
+/// Memory that a child inherits without a pager, so that evicted pages read as zeroes.
 pub struct Withheld {
     mappings: &'static Mappings,
     parts: Vec<Range<usize>>,
@@ -239,7 +252,8 @@ impl Inheritance {
         }
         let region = SwapRegion::start(window, pager, queues, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
-            // The parent's open file description, under the number that this process inherited.
+            // This is the parent's open file description, under the number that this process
+            // inherited.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
         let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };
@@ -248,8 +262,8 @@ impl Inheritance {
 }
 
 impl Pager {
-    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` where another thread holds a
-    /// claim for longer than `patience`.
+    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if another thread holds a claim
+    /// for longer than `patience`.
     fn rest(&self, patience: Nanoseconds) -> Result<Vec<Resting<'_>>, Errno> {
         let start = Ticks::now();
         let left = || patience.saturating_sub(Ticks::now().since(start));
@@ -269,7 +283,7 @@ impl Pager {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // The end of the span that the next page may extend.
+        // End of the span that the next page may extend, if there is one.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));
@@ -306,8 +320,8 @@ impl Pager {
         }
     }
 
-    /// Makes the child a user of the slots of pages that are out. Of a clean page, the child has
-    /// only the copy in memory.
+    /// Makes the child a user of the slots of evicted pages. A clean page has a slot, too, but the
+    /// child gets only the copy in memory.
     fn lend_to(&self, user: &SlotUser) {
         let is_out = |page: &usize| self.page(*page).at_rest() == State::Out;
         self.store.slots.lend(user, self.pages_in_use().filter(is_out).map(|page| self.slot_at_rest(page)));

@@ -1,7 +1,6 @@
-//! A region of memory that is larger than its resident limit. Its pages go to a
-//! device or a file, and come back when a thread touches them. The touching thread
-//! reads the page itself and polls for the completion. No privilege is needed, and
-//! no swap of the system.
+//! A region of memory that is larger than its resident limit. Its pages go to a device or a file,
+//! and come back when a thread touches them. The touching thread reads the page itself and polls
+//! for the completion. This needs no privilege and no swap space of the system.
 //!
 //! | part | files |
 //! |---|---|

@@ -1,11 +1,11 @@
-//! The swapped anonymous memory of an unmodified program. Its mappings are allocated in
-//! one region, whose addresses two comparisons recognise ([`WINDOW`]).
+//! The swapped anonymous memory of an unmodified program. Its mappings are allocated in one region,
+//! whose addresses two comparisons recognise ([`WINDOW`]).
 //!
-//! - Where the program wants what a pager cannot give (another protection, a lock, another
-//!   mapping), the part is released to the kernel in place. It comes back when the program
+//! - If the program wants something that a pager cannot give (another protection, a lock, another
+//!   mapping), that part is released to the kernel in place. The part comes back when the program
 //!   unmaps it.
-//! - The terms are those of mmap(2), and so are the promises. Memory that is unmapped while
-//!   a system call of another thread uses it goes when that call ends.
+//! - Calls have the results of mmap(2) and its relatives. Memory that is unmapped while a system
+//!   call of another thread uses it goes when that call ends.
 
 mod changes;
 
@@ -40,7 +40,7 @@ const MOST_PINNED: usize = 1 << 20;
 /// Least value of the option `min`.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Bytes of addresses for each byte of capacity, so that fragments leave room.
+/// Bytes of addresses for each byte of capacity, so that fragmentation leaves room.
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
@@ -64,8 +64,8 @@ fn addresses(capacity: u64, limit: usize) -> usize {
     held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
 }
 
-/// Returns the least store and the least limit with which a mechanism works, for a store of
-/// `capacity` bytes and the limit `limit`.
+/// Returns the least size of a store and the least limit with which a mechanism works, in bytes.
+/// `capacity` and `limit` are those of the intended store.
 pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
@@ -92,8 +92,8 @@ pub struct Mappings {
 static ZEROES: [u8; PAGE] = [0; PAGE];
 
 impl Mappings {
-    /// Opens the backing store and makes this process its only user. The store still holds the
-    /// pages of its last user.
+    /// Opens the backing store and makes this process its only user. The store may still hold pages
+    /// of its previous user.
     pub fn open(options: &Options) -> Result<Self, Refusal> {
         let spec = spec::parse(options.backing).map_err(|_| Errno::EINVAL)?;
         let Backing { device, claim, header, .. } = Backing::open(&spec, supply(options.socket)?)?;
@@ -196,7 +196,8 @@ impl Mappings {
         while let Some(part) = self.first(&(start..range.end)) {
             match self.region.pin_among(self.offsets(&part), access, most) {
                 Ok(pin) => core::mem::forget(pin),
-                // Another thread is releasing a page of it: the retry takes the lock, so it waits.
+                // Another thread is releasing a page of the part to the kernel. The retry takes the
+                // lock, so it waits for that thread.
                 Err(Errno::ENXIO) => continue,
                 Err(error) => return Err(error),
             }
@@ -208,7 +209,7 @@ impl Mappings {
         Ok(())
     }
 
-    /// Returns the first part of a range that is mapped.
+    /// Returns the first part of a range that is mapped; `None` if nothing is mapped there.
     fn first(&self, range: &Range<usize>) -> Option<Range<usize>> {
         if range.is_empty() {
             return None;
@@ -229,7 +230,7 @@ impl Mappings {
         }
         self.unpin(part);
         for unit in part.clone().step_by(self.region.page_size()) {
-            // Another call may still pin it: then the content goes when that call ends.
+            // Another call may still pin the unit. The content then goes when that call ends.
             let _ = self.region.discard_shared(self.offsets(&space.idle_units(&(unit..unit + 1))));
         }
         false

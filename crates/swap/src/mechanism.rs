@@ -1,8 +1,8 @@
-//! Mechanisms: how a page is mapped for the program and taken away again. Kernels and
-//! sandboxes allow different ways. Everything else (which thread, when, which content) is
-//! the pager's work.
+//! Mechanisms: how a page is mapped for the program and taken away again. Kernels and sandboxes
+//! allow different ways. Everything else (which thread, when, which content) is the pager's work. A
+//! page is *absent* if it has no memory: it was never touched, or it was evicted.
 //!
-//! | mechanism | memory | a page that is out | needs |
+//! | mechanism | memory | an absent page | needs |
 //! |---|---|---|---|
 //! | [`MechanismKind::UserFault`] | anonymous | is missing: SIGBUS in the touching thread | userfaultfd for user mode (Linux 5.11), as any user |
 //! | [`MechanismKind::Guard`] | file with two mappings | has a guard marker: SIGSEGV | guard regions on files (Linux 6.15), as any user, also in Docker's default profile |
@@ -31,8 +31,9 @@ use usring_sys::userfault::UserFault;
 ///
 /// The caller has taken the pages, and is inside their cluster's gate or has claimed it.
 pub trait Mechanism: Send + Sync {
-    /// Makes the first `length` bytes touchable; those that were not before are out. Page tables
-    /// are allocated for no more than these. The length never shrinks. For one thread at a time.
+    /// Makes the first `length` bytes usable. Pages that were not usable before are then absent: a
+    /// touch is a fault that the pager serves. Page tables are allocated only for usable pages. The
+    /// length never shrinks. For one thread at a time.
     fn extend(&self, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
@@ -40,21 +41,22 @@ pub trait Mechanism: Send + Sync {
     /// Whether resident pages can be write-protected. If not, no page is ever clean.
     fn tracks_writes(&self) -> bool;
 
-    /// Maps pages that are out, with this content.
+    /// Maps absent pages with this content.
     fn fill(&self, offset: usize, content: &[u8], protected: bool) -> Result<(), Errno>;
 
-    /// Maps pages of zeroes that were never touched.
+    /// Maps pages that were never touched; they hold zeroes.
     fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Makes resident pages readable and writable.
     fn open(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Handles a fault on a missing page that should be resident. `false` if the page has come
-    /// meanwhile. `true` if the program dropped it without a call that usring saw; it then holds
-    /// zeroes.
+    /// Handles a fault on a missing page that should be resident. `false`: another thread has
+    /// mapped the page meanwhile. `true`: the program had dropped the page by a call that usring
+    /// did not see, and the page now holds zeroes.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno>;
 
-    /// Write-protects resident pages. Pages of the range that are out stay out.
+    /// Write-protects the resident pages of a range. A mechanism that cannot do so takes all access
+    /// away. Absent pages stay absent.
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Makes write-protected resident pages of one cluster readable for the pager.
@@ -65,16 +67,16 @@ pub trait Mechanism: Send + Sync {
     /// Frees the memory of write-protected pages.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Frees the memory of pages whose place in the mapping the kernel's memory has taken.
+    /// Frees the region's memory of pages in whose place the kernel's memory is mapped now.
     fn leave(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Puts the region's memory back in that place; all pages are out.
+    /// Maps the region's memory again in place of the kernel's; all pages are absent.
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Sets whether a forked child inherits the resident pages of these parts. All gates are shut.
-    /// Errors: `EOPNOTSUPP` if it cannot inherit them.
+    /// Errors: `EOPNOTSUPP` if a child cannot inherit them.
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
         let _ = (parts, inherited);
         Err(Errno::EOPNOTSUPP)
@@ -86,15 +88,15 @@ pub trait Mechanism: Send + Sync {
     }
 
     /// Write-protects the pages that were taken, and copies the resident pages for a child that is
-    /// forked next. All gates are shut. The caller opens the pages after the fork, or when this
-    /// fails.
+    /// forked next. All gates are shut. The caller opens the pages after the fork, or if this
+    /// function fails.
     fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
         let _ = resident;
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// In that child: returns the memory, with its resident pages writable, from the copy if there
-    /// is one.
+    /// Returns, in the forked child, the memory with its resident pages writable, from the copy if
+    /// there is one.
     fn inherit(&self, parts: &[Range<usize>], copy: Option<Copied>) -> Result<Prepared, Errno> {
         let _ = (parts, copy);
         Err(Errno::EOPNOTSUPP)
@@ -112,7 +114,7 @@ pub trait Mechanism: Send + Sync {
 pub struct Resident {
     /// Pages that the caller has taken: no thread uses them until the process has forked.
     pub taken: Vec<Range<usize>>,
-    /// The taken pages together with pages between them that are out: few and long ranges.
+    /// The taken pages together with absent pages between them: few and long ranges.
     pub spans: Vec<Range<usize>>,
     /// Pages that system calls have pinned. They stay writable.
     pub pinned: Vec<Range<usize>>,
@@ -137,7 +139,7 @@ pub enum MechanismKind {
     Guard,
     Protect,
     /// Used only on request: the slowest mechanism, and the only one with which a system call can
-    /// touch a page that is out.
+    /// touch an absent page.
     Thread,
 }
 
@@ -157,7 +159,7 @@ impl MechanismKind {
         }
     }
 
-    /// Returns the cause of a fault on a page that is out. A fault with another cause is not the
+    /// Returns the cause of a fault on an absent page. A fault with another cause is not the
     /// region's.
     pub fn cause(self) -> Option<Cause> {
         match self {
@@ -187,8 +189,8 @@ impl fmt::Display for MechanismKind {
     }
 }
 
-/// Linux allows 65,530 mappings (vm.max_map_count); each part of a region whose
-/// neighbour is in another state is one.
+/// Most parts of a region. Linux allows 65,530 mappings (vm.max_map_count), and each run of units
+/// with equal access is a mapping.
 const MOST_PARTS: usize = 30_000;
 const LEAST_PROTECTED: usize = 64 << 10;
 
@@ -200,8 +202,8 @@ pub struct Prepared {
     pub events: Option<Arc<UserFault>>,
 }
 
-/// Makes memory of this length, a multiple of the unit, at address `at` if there is one. All of it
-/// is out once [`Mechanism::extend`] has made it touchable.
+/// Makes memory of this length, a multiple of the unit, at address `at` if there is one. All of its
+/// pages are absent once [`Mechanism::extend`] has made them usable.
 ///
 /// Errors: those of the kernel or the sandbox.
 pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {

@@ -1,6 +1,6 @@
 //! Moves content between pages, for mremap(2).
 //!
-//! - A page that is out moves by its slot number.
+//! - An evicted page moves by its slot number, without being read.
 //! - A resident page is copied, mapped at the target, and then freed at the source.
 //! - If a page cannot be moved, the pages before it are moved back.
 
@@ -15,7 +15,7 @@ impl Pager {
     /// them. A concurrent write to the source may be lost, as with mremap(2). A pinned page is
     /// copied, and stays at the source. For one thread at a time.
     ///
-    /// Errors, which change nothing: the kernel's where it has no memory.
+    /// Errors, which change nothing: the kernel's if it has no memory.
     pub fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let mut bounce = vec![0; self.unit()];
         // A signal handler could touch the page that this thread owns.
@@ -70,7 +70,8 @@ impl Pager {
 
     /// Moves a resident page. The caller has room for one more page.
     fn move_resident(&self, from: usize, to: usize, bounce: &mut [u8]) -> Result<Moved, Errno> {
-        // The claim keeps other threads from shutting this gate, which may also be the target's.
+        // The claim keeps other threads from shutting this cluster's gate, also if the target is in
+        // the same cluster.
         let _claim = self.claim_cluster(self.cluster_of(from));
         let page = self.page(from);
         let before = page.state();
@@ -129,7 +130,8 @@ impl Pager {
         taken.release(state);
     }
 
-    /// Moves content back to its source, whatever a concurrent touch has made of the source.
+    /// Moves content back to its source. Content that a concurrent touch has made there is
+    /// discarded.
     fn move_back(&self, from: usize, to: usize, bounce: &mut [u8]) {
         if self.page(from).state() == State::Untouched {
             return;
@@ -145,10 +147,10 @@ impl Pager {
 
 /// Result of moving a resident page.
 enum Moved {
-    /// Moved: the source's room is free, in place of the caller's.
+    /// The page was moved. Its room at the source is free, so the caller releases one page of room.
     Gone,
-    /// Copied: the source stays in memory.
+    /// The page was copied, and the source stays in memory. The copy has the caller's room.
     Copied,
-    /// Not moved: the page is no longer in memory, or another thread has taken it.
+    /// The page was not moved: it is no longer in memory, or another thread has taken it.
     Not,
 }

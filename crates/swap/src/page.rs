@@ -72,7 +72,7 @@ const fn bits_of(state: State) -> u32 {
 }
 
 impl State {
-    /// Whether there is memory that must not be dropped.
+    /// Whether the page has memory that an eviction of other pages must not drop.
     pub fn has_memory(self) -> bool {
         self.is_resident() || self == State::Unmanaged
     }
@@ -120,7 +120,7 @@ impl<'a> Page<'a> {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {
             BUSY_UNTOUCHED => State::Untouched,
-            // Only the owner knows whether the page was clean.
+            // Only the owner knows whether the page was clean, so it counts as dirty.
             BUSY_RESIDENT => State::Dirty,
             _ if state_of(word) == State::Busy => State::Out,
             _ => state_of(word),
@@ -182,7 +182,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Pins the page if it is resident. For `write` it must be dirty.
+    /// Pins the page if it is resident. If `write`, pins it only if it is dirty.
     pub fn pin(&self, write: bool) -> Pinned {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {

@@ -12,14 +12,14 @@
 //! Lock order: room → claim → page → store queue → gate.
 //!
 //! # Invariants
-//! - An evicting thread waits for no page. A thread that owns a page waits for nothing
-//!   that needs another page.
-//! - Signals are closed throughout: a handler that touched a page would wait for its
-//!   own thread.
-//! - A page becomes resident only inside its cluster's gate. A resident page is taken
-//!   and released only there, or by the thread that has claimed the gate.
-//! - So a busy page that the evictor does not own is not in memory while the gate is
-//!   shut, and may lie in a run that the evictor drops.
+//! - An evicting thread waits for no page. A thread that owns a page waits for nothing that needs
+//!   another page.
+//! - A thread that owns a page has signals blocked: a handler that touched the page would wait for
+//!   its own thread.
+//! - A page becomes resident only inside its cluster's gate. A resident page is taken and released
+//!   only inside the gate, or by the thread that has claimed the gate.
+//! - So a busy page that the evictor does not own is not in memory while the gate is shut, and may
+//!   lie in a run that the evictor drops.
 
 use crate::counters::{Counter, Counters};
 use crate::evict::MadeRoom;
@@ -92,7 +92,7 @@ pub struct Pager {
     pages: PageArray<AtomicU32>,
     slots: PageArray<AtomicU32>,
     gates: PageArray<AtomicU32>,
-    /// Clusters from the first to the last in use.
+    /// Number of clusters from the first to the last in use.
     extent: AtomicUsize,
     /// In a forked child: makes a pager for the inherited memory. `false` if nothing was inherited.
     first_touch: SetOnce<fn() -> bool>,
@@ -142,7 +142,8 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             first_touch: SetOnce::new(),
-            // With `MechanismKind::Thread` the only answer to a fault is a page.
+            // With `MechanismKind::Thread` a fault can only be answered by a page, so all pages
+            // count as used.
             in_use: match parts.unused && parts.kind != MechanismKind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
                 false => None,
@@ -170,8 +171,8 @@ impl Pager {
         self.extent.store(clusters, Ordering::Relaxed);
     }
 
-    /// Marks pages as used or unused. The caller discards pages that become unused afterwards: it
-    /// waits for a fault that came earlier, and a later fault sees the mark.
+    /// Marks pages as used or unused. Afterwards the caller discards pages that became unused. The
+    /// discard waits for faults that came before the mark, and later faults see the mark.
     pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
         let Some(words) = &self.in_use else { return };
         let mut page = pages.start;
@@ -356,8 +357,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Releases a page that was mapped with the content of its slot. The caller is still inside the
-    /// gate.
+    /// Releases a page that was mapped with the content of its slot, and frees the slot unless the
+    /// page is clean. The caller is still inside the gate.
     pub fn settle(&self, taken: Taken, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);
@@ -367,13 +368,13 @@ impl Pager {
         }
     }
 
-    /// Takes room for one page, and evicts where there is none.
+    /// Takes room for one page, and evicts if there is none.
     pub fn make_room(&self, fault_slot: usize) {
         while !self.take_one(fault_slot) && self.evict_directly(fault_slot) == MadeRoom::Perhaps {}
         self.limit.wake_evictor();
     }
 
-    /// Takes room for one page if there is any.
+    /// Takes room for one page. `false` if there is none.
     #[inline]
     pub fn take_one(&self, fault_slot: usize) -> bool {
         match self.limit.take(1) {
@@ -430,7 +431,8 @@ impl FaultServer for Pager {
         }
         let index = (fault.address - self.memory.address()) / self.unit;
         if self.page(index).state() == State::Unmanaged {
-            // Either the touch came before the release to the kernel, or the kernel refuses it.
+            // Either the touch came before the release to the kernel, or the kernel forbids the
+            // access.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }

@@ -18,7 +18,8 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A power of two. Places that share a row spoil each other's predictions, no more.
+/// Number of rows, a power of two. Fault slots that share a row only spoil each other's
+/// predictions.
 const ROWS: usize = 64;
 const FIRST: usize = 4;
 
@@ -61,7 +62,8 @@ impl Streams {
         self.most
     }
 
-    /// Notes that a fault of a fault slot has brought `page` in. Returns the pages to read ahead.
+    /// Notes that a fault of this fault slot has brought `page` in. Returns the pages to read
+    /// ahead; `None` if the fault does not continue a sequence.
     fn next(&self, page: usize, fault_slot: usize) -> Option<Range<usize>> {
         let word = &self.expected[fault_slot % ROWS];
         let (expected, before) = unpack(word.load(Ordering::Relaxed));
@@ -116,7 +118,7 @@ impl Streams {
 }
 
 impl Pager {
-    /// After a swap-in: asks the reader for the pages that the thread will probably touch next.
+    /// Asks the reader, after a swap-in, for the pages that the thread will probably touch next.
     #[inline]
     pub fn follow(&self, page: usize, fault_slot: usize) {
         if self.streams.most() == 0 {
@@ -144,7 +146,7 @@ impl Pager {
     /// Brings in the first pages of a range. Returns the page behind them, or the end if there is
     /// no more room.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
-        // Pages that are not out are skipped.
+        // Only evicted pages are read.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };
         let Some(run) = self.take_run(first..pages.end, || self.limit.take_spare(1)) else {
             // There is no room, or another thread has taken the page.
@@ -153,7 +155,8 @@ impl Pager {
         let end = first + run.count();
         let (from, length) = self.place_of(&run);
         let content = queue.read(self.store.device(), from, length, Waiting::Asleep);
-        // A page that did not come stays out; the thread that touches it reports the error.
+        // A page that could not be read stays evicted. The thread that touches it reports the
+        // error.
         self.put_in_place(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
         end
     }

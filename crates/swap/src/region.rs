@@ -40,9 +40,9 @@ pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;
 /// How the caller uses memory that is kept resident.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The caller reads it.
+    /// The caller only reads the memory.
     Read,
-    /// The caller reads and writes it.
+    /// The caller reads and writes the memory.
     Write,
 }
 
@@ -130,9 +130,9 @@ impl Builder {
         self
     }
 
-    /// Prepares the region of an unmodified program, which may call from inside libc's malloc.
-    /// The region lies at `address`, a multiple of 2 MiB where nothing is mapped. It counts in the
-    /// file `statistics` (`counters::run`). libc does not know its threads.
+    /// Prepares the region of an unmodified program, which may call from inside libc's malloc. The
+    /// region lies at `address`, a multiple of 2 MiB where nothing is mapped. It counts in the file
+    /// `statistics` (`counters::run`). libc does not know the region's threads.
     pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
         (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
         self
@@ -218,7 +218,7 @@ impl Builder {
                 for kind in MechanismKind::BY_ITSELF {
                     match prepare(kind) {
                         Ok(prepared) => return Ok(prepared),
-                        // A lack of memory is what the caller can mend; report that rather than
+                        // The caller can remedy a lack of memory, so that is reported rather than
                         // the lack of a mechanism.
                         Err(Errno::ENOMEM) => failed = Errno::ENOMEM,
                         Err(_) => {}
@@ -237,24 +237,24 @@ pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
 
 /// Memory of which only a part is resident.
 ///
-/// A program uses it like any memory: a page that is out comes back when a thread touches it.
-/// Three things differ:
+/// A program uses it like any memory: an evicted page comes back when a thread touches it. Three
+/// things differ:
 /// - **System calls** do not bring pages back, except with the mechanism `compat`. They answer
 ///   `EFAULT`, or transfer a part. [`SwapRegion::with_resident`] and [`SwapRegion::pin`] keep
 ///   memory resident for them.
 /// - **A forked child** does not have the memory: a touch ends the child.
-/// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. Standard error
-///   names the slot.
+/// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. Standard error names
+///   the slot.
 ///
 /// A region does not grow. Make it as large as it may become: pages that were never touched take
 /// neither memory nor room on the device.
 ///
-/// Use [`SwapRegion::discard`] for content that is no longer needed. MADV_DONTNEED does not free
-/// slots: a page that is out comes back with its content, and a page that is being evicted may end
-/// the process.
+/// Use [`SwapRegion::discard`] for content that is no longer needed, not MADV_DONTNEED.
+/// MADV_DONTNEED does not free slots, and an evicted page comes back with its content. If a page is
+/// just being evicted, it may end the process.
 ///
-/// Threads that touch the memory must not block SIGBUS or SIGSEGV. The program must not replace
-/// the handlers of these signals.
+/// Threads that touch the memory must not block SIGBUS or SIGSEGV. The program must not replace the
+/// handlers of these signals.
 pub struct SwapRegion {
     window: Window,
     /// Pages that are pinned at least once.
@@ -263,7 +263,7 @@ pub struct SwapRegion {
     background: Background,
     /// The polling policy of the device, if the region opened it.
     policy: Option<&'static PolicyWord>,
-    /// Keeps other regions from the backing store, where this one opened it.
+    /// The lock that keeps other regions from the backing store, if this region opened the store.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }
@@ -304,7 +304,7 @@ impl SwapRegion {
         self.pager.kind
     }
 
-    /// Returns the bytes that are brought in and evicted together.
+    /// Returns the size of the region's pages in bytes: what is brought in and evicted together.
     pub fn page_size(&self) -> usize {
         self.pager.unit()
     }
@@ -345,8 +345,8 @@ impl SwapRegion {
 
     /// Changes the limit. A lower limit holds when this returns.
     ///
-    /// Errors: `EINVAL` for less than 64 pages; `ENOSPC` where the backing store is full; `EBUSY`
-    /// where too much is pinned; the device's errors.
+    /// Errors: `EINVAL` for less than 64 pages; `ENOSPC` if the backing store is full; `EBUSY` if
+    /// too much is pinned; the device's errors.
     pub fn set_limit(&self, bytes: usize) -> Result<(), Errno> {
         let limit = bytes / self.pager.unit();
         if limit < LEAST_LIMIT {
@@ -370,16 +370,16 @@ impl SwapRegion {
         Ok(range.start / unit..range.end.div_ceil(unit))
     }
 
-    /// Brings a range of bytes in and keeps it resident until the pin is dropped. Pages that are
-    /// out are read by requests of up to 128 KiB; the thread sleeps meanwhile.
+    /// Brings a range of bytes in and keeps it resident until the pin is dropped. Evicted pages are
+    /// read by requests of up to 128 KiB; the thread sleeps meanwhile.
     ///
-    /// Errors: `EINVAL` for a range outside the region; `ENOMEM` where more than half of the limit
-    /// would be pinned; `EIO` where a page cannot be read back.
+    /// Errors: `EINVAL` for a range outside the region; `ENOMEM` if more than half of the limit
+    /// would be pinned; `EIO` if a page cannot be read back.
     pub fn pin(&self, range: Range<usize>, access: Access) -> Result<Pin<'_>, Errno> {
         self.pin_among(range, access, self.pager.limit.get() / 2)
     }
 
-    /// Pins a range as [`SwapRegion::pin`] does, where up to `most` pages may be pinned in all.
+    /// Pins a range as [`SwapRegion::pin`] does, but permits up to `most` pinned pages in all.
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
@@ -481,7 +481,7 @@ impl SwapRegion {
     /// Releases whole pages to the kernel with their content: ordinary memory takes their place,
     /// and no limit counts them.
     ///
-    /// Errors, which change nothing: `EBUSY` where a page is pinned or released already; `EIO`;
+    /// Errors, which change nothing: `EBUSY` if a page is pinned or released already; `EIO`;
     /// `ENOMEM`.
     pub(crate) fn release_to_kernel(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.release_to_kernel(self.pages(&range)?)
@@ -493,8 +493,8 @@ impl SwapRegion {
     }
 
     /// Releases whole pages to the kernel without their content: `act` maps something there. Some
-    /// may be released already. Errors, which change nothing: `EBUSY` where a page is pinned; the
-    /// error of `act`.
+    /// pages may be released already. Errors, which change nothing: `EBUSY` if a page is pinned;
+    /// the error of `act`.
     pub(crate) fn replace<R>(&self, range: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.pager.replace(self.pages(&range)?, act)
     }
@@ -527,8 +527,8 @@ impl SwapRegion {
         self.pager.set_in_use(range.start / unit..range.end.div_ceil(unit), in_use);
     }
 
-    /// Moves the content of whole pages to pages that hold nothing. A page that is out moves
-    /// without coming in; a pinned page also stays. Errors, which change nothing: `ENOMEM`.
+    /// Moves the content of whole pages to pages that hold nothing. An evicted page moves without
+    /// being read; a pinned page also stays. Errors, which change nothing: `ENOMEM`.
     pub(crate) fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let unit = self.pager.unit();
         self.pager.move_pages(self.pages(&from)?, to / unit)

@@ -27,8 +27,9 @@ impl Run<'_> {
 }
 
 impl Pager {
-    /// Takes pages from the first of a range on, while they are out and in consecutive slots.
-    /// `take_room` takes room for one page.
+    /// Takes pages from the start of a range, as long as they are evicted and their slots are
+    /// consecutive. `take_room` takes room for one page. `None` if not even the first page can be
+    /// taken.
     pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<Run<'_>> {
         let mut run = Run { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
         for page in pages.take(MOST) {
@@ -53,13 +54,13 @@ impl Pager {
         (run.count > 0).then_some(run)
     }
 
-    /// Returns the device's byte at which a run begins, and the length of the run in bytes.
+    /// Returns the offset on the device at which a run begins, and the length of the run in bytes.
     pub fn place_of(&self, run: &Run) -> (u64, usize) {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
-    /// Maps the pages of a run with their content, releases them, and counts them. `false` if one
-    /// could not be mapped; that page stays out.
+    /// Maps the pages of a run with their content, releases them, and counts them. `false` if a
+    /// page could not be mapped; that page stays evicted.
     pub fn put_in_place(
         &self,
         mut run: Run,
@@ -86,8 +87,8 @@ impl Pager {
         all
     }
 
-    /// Brings in pages from the first of a range on. `false` if the first page did not come: the
-    /// caller brings it in by itself, which also reports the error.
+    /// Brings in pages from the start of a range. `false` if the first page could not be brought in
+    /// so. The caller then brings it in alone, which also reports the error.
     pub fn bring_in_together(&self, pages: Range<usize>, touch: Touch) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();

@@ -7,10 +7,10 @@
 //!   know of it. So every user may read its slots at any time.
 //!
 //! # When a user ends
-//! A user holds an F_OFD_SETLK lock on the byte of its number in the table's file. It alone
-//! has that open file description, so exec, exit and SIGKILL all end the lock. A user
-//! that needs slots then frees those of the users without a lock. A process that is killed
-//! while it changes the table may leave up to one word of slots allocated for good.
+//! A user holds an F_OFD_SETLK lock on the byte of its number in the table's file. No other process
+//! has that open file description, so exec, exit and SIGKILL all end the lock. A user that needs
+//! slots then frees those of the users without a lock. A process that is killed while it changes
+//! the table may leave up to one word of slots allocated for good.
 //!
 //! | change | order | effect of a kill in between |
 //! |---|---|---|
@@ -28,7 +28,7 @@ use usring_sys::{Errno, file};
 /// Processes that share a table at the same time.
 pub const MOST_USERS: usize = 32;
 
-/// State of a user's number. `TAKEN_BY + n`: user n prepares or clears it.
+/// State of a user's number. `TAKEN_BY + n`: user n is assigning or clearing the number.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
@@ -104,7 +104,7 @@ impl SlotUsers {
         &self.own[number * self.row..(number + 1) * self.row]
     }
 
-    /// Gives slots of a word to one user, their only one.
+    /// Assigns slots of a word to a user, which is then their only user.
     pub fn take(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].store(1, Ordering::Relaxed);
@@ -120,7 +120,7 @@ impl SlotUsers {
         self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Removes a user from a slot. `true` if it was the last.
+    /// Removes a user from a slot. `true` if it was the slot's last user.
     pub fn give_back(&self, user: &SlotUser, slot: u32) -> bool {
         let bit = 1 << (slot % 64);
         let before = self.row(user.number)[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
@@ -132,9 +132,10 @@ impl SlotUsers {
         self.holders[slot as usize].fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Assigns a number to a child. Its slots are freed once no process has the descriptor open.
+    /// Assigns a number to a child that will be forked. The child's slots are freed once no process
+    /// has the descriptor open.
     ///
-    /// Errors: `EAGAIN` where all numbers are in use; those of reopening the file.
+    /// Errors: `EAGAIN` if all numbers are in use; those of reopening the file.
     pub fn admit(&self, by: &SlotUser) -> Result<SlotUser, Errno> {
         let taken_by = TAKEN_BY + by.number as u64;
         let numbers = &self.head[NUMBERS..NUMBERS + MOST_USERS];
@@ -161,7 +162,7 @@ impl SlotUsers {
             if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            // The number may have been assigned anew: only the use that was seen has ended.
+            // The number may have been assigned again. Only the use that was seen above has ended.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }

@@ -73,8 +73,8 @@ impl Slots {
         self.table.users.as_ref().zip(self.user.as_ref())
     }
 
-    /// Adds a child that is about to be forked. Its slots are freed once no process has the
-    /// user's descriptor open. Errors: `EOPNOTSUPP` where the slots cannot be shared; those of
+    /// Adds a child that is about to be forked. The child's slots are freed once no process has the
+    /// user's descriptor open. Errors: `EOPNOTSUPP` if the slots cannot be shared; those of
     /// [`SlotUsers::admit`].
     pub fn admit(&self) -> Result<SlotUser, Errno> {
         self.reap();
@@ -96,7 +96,7 @@ impl Slots {
         users.lend(user, word, bits);
     }
 
-    /// In the child: returns its view of the slots.
+    /// Returns, in the child, the child's allocator on the shared slots.
     pub fn inherit(&self, user: SlotUser) -> Slots {
         let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
         Slots { table: self.table.clone(), count: self.count, next, user: Some(user) }
@@ -121,7 +121,8 @@ impl Slots {
         self.count_taken().load(Ordering::Relaxed) as usize
     }
 
-    /// Whether no slot is free. A killed process may leave the count too high.
+    /// Whether the count says that no slot is free. A process that was killed while it changed the
+    /// table may have left the count wrong.
     pub fn are_all_taken(&self) -> bool {
         self.taken() >= self.count as usize
     }
@@ -131,7 +132,8 @@ impl Slots {
         let wanted = wanted.clamp(1, LONGEST);
         loop {
             let found = self.find(wanted).or_else(|| {
-                // Not only where the count says so: a killed process may have left it too high.
+                // Reaps whatever the count says: a process that was killed in an allocation may
+                // have left it too low.
                 self.reap();
                 self.find(wanted)
             });
@@ -139,7 +141,7 @@ impl Slots {
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                // Before the slots have an owner, who may free them and lower the count.
+                // Counted before the slots have a user, who may free them and lower the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((users, own)) = self.sharing() {
                     users.take(own, index, bits);
@@ -202,7 +204,8 @@ fn starts(free: u64, length: u32) -> u64 {
     starts
 }
 
-/// Returns the first run of `wanted` bits, else the longest run of at least `least` bits.
+/// Returns the first run of `wanted` bits, else the longest run of at least `least` bits. `None` if
+/// there is no such run.
 #[inline]
 fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
     let (mut found, mut length) = (starts(free, least), least);
@@ -288,7 +291,7 @@ mod tests {
         drop(first);
         childs.reap();
         assert_eq!(childs.taken(), 10);
-        // Its number is somebody else's now, and again.
+        // The number of the first user is assigned to other processes, one after the other.
         for _ in 0..2 {
             let other = childs.admit().unwrap();
             childs.lend(&other, 3..5);

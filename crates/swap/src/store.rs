@@ -1,8 +1,8 @@
 //! The backing store: a device that is divided into slots of one unit, and its queues.
 //!
-//! A faulting thread finds its queue by its fault slot ([`usring_sys::page_fault`]). Where
-//! there are enough queues, no two threads use the same one. A thread whose queue is in
-//! use takes the next free one.
+//! A faulting thread finds its queue by its fault slot ([`usring_sys::page_fault`]). If there are
+//! enough queues, no two threads use the same one. A thread whose queue is in use takes the next
+//! free one.
 
 use crate::run::MOST;
 use crate::slots::Slots;
@@ -35,8 +35,8 @@ impl Store {
     /// Makes a store whose slots lie behind `header` bytes. It has up to `queues` store queues, as
     /// far as the device has queue pairs. With `shareable`, forked children can share the slots.
     ///
-    /// Errors: `EINVAL` where a unit is not a multiple of the device's block, or the device holds
-    /// less than one unit; the error of opening the first queue pair.
+    /// Errors: `EINVAL` if a unit is not a multiple of the device's block, or the device holds less
+    /// than one unit; the error of opening the first queue pair.
     pub fn new(device: Arc<Device>, header: u64, unit: usize, queues: usize, shareable: bool) -> Result<Self, Errno> {
         let geometry = device.geometry();
         if geometry.features.read_only || !unit.is_multiple_of(geometry.block as usize) || geometry.segments == 0 {
@@ -46,7 +46,7 @@ impl Store {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // Without shared memory, children cannot share the slots.
+        // If no shared memory can be had, children cannot share the slots.
         let shared = if shareable { Slots::shareable(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
         Self::with_slots(device, header, unit, queues, slots)
@@ -100,7 +100,8 @@ impl Store {
     }
 }
 
-/// Locks the element of a fault slot, or the next free one; waits for its own where none is free.
+/// Locks the element of a fault slot, or the next free one. If none is free, waits for the fault
+/// slot's own.
 fn one_of<T>(all: &[Mutex<T>], fault_slot: usize) -> Guard<'_, T> {
     let one = |step: usize| &all[(fault_slot + step) % all.len()];
     let free = (0..all.len()).find_map(|step| one(step).try_lock());

@@ -151,8 +151,8 @@ impl StoreQueue {
         u64::try_from(result).map_err(|_| Errno::new(result.unsigned_abs()))
     }
 
-    /// Waits for the request in flight and returns its result. A polling thread yields
-    /// the processor between two polls, and sleeps where yielding takes too long.
+    /// Waits for the request in flight and returns its result. A polling thread yields the
+    /// processor between two polls, and sleeps if yielding takes too long.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();
@@ -181,7 +181,7 @@ impl StoreQueue {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // This fails where the kernel has no memory; the caller then polls.
+            // This fails if the kernel has no memory; the caller then polls.
             let _ = epoll::wait_readable(interrupt);
         }
     }

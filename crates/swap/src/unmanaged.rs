@@ -1,5 +1,5 @@
-//! Releases parts of a region to the kernel, and takes them back. A program may want of
-//! memory what a pager cannot give: another protection, a lock, another mapping.
+//! Releases parts of a region to the kernel, and takes them back. A program may want something of
+//! its memory that a pager cannot give: another protection, a lock, another mapping.
 //!
 //! The steps of a release; each undoes the steps before it if it fails:
 //! 1. Claim the clusters, so that no thread evicts from the part.
@@ -219,7 +219,7 @@ impl Pager {
     }
 
     /// Write-protects resident pages of one cluster that the caller has taken, and makes them
-    /// readable through the alias.
+    /// readable through the contents' view.
     pub fn close_for_reading(&self, pages: &Range<usize>) -> Result<(), Errno> {
         let (offset, length) = (self.offset(pages.start), pages.len() * self.unit());
         self.mechanism.close(offset, length)?;
@@ -235,8 +235,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Copies the first pages of the range that are out and in consecutive slots. Returns their
-    /// number.
+    /// Copies the first pages of the range that are evicted and lie in consecutive slots. Returns
+    /// their number.
     fn copy_slots(&self, grip: &Grip, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
         let slot = |page: usize| match &grip.taken[page - grip.first] {
             Some(taken) if taken.before() == State::Out => Some(self.slot(taken, page)),

@@ -8,11 +8,11 @@
 //! A thread takes room before a page comes in, and releases it after a page has gone. So
 //! `resident` is never less than the number of pages in memory.
 //!
-//! Where nothing can be evicted, [`Limit::raise`] adds an `excess` to the limit, one chunk of
-//! pages at a time, for two reasons:
+//! If nothing can be evicted, [`Limit::raise`] adds an `excess` to the limit, one chunk of pages at
+//! a time, for two reasons:
 //! - Threads do not search for victims, or write in vain, for each page.
-//! - The pages that one instruction needs find room together, where they could only
-//!   displace each other.
+//! - The pages that one instruction needs find room together. Otherwise they could only displace
+//!   each other.
 //!
 //! The evictor lowers the excess as pages go.
 
@@ -80,7 +80,8 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.change();
-        // `wake_evictor` relies on a read-modify-write before it; there was none.
+        // `wake_evictor` relies on a read-modify-write just before it. There is none here, so this
+        // is a barrier.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }
@@ -98,7 +99,7 @@ impl Limit {
         self.below(HIGH)
     }
 
-    /// Takes room for `pages` pages if there is any.
+    /// Takes room for `pages` pages, if there is any.
     #[inline]
     pub fn take(&self, pages: usize) -> Share {
         let resident = self.resident.fetch_add(pages, Ordering::Relaxed) + pages;
@@ -139,12 +140,12 @@ impl Limit {
         }
     }
 
-    /// Takes room only where the evictor has nothing to do: for pages that are read ahead.
+    /// Takes room only if the evictor has nothing to do: for pages that are read ahead.
     pub fn take_spare(&self, pages: usize) -> bool {
         self.resident() + pages <= self.high() && self.take(pages) != Share::None
     }
 
-    /// Takes room whether or not there is any.
+    /// Counts pages as resident, even if there is no room for them.
     pub fn exceed(&self, pages: usize) {
         self.resident.fetch_add(pages, Ordering::Relaxed);
     }

@@ -59,7 +59,8 @@ impl Changes<'_> {
         parts
     }
 
-    /// Returns the end of the mapped start of a range, where a call that changes mappings stops.
+    /// Returns the start of the first hole in a range, or the range's end if it has no hole. A call
+    /// that changes mappings stops there.
     pub fn mapped_end(&self, range: &Range<usize>) -> usize {
         let hole = self.parts(range).into_iter().find(|part| part.owner == Owner::Nobody);
         hole.map_or(range.end, |part| part.range.start)
@@ -121,7 +122,8 @@ impl Changes<'_> {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // The pages that were dropped already are dropped again, without effect.
+            // Some pages may have been dropped already. They are dropped again later, without
+            // effect.
             self.space.keep(part, ExtentKind::Leaving);
         }
     }
@@ -134,8 +136,8 @@ impl Changes<'_> {
         }
     }
 
-    /// Unmaps a released part. Units without another mapping return to the region; the rest become
-    /// holes of the kernel's.
+    /// Unmaps a released part. Units without another mapping return to the region; the rest becomes
+    /// a hole.
     fn unmap_given(&mut self, part: &Range<usize>) -> Result<(), Errno> {
         self.space.free(part, ExtentKind::Unmanaged);
         let idle = self.space.idle_units(part);
@@ -186,7 +188,7 @@ impl Changes<'_> {
     }
 
     /// Releases a range to the kernel without its content: `act` maps something there. Errors,
-    /// which change nothing: `EBUSY` where a system call has pinned a page; the error of `act`.
+    /// which change nothing: `EBUSY` if a system call has pinned a page; the error of `act`.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.reap();
         let within = self.within(range);
@@ -225,7 +227,7 @@ impl Changes<'_> {
     }
 
     /// Carries out mremap(2) of a paged range within the region. Errors, which change nothing:
-    /// `ENOMEM` where there is no room or no memory; `EFAULT` where a page cannot be read back.
+    /// `ENOMEM` if there is no room or no memory; `EFAULT` if a page cannot be read back.
     pub fn remap(&mut self, old: &Range<usize>, length: usize, may_move: bool) -> Result<usize, Errno> {
         if length <= old.len() {
             self.unmap(&(old.start + length..old.end))?;

@@ -1,11 +1,11 @@
 //! Mechanisms on a memory file with two mappings, the program's and the pager's.
 //!
-//! - The program's mapping is closed where a page is out: by guard markers, or by protection.
-//! - The pager writes content through its own mapping before it opens the program's. So no
-//!   thread sees half of a page.
-//! - Guard markers survive freeing the file's pages only if no page is mapped through the
-//!   other mapping at that moment. `usring_sys::paged_memory` explains how its reads avoid
-//!   that; a test there shows the loss.
+//! - The program's mapping of an absent page is closed: by a guard marker, or by its protection.
+//! - The pager writes content through its own mapping before it opens the program's. So no thread
+//!   sees half of a page.
+//! - Guard markers survive freeing the file's pages only if no page is mapped through the other
+//!   mapping at that moment. `usring_sys::paged_memory` explains how the pager's reads avoid that;
+//!   a test there shows the loss.
 //! - A forked child has a file of its own, because both processes would share the parent's.
 //!   The parent copies the resident pages into it. Until the fork, these are write-protected,
 //!   so the child sees one moment of memory. The exception is a page that a system call of
@@ -99,7 +99,7 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.unguard(offset, length) } else { self.memory.permit(offset, length, true) }
     }
 
-    /// If the program dropped the page from its mapping, the file still has it.
+    /// If the program dropped the page from its mapping, the file still has the page.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno> {
         self.open(offset, length).map(|()| false)
     }
@@ -117,7 +117,7 @@ impl Mechanism for Aliased {
         self.memory.discard(offset, length)
     }
 
-    /// The file still has the pages.
+    /// The file still has the pages, so they are freed there.
     fn leave(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
     }

@@ -13,7 +13,7 @@ use usring_sys::userfault::{Telling, UserFault};
 struct Anonymous {
     memory: Arc<PagedMemory>,
     fault: Arc<UserFault>,
-    /// Whether the pager thread reads its events.
+    /// Whether the pager thread reads the events of `fault`.
     events: bool,
 }
 
@@ -101,8 +101,8 @@ impl Mechanism for Anonymous {
         done.fold(Ok(()), Result::and)
     }
 
-    /// The kernel copies the pages at a fork, and not the registration. Without one, missing pages
-    /// would read as zeroes.
+    /// The kernel copies the pages at a fork, and not the registration. Without a registration,
+    /// missing pages would read as zeroes.
     fn inherit(&self, parts: &[Range<usize>], _: Option<Copied>) -> Result<Prepared, Errno> {
         let fault = Arc::new(self.take_over(parts)?);
         let window = self.memory.inherit();
