@@ -35,6 +35,7 @@ mod exit;
 mod file_life;
 mod files_update;
 mod fixed_io;
+mod forced;
 mod fork;
 mod hostile;
 mod iopoll;

@@ -96,6 +96,12 @@ impl Request {
         self.sqe.flags & flag != 0
     }
 
+    /// Returns whether a worker of the kernel would make each attempt of the request (IOSQE_ASYNC).
+    /// A multishot waits for its file first, and its submitter makes the attempts.
+    pub fn is_forced_once(&self) -> bool {
+        self.has_flag(sqe_flags::ASYNC) && !self.multishot
+    }
+
     pub fn is_linked(&self) -> bool {
         self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
     }

@@ -1,10 +1,13 @@
 //! Bundles that send.
 
-use super::{GROUP, head, provide, ring_of, sending};
+use std::os::fd::AsRawFd;
+
+use super::{BUNDLE, GROUP, head, provide, ring_of, sending};
 use crate::buffers::{group_of, incremental_group_of};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
+use crate::sqe::{self, Change};
 use crate::transcript::Transcript;
 
 fn send(t: &mut Transcript) {
@@ -180,3 +183,23 @@ fn send_empty_at_the_end(t: &mut Transcript) {
     }
 }
 case!(send_empty_at_the_end => include_str!("send_empty_at_the_end.txt"));
+
+/// Without BUFFER_SELECT the kernel sends a second time, when nothing is left. A datagram socket's
+/// peer gets an empty message.
+fn send_without_group(t: &mut Transcript) {
+    for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
+        for length in [3, 0] {
+            t.say(format_args!("kind {kind} length {length}"));
+            let mut ring = Ring::new(8);
+            let (socket, peer) = files::sockets_of(kind);
+            ring.push(sqe::send(socket.as_raw_fd(), &b"abc"[..length], 1).with(|sqe| sqe.ioprio = BUNDLE));
+            t.result("submit", ring.submit());
+            t.in_order(&ring.reap());
+            files::set_nonblocking(&peer, true);
+            for _ in 0..3 {
+                t.say(format_args!("{:?}", files::take(&peer, 8)));
+            }
+        }
+    }
+}
+case!(send_without_group => include_str!("send_without_group.txt"));

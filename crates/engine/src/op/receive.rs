@@ -179,9 +179,12 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
 /// Returns a buffer that holds nothing to its group.
 fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
+    // A worker of the kernel has used up the buffer of a ring when it begins.
+    let keeps = request.is_forced_once();
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
         IssueOutcome::Done(answer) if answer.result > 0 => locked.groups.used(buffer, answer.result as u32),
+        _ if keeps && buffer.from_ring => {}
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More if started => {
             // No other request may have the part that is still to be filled.
             let length = buffer.length;
@@ -291,7 +294,8 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
 /// Takes a buffer of the request's group; its length bounds the receive.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
-    let buffer = locked.groups.select(request.sqe.buf_index, wanted, || false)?;
+    let keeps = request.is_forced_once();
+    let buffer = locked.groups.select(request.sqe.buf_index, wanted, || keeps)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     request.buffer = Some(buffer);
     Ok(())

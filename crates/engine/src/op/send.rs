@@ -49,7 +49,7 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     let transfer = transfer_of(request)?;
     let outcome = attempt(transfer, number);
     if transfer.has(BUNDLE) && !waited {
-        return Ok(end_of_bundle(locked, request, outcome));
+        return end_of_bundle(locked, request, outcome);
     }
     Ok(outcome)
 }
@@ -83,18 +83,35 @@ fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(false)
 }
 
-/// Ends a bundle that has no BUFFER_SELECT. The kernel posts its result with F_MORE, goes on to a
-/// next buffer, and finds none: the last CQE has the result 0.
+/// Ends a bundle that has no BUFFER_SELECT. The kernel posts its result with F_MORE and sends once
+/// more, from memory of which nothing is left. So the peer of a datagram socket gets an empty
+/// message. The last CQE has that send's result.
 #[cold]
-fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> IssueOutcome {
-    match outcome {
-        IssueOutcome::Done(answer)
-            if answer.result > 0 && complete::post_more(locked, request.sqe.user_data, answer.result, 0) =>
-        {
-            IssueOutcome::done(0)
-        }
-        outcome => outcome,
+fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> Result<IssueOutcome, Errno> {
+    let IssueOutcome::Done(answer) = outcome else { return Ok(outcome) };
+    if answer.result <= 0 || !complete::post_more(locked, request.sqe.user_data, answer.result, 0) {
+        return Ok(outcome);
     }
+    let number = request.file.number;
+    let transfer = transfer_of(request)?;
+    transfer.advance(transfer.left());
+    transfer.done = 0;
+    Ok(attempt(transfer, number))
+}
+
+/// Returns whether the request is a bundle that sends.
+pub(crate) fn is_bundle(request: &Request) -> bool {
+    request.sqe.opcode == opcode::SEND && request.sqe.ioprio & BUNDLE != 0
+}
+
+/// Begins a bundle as the kernel's worker does, which may not post several completions. It cancels
+/// the bundle if there is room to send to. Otherwise the bundle waits for room and begins again.
+#[cold]
+pub(crate) fn begin_forced_bundle(request: &Request) -> IssueOutcome {
+    if is_ready(request.file.number) {
+        return IssueOutcome::done(Errno::ECANCELED.negative());
+    }
+    IssueOutcome::PollsFirst
 }
 
 /// Makes one call; returns its outcome.

@@ -1,6 +1,6 @@
 //! IO_DRAIN: a request that waits for all earlier ones, and the requests behind it.
 
-use crate::request::RequestEntry;
+use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::waiting::rights;
 use alloc::collections::VecDeque;
@@ -93,9 +93,16 @@ impl Drain {
     }
 }
 
+/// Has a request be issued as if it had IOSQE_ASYNC. The kernel does so with each request that is
+/// submitted while the ring drains, even if the request has nothing to wait for.
+pub(crate) fn force(request: &mut Request) {
+    request.sqe.flags |= sqe_flags::ASYNC;
+}
+
 /// Queues a request behind those it waits for; starts it at once if there is none.
 pub(crate) fn defer(locked: &mut LockedRing, mut request: RequestEntry) {
     let drains = locked.drain.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
+    force(&mut request);
     rights::mark_for_later(&mut request);
     let mut members = 1;
     let mut link = &request.link;

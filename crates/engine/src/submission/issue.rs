@@ -151,15 +151,20 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
         return None;
     }
+    let waits_for_file = request.row.poll_events != 0 || matches!(request.operation, Operation::Poll(_));
     let polls = || {
         let identity = descriptor::identity(request.file.number);
-        request.row.poll_events != 0 && identity.is_ok_and(|identity| identity.can_wait())
+        waits_for_file && identity.is_ok_and(|identity| identity.can_wait())
     };
     let can_repeat = || polls() && !fast_poll::is_unpolled_device(request.file.number);
     let takes_of_ring = request.has_flag(sqe_flags::BUFFER_SELECT) || request.row.takes_of_ring;
-    if request.multishot && !can_repeat() {
+    let is_bundle = send::is_bundle(request);
+    if (request.multishot || is_bundle) && !can_repeat() {
         // The request would wait for its file more than once, and cannot.
         return Some(IssueOutcome::done(Errno::EBADFD.negative()));
+    }
+    if is_bundle {
+        return Some(send::begin_forced_bundle(request));
     }
     let works = request.row.work.is_some() && request.progress == Progress::New && !takes_of_ring;
     if polls() {

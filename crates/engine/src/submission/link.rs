@@ -6,7 +6,7 @@ use crate::op::read_write;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::issue::{self, Answer};
-use crate::submission::submit;
+use crate::submission::{drain, submit};
 use crate::waiting::{rights, timeout};
 use alloc::vec::Vec;
 use usring_sys::Errno;
@@ -34,7 +34,10 @@ pub(crate) fn takes(locked: &LockedRing, request: &Request) -> bool {
 }
 
 /// Adds a request to the chain; the first without a link flag ends it.
-pub(crate) fn append(locked: &mut LockedRing, request: RequestEntry) {
+pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
+    if locked.drain.is_active() {
+        drain::force(&mut request);
+    }
     let ends = !request.is_linked();
     if request.has_flag(sqe_flags::IO_DRAIN)
         && let Some(head) = locked.chain.members.first_mut()

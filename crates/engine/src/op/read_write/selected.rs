@@ -9,11 +9,12 @@ use usring_sys::{Errno, descriptor};
 
 /// Takes a buffer of the request's group; its length bounds the read.
 pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+    let is_forced = request.is_forced_once();
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
     let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
     let number = request.file.number;
-    let waits_never = || descriptor::identity(number).is_ok_and(|identity| !identity.can_wait());
-    let buffer = locked.groups.select(request.sqe.buf_index, wanted, waits_never)?;
+    let keeps = || is_forced || descriptor::identity(number).is_ok_and(|identity| !identity.can_wait());
+    let buffer = locked.groups.select(request.sqe.buf_index, wanted, keeps)?;
     transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     transfer.total = transfer.first.length;
     request.buffer = Some(buffer);
@@ -22,7 +23,8 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
 
 /// Returns the buffer of a ring where the request is going to wait for its file; the request
 /// takes one again when the file is ready. A failed request also returns it, if its file is of a
-/// kind that is polled. A worker keeps the buffer, and so does a request with a classic one.
+/// kind that is polled. A worker keeps the buffer. So do a request with a classic buffer, and a
+/// request that the kernel would have left to a worker.
 pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
     let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
@@ -39,7 +41,7 @@ pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outc
         IssueOutcome::Done(answer) => answer.result < 0 && from_ring && polled(),
         _ => false,
     };
-    if from_ring && gives_back {
+    if from_ring && gives_back && !request.is_forced_once() {
         let buffer = request.buffer.take();
         locked.groups.give_back(buffer);
     }

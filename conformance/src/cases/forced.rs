@@ -1,0 +1,261 @@
+//! Requests that the kernel leaves to its workers: those with IOSQE_ASYNC, and those that are
+//! submitted while a ring drains. Such a worker waits for a file by a poll. It begins no request
+//! that may post several completions, and uses up a buffer ring's buffer at its first attempt.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
+
+use crate::buffers::{Group, group_of, incremental_group_of};
+use crate::files;
+use crate::memory::Pages;
+use crate::net::{self, Family};
+use crate::ring::Ring;
+use crate::sqe::{Change, nop, poll, send, sqe};
+use crate::transcript::Transcript;
+
+const GROUP: u16 = 3;
+const BUNDLE: u16 = u::IORING_RECVSEND_BUNDLE as u16;
+
+/// How a request comes to a worker: by its own flag, or by a drain.
+const WAYS: [(&str, u8); 2] = [("IOSQE_ASYNC", sqe_flags::ASYNC), ("IOSQE_IO_DRAIN", sqe_flags::IO_DRAIN)];
+
+fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
+    ring.push(sqe.flagged(way));
+    t.result("submit", ring.submit());
+}
+
+/// Returns a request that takes its buffers from the group.
+fn selecting(opcode: u8, fd: &OwnedFd, options: u16) -> Sqe {
+    sqe(opcode, fd.as_raw_fd(), 1).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
+        sqe.ioprio = options;
+        sqe.buf_index = GROUP;
+    })
+}
+
+/// Prints how far the group has been used up.
+fn print_head(t: &mut Transcript, ring: &Ring) {
+    let mut status: u::io_uring_buf_status = crate::memory::zeroed();
+    status.buf_group = u32::from(GROUP);
+    assert_eq!(ring.register(super::reg::PBUF_STATUS, &raw mut status, 1), 0);
+    t.say(format_args!("head {}", status.head));
+}
+
+fn poll_multishot(t: &mut Transcript) {
+    for (name, way) in WAYS {
+        for is_ready in [false, true] {
+            t.say(format_args!("{name}, ready {is_ready}"));
+            let mut ring = Ring::new(8);
+            let (reader, writer) = files::sockets();
+            if is_ready {
+                files::put(&writer, b"x");
+            }
+            let polling = poll(reader.as_raw_fd(), libc::POLLIN, 1).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI);
+            submit(t, &mut ring, polling, way);
+            if is_ready {
+                t.in_order(&ring.wait(1));
+            }
+            files::put(&writer, b"y");
+            t.in_order(&ring.wait(1));
+        }
+    }
+}
+case!(poll_multishot => "
+    IOSQE_ASYNC, ready false
+    submit = 1
+    cqe 1: 1 MORE
+    IOSQE_ASYNC, ready true
+    submit = 1
+    cqe 1: 1 MORE
+    cqe 1: 1 MORE
+    IOSQE_IO_DRAIN, ready false
+    submit = 1
+    cqe 1: 1 MORE
+    IOSQE_IO_DRAIN, ready true
+    submit = 1
+    cqe 1: 1 MORE
+    cqe 1: 1 MORE
+");
+
+fn accept_multishot(t: &mut Transcript) {
+    for (name, way) in WAYS {
+        t.say(name);
+        let mut ring = Ring::new(8);
+        assert_eq!(ring.register(super::reg::FILES, [-1i32; 4].as_ptr(), 4), 0);
+        let (listener, address) = net::listener(Family::V4);
+        let _first = net::connected(Family::V4, &address);
+        let accepting = net::accept(listener.as_raw_fd(), 1).with(|sqe| {
+            sqe.ioprio = u::IORING_ACCEPT_MULTISHOT as u16;
+            sqe.file_index = u::IORING_FILE_INDEX_ALLOC as u32;
+        });
+        submit(t, &mut ring, accepting, way);
+        t.in_order(&ring.wait(1));
+        let _second = net::connected(Family::V4, &address);
+        t.in_order(&ring.wait(1));
+    }
+}
+case!(accept_multishot => "
+    IOSQE_ASYNC
+    submit = 1
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+    IOSQE_IO_DRAIN
+    submit = 1
+    cqe 1: 0 MORE
+    cqe 1: 1 MORE
+");
+
+/// A bundle that sends is cancelled if there is room to send to, with or without a group.
+fn send_bundle(t: &mut Transcript) {
+    for (name, way) in WAYS {
+        for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
+            for selects in [false, true] {
+                t.say(format_args!("{name}, kind {kind}, selects {selects}"));
+                let mut ring = Ring::new(8);
+                let memory = Pages::new(1);
+                let mut group = group_of(&ring, &memory, 8, GROUP);
+                group.add_slots(0..2);
+                let (socket, peer) = files::sockets_of(kind);
+                submit(t, &mut ring, bundle(&socket, selects), way);
+                t.in_order(&ring.wait(1));
+                print_head(t, &ring);
+                t.say(format_args!(
+                    "readable: {}",
+                    files::is_readable_within(peer.as_raw_fd(), std::time::Duration::ZERO)
+                ));
+            }
+        }
+    }
+}
+case!(send_bundle => include_str!("forced/send_bundle.txt"));
+
+fn bundle(socket: &OwnedFd, selects: bool) -> Sqe {
+    if selects {
+        return selecting(opcode::SEND, socket, BUNDLE);
+    }
+    send(socket.as_raw_fd(), b"abc", 1).with(|sqe| sqe.ioprio = BUNDLE)
+}
+
+/// It is cancelled as well when the room that it has waited for is there.
+fn send_bundle_waits(t: &mut Transcript) {
+    for (name, way) in WAYS {
+        t.say(name);
+        let mut ring = Ring::new(8);
+        let (socket, peer) = files::sockets();
+        files::fill(&socket);
+        submit(t, &mut ring, bundle(&socket, false), way);
+        crate::time::long_enough_to_notice();
+        t.in_order(&ring.reap());
+        files::set_nonblocking(&peer, true);
+        while files::take(&peer, 1 << 16).is_ok_and(|bytes| !bytes.is_empty()) {}
+        t.in_order(&ring.wait(1));
+        t.say(format_args!("readable: {}", files::is_readable_within(peer.as_raw_fd(), std::time::Duration::ZERO)));
+    }
+}
+case!(send_bundle_waits => "
+    IOSQE_ASYNC
+    submit = 1
+    no cqe
+    cqe 1: -ECANCELED
+    readable: false
+    IOSQE_IO_DRAIN
+    submit = 1
+    no cqe
+    cqe 1: -ECANCELED
+    readable: false
+");
+
+/// The events that end a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    Data,
+    EndOfFile,
+    Cancellation,
+}
+
+const ENDINGS: [Ending; 3] = [Ending::Data, Ending::EndOfFile, Ending::Cancellation];
+
+/// Ends the receive that waits, and prints its completion.
+fn end(t: &mut Transcript, ring: &mut Ring, peer: &OwnedFd, ending: Ending) {
+    match ending {
+        Ending::Data => assert_eq!(files::put(peer, b"abc"), 3),
+        Ending::EndOfFile => files::shut_down(peer, libc::SHUT_WR),
+        Ending::Cancellation => t.result("cancel", super::sync_cancel::by_user_data(ring, 1)),
+    }
+    t.in_order(&ring.wait(1));
+}
+
+/// Registers a group for a ring.
+type MakeGroup = fn(&Ring, &Pages, u32, u16) -> Group;
+
+fn keeps_buffer(t: &mut Transcript) {
+    let make: [MakeGroup; 2] = [group_of, incremental_group_of];
+    for (name, way) in WAYS {
+        for (incremental, make) in make.into_iter().enumerate() {
+            for opcode in [opcode::RECV, opcode::READ] {
+                for ending in ENDINGS {
+                    t.say(format_args!("{name}, incremental {incremental}, opcode {opcode}, {ending:?}"));
+                    let mut ring = Ring::new(8);
+                    let memory = Pages::new(1);
+                    let mut group = make(&ring, &memory, 8, GROUP);
+                    group.add_slots(0..2);
+                    let (socket, peer) = files::sockets();
+                    submit(t, &mut ring, selecting(opcode, &socket, 0), way);
+                    crate::time::long_enough_to_notice();
+                    t.in_order(&ring.reap());
+                    print_head(t, &ring);
+                    end(t, &mut ring, &peer, ending);
+                    print_head(t, &ring);
+                    t.say(group.state(0));
+                }
+            }
+        }
+    }
+}
+case!(keeps_buffer => include_str!("forced/keeps_buffer.txt"));
+
+fn keeps_no_classic_buffer(t: &mut Transcript) {
+    for (name, way) in WAYS {
+        for opcode in [opcode::RECV, opcode::READ] {
+            for ending in ENDINGS {
+                t.say(format_args!("{name}, opcode {opcode}, {ending:?}"));
+                let mut ring = Ring::new(8);
+                let memory = Pages::new(1);
+                let (address, buf_index) = (memory.at(0), GROUP);
+                let providing = sqe(opcode::PROVIDE_BUFFERS, 1, 9);
+                t.entry(&ring.one(Sqe { addr: address, len: 16, buf_index, ..providing }));
+                let (socket, peer) = files::sockets();
+                submit(t, &mut ring, selecting(opcode, &socket, 0), way);
+                crate::time::long_enough_to_notice();
+                t.in_order(&ring.reap());
+                end(t, &mut ring, &peer, ending);
+                t.entry(&ring.one(Sqe { buf_index, ..sqe(opcode::REMOVE_BUFFERS, 1, 10) }));
+            }
+        }
+    }
+}
+case!(keeps_no_classic_buffer => include_str!("forced/keeps_no_classic_buffer.txt"));
+
+/// Of a chain that drains, the head is forced, the member that drains, and those behind it.
+fn chain_behind_drain(t: &mut Transcript) {
+    for place in 0..3 {
+        for drains in (0..3).filter(|drains| place == 0 || place >= *drains) {
+            t.say(format_args!("bundle at {place}, drain at {drains}"));
+            let mut ring = Ring::new(8);
+            let (socket, _peer) = files::sockets();
+            for at in 0..3 {
+                let request = if at == place { bundle(&socket, false) } else { nop(2 + at) };
+                let request = if at == drains { request.flagged(sqe_flags::IO_DRAIN) } else { request };
+                ring.push(if at < 2 { request.flagged(sqe_flags::IO_HARDLINK) } else { request });
+            }
+            t.result("submit", ring.submit());
+            let entries = ring.wait(3);
+            let several = entries.iter().any(|entry| entry.flags & u::IORING_CQE_F_MORE != 0);
+            t.sorted(&entries);
+            if several {
+                t.sorted(&ring.wait(1));
+            }
+        }
+    }
+}
+case!(chain_behind_drain => include_str!("forced/chain_behind_drain.txt"));
