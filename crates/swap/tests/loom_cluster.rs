@@ -1,5 +1,5 @@
-//! Models of a cluster's gate, with the pages behind it: what a thread puts in
-//! place is not dropped by an eviction that does not know of it.
+//! Models of a cluster's gate and the pages behind it. An eviction must not unmap a page that
+//! another thread maps at the same time.
 #![cfg(loom)]
 
 use loom::cell::Cell;
@@ -9,14 +9,14 @@ use usring_swap::page::{Page, Pins, State};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32};
 
-/// Two pages of one cluster, and which of them are mapped.
+/// A cluster of two pages. `mapped` says which pages are mapped.
 struct Cluster {
     gate: AtomicU32,
     words: [AtomicU32; 2],
     mapped: [Cell<bool>; 2],
 }
 
-// SAFETY: loom checks who uses the cells.
+// SAFETY: loom reports unsynchronized accesses to the cells.
 unsafe impl Sync for Cluster {}
 
 impl Cluster {
@@ -38,7 +38,7 @@ impl Cluster {
         Page::new(&self.words[index])
     }
 
-    /// As a fault does it.
+    /// Maps a page as a fault does.
     fn bring_in(&self, index: usize) {
         let Some(taken) = self.page(index).take(State::Untouched, Pins::Ignored) else { return };
         let _inside = self.gate().enter();
@@ -46,7 +46,8 @@ impl Cluster {
         taken.release(State::Dirty);
     }
 
-    /// As an eviction does it: what is not known to be mapped may lie in the run.
+    /// Evicts as the pager does: unmaps, in one run, the pages that it took and the pages that are
+    /// not resident.
     fn evict(&self) {
         let Some(mut claim) = self.gate().claim() else { return };
         let taken = {

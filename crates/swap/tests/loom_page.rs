@@ -1,5 +1,8 @@
-//! Models of a page's word: one owner at a time, who sees what the last one left;
-//! nobody sleeps through a release; a pinned page does not go out.
+//! Models of a page's word:
+//!
+//! - A page has one owner at a time, who sees the changes of the previous owner.
+//! - No thread misses a release and sleeps on.
+//! - A pinned page is not evicted.
 #![cfg(loom)]
 
 use loom::cell::Cell;
@@ -8,13 +11,13 @@ use usring_swap::page::{Page, Pinned, Pins, State};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32};
 
-/// A page and what belongs to its owner.
+/// A page. Only its owner may access the slot.
 struct Paged {
     word: AtomicU32,
     slot: Cell<u32>,
 }
 
-// SAFETY: loom checks who uses the cell.
+// SAFETY: loom reports unsynchronized accesses to the cell.
 unsafe impl Sync for Paged {}
 
 impl Paged {
@@ -26,8 +29,7 @@ impl Paged {
         Page::new(&self.word)
     }
 
-    /// Takes the page in whatever state it is, changes what is its owner's, and
-    /// gives it back.
+    /// Takes the page in any state, changes its slot, and releases it in the state `next`.
     fn own(&self, next: State) {
         loop {
             match self.page().state() {
@@ -99,7 +101,8 @@ fn a_page_is_never_both_pinned_and_evicted() {
     });
 }
 
-/// Pins come and go while a page is somebody's, and nothing of them is lost.
+/// A page may be pinned and unpinned while a thread owns it. The owner's release must keep the
+/// number of pins.
 #[test]
 fn a_pin_survives_an_owner_that_ignores_pins() {
     loom::model(|| {

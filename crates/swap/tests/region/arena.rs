@@ -1,10 +1,10 @@
-//! The allocator over a region: blocks do not overlap, keep what is written to
-//! them whatever is evicted, and give back what they took.
+//! The allocator over a region. Blocks do not overlap, keep their content through evictions, and
+//! free their memory.
 
 use crate::common::{MIB, Random, factor, mechanisms, region};
 use usring_swap::Arena;
 
-/// A block, and the byte that fills it.
+/// A block, and the byte that the test filled it with.
 struct Block {
     address: usize,
     size: usize,
@@ -13,7 +13,7 @@ struct Block {
 
 impl Block {
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the arena gave it to this thread, and nobody freed it.
+        // SAFETY: the arena allocated the block for this thread, and it has not been freed.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.size) }
     }
 }
@@ -59,7 +59,7 @@ fn blocks_keep_their_contents_and_free_their_memory() {
         });
         let statistics = arena.region().statistics();
         assert!(statistics.evicted > 0, "{statistics:?}");
-        // What is left are pages of small blocks.
+        // Only pages of small blocks are left. The arena does not discard those.
         assert!(statistics.slots_taken + statistics.resident < 400, "{statistics:?}");
         let (large, _) = arena.allocate(arena.region().size() / 4, 1).expect("room for one large block");
         arena.free(large);

@@ -1,5 +1,5 @@
-//! Which stores a region takes: those that keep what is written, have room for all of it, and hold
-//! nothing that somebody may want.
+//! Which stores a region accepts: a store must keep what is written, have room for all of the
+//! region, and hold no data of others.
 
 use crate::common::{MIB, PAGE, region, word};
 use std::fs::File;
@@ -12,13 +12,13 @@ use usring_sys::Errno;
 
 const SIZE: usize = 2 * MIB;
 const LIMIT: usize = MIB;
-/// With the header.
+/// Size of a store with its header, in bytes.
 const ROOM: usize = SIZE + PAGE;
 
 struct Store(TempDir);
 
 impl Store {
-    /// A file of zeroes, as truncate(1) makes it.
+    /// Creates a sparse file of zeroes, as truncate(1) does.
     fn new() -> Store {
         let store = Store(tempfile::tempdir().unwrap());
         File::create(store.path()).unwrap().set_len(ROOM as u64).unwrap();
@@ -46,7 +46,7 @@ fn refused(backing: &str) -> Refusal {
     build(backing).err().unwrap_or_else(|| panic!("{backing} is accepted"))
 }
 
-/// Writes to all pages, and reads them back.
+/// Writes to all pages and checks what it reads back.
 fn use_all(region: &SwapRegion) {
     for offset in (0..SIZE).step_by(PAGE) {
         word(region, offset).store(offset as u64 + 1, Ordering::Relaxed);
@@ -88,13 +88,13 @@ fn a_read_only_store_is_refused() {
 #[test]
 fn a_file_of_zeroes_is_accepted_and_later_recognised_by_its_header() {
     let store = Store::new();
-    // As dd(1) makes it: data that are zeroes.
+    // A file of zeroes that is not sparse, as dd(1) makes it.
     store.write(&vec![0; ROOM], 0);
     use_all(&build(&store.text()).unwrap());
     let left = std::fs::read(store.path()).unwrap();
     assert!(left.starts_with(b"usring swap store"), "no header");
     assert!(left[PAGE..].iter().any(|byte| *byte != 0), "nothing was swapped");
-    // The pages of an earlier run, killed or not, are no obstacle.
+    // A store with the pages of an earlier run is accepted, even if that run was killed.
     use_all(&build(&store.text()).unwrap());
 }
 

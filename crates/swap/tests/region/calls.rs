@@ -1,4 +1,4 @@
-//! System calls on pages that are out, and on pages that are kept in.
+//! System calls on evicted pages, and on pages that are kept resident.
 
 use crate::common::{MIB, PAGE, factor, mechanisms, region, word};
 use crate::switch;
@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 use usring_swap::{Access, Mechanism, SwapRegion};
 use usring_sys::Errno;
 
-/// A region all of whose pages were written to, the first ones first.
+/// Returns a region whose pages were all written to, in ascending order. So the first pages are
+/// evicted.
 fn used(mechanism: Mechanism) -> SwapRegion {
     let limit = MIB * factor(mechanism);
     let mut region = region(8 * limit, limit, "ram:size=128M").mechanism(mechanism).readahead(0).build().unwrap();
@@ -23,7 +24,7 @@ fn resident_pages_can_be_read_and_written_by_system_calls() {
         let range = 10..10 + 40_000;
         let content = region.as_slice()[range.clone()].to_vec();
         for round in 0..3 {
-            // Out again.
+            // Evict the pages of the range again.
             region.as_mut_slice()[MIB..].iter_mut().step_by(PAGE).for_each(|byte| *byte = 8 + round);
             let written = region.with_resident(range.clone(), Access::Read, |bytes| writer.write_all(bytes));
             written.unwrap().unwrap();
@@ -44,7 +45,7 @@ fn a_system_call_on_an_evicted_page_fails_unless_a_thread_serves_it() {
     for mechanism in mechanisms() {
         let region = used(mechanism);
         let (_reader, writer) = std::io::pipe().unwrap();
-        // SAFETY: within the region; the kernel says what it thinks of it.
+        // SAFETY: the bytes are within the region, and the kernel checks its access to them.
         let answer = unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&writer), region.as_ptr().cast(), 100) };
         match mechanism {
             Mechanism::Thread => assert_eq!(answer, 100),
@@ -109,7 +110,7 @@ fn pages_that_are_pinned_together_are_read_together() {
         };
         let pinned = limit / 2 / unit;
         for access in [Access::Read, Access::Write] {
-            // The last are in memory, the first are not.
+            // The last pages are resident now, and the first are evicted.
             fill(0);
             let before = (switch.reads.load(Ordering::Relaxed), region.statistics());
             let pin = region.pin(0..pinned * unit, access).unwrap();
@@ -122,7 +123,7 @@ fn pages_that_are_pinned_together_are_read_together() {
             (0..pinned).for_each(|page| assert_eq!(word(&region, page * unit).load(Ordering::Relaxed), page as u64));
             drop(pin);
         }
-        // Nor is a page lost that cannot be read just now.
+        // A failed read must not lose a page either.
         fill(0);
         switch.fails_reads.store(true, Ordering::Relaxed);
         assert_eq!(region.pin(0..pinned * unit, Access::Read).err(), Some(Errno::EIO), "{mechanism}");

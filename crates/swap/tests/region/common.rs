@@ -1,4 +1,4 @@
-//! What the tests of regions have in common.
+//! Helpers that several tests of regions use.
 
 use std::ffi::c_void;
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ pub const PAGE: usize = 4096;
 
 struct Argument(*mut c_void);
 
-// SAFETY: handed to one thread.
+// SAFETY: only one thread receives the argument.
 unsafe impl Send for Argument {}
 
 impl Argument {
@@ -28,20 +28,20 @@ fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(),
     Ok(())
 }
 
-/// Once for the process: threads that the standard library knows.
+/// Makes usring start its threads by the standard library. Only the first call has an effect.
 pub fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| thread::set_spawner(spawn));
 }
 
-/// A region on a device that is given in words.
+/// Returns a builder of a region on the device that the SPEC `backing` describes.
 pub fn region(size: usize, limit: usize, backing: &str) -> Builder {
     prepare();
     SwapRegion::builder().size(size).limit(limit).backing(backing).expect("a device in words")
 }
 
-/// The mechanisms that work here; at least those that need no privilege and this
-/// kernel is known to have.
+/// Returns the mechanisms that work here. Panics if `mprotect` does not, because it needs no
+/// privilege.
 pub fn mechanisms() -> Vec<Mechanism> {
     prepare();
     usring_sys::user_memory::install_fault_handler();
@@ -50,20 +50,21 @@ pub fn mechanisms() -> Vec<Mechanism> {
     works
 }
 
-/// Units of the coarse mechanism are larger, and so is its least limit.
+/// Returns the factor for a region's size and limit: `mprotect` has larger units, and therefore a
+/// higher minimum limit.
 pub fn factor(mechanism: Mechanism) -> usize {
     if mechanism == Mechanism::Protect { 16 } else { 1 }
 }
 
-/// The word at a byte of a region.
+/// Returns the word at a byte offset of a region.
 pub fn word(region: &SwapRegion, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= region.size() && offset.is_multiple_of(8));
-    // SAFETY: the region is mapped while it is borrowed, any bytes are a word, and
-    // the tests that share a region use it by atomics alone.
+    // SAFETY: the region is mapped while it is borrowed. Any bytes are a valid word. Tests that
+    // share a region access it by atomic operations only.
     unsafe { &*region.as_ptr().add(offset).cast() }
 }
 
-/// A device in words, and its policy.
+/// Opens the device that the SPEC `text` describes. Returns it with its polling policy.
 pub fn device(text: &str) -> (Arc<Device>, &'static PolicyWord) {
     let spec = usring_device::spec::parse(text).expect("a device in words");
     let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
@@ -72,7 +73,7 @@ pub fn device(text: &str) -> (Arc<Device>, &'static PolicyWord) {
     (Arc::new(Device::new(driver, policy, true)), policy)
 }
 
-/// Runs a test of this binary in a process of its own, in which [`is_child`] is true.
+/// Runs a test of this binary in a new process, in which [`is_child`] is true.
 pub fn run_child(test: &str, prepare: impl FnOnce(&mut Command)) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");
@@ -86,7 +87,7 @@ pub fn is_child() -> bool {
 
 const CHILD: &str = "USRING_SWAP_TEST_CHILD";
 
-/// A sequence of numbers of no quality.
+/// A fast generator of random numbers, good enough for tests. The state must not be 0.
 pub struct Random(pub u64);
 
 impl Random {

@@ -1,5 +1,5 @@
-//! What goes wrong: devices that fail, stores that are full. Nothing is lost, and
-//! no page is ever made up.
+//! Failing devices, full stores, and programs that interfere. No content is lost, and no page ever
+//! shows content that was not written to it.
 
 use crate::common::{MIB, PAGE, device, factor, is_child, mechanisms, region, run_child, word};
 use crate::switch;
@@ -8,12 +8,12 @@ use std::process::Output;
 use std::sync::atomic::Ordering;
 use usring_swap::{Builder, Mechanism, SwapRegion};
 
-/// A region on memory that has no room for all of it.
+/// Returns a builder of a region on a RAM device of `store` bytes, which may be less than `size`.
 fn small(size: usize, limit: usize, store: usize) -> Builder {
     SwapRegion::builder().size(size).limit(limit).device(device(&format!("ram:size={store}")).0)
 }
 
-/// Writes to each page a number of its own.
+/// Writes a different number to each page.
 fn number_pages(region: &SwapRegion) {
     for page in 0..region.size() / region.page_size() {
         word(region, page * region.page_size()).store(page as u64 + 1, Ordering::Relaxed);
@@ -78,7 +78,7 @@ fn pages_stay_resident_while_all_writes_fail_and_are_evicted_later() {
 #[test]
 fn a_lowered_limit_is_kept_while_the_evictor_runs() {
     for mechanism in mechanisms() {
-        // Few clusters, so that they meet.
+        // Few clusters, so that the evictor and this thread often want the same one.
         let limit = 128 * PAGE * factor(mechanism);
         let region = region(2 * limit, limit, "ram:size=64M").mechanism(mechanism).build().unwrap();
         for _ in 0..100 {
@@ -102,7 +102,7 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
         let region = builder.mechanism(mechanism).build().unwrap();
         number_pages(&region);
         switch.fails_reads.store(true, Ordering::Relaxed);
-        // Some of these are out.
+        // Some of these pages are evicted.
         let sum: u64 = (0..64).map(|page| word(&region, page * region.page_size()).load(Ordering::Relaxed)).sum();
         panic!("read {sum}, which nobody can know");
     }
@@ -116,11 +116,11 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
     }
 }
 
-/// In a process of its own, that does not live long: with a mechanism, a region whose
-/// pages are numbered.
+/// Runs `work` once for each mechanism, in a new process, on a region whose pages are numbered.
+/// `check` judges how the process ended.
 fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
     if is_child() {
-        // SAFETY: what hangs, ends.
+        // SAFETY: a plain system call. The alarm ends a test that hangs.
         unsafe { libc::alarm(60) };
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
         let limit = MIB / 2 * factor(mechanism);
@@ -136,7 +136,8 @@ fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
     }
 }
 
-/// A file of memory that somebody cuts off is what a kernel without memory looks like.
+/// A touch beyond the end of a truncated memory file raises SIGBUS, as does a kernel that has no
+/// memory left.
 #[test]
 fn memory_that_the_kernel_refuses_raises_sigbus() {
     let cut_off = |region: SwapRegion| {
@@ -146,7 +147,7 @@ fn memory_that_the_kernel_refuses_raises_sigbus() {
                 std::fs::File::options().write(true).open(path).unwrap().set_len(0).unwrap();
             }
         }
-        // In memory: it is the last that was used.
+        // The last page was used last, so it is resident.
         word(&region, region.size() - region.page_size()).fetch_add(0, Ordering::Relaxed);
         check_pages(&region);
     };
@@ -156,7 +157,7 @@ fn memory_that_the_kernel_refuses_raises_sigbus() {
             Mechanism::Guard | Mechanism::Protect => {
                 assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{mechanism}: {:?} {said}", output.status);
             }
-            // They have no file.
+            // These mechanisms use no file.
             Mechanism::UserFault | Mechanism::Thread => assert!(output.status.success(), "{mechanism}: {said}"),
         }
     });
@@ -165,9 +166,10 @@ fn memory_that_the_kernel_refuses_raises_sigbus() {
 #[test]
 fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     let protect = |region: SwapRegion| {
-        // In memory: it is the last that was used.
+        // The last page was used last, so it is resident.
         let last = region.size() - region.page_size();
-        // SAFETY: within the region; it is touched no more but to die of it.
+        // SAFETY: the page is within the region. A write to it ends the process, as the test
+        // expects.
         unsafe {
             libc::mprotect(region.as_ptr().add(last).cast(), region.page_size(), libc::PROT_READ);
         }
@@ -176,7 +178,7 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     };
     let test = "failures::a_write_to_pages_that_the_program_protected_raises_sigsegv";
     in_child(test, protect, |mechanism, output| {
-        // The mechanism that works by protection cannot know whose it is.
+        // `mprotect` cannot distinguish the program's protection from its own.
         if mechanism != Mechanism::Protect {
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{mechanism}: {:?} {said}", output.status);
@@ -187,7 +189,8 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
 #[test]
 fn mlockall_by_the_program_loses_no_page() {
     let lock = |region: SwapRegion| {
-        // SAFETY: a plain system call. It fails where pages are out, and locks all the same.
+        // SAFETY: a plain system call. It fails if pages are evicted, but locks the others
+        // nevertheless.
         unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
         check_pages(&region);
         number_pages(&region);
@@ -199,8 +202,8 @@ fn mlockall_by_the_program_loses_no_page() {
     });
 }
 
-/// madvise(2) knows nothing of the pager: it is told by whoever reads the page next, be it
-/// who evicts it.
+/// The pager is not informed of madvise(2). It notices when a thread, perhaps the evictor, next
+/// reads the page.
 #[test]
 fn madv_dontneed_by_the_program_loses_no_other_page() {
     let throw_away = |region: SwapRegion| {
@@ -208,12 +211,12 @@ fn madv_dontneed_by_the_program_loses_no_other_page() {
         for round in 0..4 {
             for page in (round..pages).step_by(3) {
                 word(&region, page * unit).store(1, Ordering::Relaxed);
-                // SAFETY: a page of the region, which nobody borrows.
+                // SAFETY: the page is within the region, and no reference to it exists.
                 let answer =
                     unsafe { libc::madvise(region.as_ptr().add(page * unit).cast(), unit, libc::MADV_DONTNEED) };
                 assert_eq!(answer, 0);
             }
-            // What was thrown away is gone, or is as it was.
+            // A page that was thrown away holds zero, or its content if it was evicted before.
             for page in 0..pages {
                 let found = word(&region, page * unit).load(Ordering::Relaxed);
                 assert!([0, 1, page as u64 + 1].contains(&found), "page {page} holds {found}");

@@ -1,5 +1,5 @@
-//! Regions and fork(2): a child does not have its parent's memory, and is told so; all else
-//! it may have.
+//! Regions and fork(2). A child that touches its parent's region is killed and standard error says
+//! why. The child may have its own regions, and other memory at the same address.
 
 use crate::common::{MIB, factor, is_child, mechanisms, region, run_child, word};
 use crate::process::churn;
@@ -10,29 +10,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitStatus;
 use std::sync::atomic::Ordering;
 
-/// Runs `work` in a forked child, with the default action for SIGBUS and SIGSEGV
-/// behind ours: how it ended, and what it said.
+/// Runs `work` in a forked child. Returns the child's exit status and its standard error.
 fn fork(work: impl FnOnce()) -> (ExitStatus, String) {
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: the tests that do more in the child than touch memory fork where no
-    // other thread of theirs holds a lock.
+    // SAFETY: if a child does more than touch memory, its test forks while no other thread of the
+    // test holds a lock.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // SAFETY: plain system calls.
+        // SAFETY: plain system calls. The alarm ends a child that hangs.
         unsafe {
             libc::alarm(60);
             libc::dup2(writer.as_raw_fd(), 2);
         }
         let outcome = catch_unwind(AssertUnwindSafe(work));
-        // SAFETY: as above.
+        // SAFETY: a plain system call.
         unsafe { libc::_exit(if outcome.is_ok() { 0 } else { 101 }) };
     }
     drop(writer);
     let mut said = String::new();
     reader.read_to_string(&mut said).unwrap();
     let mut status = 0;
-    // SAFETY: waits for the child made above.
+    // SAFETY: waits for the child that was forked above.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     (ExitStatus::from_raw(status), said)
 }
@@ -44,7 +43,7 @@ fn a_forked_child_that_touches_a_region_dies_with_a_message() {
         let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
         let pages = || (0..region.size()).step_by(region.page_size());
         pages().for_each(|page| word(&region, page).store(42 + page as u64, Ordering::Relaxed));
-        // The first are out, the last are in.
+        // The first pages are evicted, and the last are resident.
         for offset in [0, region.size() / 2, region.size() - 8] {
             let (status, said) = fork(|| {
                 word(&region, offset).fetch_add(1, Ordering::Relaxed);
@@ -84,7 +83,7 @@ fn a_childs_mapping_at_its_parents_region_address_faults_normally() {
         let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
         let (status, said) = fork(|| {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-            // SAFETY: nothing is there.
+            // SAFETY: MAP_FIXED_NOREPLACE replaces no mapping.
             let mapped = unsafe { libc::mmap(region.as_ptr().cast(), region.size(), libc::PROT_NONE, flags, -1, 0) };
             assert_eq!(mapped, region.as_ptr().cast());
             word(&region, 0).store(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Stores that have no room for what there is, or take nothing: what does not fit stays in memory, at the price of
-//! memory alone.
+//! Stores that are too small for the region, or that refuse all writes. Pages that cannot be
+//! written stay resident, and an access to them costs no more than one to other memory.
 
 use crate::common::{Random, device, factor, is_child, mechanisms, run_child, word};
 use crate::switch;
@@ -7,17 +7,18 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use usring_swap::{Builder, Mechanism, SwapRegion};
 
-/// The least limit there is, in pages.
+/// The lowest limit that a region accepts, in pages.
 const LEAST_LIMIT: usize = 64;
 
-/// By how many pages such small limits are exceeded besides what does not fit: a chunk, what the evictor has in its hand
-/// just then, and some.
+/// Pages by which a low limit may be exceeded in addition to the pages that the store has no room
+/// for. Among them are a chunk by which the limit is raised, and the pages that the evictor holds
+/// at the time.
 const SLACK: u64 = 3 * LEAST_LIMIT as u64;
 
-/// In a process of its own, that does not live long, with each mechanism.
+/// Runs `work` once for each mechanism, in a new process.
 fn in_child(test: &str, work: fn(Mechanism)) {
     if is_child() {
-        // SAFETY: what hangs, ends.
+        // SAFETY: a plain system call. The alarm ends a test that hangs.
         unsafe { libc::alarm(30) };
         return work(Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap());
     }
@@ -30,12 +31,13 @@ fn in_child(test: &str, work: fn(Mechanism)) {
     }
 }
 
-/// A region on a store that has no room for all of it, which one in words has to have.
+/// Returns a builder of a region on a store that may be too small for it. `Builder::backing` would
+/// refuse such a store.
 fn small(size: usize, limit: usize, store: &str) -> Builder {
     SwapRegion::builder().size(size).limit(limit).device(device(store).0)
 }
 
-/// Pages that all hold words of their own.
+/// Writes different words to the start and the end of each page.
 fn number_pages(region: &SwapRegion) {
     let unit = region.page_size();
     for page in 0..region.size() / unit {
@@ -83,10 +85,11 @@ fn a_failing_store_is_not_retried_for_each_page() {
         number_pages(&region);
         check_pages(&region);
         let attempts = region.statistics().write_errors;
-        // Those after which the store is known to fail, and then each 10 ms at most.
+        // After some failures the store counts as failing. From then on, it is tried every 10 ms at
+        // most.
         let most = 64 + start.elapsed().as_millis() as u64 / 10;
         assert!((1..=most).contains(&attempts), "{attempts} in {:?}", start.elapsed());
-        // And it is seen soon that it does not.
+        // The pager must notice soon that writes succeed again.
         switch.fails_writes.store(false, Ordering::Relaxed);
         while region.statistics().resident > region.statistics().limit {
             std::thread::yield_now();
@@ -96,10 +99,10 @@ fn a_failing_store_is_not_retried_for_each_page() {
     });
 }
 
-/// 16 bytes by one instruction.
+/// Reads 16 bytes with one instruction.
 fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
     assert!(offset + 16 <= region.size());
-    // SAFETY: the bytes are the region's, and the processor has this instruction.
+    // SAFETY: the bytes are within the region, and each x86-64 processor has this instruction.
     unsafe {
         let mut words = [0; 2];
         let value = std::arch::x86_64::_mm_loadu_si128(region.as_ptr().add(offset).cast());
@@ -108,7 +111,8 @@ fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
     }
 }
 
-/// Both pages have to be there at the same time, though nothing but the one can make way for the other.
+/// Both pages must be resident at the same time, although each can only be brought in by evicting a
+/// page, and the other may be the only candidate.
 #[test]
 fn an_instruction_gets_both_of_its_pages_with_a_full_store() {
     in_child("an_instruction_gets_both_of_its_pages_with_a_full_store", |mechanism| {

@@ -1,5 +1,5 @@
-//! No update is lost: threads add to words all over a region that is larger than
-//! its limit, and the sums are right.
+//! Threads add to words all over a region that is larger than its limit. The sums must be right, so
+//! that no update was lost.
 
 use crate::common::{MIB, PAGE, Random, device, factor, mechanisms, region, word};
 use crate::switch;
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_device::PollPolicy;
 use usring_swap::{Access, SwapRegion};
 
-/// Bytes of the parts of a region that are counted in: blocks of the smallest kind, so that
-/// what is lost of a page is seen wherever it was.
+/// Bytes for each counter. This is the smallest block size of a device, so the loss of any block
+/// changes the sum.
 const PART: usize = 512;
 
-/// Where in a part's bytes its word is, differs.
+/// Returns the counter of a part. Its offset within the part differs from part to part.
 fn counter(region: &SwapRegion, part: usize) -> &AtomicU64 {
     word(region, part * PART + part * 8 % PART)
 }
@@ -20,7 +20,8 @@ fn sum(region: &SwapRegion) -> u64 {
     (0..region.size() / PART).map(|part| counter(region, part).load(Ordering::Relaxed)).sum()
 }
 
-/// Each thread adds to words at random; the words' sum is what they added.
+/// Adds to random counters in several threads, and checks that the sum of all counters grows by as
+/// much.
 fn increment(region: &SwapRegion, threads: usize, rounds: usize) {
     let parts = region.size() / PART;
     let before = sum(region);
@@ -30,7 +31,7 @@ fn increment(region: &SwapRegion, threads: usize, rounds: usize) {
                 let mut random = Random(thread as u64 + 1);
                 for _ in 0..rounds {
                     counter(region, random.below(parts)).fetch_add(1, Ordering::Relaxed);
-                    // Reads alone leave pages clean.
+                    // A page that is only read stays clean.
                     let _ = counter(region, random.below(parts)).load(Ordering::Relaxed);
                 }
             });
@@ -75,7 +76,7 @@ fn no_increment_is_lost_when_the_poll_policy_changes() {
                 increment(&region, threads, 600 / threads / factor(mechanism));
             }
         }
-        // While they are at it.
+        // The policy also changes while the threads run.
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -91,8 +92,8 @@ fn no_increment_is_lost_when_the_poll_policy_changes() {
     }
 }
 
-/// Clusters next to each other are evicted and brought in at the same time, much
-/// more often than where a region lives long.
+/// In a new region, neighbouring clusters are evicted and brought in at the same time much more
+/// often than in one that has been used for long.
 #[test]
 fn no_increment_is_lost_in_short_lived_regions() {
     for mechanism in mechanisms().into_iter().filter(|mechanism| factor(*mechanism) == 1) {
@@ -149,7 +150,7 @@ fn no_increment_is_lost_during_limit_changes_pins_and_discards() {
         let limit = MIB * factor(mechanism);
         let region = region(8 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
         let done = AtomicBool::new(false);
-        // The upper half is discarded all the time, and written to.
+        // One thread discards and writes the upper half. The others add in the lower half.
         let half = region.size() / 2;
         std::thread::scope(|scope| {
             scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Forks that give the child a copy of swapped memory, and in which a step fails.
+//! Forks that give the child a copy of swapped memory, if a step of the fork fails.
 
 use crate::common::{MIB, PAGE};
 use crate::mappings::{LIMIT, check, in_child, numbered, word};
@@ -12,7 +12,8 @@ use usring_sys::Errno;
 /// In nanoseconds.
 const ONE_SECOND: u64 = 1_000_000_000;
 
-/// Touches as much as sets the evictor to work, and nobody else.
+/// Touches enough pages to start the evictor, but not so many that this thread has to evict pages
+/// itself. Returns the range of these pages.
 fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
     let start = mappings.change().map(LIMIT).unwrap();
     let touched = start..start + LIMIT - LIMIT / 40;
@@ -24,7 +25,8 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 fn a_fork_does_not_wait_for_a_stalled_device() {
     in_child("inheritance::a_fork_does_not_wait_for_a_stalled_device", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
-            // A few large units are evicted by who wants one.
+            // There are few large units, so a thread that needs one evicts another itself. The
+            // evictor has nothing to do.
             return;
         }
         let mappings: &'static Mappings = Box::leak(Box::new(mappings));
@@ -39,14 +41,14 @@ fn a_fork_does_not_wait_for_a_stalled_device() {
         assert_eq!(held.join().unwrap(), Some(Errno::EBUSY));
         switch.stalls_writes.store(false, Ordering::Relaxed);
         assert_ne!(mappings.hold(60 * ONE_SECOND).err(), Some(Errno::EBUSY), "it has answered");
-        // What was held goes on.
+        // The eviction that the fork stopped continues.
         let more = numbered(mappings, 4 * MIB);
         check(&range, 0);
         check(&more, 0);
     });
 }
 
-/// Answers EPERM for madvise(2) with MADV_DONTFORK, from now on.
+/// From now on, madvise(2) with MADV_DONTFORK fails with EPERM in this process.
 fn deny_keeping_from_children() {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let unless = |k: u32, skip| libc::sock_filter {
@@ -66,17 +68,18 @@ fn deny_keeping_from_children() {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: a filter of this many instructions, which lives during the call.
+    // SAFETY: the program names the instructions of `filter`, which exists during the call.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 
-/// How many pages of a range a child of this process has, by what `begin` does there first.
+/// Forks a child that runs `begin`. Returns how many pages of `range` are mapped in the child: all
+/// or 0.
 fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
     let (start, length) = (range.start as *mut libc::c_void, range.len());
-    // SAFETY: the child makes system calls alone, and ends.
+    // SAFETY: the child only makes system calls and exits.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -108,7 +111,7 @@ fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
         deny_keeping_from_children();
         drop(mappings.hold(60 * ONE_SECOND).unwrap());
         if mappings.region().mechanism() != Mechanism::UserFault {
-            // It is a file's, and never anybody else's.
+            // These mechanisms map a file, and no child ever inherits the mapping.
             assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold(true).is_none());
             return check(&range, 0);
         }

@@ -1,4 +1,4 @@
-//! Regions, by what a program sees of them.
+//! Tests of regions by what a program sees of them.
 
 mod arena;
 mod backing;

@@ -12,10 +12,11 @@ use usring_sys::Errno;
 
 pub const LIMIT: usize = 8 * MIB;
 
-/// Runs the work once for each mechanism.
+/// Runs `work` once for each mechanism, in a new process. `work` can make the device fail by the
+/// switch.
 pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     if is_child() {
-        // SAFETY: what hangs, ends.
+        // SAFETY: a plain system call. The alarm ends a test that hangs.
         unsafe { libc::alarm(120) };
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap());
         let (device, switch) = switch::device(64 * MIB);
@@ -32,11 +33,11 @@ pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
 }
 
 pub fn word(address: usize) -> &'static AtomicU64 {
-    // SAFETY: tests name mapped words, and share them as atomics.
+    // SAFETY: the tests pass addresses of mapped words, and access these by atomic operations only.
     unsafe { &*(address as *const AtomicU64) }
 }
 
-/// Maps so many bytes, each page of which holds its number.
+/// Maps this many bytes, and writes a different number to each page. Returns the range.
 pub fn numbered(mappings: &Mappings, length: usize) -> Range<usize> {
     let start = mappings.change().map(length).unwrap();
     number(&(start..start + length), 0);
@@ -47,7 +48,7 @@ fn number(range: &Range<usize>, more: u64) {
     range.clone().step_by(PAGE).for_each(|page| word(page).store((page as u64 ^ 0x5555) + more, Ordering::Relaxed));
 }
 
-/// That each page of a range holds the number of the page that lies `away` from it.
+/// Checks that each page holds the number that belongs to the page at a distance of `away` bytes.
 #[track_caller]
 pub fn check(range: &Range<usize>, away: usize) {
     for page in range.clone().step_by(PAGE) {
@@ -66,7 +67,7 @@ fn addresses_released_to_the_kernel_are_reusable_once_unmapped() {
             let given = range.start + 4 * MIB..range.start + 5 * MIB + round * PAGE;
             mappings.change().release_to_kernel(&given).unwrap();
             check(&range, 0);
-            // SAFETY: mapped, and the test's.
+            // SAFETY: the range is mapped and belongs to the test.
             assert_eq!(unsafe { libc::mprotect(given.start as _, MIB, libc::PROT_READ) }, 0);
             check(&range, 0);
             mappings.change().unmap(&range).unwrap();
@@ -81,13 +82,13 @@ fn addresses_released_to_the_kernel_are_reusable_once_unmapped() {
     });
 }
 
-/// As many mappings as the kernel allows, but for so many.
+/// Makes as many mappings as the kernel allows, minus `but`.
 fn use_up_mappings(but: usize) {
     let mut made = Vec::new();
     loop {
-        // Of two kinds in turn, so that neighbours stay two.
+        // The protection alternates, so that the kernel does not merge neighbours.
         let protection = if made.len() % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
-        // SAFETY: new mappings, wherever there is room.
+        // SAFETY: the kernel chooses a free address.
         let page = unsafe {
             libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)
         };
@@ -97,7 +98,7 @@ fn use_up_mappings(but: usize) {
         made.push(page);
     }
     for page in made.iter().rev().take(but) {
-        // SAFETY: the test's own.
+        // SAFETY: this function mapped the page.
         unsafe { libc::munmap(*page, PAGE) };
     }
 }
@@ -106,13 +107,13 @@ fn use_up_mappings(but: usize) {
 fn a_release_to_the_kernel_without_free_mappings_loses_no_page() {
     in_child("mappings::a_release_to_the_kernel_without_free_mappings_loses_no_page", |mappings, _| {
         if mappings.region().mechanism() == Mechanism::Protect {
-            // It needs mappings itself.
+            // This mechanism needs more mappings itself.
             return;
         }
         let range = numbered(&mappings, 20 * MIB);
         let refused = (0..8).filter(|but| {
             use_up_mappings(*but);
-            // One that is in memory, and one that is not.
+            // One evicted page and one resident page.
             let answers = [2 * MIB, 19 * MIB].map(|offset| {
                 let given = range.start + offset + but * MIB / 8;
                 mappings.change().release_to_kernel(&(given..given + PAGE))
@@ -139,7 +140,7 @@ fn an_unreadable_page_is_neither_released_to_the_kernel_nor_lost() {
     });
 }
 
-/// As calls of a program may keep them, whatever the limit.
+/// System calls of a program may pin more pages than the limit allows.
 #[test]
 fn threads_do_not_wait_for_each_other_while_all_pages_are_pinned() {
     in_child("mappings::threads_do_not_wait_for_each_other_while_all_pages_are_pinned", |mappings, _| {
@@ -164,13 +165,14 @@ fn a_remapped_range_keeps_its_contents() {
     in_child("mappings::a_remapped_range_keeps_its_contents", |mappings, switch| {
         let range = numbered(&mappings, 20 * MIB);
         let neighbour = numbered(&mappings, MIB);
-        // Read alone: clean pages, where the mechanism knows them.
+        // Pages that are only read stay clean, if the mechanism tracks writes.
         check(&(range.start + 3 * MIB..range.start + 6 * MIB), 0);
         let pin = range.start + MIB..range.start + MIB + 3 * PAGE;
         mappings.pin(&pin, Access::Write, Pins::Fitting, |_| {}).unwrap();
         let by_memory = mappings.region().page_size() > PAGE;
         switch.fails_reads.store(by_memory, Ordering::Relaxed);
-        // What is out moves unread, where the pager's pages are the kernel's.
+        // If a unit is one page of the kernel, evicted pages move without being read. Then failing
+        // reads do not matter.
         let failed = mappings.change().remap(&range, 24 * MIB, true);
         switch.fails_reads.store(false, Ordering::Relaxed);
         let start = match failed {
@@ -189,7 +191,7 @@ fn a_remapped_range_keeps_its_contents() {
         check(&neighbour, 0);
         let statistics = mappings.region().statistics();
         assert!(statistics.resident <= statistics.limit && statistics.over_limit == 0, "{statistics:?}");
-        // What was pinned is given back by the next change.
+        // The pinned pages of the old range are freed by the next change.
         assert_eq!(mappings.change().map(range.len()), Some(range.start));
         assert!(range.clone().step_by(PAGE).all(|page| word(page).load(Ordering::Relaxed) == 0));
     });
@@ -218,7 +220,8 @@ fn no_increment_is_lost_while_pages_go_to_the_kernel_and_back() {
             });
             let mut random = Random(9);
             for round in 0..80 {
-                // Of these, and of those that come back.
+                // First release pages to the kernel that the threads use. Then release, unmap and
+                // remap part of the others.
                 let given = range.start + random.below(range.len() / PAGE - 40) * PAGE;
                 mappings.change().release_to_kernel(&(given..given + (1 + random.below(40)) * PAGE)).unwrap();
                 let unit = mappings.region().page_size();

@@ -1,4 +1,4 @@
-//! How pages are waited for.
+//! How threads wait for their pages under polling policies.
 
 use crate::common::{PAGE, region, word};
 use std::sync::Barrier;
@@ -17,7 +17,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// One after the other they would spin for as long as all of their pages take.
+/// If the threads waited one after the other, they would spin for the sum of all latencies.
 #[test]
 fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     let backing = format!("delay(ram:size=4M,read={}us),poll=classic", LATENCY.as_micros());
@@ -49,8 +49,8 @@ fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     assert!(used < alone / 2, "{used:?} of a processor for {faults} pages, which take {alone:?}");
 }
 
-/// Giving way to it before each page would take one of its time slices each time.
-/// A busy machine may be late for a page as well, but not for most of them each time.
+/// If the polling thread yielded before each page, each page would take a time slice of the other
+/// thread. A busy machine may delay pages too, but not most of them in each of several attempts.
 #[test]
 fn a_polling_thread_yields_only_rarely_to_a_computing_thread() {
     const SHORT: Duration = Duration::from_micros(50);

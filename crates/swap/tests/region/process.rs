@@ -1,4 +1,4 @@
-//! A region among what a process is under: users, sandboxes, limits, forks.
+//! Regions in processes that are restricted: other users, sandboxes, memory limits.
 
 use crate::common::{MIB, Random, is_child, region, run_child, word};
 use crate::skipped::skip;
@@ -8,7 +8,7 @@ use usring_swap::{Mechanism, SwapRegion};
 
 const NOBODY: u32 = 65534;
 
-/// Adds to words at random, and counts.
+/// Adds to random words, and checks their sum.
 pub fn churn(region: &SwapRegion, rounds: usize) {
     const PART: usize = 512;
     let parts = region.size() / PART;
@@ -20,8 +20,8 @@ pub fn churn(region: &SwapRegion, rounds: usize) {
     assert_eq!(sum, rounds as u64);
 }
 
-/// Answers EPERM for userfaultfd(2), process_madvise(2) and io_uring_setup(2), as
-/// the default profile of Docker does.
+/// Makes userfaultfd(2), process_madvise(2) and io_uring_setup(2) fail with EPERM, as the default
+/// profile of Docker does.
 fn deny_as_docker() -> std::io::Result<()> {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let equal = |number: i64, skip| libc::sock_filter {
@@ -39,7 +39,7 @@ fn deny_as_docker() -> std::io::Result<()> {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: a filter of this many instructions, which lives during the call.
+    // SAFETY: the program names the instructions of `filter`, which exists during the call.
     unsafe {
         if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
             || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
@@ -60,9 +60,9 @@ fn become_nobody() -> std::io::Result<()> {
     Ok(())
 }
 
-/// The test binary may lie where nobody may look: it is run from its own copy. (By
-/// another process: what this one has open for writing, a child that another test
-/// is just starting has open, too, and no such file can be executed.)
+/// Copies the test binary to a folder where any user may execute it. Another process (cp) writes
+/// the copy. If this process wrote it, a child that another test is just starting could inherit the
+/// open file, and a file that is open for writing cannot be executed.
 fn binary_for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
@@ -106,11 +106,12 @@ fn the_best_mechanism_is_chosen_for_user_nobody_and_under_dockers_rules() {
     child_as_nobody(name, true);
 }
 
-/// What a region takes beside its limit: words and page tables for each page, queues
-/// and stacks; and what the test process is.
+/// Bytes beside the limit: for each page its word and its page-table entry, queues, stacks, and the
+/// test process itself.
 const SLACK: usize = 4 * MIB;
 
-/// A memory control group of so many bytes, where one can be made here.
+/// A memory control group. `new` limits it to this many bytes, and returns `None` if it cannot make
+/// one.
 struct Group(std::path::PathBuf);
 
 impl Group {
@@ -127,7 +128,7 @@ impl Group {
         };
         let group = Group(path);
         std::fs::write(group.0.join(file), bytes.to_string()).ok()?;
-        // No swap of the system's.
+        // The kernel must not swap for the group.
         let _ = std::fs::write(group.0.join("memory.swap.max"), "0");
         let _ = std::fs::write(group.0.join("memory.memsw.limit_in_bytes"), bytes.to_string());
         Some(group)
@@ -146,7 +147,7 @@ fn a_control_group_of_the_limit_plus_slack_holds_the_process() {
         let path = std::env::var("STORE").unwrap();
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
         let backing = format!("file:path={path},size=256M,direct=on");
-        // Of a machine with many processors the queues alone take more.
+        // With one queue for each processor, the queues alone could exceed the slack.
         let region = region(96 * MIB, 16 * MIB, &backing).mechanism(mechanism).queues(4).build().unwrap();
         return churn(&region, 15_000);
     }

@@ -1,4 +1,4 @@
-//! A device whose reads or writes fail or wait from the moment at which a test says so.
+//! A device that a test can switch, at any moment, to fail or to delay reads or writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use usring_sys::Errno;
 pub struct Switch {
     pub fails_reads: AtomicBool,
     pub fails_writes: AtomicBool,
-    /// Each so many writes fail; 0: none.
+    /// Every n-th write fails; 0: none does.
     pub fails_each: AtomicU64,
     pub stalls_writes: AtomicBool,
-    /// Those that wait.
+    /// Writes that wait at this moment.
     pub stalled: AtomicU64,
     writes: AtomicU64,
     pub reads: AtomicU64,
@@ -32,7 +32,7 @@ impl Switch {
                 if self.stalls_writes.load(Ordering::Relaxed) {
                     self.stalled.fetch_add(1, Ordering::Relaxed);
                     while self.stalls_writes.load(Ordering::Relaxed) {
-                        // (libc may not know this thread.)
+                        // No function of libc, which may not know this thread.
                         let _ = usring_sys::wait::nanosleep(1_000_000);
                     }
                     self.stalled.fetch_sub(1, Ordering::Relaxed);
@@ -56,7 +56,7 @@ struct SwitchedQueue {
     inner: Box<dyn QueuePair>,
 }
 
-/// A RAM device of this size behind a switch.
+/// Returns a RAM device of this many bytes, and its switch.
 pub fn device(bytes: usize) -> (Arc<Device>, Arc<Switch>) {
     crate::common::prepare();
     let switch = Arc::new(Switch::default());
@@ -75,7 +75,8 @@ impl Driver for Switched {
         Ok(Box::new(SwitchedQueue { switch: self.switch.clone(), inner: self.inner.open_queue(options)? }))
     }
 
-    /// Of a device in memory that nobody shares: for tests whose children read nothing of it.
+    /// A child would have its own copy of the content. So this answer suits only tests whose
+    /// children read nothing from the device.
     fn keep_after_fork(&self, _: &mut dyn FnMut(i32)) -> bool {
         true
     }
