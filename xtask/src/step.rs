@@ -58,7 +58,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
 
 /// Returns the workspace's root.
 pub fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace")
 }
 
 /// Runs a command to its end.

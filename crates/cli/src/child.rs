@@ -22,7 +22,7 @@ pub enum System {
 
 /// Returns the path of this executable.
 pub fn ourselves() -> Result<PathBuf, String> {
-    std::env::current_exe().map_err(|error| format!("cannot tell where this executable lies ({error})"))
+    std::env::current_exe().map_err(|error| format!("cannot find the path of this executable ({error})"))
 }
 
 /// Returns a command that runs `program` on `system`. If `system` is [`System::Usring`], `more` are
@@ -66,7 +66,7 @@ pub fn wait_within(child: Child, limit: Duration) -> Result<Output, String> {
             let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGKILL);
             // Waits until the thread has reaped the child.
             let _ = receiver.recv();
-            Err(format!("it did not end within {} s and was killed", limit.as_secs()))
+            Err(format!("the child process did not end within {} s and was killed", limit.as_secs()))
         }
         Err(RecvTimeoutError::Disconnected) => Err("the thread that waited for a child is gone".into()),
     }
@@ -98,6 +98,6 @@ pub fn complaint(output: &Output) -> String {
     let own = said.lines().take_while(|line| !line.starts_with("usring: "));
     match own.filter(|line| !line.trim().is_empty()).last() {
         Some(line) => line.trim().trim_start_matches("usring run: ").to_owned(),
-        None => format!("it ended with {}", output.status),
+        None => format!("the child process ended with {}", output.status),
     }
 }

@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   usring doctor
   docker run --rm -v \"$PWD:/usring:ro\" debian /usring/usring doctor
-      What a container of Docker's allows.
+      Reports what a Docker container allows.
 
 Exit status: 0 if usring works here, 1 if it does not.";
 
@@ -63,14 +63,14 @@ fn probe(system: System) -> Result<Findings, String> {
     match serde_json::from_slice(&output.stdout) {
         Ok(ProbeResult::Works(findings)) => Ok(findings),
         Ok(ProbeResult::Fails(error)) => Err(reason(error)),
-        Err(_) => Err("the probe said something that cannot be understood".into()),
+        Err(_) => Err("the probe's output cannot be parsed".into()),
     }
 }
 
 /// Returns the kernel's refusal in words.
 fn reason(error: i32) -> String {
     let text = nix::errno::Errno::from_raw(error).desc();
-    format!("io_uring answers errno {error}, {}", text.to_lowercase())
+    format!("io_uring fails with errno {error}, {}", text.to_lowercase())
 }
 
 fn report_kernel() {
@@ -129,15 +129,15 @@ impl std::fmt::Display for Restrictions {
 fn blocker(here: &Restrictions, why: &str) -> &'static str {
     let answered = |error: i32| why.contains(&format!("errno {error},"));
     match here.disabled {
-        Some(2) => "the sysctl kernel.io_uring_disabled = 2 (for everybody)",
+        Some(2) => "the sysctl kernel.io_uring_disabled = 2 (for all users)",
         Some(1) if answered(libc::EPERM) => {
-            "the sysctl kernel.io_uring_disabled = 1 (for whoever is neither privileged nor in io_uring_group)"
+            "the sysctl kernel.io_uring_disabled = 1 (for users who are neither privileged nor in io_uring_group)"
         }
         _ if answered(libc::ENOMEM) => "the limit on locked memory (kernels before 5.12 charge rings to it)",
         _ if here.seccomp == Some(2) => "a seccomp filter, such as the default profile of Docker or podman",
         _ if answered(libc::ENOSYS) => "the kernel, which was built without io_uring",
         _ if answered(libc::EPERM) => "a security module (SELinux, AppArmor) or a sandbox that /proc does not show",
-        _ => "something that /proc does not show",
+        _ => "a cause that /proc does not show",
     }
 }
 

@@ -122,7 +122,7 @@ fn check(path: &Path, new_privileges: bool, interpreters_left: usize) -> Result<
         };
     }
     match interpreter(&start) {
-        Some(_) if interpreters_left == 0 => refuse("is a script whose interpreters never end".into()),
+        Some(_) if interpreters_left == 0 => refuse("is a script whose chain of interpreters is too long".into()),
         Some(named) => {
             let named = PathBuf::from(named);
             executable_file(&named).map_err(|failure| Failure {
@@ -223,7 +223,7 @@ fn inspect_elf64<'data>(data: impl ReadRef<'data>, path: &Path) -> Result<Option
             // A damaged dynamic table counts as "no runtime": the loader will report the damage.
             Ok(runtime_of(header, endian, data).unwrap_or_default())
         }
-        Some(loader) => Err(format!("needs the loader {}, which is not there", loader.display())),
+        Some(loader) => Err(format!("needs the loader {}, which does not exist", loader.display())),
         None if is_loader(path) => Ok(None),
         None => Err("is statically linked, so libusring.so cannot be loaded into it; link it dynamically \
                      (C: without -static; Rust: a -gnu target)"

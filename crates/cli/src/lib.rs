@@ -87,16 +87,16 @@ fn cannot_print(error: &std::io::Error) -> u8 {
 const EXAMPLES: &str = "\
 Examples:
   usring doctor
-      What works on this machine, and what stands in the way.
+      Reports what works on this machine, and what blocks the rest.
   usring run -- fio --name=job --ioengine=io_uring --rw=randread --size=64m
-      fio's io_uring calls are answered by usring, inside fio's own process.
+      usring answers fio's io_uring calls, inside fio's own process.
   usring run --deny-kernel --stats -- mariadbd --datadir=/srv/db
-      The same with the kernel's io_uring closed, as Docker closes it, and a table of
-      what was done at the end.
+      The kernel's io_uring is denied to MariaDB, as Docker denies it. At its end, usring
+      prints a table of its requests.
   truncate -s 8G swap && usring run --swap file:path=swap,limit=256M -- sort -S 2G huge.txt
       sort with 2 GiB of memory, of which 256 MiB are resident and the rest is in a file.
   usring demo
-      See it happen; nothing needs to be installed.";
+      Shows a program fail without io_uring, and then run under usring.";
 
 /// io_uring in user space: runs programs that were written for the kernel's io_uring, also on
 /// systems where the kernel's io_uring is blocked or missing.

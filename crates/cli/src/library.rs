@@ -20,13 +20,13 @@ const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 /// executable's folder, in an installed package in `../lib/usring`.
 pub fn find() -> Result<PathBuf, Failure> {
     let executable = std::env::current_exe().map_err(|error| {
-        Failure::new(format!("cannot tell where this executable lies ({error}); is /proc mounted?"))
+        Failure::new(format!("cannot find the path of this executable ({error}); is /proc mounted?"))
     })?;
     let folder = executable.parent().unwrap_or(Path::new("/"));
     let candidates = [folder.join(NAME), folder.join("../lib/usring").join(NAME)];
     let Some(found) = candidates.iter().find(|path| path.is_file()) else {
         return Err(Failure::new(format!(
-            "cannot find {NAME} beside {}; build it with `cargo xtask build`, or put it there",
+            "cannot find {NAME} beside {}; build it with `cargo xtask build`, or copy it there",
             executable.display()
         )));
     };
@@ -42,7 +42,7 @@ fn check(library: &Path) -> Result<(), Failure> {
     let file = std::fs::File::open(library).map_err(unreadable)?;
     if !executable::is_library(&file) {
         return Err(Failure::new(format!(
-            "{} is damaged or of another machine; build it again with `cargo xtask build`",
+            "{} is damaged or built for another machine; build it again with `cargo xtask build`",
             library.display()
         )));
     }

@@ -10,7 +10,8 @@ const DESCRIPTORS_OF_RING: u64 = 8;
 /// `None`. Only the hard limit matters, because a process of the run raises its soft limit itself.
 pub fn too_low() -> Option<String> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
-    let raise = "raise the limit of open files (ulimit -Hn, docker run --ulimit nofile=1024)";
-    (most < RESERVED_BASE as u64 + DESCRIPTORS_OF_RING)
-        .then(|| format!("rings have descriptors from {RESERVED_BASE} on, and {most} is the limit: {raise}"))
+    let raise = "raise it (ulimit -Hn, docker run --ulimit nofile=1024)";
+    (most < RESERVED_BASE as u64 + DESCRIPTORS_OF_RING).then(|| {
+        format!("rings use descriptors from {RESERVED_BASE} on, but the limit of open files is {most}: {raise}")
+    })
 }

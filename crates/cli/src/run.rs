@@ -29,17 +29,17 @@ Examples:
       fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri --rw=randread
   truncate -s 8G swap && usring run --swap file:path=swap,limit=256M --stats -- sort -S 2G huge.txt
 
-Exit status: the program's own. If it never started: 125 if usring cannot serve it (it says why),
-126 if it cannot be executed, 127 if it was not found.
+Exit status: the program's own. If the program never started: 125 if usring cannot serve it (a
+message says why), 126 if it cannot be executed, 127 if it was not found.
 
-The program must be dynamically linked for x86-64. What it starts in turn is served too.
-Nothing needs root: this works as nobody, under no_new_privs and inside Docker's default profile.";
+The program must be dynamically linked for x86-64. usring also serves the programs that it starts.
+usring needs no root: it works as user nobody, under no_new_privs, and in Docker's default profile.";
 
-/// Start a program whose io_uring calls are answered by usring, in its own process.
+/// Start a program, and answer its io_uring calls in its own process.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// Deny the kernel's io_uring: its calls answer EPERM, as under Docker's default profile.
+    /// Deny the kernel's io_uring: its calls fail with EPERM, as under Docker's default profile.
     ///
     /// Use this option to be sure that usring answers every io_uring call: no call can reach the
     /// kernel. It holds for the program and for every program that it starts.
@@ -71,7 +71,6 @@ pub struct Options {
     /// Around a SPEC, delay(SPEC,read=80us) makes the device slower, and error(SPEC,eio=1%) makes
     /// some requests fail. At the end of a SPEC, poll=POLICY says how threads wait for completions.
     /// `usring ctl --help` lists the policies; the default is classic.
-    /// completions (`usring ctl --help` lists the policies; the default is classic).
     #[arg(long = "device", value_name = "PATH=SPEC", value_parser = devices::parse)]
     pub devices: Vec<devices::DeviceOption>,
 
@@ -116,7 +115,7 @@ pub struct Options {
     #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "15us")]
     pub spin: u64,
 
-    /// The program, which is searched in PATH, and its arguments.
+    /// The program, which is looked up in PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub command: Vec<OsString>,
 }

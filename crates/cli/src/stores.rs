@@ -23,7 +23,7 @@ pub fn check_distinct(devices: &[DeviceOption], swap: Option<&SwapOption>) -> Re
         let Some((path, identity)) = identity(spec) else { continue };
         if let Some((_, other)) = known.iter().find(|(known, _)| *known == identity) {
             return Err(Failure::new(format!(
-                "{path} is given to {other} and to {user}, which would overwrite each other's data; give each a file of its own"
+                "{path} is used by {other} and by {user}, which would overwrite each other's data; use a separate file for each"
             )));
         }
         known.push((identity, user));

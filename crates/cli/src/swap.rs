@@ -52,9 +52,10 @@ pub fn parse(text: &str) -> Result<SwapOption, String> {
             _ => rest.push(part),
         }
     }
-    let of_swap = "limit=, min= and mechanism= are --swap's own";
+    let of_swap = "limit=, min= and mechanism= are options of --swap itself";
     let spec = spec::parse(&rest.join(",")).map_err(|error| format!("{error}; {of_swap}"))?;
-    let limit = limit.ok_or("limit= is missing: how much of the memory may be resident, for example limit=256M")?;
+    let limit =
+        limit.ok_or("limit= is missing: add the amount of memory that may be resident, for example limit=256M")?;
     let spec = spec.with_paths(absolute)?;
     Ok(SwapOption { spec, limit, minimum: minimum.unwrap_or(MINIMUM), mechanism })
 }
@@ -82,22 +83,22 @@ fn parts(text: &str) -> Vec<&str> {
 fn once<T>(place: &mut Option<T>, name: &str, value: T) -> Result<(), String> {
     match place.replace(value) {
         None => Ok(()),
-        Some(_) => Err(format!("{name}= for the second time")),
+        Some(_) => Err(format!("{name}= is repeated")),
     }
 }
 
 fn bytes(name: &str, value: &str, least: usize) -> Result<usize, String> {
     let bytes = spec::size(value).and_then(|bytes| usize::try_from(bytes).ok());
-    let bytes = bytes.ok_or_else(|| format!("{name}={value} is no size; for example {name}=256M"))?;
+    let bytes = bytes.ok_or_else(|| format!("{name}={value} is not a size; write it like {name}=256M"))?;
     if bytes < least {
-        return Err(format!("{name}={value} is too little: {name} is {}K at least", least >> 10));
+        return Err(format!("{name}={value} is too small: {name} must be at least {}K", least >> 10));
     }
     Ok(bytes)
 }
 
 fn mechanism_of(name: &str) -> Result<Mechanism, String> {
     let known = || Mechanism::ALL.map(Mechanism::name).join(", ");
-    Mechanism::of_name(name).ok_or_else(|| format!("mechanism={name} is none of {}", known()))
+    Mechanism::of_name(name).ok_or_else(|| format!("mechanism={name} is unknown; the mechanisms are {}", known()))
 }
 
 impl SwapOption {
@@ -136,12 +137,12 @@ impl SwapOption {
         let (store, limit) = least(capacity, self.limit, mechanism);
         if capacity < store {
             let size = geometry.size;
-            return Err(Failure::new(format!("{} holds {size} bytes, less than a header and a page", self.spec)));
+            return Err(Failure::new(format!("{} has {size} bytes, less than a header and a page need", self.spec)));
         }
         if self.limit < limit {
             let name = mechanism.name();
             return Err(Failure::new(format!(
-                "with a store as large as {} the mechanism {name} moves much memory at a time: it needs limit={}M at least",
+                "with a store as large as {}, the mechanism {name} moves much memory at a time: it needs at least limit={}M",
                 self.spec,
                 limit >> 20
             )));
@@ -157,7 +158,9 @@ impl SwapOption {
         };
         usring_swap::probe(mechanism).map(|()| mechanism).map_err(|error| {
             let name = mechanism.name();
-            Failure::new(format!("mechanism={name} does not work here ({error}); `usring doctor` says which one does"))
+            Failure::new(format!(
+                "mechanism={name} does not work here ({error}); `usring doctor` lists the mechanisms that work"
+            ))
         })
     }
 
@@ -174,15 +177,15 @@ impl SwapOption {
             return Failure::new(format!("cannot open {} for swapped memory ({error})", self.spec));
         };
         let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
-        let make = "make a file as large as what is to be swapped, with `truncate -s 8G";
+        let make = "make a file as large as the memory to be swapped, with `truncate -s 8G";
         Failure::new(match error {
             Errno::ENOENT => format!("{path} does not exist; {make} {path}`"),
             Errno::EISDIR => format!("{path} is a folder; {make} {path}/swap`"),
-            Errno::EINVAL if is_file => format!("{path} is too small to hold anything; {make} swap`"),
+            Errno::EINVAL if is_file => format!("{path} is too small to hold a page; {make} swap`"),
             Errno::EINVAL => format!("{path} is neither a file nor a block device; {make} swap`"),
-            ETXTBSY => format!("{path} is swap space that the kernel uses; say `swapoff {path}` first"),
+            ETXTBSY => format!("{path} is swap space that the kernel uses; run `swapoff {path}` first"),
             Errno::EACCES | Errno::EPERM => {
-                format!("{path} cannot be written to ({error}), and swapped memory has to go somewhere")
+                format!("{path} cannot be written to ({error}); choose a file that you can write to")
             }
             _ => format!("cannot open {} for swapped memory ({error})", self.spec),
         })
@@ -232,7 +235,7 @@ pub struct Report(Vec<run::Sums>);
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return writeln!(f, "usring: swap: no memory was mapped that is swapped");
+            return writeln!(f, "usring: swap: the program mapped no memory that usring swaps");
         }
         for sums in &self.0 {
             let kibibytes = |pages: u64| (pages * sums.page_size) >> 10;
@@ -271,11 +274,11 @@ mod tests {
     fn error_messages_name_the_wrong_option() {
         let wrong = |text: &str| parse(text).err().unwrap_or_else(|| panic!("{text} is right"));
         assert!(wrong("ram:size=1G").contains("limit= is missing"));
-        assert!(wrong("ram:size=1G,limit=1K").contains("4096K at least"));
-        assert!(wrong("ram:size=1G,limit=8M,limit=16M").contains("limit= for the second time"));
-        assert!(wrong("ram:size=1G,limit=8M,min=1M,min=1M").contains("min= for the second time"));
-        assert!(wrong("ram:size=1G,limit=x").contains("is no size"));
-        assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("128K at least"));
+        assert!(wrong("ram:size=1G,limit=1K").contains("at least 4096K"));
+        assert!(wrong("ram:size=1G,limit=8M,limit=16M").contains("limit= is repeated"));
+        assert!(wrong("ram:size=1G,limit=8M,min=1M,min=1M").contains("min= is repeated"));
+        assert!(wrong("ram:size=1G,limit=x").contains("is not a size"));
+        assert!(wrong("ram:size=1G,limit=8M,min=4K").contains("at least 128K"));
         assert!(wrong("ram:size=1G,limit=8M,mechanism=magic").contains("userfault, guard"));
         assert!(wrong("ram,limit=8M").contains("an option should be"));
     }

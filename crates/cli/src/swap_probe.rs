@@ -120,9 +120,9 @@ pub fn findings() -> Vec<String> {
         let is_taken = works && !taken && mechanism != Mechanism::Thread;
         taken |= is_taken;
         let worth = match mechanism {
-            _ if is_taken => "; the one that is taken",
+            _ if is_taken => "; usring uses this one",
             Mechanism::Protect => " (64 KiB at a time)",
-            Mechanism::Thread => " (only if asked for; system calls reach pages that are out)",
+            Mechanism::Thread => " (only with mechanism=thread; system calls can access evicted pages)",
             _ => "",
         };
         format!("{mechanism} {}{}", in_words(answer), if works { worth } else { "" })
@@ -158,5 +158,5 @@ fn answer_of(command: &mut Command) -> Result<ProbeResult, String> {
     if !output.status.success() {
         return Err(child::complaint(&output));
     }
-    serde_json::from_slice(&output.stdout).map_err(|_| "the probe said something that cannot be understood".into())
+    serde_json::from_slice(&output.stdout).map_err(|_| "the probe's output cannot be parsed".into())
 }

@@ -95,7 +95,7 @@ impl Completions {
     /// If there is no room.
     #[inline]
     pub fn push(&mut self, completion: Completion) {
-        assert!(self.has_room(), "a queue pair looks for room first");
+        assert!(self.has_room(), "a queue pair checks for space first");
         self.list.push(completion);
     }
 

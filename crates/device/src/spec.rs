@@ -221,7 +221,7 @@ impl Layer {
 /// A `check`: the size of a device is a multiple of its block, and at least one block.
 pub fn check_size(layer: &Layer) -> Result<(), &'static str> {
     match layer.size("size") {
-        Some(0) => Err("a device has one block at least"),
+        Some(0) => Err("a device must have at least one block"),
         Some(size) if size % u64::from(layer.block()) != 0 => Err("the size is not a whole number of blocks"),
         _ => Ok(()),
     }

@@ -68,11 +68,11 @@ fn probabilities_are_decimals_or_percent() {
         assert_eq!(eio(text), format!("error(null:size=1G,eio={written})"));
     }
     for text in ["1.1", "101%", "-0.1", ".5", "0.", "", "0.0000000001", "1e-3", "half"] {
-        assert!(complaint(&format!("error(null:size=1G,eio={text})")).contains("no value of 'eio'"), "{text}");
+        assert!(complaint(&format!("error(null:size=1G,eio={text})")).contains("not a value of 'eio'"), "{text}");
     }
     assert_eq!(
         complaint("error(null:size=1G,eio=0.6,late=0.6)"),
-        "error at column 1: the probabilities are more than 1 together"
+        "error at column 1: the sum of the probabilities is more than 1"
     );
 }
 
@@ -91,7 +91,7 @@ fn error_messages_name_mistakes_in_wrappers() {
         complaint("delay(ram:size=1G),read=1us"),
         format!("unknown option 'read' of delay at column 20; {delay}")
     );
-    let inside = "is of the whole device: it goes behind the last parenthesis";
+    let inside = "applies to the whole device: put it after the last parenthesis";
     assert_eq!(complaint("delay(ram:size=1G,poll=classic)"), format!("'poll' at column 19 {inside}"));
     assert_eq!(complaint("delay(ram:size=1G,read=1us,poll=classic)"), format!("'poll' at column 28 {inside}"));
     assert_eq!(
@@ -99,9 +99,9 @@ fn error_messages_name_mistakes_in_wrappers() {
         "the text ends at column 18, where ',' and an option, or ')', should be"
     );
     assert_eq!(complaint("delay:read=1us"), "':' at column 6, where '(' and the device inside should be");
-    assert!(complaint("delay()").ends_with("and around another device: delay, error"));
+    assert!(complaint("delay()").ends_with("wrappers of another device: delay, error"));
     let deep = format!("{}ram:size=1G{}", "delay(".repeat(9), ")".repeat(9));
-    assert_eq!(complaint(&deep), "too many wrappers around each other at column 49");
+    assert_eq!(complaint(&deep), "too many nested wrappers at column 49");
     read(&format!("{}ram:size=1G{}", "delay(".repeat(8), ")".repeat(8)));
 }
 
@@ -114,19 +114,19 @@ fn error_messages_name_the_mistake_and_its_column() {
     assert_eq!(complaint("null=3"), "'=' at column 5, where ':' and an option should be");
     assert_eq!(complaint("null:size"), "the text ends at column 10, where '=' and a value should be");
     assert_eq!(complaint("null:block=512"), "null at column 1 needs the option 'size'");
-    assert_eq!(complaint("null:size=1G,size=2G"), "option 'size' at column 14 for the second time");
+    assert_eq!(complaint("null:size=1G,size=2G"), "option 'size' at column 14 is repeated");
     assert_eq!(
         complaint("null:size=1g"),
-        "'1g' at column 11 is no value of 'size', which is a size like 4096, 64K, 1M, 1G or 1T"
+        "'1g' at column 11 is not a value of 'size', which is a size like 4096, 64K, 1M, 1G or 1T"
     );
     assert_eq!(complaint("null:size=1G)"), "')' at column 13, where the end should be");
     assert_eq!(complaint("null:size=1G,latency=uniform(5us"), "the text ends at column 33, where ')' should be");
     assert_eq!(
         complaint("null:size=1G,latency=5us\\"),
-        "the text ends at column 26, where the character behind a backslash should be"
+        "the text ends at column 26, where the character after a backslash should be"
     );
     assert_eq!(complaint("null:size=1000"), "null at column 1: the size is not a whole number of blocks");
-    assert_eq!(complaint("null:size=0"), "null at column 1: a device has one block at least");
+    assert_eq!(complaint("null:size=0"), "null at column 1: a device must have at least one block");
     assert_eq!(complaint("null:size=4608,block=4096"), "null at column 1: the size is not a whole number of blocks");
     assert!(complaint("nul:size=1G").starts_with("unknown device 'nul' at column 1; there are: null"));
     assert!(complaint("\u{1b}[31m").contains("'\\u{1b}[31m'"), "nothing reaches a terminal as it is");
@@ -136,13 +136,13 @@ fn error_messages_name_the_mistake_and_its_column() {
 #[test]
 fn invalid_values_are_refused() {
     for value in ["", "G", "1K1", "-1", "+1", "1.5G", "0x10", " 1G", "9223372036854775808", "8388608T"] {
-        assert!(complaint(&format!("null:size={value}")).contains("no value of 'size'"), "{value}");
+        assert!(complaint(&format!("null:size={value}")).contains("not a value of 'size'"), "{value}");
     }
     for value in ["10", "us", "10 us", "uniform(5us)", "uniform(20us,5us)", "normal()", "gamma(1us)", "99999999999s"] {
-        assert!(complaint(&format!("null:size=1G,latency={value}")).contains("no value of 'latency'"), "{value}");
+        assert!(complaint(&format!("null:size=1G,latency={value}")).contains("not a value of 'latency'"), "{value}");
     }
     for value in ["", "adaptive", "hybrid:", "hybrid:0us", "hybrid:5"] {
-        assert!(complaint(&format!("null:size=1G,poll={value}")).contains("no value of 'poll'"), "{value}");
+        assert!(complaint(&format!("null:size=1G,poll={value}")).contains("not a value of 'poll'"), "{value}");
     }
     assert!(complaint("null:size=1G,block=1024").contains("512 or 4096"));
 }

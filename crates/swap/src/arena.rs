@@ -177,7 +177,7 @@ impl Arena {
 
     /// Returns the page of a block, and the index of the block in it.
     fn locate(&self, address: usize) -> (usize, usize) {
-        assert!(self.contains(address), "{address:#x} is no block of this arena");
+        assert!(self.contains(address), "{address:#x} is not a block of this arena");
         let offset = address - self.region.as_ptr() as usize;
         let (page, within) = (offset / self.page, offset % self.page);
         let entry = self.entries[page].load(Ordering::Relaxed);
@@ -191,7 +191,7 @@ impl Arena {
                 assert!(within.is_multiple_of(size), "{address:#x} is within a block");
                 within / size
             }
-            _ => panic!("{address:#x} is no block, or was freed before"),
+            _ => panic!("{address:#x} is not a block, or was freed before"),
         };
         (page, index)
     }

@@ -138,7 +138,7 @@ impl Pager {
                 {
                     self.complain(index, lost);
                     if let Err(error) = events.poison(start, self.unit()) {
-                        say(format_args!("swap: the thread cannot be told ({error}); it waits for ever"));
+                        say(format_args!("swap: the faulting thread cannot be stopped ({error}) and waits for ever"));
                         continue;
                     }
                 }

@@ -95,25 +95,24 @@ impl Refusal {
             Refusal::Failed(error) => write!(f, "{store} cannot be used ({error})"),
             Refusal::InUse => write!(f, "{store} is in use by another process"),
             Refusal::Mounted => {
-                write!(f, "{store} is mounted or has another user; swapped memory needs a device of its own")
+                write!(f, "{store} is mounted or in use; swapped memory needs a device for itself")
             }
-            Refusal::ReadOnly => write!(f, "{store} is read-only: swapped memory has to go somewhere"),
-            Refusal::KeepsNothing => write!(
-                f,
-                "{store} keeps nothing that is written to it: swapped memory would be lost; file: and ram: keep it"
-            ),
+            Refusal::ReadOnly => write!(f, "{store} is read-only; swapped memory needs a store that can be written to"),
+            Refusal::KeepsNothing => {
+                write!(f, "{store} keeps no data, so swapped memory would be lost; use file: or ram:")
+            }
             Refusal::KernelSwap => write!(
                 f,
-                "{store} is swap space of the kernel's (mkswap); after swapoff, say overwrite=on to use it all the same"
+                "{store} is swap space of the kernel (mkswap); to use it anyway, run swapoff and add overwrite=on"
             ),
             Refusal::HoldsData(byte) => write!(
                 f,
-                "{store} holds data that usring did not write (at byte {byte}); give another, or say overwrite=on if \
-                 the data are not wanted any more"
+                "{store} holds data that usring did not write (at byte {byte}); use another store, or add overwrite=on \
+                 to lose the data"
             ),
             Refusal::TooSmall { needed, found } => write!(
                 f,
-                "{store} holds {found} bytes, and {needed} are needed: what it has no room for would stay in memory, \
+                "{store} holds {found} bytes, but {needed} are needed: the rest of the memory would stay resident, \
                  above the limit"
             ),
         }

@@ -188,7 +188,7 @@ impl Pager {
             Some(Obstacle::Failed(error)) => say(format_args!(
                 "swap: pages cannot be written ({error}) and stay in memory, above the limit of {limit} KiB"
             )),
-            None => say(format_args!("swap: all pages are in use, the limit of {limit} KiB cannot be kept")),
+            None => say(format_args!("swap: all pages are in use, so the limit of {limit} KiB cannot be kept")),
         }
     }
 
@@ -412,7 +412,7 @@ impl Pager {
         if let Err(obstacle) = dropped {
             // No known kernel refuses this. Whether these pages are still in memory is then
             // unknown; their slots are valid.
-            say(format_args!("swap: pages cannot be unmanaged back ({obstacle:?})"));
+            say(format_args!("swap: the memory of evicted pages cannot be freed ({obstacle:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);
         // A touch of a page that stays protected makes it writable again.

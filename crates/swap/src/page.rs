@@ -202,7 +202,7 @@ impl<'a> Page<'a> {
     /// Removes a pin. Returns whether it was the last one.
     pub fn unpin(&self) -> bool {
         let before = self.0.fetch_sub(ONE_PIN, Edge::Page.release());
-        assert!(before >= ONE_PIN, "who unpins has pinned");
+        assert!(before >= ONE_PIN, "a page is unpinned only after a pin");
         before < 2 * ONE_PIN
     }
 }

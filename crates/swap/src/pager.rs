@@ -393,14 +393,16 @@ impl Pager {
         let offset = self.offset(index);
         match lost.slot {
             Some(slot) => say(format_args!(
-                "swap: the page at {:#x} cannot be read back: slot {slot} (byte {}) of the backing store answers {}",
+                "swap: the page at {:#x} cannot be read back: slot {slot} (byte {}) of the backing store fails with {}",
                 self.memory.address() + offset,
                 self.store.offset(slot),
                 lost.error
             )),
-            None => {
-                say(format_args!("swap: no page can be had for {:#x}: {}", self.memory.address() + offset, lost.error))
-            }
+            None => say(format_args!(
+                "swap: there is no free page for {:#x}: {}",
+                self.memory.address() + offset,
+                lost.error
+            )),
         }
     }
 }
@@ -425,7 +427,7 @@ impl FaultServer for Pager {
             cause if Some(cause) == self.kind.cause() => {}
             Cause::Unmapped | Cause::Forbidden => return Served::Foreign,
             Cause::Missing | Cause::Broken => {
-                say(format_args!("swap: the kernel has no memory for {:#x}, or it is broken", fault.address));
+                say(format_args!("swap: the kernel has no memory for {:#x}, or the memory is faulty", fault.address));
                 return Served::Refused;
             }
         }

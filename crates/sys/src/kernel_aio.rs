@@ -180,7 +180,7 @@ mod context {
         /// If there is no room.
         #[inline]
         pub fn push(&mut self, mut iocb: Iocb, segments: &[IoVector], vectored: u16) {
-            assert!(self.has_room(segments.len()), "who pushes looks for room first");
+            assert!(self.has_room(segments.len()), "a caller checks for space before it pushes");
             match segments {
                 [] => {}
                 [only] => (iocb.aio_buf, iocb.aio_nbytes) = (only.base, only.length),

@@ -142,7 +142,7 @@ impl PagedMemory {
 
     /// Takes over the inherited memory, in the child.
     pub fn inherit(&self) -> Window {
-        assert!(self.alias.is_none(), "of a file nothing is handed down");
+        assert!(self.alias.is_none(), "a child does not inherit memory of a file");
         let process = PROCESS.get_or_make(|| 0);
         let memory = PagedMemory { address: self.address, length: self.length, alias: None, process };
         Window { memory: Arc::new(memory) }

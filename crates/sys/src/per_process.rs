@@ -47,7 +47,7 @@ fn page() -> Result<*mut u8, Errno> {
 
 /// Takes a word that is zero now, and zero in every forked child.
 fn take_word() -> *mut usize {
-    let page = page().expect("a page that is emptied at fork: prepare() was not asked").cast::<usize>();
+    let page = page().expect("a page that fork empties: prepare() was not called").cast::<usize>();
     for (index, bits) in TAKEN.iter().enumerate() {
         let take = |bits: u64| (bits != u64::MAX).then(|| bits | (bits + 1));
         if let Ok(before) = bits.fetch_update(Ordering::Acquire, Ordering::Relaxed, take) {
@@ -55,7 +55,7 @@ fn take_word() -> *mut usize {
         }
     }
     // The shared page is full: this word gets its own page.
-    wiped_page().expect("a page that is emptied at fork").cast()
+    wiped_page().expect("a page that fork empties").cast()
 }
 
 /// Releases a word that is zero and no longer referenced.

@@ -112,7 +112,7 @@ pub fn exempt() -> Exempt {
             return Exempt(row);
         }
     }
-    unreachable!("rows are looked at until one is free")
+    unreachable!("the search ends only at a free row")
 }
 
 impl Drop for Exempt {

@@ -111,7 +111,7 @@ impl<T: Send + Sync> SharedTable<T> {
     /// If the place is not reserved.
     pub fn put(&self, place: usize, thing: Arc<T>) {
         hazard::prepare();
-        let entry = self.entry(place).expect("who puts something in a place has reserved it");
+        let entry = self.entry(place).expect("a place is reserved before an object is put there");
         entry.store(Arc::into_raw(thing) as usize, Ordering::Release);
     }
 

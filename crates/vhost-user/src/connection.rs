@@ -62,7 +62,7 @@ impl Connection {
     /// flight, which costs it time for each request.
     pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
         let stream = patience::connect(Path::new(path))?;
-        let socket = stream.try_clone().map_err(failed("let its socket be watched"))?;
+        let socket = stream.try_clone().map_err(failed("allow its socket to be watched"))?;
         let patience = Arc::new(Patience::with(&socket)?);
         patience.clone().during(|| Self::greet(socket, stream, patience, comes_back))
     }
@@ -75,36 +75,36 @@ impl Connection {
         comes_back: bool,
     ) -> Result<Connection, Failure> {
         let mut frontend = Frontend::from_stream(stream, 1);
-        let features = frontend
-            .get_features()
-            .map_err(|error| format!("does not answer ({error}); it may serve another front end, and serves one"))?;
+        let features = frontend.get_features().map_err(|error| {
+            format!("does not answer ({error}); it serves only one front end, perhaps another one already")
+        })?;
         let negotiates = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         if features & negotiates == 0 || features & feature::VERSION_1 == 0 {
             return Err("is too old: it offers no protocol features, or no virtio 1".into());
         }
-        let mut protocol = frontend.get_protocol_features().map_err(failed("tell its protocol features"))? & PROTOCOL;
+        let mut protocol = frontend.get_protocol_features().map_err(failed("report its protocol features"))? & PROTOCOL;
         protocol.set(
             VhostUserProtocolFeatures::INFLIGHT_SHMFD,
             comes_back && protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD),
         );
         if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
-            return Err("is no block device: it has no configuration space".into());
+            return Err("is not a block device: it has no configuration space".into());
         }
-        frontend.set_protocol_features(protocol).map_err(failed("take protocol features"))?;
+        frontend.set_protocol_features(protocol).map_err(failed("accept protocol features"))?;
         if protocol.contains(VhostUserProtocolFeatures::REPLY_ACK) {
             frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         let queues = if protocol.contains(VhostUserProtocolFeatures::MQ) {
-            frontend.get_queue_num().map_err(failed("tell its number of queues"))?
+            frontend.get_queue_num().map_err(failed("report its number of queues"))?
         } else {
             1
         };
         let memory_slots = if protocol.contains(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS) {
-            frontend.get_max_mem_slots().map_err(failed("tell its memory slots"))? as usize
+            frontend.get_max_mem_slots().map_err(failed("report its number of memory slots"))? as usize
         } else {
             0
         };
-        frontend.set_owner().map_err(failed("take an owner"))?;
+        frontend.set_owner().map_err(failed("accept an owner"))?;
         Ok(Connection { frontend, socket, patience, features, protocol, queues: queues as u32, memory_slots })
     }
 
@@ -132,14 +132,14 @@ impl Connection {
     /// of them or has fewer queues, or if its device is smaller or has another block size.
     pub fn agree_again(&mut self, parameters: &Parameters) -> Result<(), Failure> {
         if parameters.features & !self.features != 0 || parameters.queues > self.queues {
-            return Err("is not like the one before it: features or queues are missing".into());
+            return Err("differs from the earlier back end: features or queues are missing".into());
         }
         let present = self.in_time(|connection| {
             connection.accept(parameters.features)?;
             connection.configuration(parameters.features, parameters.queues)
         })?;
         if present.size < parameters.size || present.block != parameters.block {
-            return Err("is not like the one before it: its size or block has changed".into());
+            return Err("differs from the earlier back end: its size or block size has changed".into());
         }
         Ok(())
     }
@@ -153,12 +153,12 @@ impl Connection {
         let none = [0; CONFIGURATION];
         let flags = VhostUserConfigFlags::empty();
         let answer = self.frontend.get_config(0, CONFIGURATION as u32, flags, &none);
-        let (_, bytes) = answer.map_err(failed("tell its configuration"))?;
+        let (_, bytes) = answer.map_err(failed("report its configuration"))?;
         let bytes: &[u8; CONFIGURATION] =
-            bytes.as_slice().try_into().map_err(failed("tell all of its configuration"))?;
+            bytes.as_slice().try_into().map_err(failed("report its whole configuration"))?;
         let parameters = Parameters::of_configuration(bytes, features, queues);
         if parameters.size == 0 || parameters.geometry().transfer == 0 || !parameters.block.is_power_of_two() {
-            return Err("has no blocks that could be read".into());
+            return Err("has no readable blocks".into());
         }
         Ok(parameters)
     }
@@ -188,7 +188,7 @@ impl Connection {
     }
 
     fn set_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<(), Failure> {
-        self.frontend.set_inflight_fd(record, file.as_raw_fd()).map_err(failed("take a record of requests"))
+        self.frontend.set_inflight_fd(record, file.as_raw_fd()).map_err(failed("accept a record of requests"))
     }
 
     /// Returns whether memory can be shared while queues are in use.
@@ -211,10 +211,10 @@ impl Connection {
         let mut regions = regions.map(describe);
         if !self.has_memory_slots() {
             let all: Vec<_> = regions.collect();
-            return self.frontend.set_mem_table(&all).map(drop).map_err(failed("take its memory"));
+            return self.frontend.set_mem_table(&all).map(drop).map_err(failed("accept its memory"));
         }
         let first = regions.next().ok_or("has no memory")?;
-        self.frontend.set_mem_table(&[first]).map_err(failed("take its memory"))?;
+        self.frontend.set_mem_table(&[first]).map_err(failed("accept its memory"))?;
         regions.try_for_each(|region| self.frontend.add_mem_region(&region).map(drop)).map_err(failed("take memory"))
     }
 
@@ -226,7 +226,7 @@ impl Connection {
 
     pub fn remove_memory(&mut self, region: &Region) -> Result<(), Failure> {
         self.in_time(|connection| {
-            connection.frontend.remove_mem_region(&describe(region)).map_err(failed("give memory back"))
+            connection.frontend.remove_mem_region(&describe(region)).map_err(failed("release memory"))
         })
     }
 

@@ -212,7 +212,7 @@ impl Shared {
                 self.lose(&mut state, "has gone");
             }
             if self.error.read().is_ok() && state.connection.is_some() {
-                self.lose(&mut state, "finds a queue broken");
+                self.lose(&mut state, "found a broken queue");
             }
             if state.connection.is_none() && self.reconnect {
                 self.reconnect(&mut state);
@@ -248,9 +248,11 @@ impl Shared {
         state.connection = None;
         state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
         if self.reconnect {
-            self.tell(format_args!("{why}; its requests wait until it is back"));
+            self.tell(format_args!("{why}; its requests wait until it returns"));
         } else {
-            self.tell(format_args!("{why}: input/output error from now on (reconnect=on would wait for it)"));
+            self.tell(format_args!(
+                "{why}: its requests fail with EIO from now on (with reconnect=on they would wait)"
+            ));
             self.end(state);
         }
     }

@@ -19,7 +19,8 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// Interval between attempts to connect to a listener whose queue is full.
 const RETRY: Duration = Duration::from_millis(20);
 
-const UNANSWERED: &str = "does not answer within 5 s; is it stopped, or does it serve another front end? It serves one";
+const UNANSWERED: &str =
+    "does not answer within 5 s; it may be stopped, or serve another front end: it serves only one";
 
 /// Connects to the socket at `path`. If the listener's queue is full, repeats the attempt for up to
 /// [`PATIENCE`].

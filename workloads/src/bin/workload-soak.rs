@@ -113,7 +113,7 @@ impl Server {
         let mut line = String::new();
         output.read_line(&mut line).map_err(|error| error.to_string())?;
         let port = line.trim().rsplit_once(':').and_then(|(_, port)| port.parse().ok());
-        let port = port.ok_or_else(|| format!("the server said {line:?} and not where it listens"))?;
+        let port = port.ok_or_else(|| format!("the server printed {line:?} instead of its address"))?;
         let mut process = child.id();
         // If a launcher stays beside the server, the server is the launcher's child.
         while let Some(next) = child_of(process) {

@@ -310,5 +310,5 @@ fn wrong_swap_options_are_reported_before_the_program_starts() {
     };
     assert!(said("--swap=ram:size=1G".into()).contains("limit= is missing"));
     assert!(said("--swap=file:path=nowhere,limit=8M".into()).contains("does not exist"));
-    assert!(said("--swap=ram:size=1G,limit=1M".into()).contains("too little"));
+    assert!(said("--swap=ram:size=1G,limit=1M".into()).contains("too small"));
 }

@@ -211,7 +211,7 @@ fn parse_orders(text: &str) -> Result<BTreeMap<String, Order>, String> {
     let mut orders: BTreeMap<String, Order> = BTreeMap::new();
     for line in lines(text) {
         let parts = line.split_once(':').and_then(|(head, members)| Some((head.split_once(' ')?, members)));
-        let ((name, group), members) = parts.ok_or_else(|| format!("{ORDER}: cannot understand `{line}`"))?;
+        let ((name, group), members) = parts.ok_or_else(|| format!("{ORDER}: cannot parse `{line}`"))?;
         let path = |member: &str| member.split("::").map(str::to_owned).collect();
         let members = members.split_whitespace().map(path).collect();
         orders.entry(name.to_owned()).or_default().groups.push((group.trim().to_owned(), members));
@@ -223,7 +223,7 @@ fn parse_orders(text: &str) -> Result<BTreeMap<String, Order>, String> {
 fn parse_limits(text: &str) -> Result<BTreeMap<String, Counts>, String> {
     let mut limits = BTreeMap::new();
     for line in lines(text) {
-        let wrong = || format!("{LIMITS}: cannot understand `{line}`");
+        let wrong = || format!("{LIMITS}: cannot parse `{line}`");
         let mut words = line.split_whitespace();
         let name = words.next().ok_or_else(wrong)?;
         let mut counts = Counts::default();

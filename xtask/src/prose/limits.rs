@@ -36,7 +36,7 @@ fn breaches(counts: &BTreeMap<String, Counts>, limits: &BTreeMap<String, Counts>
         let allowed = limits.get(part).copied().unwrap_or_default();
         for (rule, (count, most)) in Rule::ALL.iter().zip(counts.iter().zip(allowed)) {
             if *count > most {
-                breaches.push(format!("{part} has {count} findings of `{}`, {most} are allowed", rule.name()));
+                breaches.push(format!("{part} has {count} findings of `{}`, but only {most} are allowed", rule.name()));
             }
         }
     }
@@ -46,7 +46,7 @@ fn breaches(counts: &BTreeMap<String, Counts>, limits: &BTreeMap<String, Counts>
 fn parse(text: &str) -> Result<BTreeMap<String, Counts>, String> {
     let mut limits = BTreeMap::new();
     for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
-        let wrong = || format!("{FILE}: cannot understand `{line}`");
+        let wrong = || format!("{FILE}: cannot parse `{line}`");
         let (part, rest) = line.split_once(' ').ok_or_else(wrong)?;
         let mut counts = Counts::default();
         for word in rest.split_whitespace() {

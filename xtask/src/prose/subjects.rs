@@ -19,7 +19,7 @@ pub fn check() -> Result<usize, String> {
     let output = Command::new("git").args(arguments).current_dir(step::root()).output();
     let output = output.map_err(|error| format!("cannot read the commits with git ({error})"))?;
     if !output.status.success() {
-        println!("prose: commit subjects were not read: {range} is not in this clone");
+        println!("prose: commit subjects were not read: {range} does not exist in this clone");
         return Ok(0);
     }
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -36,7 +36,7 @@ fn breach(subject: &str) -> Option<&'static str> {
     if subject.chars().count() > MOST_CHARACTERS {
         Some("is over 72 characters")
     } else if NAMELESS.contains(&first.as_str()) {
-        Some("begins with a subject that has no name")
+        Some("begins with a pronoun instead of a verb")
     } else {
         None
     }

@@ -77,7 +77,7 @@ fn bars(results: &Results) -> Vec<Bar> {
     let median = |workload, label| results.median(Metric::ProcessorTime, workload, label, None);
     let of_floor = median(COPY, FLOOR).zip(median(RAM, USRING)).map(|(floor, ram)| floor / ram);
     vec![
-        Bar::at_most("a read of the null device, of one processor", median(NULL, USRING), 70.0, "ns"),
-        Bar::at_least("ram device against copying", of_floor, 0.95, "times"),
+        Bar::at_most("processor time of a read of the null device", median(NULL, USRING), 70.0, "ns"),
+        Bar::at_least("rate of the ram device against memcpy", of_floor, 0.95, "times"),
     ]
 }

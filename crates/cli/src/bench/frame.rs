@@ -242,14 +242,13 @@ fn sample(case: &Case, folder: &Path, stage: &Stage, effort: &Effort) -> Result<
     if !output.status.success() {
         return Err(child::complaint(&output));
     }
-    serde_json::from_slice(&output.stdout)
-        .map_err(|error| format!("{} printed something that is no sample ({error})", case.program))
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("{} did not print a sample ({error})", case.program))
 }
 
 fn beside_us(folder: &Path, program: &str) -> Result<PathBuf, String> {
     let path = folder.join(program);
     if !path.is_file() {
-        return Err(format!("{} is not there; build it with `cargo xtask build --release`", path.display()));
+        return Err(format!("{} does not exist; build it with `cargo xtask build --release`", path.display()));
     }
     Ok(path)
 }

@@ -46,19 +46,19 @@ Examples:
 
 Exit status: 0 if every bar holds, 3 if one does not, 125 if the benchmark could not run.";
 
-/// Measure usring and its rivals, alternating in one run.
+/// Measure usring and its rivals, in alternating order within one run.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Options {
-    /// The benchmark to run
+    /// The benchmark to run.
     #[arg(value_enum)]
     name: Name,
 
-    /// Run one short round per case. The figures are rough, and not fit to be quoted
+    /// Run one short round per case. The figures are too rough to be quoted.
     #[arg(long)]
     quick: bool,
 
-    /// Write the result to FILE as JSON, in addition to the printed table
+    /// Write the result to FILE as JSON, in addition to the printed table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }

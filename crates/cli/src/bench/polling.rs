@@ -100,7 +100,7 @@ fn bars(results: &Results) -> Vec<Bar> {
     }
     for depth in DEPTHS {
         let used = ratio(Metric::Processor, 100, depth, HYBRID, CLASSIC);
-        let name = format!("processor of hybrid against classic, depth {depth}, 100 µs");
+        let name = format!("processor use of hybrid against classic, depth {depth}, 100 µs");
         bars.push(Bar::times_at_most(name, used, 0.5));
     }
     bars

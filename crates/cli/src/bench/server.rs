@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub fn drive(mut server: Command, mut clients: Command) -> Result<Output, String> {
     let mut child = start_on_processor(0, &mut server)?;
     let process = child.id();
-    let driven = match child.stdout.take().ok_or_else(|| "it says nothing".to_owned()).and_then(port) {
+    let driven = match child.stdout.take().ok_or_else(|| "its standard output is closed".to_owned()).and_then(port) {
         Ok(port) => {
             clients.args(["--port", &port, "--server", &process.to_string()]);
             start_on_processor(1, &mut clients).and_then(|clients| child::wait_within(clients, LIMIT))
@@ -47,9 +47,9 @@ fn port(output: ChildStdout) -> Result<String, String> {
         // Reads all further output, so that the server never blocks on a full pipe.
         let _ = std::io::copy(&mut output, &mut std::io::sink());
     });
-    let line = receiver.recv_timeout(LIMIT).map_err(|_| "the server does not say where it listens".to_owned())?;
+    let line = receiver.recv_timeout(LIMIT).map_err(|_| "the server did not print its address".to_owned())?;
     let port = line.trim().rsplit_once("listening on 127.0.0.1:").map(|(_, port)| port.to_owned());
-    port.ok_or_else(|| format!("the server said {line:?} and not where it listens"))
+    port.ok_or_else(|| format!("the server printed {line:?} instead of its address"))
 }
 
 /// Starts a child on the processor with this index among those that this process may use, and gives

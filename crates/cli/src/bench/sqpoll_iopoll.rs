@@ -87,7 +87,7 @@ fn bars(results: &Results) -> Vec<Bar> {
             let used = median(Metric::Thread, AFTER, depth);
             bars.push(Bar::at_least(format!("{workload}, depth {depth}: bandwidth gained"), gained, gain, "%"));
             bars.push(Bar::at_most(
-                format!("{workload}, depth {depth}: the program's processor"),
+                format!("{workload}, depth {depth}: processor use of the program"),
                 used,
                 processor,
                 "%",

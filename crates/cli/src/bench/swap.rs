@@ -148,7 +148,7 @@ fn bars(results: &Results) -> Vec<Bar> {
         // Only the back end is used here, because a device whose interrupt is a timer would show
         // the cost of the timer. The back end and eight polling threads need a processor each.
         let gained = ratio(Metric::Rate, BACK_END, threads, [CLASSIC, INTERRUPT]).filter(|_| threads == 1 || enough);
-        bars.push(Bar::times_at_least(format!("{}: polled against told", with(threads, BACK_END)), gained, gain));
+        bars.push(Bar::times_at_least(format!("{}: polled against interrupt", with(threads, BACK_END)), gained, gain));
     }
     for (threads, gain) in [(1, 1.4), (2, 1.5)] {
         let name = with(threads, FILE);
@@ -167,7 +167,11 @@ fn bars(results: &Results) -> Vec<Bar> {
         let gains = median(Metric::Rate, [HYBRID, INTERRUPT]).is_some_and(|gain| gain > 1.1);
         let sleeps = median(Metric::ProcessorTime, [HYBRID, CLASSIC]).is_some_and(|part| part < 0.95);
         let used = ratio(Metric::ProcessorTime, store, 1, [HYBRID, INTERRUPT]).filter(|_| gains && sleeps);
-        bars.push(Bar::times_at_most(format!("{}: processor of hybrid against told", with(1, store)), used, 1.5));
+        bars.push(Bar::times_at_most(
+            format!("{}: processor time of hybrid against interrupt", with(1, store)),
+            used,
+            1.5,
+        ));
     }
     bars
 }

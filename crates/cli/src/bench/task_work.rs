@@ -79,5 +79,5 @@ fn bars(results: &Results) -> Vec<Bar> {
     let used = Bar::times_at_most(format!("{most}: processor time per request, against the kernel's ring"), used, 1.0);
     let wakes = |threads| results.median(Metric::Wakes, &workload(threads), OWN, None);
     let worst = THREADS.into_iter().filter_map(wakes).reduce(f64::max);
-    vec![rate, used, Bar::at_most("wakes per completion, the most of all rows", worst, 0.25, "wakes")]
+    vec![rate, used, Bar::at_most("wakes per completion, maximum of all rows", worst, 0.25, "wakes")]
 }

@@ -61,17 +61,17 @@ impl Demo<'_> {
     fn show(&self) -> Result<(), String> {
         tell!("1. An io_uring program, with the kernel's io_uring denied as in Docker:\n");
         match self.run_on(System::Denied) {
-            Ok(_) => return Err("the program has run although io_uring was denied to it".into()),
+            Ok(_) => return Err("the program ran although io_uring was denied to it".into()),
             Err(why) => tell!("   {why}\n"),
         }
         tell!("2. The same program under `usring run --deny-kernel --stats`:\n");
         let usring = self.run_on(System::Usring(&["--deny-kernel", "--stats"]))?;
         let blocks = self.blocks;
-        tell!("   wrote {blocks} blocks of {BLOCK} bytes, read them back, and every byte was as written\n");
+        tell!("   wrote {blocks} blocks of {BLOCK} bytes, read them back, and compared every byte\n");
         tell!("3. The same program on the kernel's own io_uring:\n");
         let kernel = self.run_on(System::Kernel);
         match &kernel {
-            Ok(_) => tell!("   the kernel's io_uring is open here, so there is something to compare with\n"),
+            Ok(_) => tell!("   the kernel's io_uring works here, so the table shows both\n"),
             Err(why) => tell!("   {why}\n   (`usring doctor` says what blocks it)\n"),
         }
         print_table(&usring, kernel.as_deref().unwrap_or_default());

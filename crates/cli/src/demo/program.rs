@@ -85,10 +85,10 @@ struct Flight {
 
 impl Program {
     fn new(options: &Options) -> Result<Program, String> {
-        let ring = IoUring::new(DEPTH as u32).map_err(|error| format!("io_uring_setup answers: {error}"))?;
+        let ring = IoUring::new(DEPTH as u32).map_err(|error| format!("io_uring_setup failed: {error}"))?;
         let file = File::options().read(true).write(true).create(true).truncate(true).open(&options.file);
         let file = file.map_err(|error| format!("cannot make {} ({error})", options.file.display()))?;
-        let blocks = u32::try_from(options.blocks).map_err(|_| "that is too large a file")?;
+        let blocks = u32::try_from(options.blocks).map_err(|_| "the file is too large")?;
         Ok(Program { ring, file, buffers: vec![[0; WORDS]; DEPTH], order: (0..blocks).collect() })
     }
 
@@ -109,7 +109,7 @@ impl Program {
                 self.push(phase, slot, flights[slot].block)?;
                 next += 1;
             }
-            self.ring.submit_and_wait(1).map_err(|error| format!("io_uring_enter answers: {error}"))?;
+            self.ring.submit_and_wait(1).map_err(|error| format!("io_uring_enter failed: {error}"))?;
             while let Some(entry) = self.reap() {
                 let slot = entry.user_data() as usize;
                 histogram.saturating_record(flights[slot].start.elapsed().as_nanos() as u64);
@@ -170,10 +170,10 @@ impl Program {
     fn sync(&mut self) -> Result<(), String> {
         let entry = opcode::Fsync::new(types::Fd(self.file.as_raw_fd())).build();
         self.submit(&entry)?;
-        self.ring.submit_and_wait(1).map_err(|error| format!("io_uring_enter answers: {error}"))?;
+        self.ring.submit_and_wait(1).map_err(|error| format!("io_uring_enter failed: {error}"))?;
         match self.reap().map(|entry| entry.result()) {
             Some(0) => Ok(()),
-            other => Err(format!("fsync answers {other:?}")),
+            other => Err(format!("fsync returned {other:?}")),
         }
     }
 }

@@ -16,13 +16,17 @@ use usring_sys::Errno;
 const EXAMPLES: &str = "\
 Examples:
   usring ctl                          the devices of all your runs
-  usring ctl /tmp/disk                one of them
+  usring ctl /tmp/disk                one device
   usring ctl /tmp/disk poll=classic   from now on, spin for its completions
 
-Policies: interrupt (sleep until the device tells), classic (spin), hybrid (sleep for a part of the
-expected time, then spin), hybrid:5us (sleep that long, then spin). The change takes effect with the
-next wait; a device that is set to interrupt refuses polled rings (EOPNOTSUPP), unless the run was
-started with --iopoll-fallback.";
+Policies:
+  interrupt    sleep until the device interrupts; the device refuses polled rings (EOPNOTSUPP),
+               unless the run was started with --iopoll-fallback
+  classic      spin
+  hybrid       sleep for a part of the expected time, then spin
+  hybrid:5us   sleep for 5 µs, then spin
+
+A change takes effect with each thread's next wait.";
 
 /// Show the devices of running programs, and change how threads wait for a device's completions.
 #[derive(clap::Args)]
@@ -61,14 +65,17 @@ pub fn run(options: &Options) -> Outcome {
             Ok(devices) => found.extend(devices),
             // Nothing listens on the socket: its run was killed and could not remove it.
             Err(Errno::ECONNREFUSED) => drop(std::fs::remove_file(&path)),
-            Err(error) => eprintln!("usring ctl: {} does not answer ({error})", path.display()),
+            Err(error) => eprintln!("usring ctl: the run of the socket {} does not answer ({error})", path.display()),
         }
     }
     if let Some(path) = &options.path {
         let wanted = std::path::absolute(path).unwrap_or_else(|_| path.clone());
         found.retain(|device| device.path == wanted);
         if found.is_empty() {
-            return Err(Failure::with_status(1, format!("{} is no device of a run of yours", wanted.display())));
+            return Err(Failure::with_status(
+                1,
+                format!("none of your runs has a device {}; `usring ctl` lists your devices", wanted.display()),
+            ));
         }
     }
     for device in &found {

@@ -55,7 +55,10 @@ pub fn parse(text: &str) -> Result<DeviceOption, String> {
 
 pub fn absolute(path: &str) -> Result<String, String> {
     let resolved = std::path::absolute(path).map_err(|error| format!("{path}: {error}"))?;
-    resolved.into_os_string().into_string().map_err(|_| format!("{path}: the way to it is not UTF-8; give all of it"))
+    resolved
+        .into_os_string()
+        .into_string()
+        .map_err(|_| format!("{path}: the path of the current directory is not UTF-8; use an absolute path"))
 }
 
 impl DeviceOption {
@@ -102,7 +105,7 @@ impl Devices {
         swap: Option<VhostUser>,
     ) -> Result<Devices, Failure> {
         if options.len() > MOST {
-            return Err(Failure::new(format!("at most {MOST} devices can be given")));
+            return Err(Failure::new(format!("a run can have at most {MOST} devices")));
         }
         let (mut list, mut back_ends) = (Vec::new(), Vec::new());
         for (option, Connected { supply, back_end }) in options {
@@ -148,7 +151,7 @@ impl RunDevice {
             .map_err(|error| Failure::new(format!("{}: {error}", option.path.display())))?;
         if option.spec.to_string().len() + path.as_os_str().len() > control::LONGEST / 2 {
             let most = control::LONGEST / 2;
-            return Err(Failure::new(format!("SPEC and PATH of a device have {most} bytes at most, together")));
+            return Err(Failure::new(format!("SPEC and PATH of a device can have at most {most} bytes together")));
         }
         let driver = option.spec.open(Box::new(supply.clone())).map_err(|error| {
             let why = why_not_opened(&option.spec, error);
@@ -165,9 +168,9 @@ fn why_not_opened(spec: &Spec, error: Errno) -> String {
     let found = spec.device().text("path").and_then(|path| std::fs::metadata(path).ok());
     match found {
         Some(found) if !found.is_dir() && !found.is_file() && !found.file_type().is_block_device() => {
-            "that is neither a file nor a block device".into()
+            "it is neither a file nor a block device".into()
         }
-        Some(found) if error == Errno::EINVAL && found.len() < BLOCK => "the file has less than a block".into(),
+        Some(found) if error == Errno::EINVAL && found.len() < BLOCK => "the file is smaller than a block".into(),
         _ => nix::errno::Errno::from_raw(-error.negative()).desc().to_lowercase(),
     }
 }

@@ -24,9 +24,8 @@ impl Placeholder {
                 let name = path.display();
                 Failure::new(match error.kind() {
                     ErrorKind::AlreadyExists => {
-                        let refused = "a device needs a path of its own, and no existing file is touched";
-                        let remedy =
-                            if may_be_left(path) { "; if a run that was killed has left it, remove it" } else { "" };
+                        let refused = "a device's PATH must be new, because usring changes no existing file";
+                        let remedy = if may_be_left(path) { "; if a killed run left it, remove it" } else { "" };
                         format!("{name} exists already; {refused}{remedy}")
                     }
                     _ => format!("cannot make {name} ({error})"),
@@ -34,7 +33,7 @@ impl Placeholder {
             })?;
         let identity = file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
         let identity =
-            identity.map_err(|error| Failure::new(format!("cannot look at {} ({error})", path.display())))?;
+            identity.map_err(|error| Failure::new(format!("cannot examine {} ({error})", path.display())))?;
         let placeholder = Placeholder { path: path.into(), file, identity };
         placeholder.file.set_len(size).map_err(|error| {
             let name = path.display();

@@ -74,7 +74,7 @@ fn prepare(folder: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "{} is not a folder that only you can enter; remove it, or set XDG_RUNTIME_DIR to one that is",
+        "{} is not a folder that only you can enter; remove it, or set XDG_RUNTIME_DIR to a private folder",
         folder.display()
     )))
 }

@@ -52,8 +52,8 @@ pub const MOST_QUEUES: u64 = 256;
 
 fn check_queues(layer: &Layer) -> Result<(), &'static str> {
     match layer.number("queues") {
-        Some(0) => Err("a device has one queue at least"),
-        Some(queues) if queues > MOST_QUEUES => Err("there are 256 queues at most"),
+        Some(0) => Err("a device must have at least one queue"),
+        Some(queues) if queues > MOST_QUEUES => Err("a device can have at most 256 queues"),
         _ => Ok(()),
     }
 }

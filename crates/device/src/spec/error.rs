@@ -83,7 +83,7 @@ impl fmt::Display for SpecError {
                 list(f, KINDS.iter().filter(|kind| !kind.is_wrapper()).map(|kind| kind.name))?;
                 let mut wrappers = KINDS.iter().filter(|kind| kind.is_wrapper()).map(|kind| kind.name).peekable();
                 if wrappers.peek().is_some() {
-                    f.write_str("; and around another device: ")?;
+                    f.write_str("; wrappers of another device: ")?;
                     list(f, wrappers)?;
                 }
                 Ok(())
@@ -93,13 +93,13 @@ impl fmt::Display for SpecError {
                 takes(f, kind)?;
                 wrapper.map_or(Ok(()), |wrapper| takes(f, wrapper))
             }
-            Problem::OptionTwice(option) => write!(f, "option '{option}' at column {column} for the second time"),
+            Problem::OptionTwice(option) => write!(f, "option '{option}' at column {column} is repeated"),
             Problem::OptionMissing { option, kind } => {
                 write!(f, "{} at column {column} needs the option '{option}'", kind.name)
             }
             Problem::Value { option, found, expected } => write!(
                 f,
-                "'{}' at column {column} is no value of '{option}', which is {}",
+                "'{}' at column {column} is not a value of '{option}', which is {}",
                 found.escape_debug(),
                 expected.description()
             ),
@@ -110,9 +110,12 @@ impl fmt::Display for SpecError {
                 write!(f, "the text ends at column {column}, where {expected} should be")
             }
             Problem::WholeInside(option) => {
-                write!(f, "'{option}' at column {column} is of the whole device: it goes behind the last parenthesis")
+                write!(
+                    f,
+                    "'{option}' at column {column} applies to the whole device: put it after the last parenthesis"
+                )
             }
-            Problem::TooDeep => write!(f, "too many wrappers around each other at column {column}"),
+            Problem::TooDeep => write!(f, "too many nested wrappers at column {column}"),
             Problem::Together { kind, what } => write!(f, "{} at column {column}: {what}", kind.name),
         }
     }

@@ -203,7 +203,7 @@ impl Parser<'_> {
                 value.push(next);
                 continue;
             }
-            let Some(escaped) = self.next() else { return Err(self.unexpected("the character behind a backslash")) };
+            let Some(escaped) = self.next() else { return Err(self.unexpected("the character after a backslash")) };
             self.at += escaped.len_utf8();
             value.push(escaped);
         }

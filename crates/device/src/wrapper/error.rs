@@ -31,7 +31,7 @@ pub static KIND: DeviceKind = DeviceKind {
     ],
     check: |layer| {
         let sum: u64 = CHANCES.iter().map(|(name, _)| u64::from(chance(layer, name))).sum();
-        if sum > u64::from(Probability::ALWAYS) { Err("the probabilities are more than 1 together") } else { Ok(()) }
+        if sum > u64::from(Probability::ALWAYS) { Err("the sum of the probabilities is more than 1") } else { Ok(()) }
     },
     open: Opening::Wrapper(|layer, inner| Ok(Box::new(Faulty::new(layer, inner)))),
 };

@@ -89,7 +89,7 @@ fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
         let output = run(&[&options[..], &["true"]].concat());
         let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(125), "{said}");
-        assert!(said.contains("does not answer within 5 s; is it stopped, or does it serve another"), "{said}");
+        assert!(said.contains("does not answer within 5 s; it may be stopped, or serve another"), "{said}");
 
         let mut child = usring(&["run"]).args(options).arg("true").stderr(Stdio::null()).spawn().unwrap();
         // Waits until the launcher has connected, after which it waits for the back end's answer.
@@ -149,7 +149,7 @@ fn an_existing_file_at_a_devices_path_is_not_changed() {
     std::fs::File::create(place.path("left")).unwrap().set_len(1 << 20).unwrap();
     for (name, is_told) in [("left", true), ("file", false), ("folder", false)] {
         let said = text(&place.run(&["--device", &format!("{name}=ram:size=1M"), "true"]).stderr);
-        assert_eq!(said.contains("if a run that was killed has left it, remove it"), is_told, "{said}");
+        assert_eq!(said.contains("if a killed run left it, remove it"), is_told, "{said}");
     }
     assert_eq!(std::fs::read(place.path("file")).unwrap(), b"precious");
     assert!(!place.path("elsewhere").exists() && place.path("link").is_symlink() && place.path("folder").is_dir());
@@ -221,7 +221,7 @@ fn ctl_shows_and_changes_the_devices_of_running_programs() {
     assert!(!wrong.status.success() && text(&wrong.stderr).contains("poll=interrupt"), "{}", text(&wrong.stderr));
     let unknown = place.ctl(&["elsewhere"]);
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(text(&unknown.stderr).contains("is no device of a run of yours"), "{}", text(&unknown.stderr));
+    assert!(text(&unknown.stderr).contains("none of your runs has a device"), "{}", text(&unknown.stderr));
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(7));
     assert!(text(&place.ctl(&[]).stdout).contains("no devices"));

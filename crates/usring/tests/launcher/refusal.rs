@@ -162,7 +162,7 @@ fn a_hard_limit_of_open_files_too_low_for_rings_is_refused() {
     let output = limited("400:500");
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{said}");
-    assert!(said.contains("rings have descriptors from 600 on, and 500 is the limit: raise"), "{said}");
+    assert!(said.contains("rings use descriptors from 600 on, but the limit of open files is 500: raise"), "{said}");
     // A low soft limit is no reason to refuse, because usring raises it.
     assert_eq!(limited("400:1024").status.code(), Some(0));
 }

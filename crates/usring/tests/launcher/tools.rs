@@ -15,14 +15,14 @@ fn the_doctor_names_the_failed_checks() {
     let output = command.output().unwrap();
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("usring              does not work: io_uring answers errno 1"), "{said}");
+    assert!(said.contains("usring              does not work: io_uring fails with errno 1"), "{said}");
     assert!(said.contains("kernel's io_uring"), "{said}");
 }
 
 #[test]
 fn the_doctor_tries_each_mechanism_of_swap() {
     let said = text(&usring(&["doctor"]).output().unwrap().stdout);
-    assert!(said.contains("swap                userfault ") && said.contains("; the one that is taken"), "{said}");
+    assert!(said.contains("swap                userfault ") && said.contains("; usring uses this one"), "{said}");
     // The mechanism mprotect works on every kernel and in every sandbox.
     assert!(said.contains("mprotect works, ") && said.contains(" µs for a page from memory"), "{said}");
     // `run --swap` cannot work, because the stub serves no program.
@@ -42,12 +42,12 @@ fn the_demo_fails_where_usring_does_not_serve() {
     let output = usring(&["demo", "--megabytes", "1"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text(&output.stdout).contains("io_uring_setup answers: Operation not permitted"),
+        text(&output.stdout).contains("io_uring_setup failed: Operation not permitted"),
         "{}",
         text(&output.stdout)
     );
     assert!(
-        text(&output.stderr).contains("io_uring_setup answers: Operation not permitted"),
+        text(&output.stderr).contains("io_uring_setup failed: Operation not permitted"),
         "{}",
         text(&output.stderr)
     );
@@ -58,7 +58,7 @@ fn the_demos_program_verifies_what_it_reads() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     let output = usring(&["demo-program", "--blocks", "2048", "--file"]).arg(&file).output().unwrap();
-    if text(&output.stderr).contains("io_uring_setup answers") {
+    if text(&output.stderr).contains("io_uring_setup failed") {
         return skip("the kernel's io_uring is not to be had here");
     }
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -107,6 +107,6 @@ fn the_doctor_names_the_limit_that_is_too_low() {
         command.arg(format!("--nofile={limit}")).arg(installation().path("usring")).arg("doctor");
         text(&command.output().unwrap().stdout)
     };
-    assert!(hard("400:500").contains("and 500 is the limit: raise"), "{}", hard("400:500"));
-    assert!(!hard("400:1024").contains("is the limit: raise"), "{}", hard("400:1024"));
+    assert!(hard("400:500").contains("limit of open files is 500: raise"), "{}", hard("400:500"));
+    assert!(!hard("400:1024").contains("limit of open files is"), "{}", hard("400:1024"));
 }

@@ -247,7 +247,7 @@ fn a_queue_that_is_opened_while_the_back_end_is_away_waits_for_it() {
     let device = backend.connect(",reconnect=on");
     backend.kill();
     let start = Instant::now();
-    while !device.told.try_iter().any(|sentence| sentence.contains("wait until it is back")) {
+    while !device.told.try_iter().any(|sentence| sentence.contains("wait until it returns")) {
         assert!(start.elapsed() < LIMIT, "nobody says that the back end has gone");
         std::thread::yield_now();
     }

@@ -152,7 +152,7 @@ fn a_queue_with_a_new_user_has_an_empty_record() {
     back.has_died();
     // The queue's user drops the queue. The requests that it left must not reach the queue's next
     // user.
-    wait_for_sentence(&device, "wait until it is back");
+    wait_for_sentence(&device, "wait until it returns");
     drop(queue);
     let _back = place.start(INDIRECT, RECORD, Plan::Serve);
     let mut queue = device.queue(false);

@@ -222,7 +222,7 @@ impl Queue {
     fn lengthen_chain(&mut self, head: u16, length: usize) {
         self.give_chain_back(head);
         for _ in 0..length {
-            let index = self.free.pop().expect("whoever launches has seen that there are enough");
+            let index = self.free.pop().expect("the caller has checked that enough descriptors are free");
             self.give_chain_back(index);
             self.requests[usize::from(head)].chain.push(index);
         }
