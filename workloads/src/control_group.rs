@@ -1,23 +1,23 @@
-//! A memory control group for tests, where the process may make one. The kernel bounds the memory
-//! that the group's processes use together. If it can free no more, it kills one of them.
+//! A memory control group for tests, if the process may make one. The kernel limits the memory that
+//! the group's processes use together. If it cannot free enough, it kills one of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A control group. Dropping it removes the group; its last process must have ended before.
+/// A control group. Dropping it removes the group, which must have no process left.
 pub struct ControlGroup {
     path: PathBuf,
 }
 
 impl ControlGroup {
-    /// Makes a group with a limit of `bytes`, below the group of this process. Errors: a text that
-    /// says why there is none.
+    /// Makes a group with a limit of `bytes` as a child of this process's group. The error says in
+    /// words why no group can be made.
     pub fn make(bytes: usize) -> Result<ControlGroup, String> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("usring-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let groups = read(Path::new("/proc/self/cgroup"))?;
-        // Version 1: memory has a hierarchy of its own.
+        // In version 1, memory has a hierarchy of its own.
         let own = groups.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
             controllers.split(',').any(|controller| controller == "memory").then_some(path)
@@ -33,7 +33,7 @@ impl ControlGroup {
         Ok(group)
     }
 
-    /// Keeps the group's processes out of the system's swap, as far as the kernel offers that.
+    /// Keeps the group's processes out of the system's swap, if the kernel has such a setting.
     pub fn without_swap(self) -> ControlGroup {
         let limit = read(&self.path.join("memory.limit_in_bytes")).unwrap_or_default();
         let _ = write(&self.path.join("memory.memsw.limit_in_bytes"), limit.trim());
@@ -41,7 +41,8 @@ impl ControlGroup {
         self
     }
 
-    /// Returns the path of the file to which a process writes 0 to join the group.
+    /// Returns the path of the group's `cgroup.procs`. A process joins the group by writing 0 to
+    /// it.
     pub fn members(&self) -> PathBuf {
         self.path.join("cgroup.procs")
     }

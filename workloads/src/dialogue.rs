@@ -1,9 +1,9 @@
-//! The protocol of the echo servers. A connection whose first bytes are a PING of Redis's protocol
-//! speaks that protocol for its whole life. The server answers each PING with +PONG, and echoes
-//! anything else up to the end of its line. On any other connection the server echoes every byte.
+//! The protocol of the echo servers. If a connection's first bytes are a PING of Redis's protocol,
+//! the connection uses that protocol from then on: the server answers each PING with +PONG, and
+//! echoes any other line. On any other connection the server echoes every byte.
 //!
 //! The bytes may arrive in pieces of any size. The server holds back bytes that may still become a
-//! PING. It stores none of them, because held bytes always match the beginning of a known text.
+//! PING. It need not store them, because they equal the beginning of a known text.
 
 /// PING in both forms: as a user types it, and as clients send it.
 const PINGS: [&[u8]; 2] = [b"PING\r\n", b"*1\r\n$4\r\nPING\r\n"];
@@ -12,14 +12,14 @@ const PONG: &[u8] = b"+PONG\r\n";
 /// The state of the parser.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
-    /// A message may begin here.
+    /// At the beginning of a message.
     #[default]
     Start,
-    /// `matched` bytes of PING number `ping` have been received.
+    /// The first `matched` bytes of `PINGS[ping]` have been received and are held back.
     Held { ping: u8, matched: u8 },
-    /// Inside a line that is no PING, on a connection that speaks Redis's protocol.
+    /// Inside a line that is not a PING, on a connection that uses Redis's protocol.
     Line,
-    /// Echoes for the rest of the connection.
+    /// The connection does not use Redis's protocol: every byte is echoed.
     Echo,
 }
 
@@ -27,7 +27,7 @@ enum State {
 #[derive(Clone, Debug, Default)]
 pub struct Dialogue {
     state: State,
-    /// Whether the connection has sent a PING first.
+    /// Whether the connection began with a PING and so uses Redis's protocol.
     redis: bool,
 }
 
@@ -48,7 +48,7 @@ impl Dialogue {
         }
     }
 
-    /// Appends the bytes held back. Called at the end of the input.
+    /// Appends the bytes that were held back. Must be called at the end of the input.
     pub fn finish(&mut self, output: &mut Vec<u8>) {
         if let State::Held { ping, matched } = self.state {
             output.extend_from_slice(&PINGS[usize::from(ping)][..usize::from(matched)]);
@@ -67,7 +67,8 @@ impl Dialogue {
         }
     }
 
-    /// Continues a PING of which `matched` bytes have been received. Returns the rest of the input.
+    /// Continues a PING of which `matched` bytes have been received. Returns the input that is
+    /// left.
     fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
         let text = PINGS[usize::from(ping)];
         let wanted = &text[matched..];
@@ -105,7 +106,7 @@ impl Dialogue {
 mod tests {
     use super::*;
 
-    /// Returns the answer to `input`, fed in pieces of `pieces` bytes.
+    /// Returns the answer to `input`, which is passed in pieces of `pieces` bytes.
     fn answer(input: &[u8], pieces: usize) -> String {
         let (mut dialogue, mut output) = (Dialogue::default(), Vec::new());
         for piece in input.chunks(pieces) {

@@ -1,8 +1,8 @@
-//! A histogram of durations with steps of 1.6 %. It needs no list of all samples.
+//! A histogram of durations, each step 1.6 % above the one before. It needs no list of all samples.
 
 use std::time::Duration;
 
-/// Steps per doubling.
+/// Number of steps from a duration to twice that duration.
 const STEPS: u64 = 64;
 const STEP_BITS: u32 = STEPS.ilog2();
 
@@ -41,8 +41,8 @@ impl Latencies {
         *self = Latencies::default();
     }
 
-    /// Returns the duration in nanoseconds that the given share of operations did not exceed; None
-    /// if there are no samples.
+    /// Returns the duration in nanoseconds that the fraction `share` of the operations did not
+    /// exceed. `None` if there are no samples.
     pub fn within(&self, share: f64) -> Option<u64> {
         let wanted = ((self.total as f64 * share).ceil() as u64).max(1);
         let mut seen = 0;

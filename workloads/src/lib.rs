@@ -1,10 +1,10 @@
-//! Test and benchmark programs that run on usring unchanged. They see only what any user of the
-//! command sees. No product crate depends on this crate.
+//! Test and benchmark programs, which run on usring without changes. They use usring as any user of
+//! the command does. No product crate depends on this crate.
 //!
-//! - The programs in `src/bin/` are benchmarks. Each does one thing for a while and prints how long
-//!   it took. `usring bench` runs them on the kernel and on usring in turn.
-//! - The tests in `tests/` drive programs of Debian and those in `programs/`. [`harness`] starts
-//!   them and waits for them.
+//! - The programs in `src/bin/` are benchmarks. Each repeats one operation for a while and prints
+//!   how long it took. `usring bench` runs them on the kernel and on usring in turn.
+//! - The tests in `tests/` run programs of Debian and those in `programs/`. [`harness`] starts
+//!   these programs and waits for them.
 
 pub mod control_group;
 pub mod dialogue;

@@ -1,6 +1,6 @@
 //! Pseudo-random numbers for choosing blocks: Marsaglia's xorshift.
 
-/// A generator. Its sequence does not differ between runs.
+/// A generator of pseudo-random numbers, which are the same in every run.
 pub struct Random(u64);
 
 impl Default for Random {

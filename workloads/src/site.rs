@@ -1,4 +1,5 @@
-//! The kinds of call sites by which a program calls io_uring_enter(2).
+//! The kinds of call sites from which a program calls io_uring_enter(2). usring can rewrite only
+//! some of them.
 
 use io_uring::IoUring;
 use std::arch::asm;
@@ -18,7 +19,7 @@ const REGISTERED_RING: u32 = 1 << 4;
 pub enum Site {
     /// `mov $426, %eax; syscall`, as in liburing.
     Inline,
-    /// A bare `syscall` between bytes that cannot hold a jump.
+    /// A bare `syscall` between bytes that leave no room for a jump, so usring cannot rewrite it.
     Bare,
     /// libc's `syscall()`, as the `io-uring` crate uses it.
     Libc,
@@ -38,13 +39,14 @@ impl FromStr for Site {
 }
 
 impl Site {
-    /// Submits and waits. Returns the call's result.
+    /// Submits and waits for completions. Returns the call's result: a count, or a negative number.
     #[inline]
     pub fn enter(self, ring: i32, to_submit: u32, min_complete: u32) -> i64 {
         self.enter_with(ring, to_submit, min_complete, GETEVENTS)
     }
 
-    /// Submits and waits with any flags of the call. Returns the call's result.
+    /// Submits and waits for completions, with any flags. Returns the call's result: a count, or a
+    /// negative number.
     #[inline]
     pub fn enter_with(self, ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         match self {
@@ -76,7 +78,7 @@ impl Entrance {
     /// up the descriptor.
     pub fn registered(ring: &IoUring) -> Result<Entrance, String> {
         const REGISTER_RING_FDS: u32 = 20;
-        /// `io_uring_rsrc_update`.
+        /// The kernel's `struct io_uring_rsrc_update`.
         #[repr(C)]
         struct Update {
             offset: u32,
@@ -95,7 +97,8 @@ impl Entrance {
         }
     }
 
-    /// Submits and waits with the call's flags. Returns the call's result.
+    /// Submits and waits for completions, with any flags. Returns the call's result: a count, or a
+    /// negative number.
     #[inline]
     pub fn enter(self, site: Site, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         site.enter_with(self.number, to_submit, min_complete, flags | self.flags)
@@ -114,15 +117,15 @@ pub fn ring(entries: u32, best: bool) -> Result<(IoUring, Entrance), String> {
     Ok((ring, entrance))
 }
 
-/// Defines a function whose system call is made by these instructions.
+/// Defines a function that makes its system call by the given instructions.
 macro_rules! enters_by {
     ($name:ident: $($instruction:literal)*) => {
         #[inline(never)]
         fn $name(ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
             let answer: i64;
-            // SAFETY: 1. The call gets no address. The memory that requests name was vouched for
-            // when they were pushed. 2. The clobbers are those of the x86-64 system call
-            // convention. 3. The code jumps over the bytes around the instruction.
+            // SAFETY: 1. The call gets no address. The code that pushed the requests promised that
+            // their memory is valid. 2. The clobbers are those of the x86-64 system call
+            // convention. 3. The code jumps over the padding bytes around the instruction.
             unsafe {
                 asm!(
                     $($instruction,)*
@@ -145,5 +148,5 @@ macro_rules! enters_by {
 
 const _: () = assert!(libc::SYS_io_uring_enter == 426);
 enters_by!(enter_inline: "mov eax, 426" "syscall");
-// The bytes around the instruction are `hlt`.
+// The padding around the instruction consists of `hlt`.
 enters_by!(enter_bare: "jmp 2f" ".fill 130, 1, 0xf4" "2:" "syscall" "jmp 3f" ".fill 130, 1, 0xf4" "3:");

@@ -1,4 +1,4 @@
-//! Helpers with which servers and their clients set up sockets and signals.
+//! Functions by which servers and their clients set up sockets and signals.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -48,7 +48,7 @@ fn local(port: u16) -> libc::sockaddr_in {
 
 const ADDRESS_LENGTH: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
 
-/// Starts a connection to 127.0.0.1 on a non-blocking socket, without waiting for it.
+/// Starts a connection to `port` of 127.0.0.1 on a non-blocking socket, and does not wait for it.
 pub fn connect(port: u16) -> io::Result<TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the socket is new, and nothing else owns it.
@@ -61,8 +61,9 @@ pub fn connect(port: u16) -> io::Result<TcpStream> {
     }
 }
 
-/// Makes a listening socket of 127.0.0.1 and returns it with its port. Port 0 takes a free one.
-/// Other processes may share the port. Connections inherit TCP_NODELAY from the socket.
+/// Makes a listening socket on 127.0.0.1, and returns it with its port. If `port` is 0, the kernel
+/// chooses a free one. Other processes may listen on the same port. Accepted connections inherit
+/// TCP_NODELAY.
 pub fn listen(port: u16) -> io::Result<(TcpListener, u16)> {
     // SAFETY: the socket is new, and nothing else owns it.
     let socket = unsafe {
@@ -87,7 +88,7 @@ pub fn listen(port: u16) -> io::Result<(TcpListener, u16)> {
     Ok((socket, port))
 }
 
-/// SIGTERM and SIGINT, blocked, so that the process can wait for them.
+/// The signals SIGTERM and SIGINT. They are blocked, so that the process can wait for them.
 pub struct Signals(libc::sigset_t);
 
 impl Signals {

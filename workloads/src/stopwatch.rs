@@ -1,4 +1,4 @@
-//! Measures the time per operation.
+//! Measures the time that an operation takes.
 
 use crate::options::Options;
 use crate::sockets;
@@ -17,10 +17,10 @@ pub fn print(span: Duration, step: impl FnMut() -> Result<u64, String>) -> Resul
 pub struct Sample {
     pub operations: u64,
     pub time: Duration,
-    /// Processor time of all threads of this process, and of the process that serves it, if there
-    /// is one: see [`count_server`].
+    /// Processor time of all threads of this process. If the process has a server
+    /// ([`count_server`]), the server's processor time is added.
     pub processor: Duration,
-    /// Processor time of the thread that submits, where it is measured separately.
+    /// Processor time of the thread that submits, if it is measured separately.
     pub thread: Option<Duration>,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for Sample {
 
 /// Runs `step` for about `span` after a warm-up, and returns the result.
 pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) -> Result<Sample, String> {
-    // Steps between two readings of the clock, so that the readings do not weigh in.
+    // Number of steps between two readings of the clock, so that reading it costs little.
     const STEPS: u32 = 16;
     let mut repeat = |span: Duration| {
         let (start, processor, thread, mut operations) = (Instant::now(), all_time(), thread_time(), 0);
@@ -45,8 +45,8 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
                 operations += step()?;
             }
             let time = start.elapsed();
-            // On a busy machine the time may be over before the first operation. Such a run would
-            // be no measurement, so it goes on.
+            // On a busy machine the time may be over before the first operation. The measurement
+            // then goes on, because it has no result yet.
             if time >= span && operations > 0 {
                 let (processor, thread) = (all_time() - processor, Some(thread_time() - thread));
                 return Ok(Sample { operations, time, processor, thread });
@@ -57,10 +57,10 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
     repeat(span)
 }
 
-/// Process id of the server, such as a device's back end; 0: none.
+/// Process id of the server, such as a device's back end; 0 if there is none.
 static SERVER: AtomicI32 = AtomicI32::new(0);
 
-/// Also counts the processor time of the process named by `--server` from now on.
+/// From now on adds the processor time of the process that `--server` names to every result.
 pub fn count_server(options: &Options) -> Result<(), String> {
     SERVER.store(options.value("server", 0)?, Ordering::Relaxed);
     Ok(())
@@ -91,7 +91,7 @@ fn clock(which: libc::clockid_t) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Binds this process to one processor, so that no figure depends on the scheduler's choices.
+/// Binds this process to one processor, so that the scheduler's choices do not affect the figures.
 pub fn pin() {
     // SAFETY: 1. An all-zero `cpu_set_t` is the empty set. 2. Both calls get
     // the set and its true size. A refusal only makes the figures less steady.

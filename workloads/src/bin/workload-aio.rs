@@ -1,7 +1,7 @@
 //! Benchmark: random 4 KiB reads of a file or block device through kernel AIO, as fio's t/io_uring
 //! makes them with `-a`. The program keeps a fixed number of reads in flight and submits and
-//! collects them in batches. With `--polled 1` the context is polled (`io_setup2`, which usring's
-//! library provides).
+//! collects them in batches. With `--polled 1` the context is polled. The program makes it by
+//! `io_setup2`, a function that only usring's library has.
 //!
 //! `workload-aio --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1] [--latencies 0|1]
 //! [--milliseconds N]`
@@ -63,7 +63,7 @@ struct Buffer([u8; BLOCK]);
 
 struct Context(u64);
 
-/// `io_setup2`, if a loaded library exports it.
+/// The type of `io_setup2`, which usring's library exports.
 type Setup2 = unsafe extern "C" fn(u32, u32, *mut libc::c_void, *mut libc::c_void, *mut u64) -> i32;
 
 impl Context {
@@ -79,7 +79,7 @@ impl Context {
         if found.is_null() {
             return Err("no library here has io_setup2".into());
         }
-        // SAFETY: this is the function's type by the library's header.
+        // SAFETY: usring.h declares the function with this type.
         let setup2 = unsafe { std::mem::transmute::<*mut libc::c_void, Setup2>(found) };
         let none = std::ptr::null_mut();
         // SAFETY: the function writes only to `context`.
@@ -93,7 +93,7 @@ impl Context {
 
     #[inline]
     fn submit(&self, list: &[*mut Iocb]) -> i64 {
-        // SAFETY: the iocbs and their buffers live until their events are taken.
+        // SAFETY: the iocbs and their buffers live until the program has collected their events.
         unsafe { libc::syscall(libc::SYS_io_submit, self.0, list.len(), list.as_ptr()) }
     }
 
@@ -154,7 +154,8 @@ impl Generator {
         Ok(())
     }
 
-    /// Submits a batch. If the queue is full then, collects completions.
+    /// Submits a batch. If `depth` requests are then in flight, collects completions. Returns their
+    /// number.
     fn round(&mut self) -> Result<u64, String> {
         let now = self.measures.then(Instant::now);
         self.list.clear();
@@ -171,7 +172,8 @@ impl Generator {
         let mut rest = &self.list[..];
         while !rest.is_empty() {
             match self.context.submit(rest) {
-                // A polled context accepts at most 127 requests at once.
+                // A polled context takes at most 127 requests per call, so the rest needs further
+                // calls.
                 taken if taken > 0 => rest = &rest[taken as usize..],
                 _ => return Err(format!("io_submit: {}", std::io::Error::last_os_error())),
             }

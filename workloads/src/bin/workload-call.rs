@@ -3,8 +3,8 @@
 //! `workload-call [--call getppid|read|close|fcntl|sigprocmask] [--filter none|empty]
 //! [--milliseconds N]`
 //!
-//! With `--filter empty` the process has a seccomp filter that allows every call. This shows the
-//! kernel's charge for any filter.
+//! With `--filter empty` the process has a seccomp filter that allows every call. The difference
+//! shows what any filter costs in the kernel.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -31,11 +31,11 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::pin();
     let zero = File::open("/dev/zero").map_err(|error| error.to_string())?;
     let number = zero.as_raw_fd();
-    // The number of no open file, so that only the system call's entry and exit are measured.
+    // A number without an open file, so that only the call's entry and exit are measured.
     let closed = zero.try_clone().map_err(|error| error.to_string())?.into_raw_fd();
     let mut byte = 0u8;
-    // SAFETY: an all-zero set is an empty one. Each call has arguments of its kind, and `closed` is
-    // the number of no open file.
+    // SAFETY: an all-zero set is an empty one. Each call gets arguments of its types. `closed` is
+    // not the number of an open file.
     unsafe {
         libc::close(closed);
         let mut set: libc::sigset_t = std::mem::zeroed();

@@ -1,18 +1,19 @@
 //! Benchmark: 4 KiB reads or writes of a file or block device through a ring, as fio's t/io_uring
-//! makes them. The program submits and reaps them in batches, with registered buffers and files.
-//! The generator is as light as ordinary calls allow, so that the measurement shows the ring and
-//! the device.
+//! makes them. The program submits and reaps requests in batches, with registered buffers and
+//! files. It does as little else as possible, so that the measurement shows the ring and the
+//! device.
 //!
 //! `workload-device --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1] [--sq-thread 0|1]
 //! [--registered 0|1] [--order random|sequential] [--latencies 0|1] [--direct 0|1] [--writes 0|1]
 //! [--best 0|1] [--pinned 0|1] [--server PID] [--milliseconds N]`
 //!
-//! - `--by copy --size BYTES` copies blocks from random places of memory instead. It is the floor
-//!   for a device in memory.
-//! - `--fill 1` first writes all of the file.
+//! - `--by copy --size BYTES` copies blocks from random places of memory instead. No device in
+//!   memory can be faster.
+//! - `--fill 1` first writes the whole file.
 //! - `--best 1` sets the ring up in the kernel's fastest way.
-//! - `--pinned 0` leaves the process to the scheduler.
-//! - `--server` names the process of the device's back end. Its processor time counts, too.
+//! - `--pinned 0` does not bind the process to one processor.
+//! - `--server` names the process of the device's back end. The back end's processor time is added
+//!   to the program's.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::{File, OpenOptions};
@@ -56,7 +57,7 @@ fn workload(options: &Options) -> Result<(), String> {
     Generator::new(&shape, file, blocks)?.run(span)
 }
 
-/// The options of a run.
+/// The options that shape the load.
 struct Shape {
     path: PathBuf,
     depth: u32,
@@ -143,13 +144,13 @@ fn fill(file: &File, blocks: u64) -> Result<(), String> {
     file.sync_all().map_err(|error| error.to_string())
 }
 
-/// One slot of the queue: its request's buffer, and when that request was sent.
+/// A slot of the queue: the buffer of its request, and when the request was sent.
 struct Slot {
     buffer: *mut u8,
     submitted: Instant,
 }
 
-/// The file, and the position of the next request in it.
+/// The file, and which of its blocks the next request is for.
 struct Source {
     file: File,
     registered: bool,
@@ -188,7 +189,7 @@ struct Generator<'a> {
     entrance: Entrance,
     source: Source,
     slots: Vec<Slot>,
-    /// Keeps the slots' buffers alive: the slots point into them.
+    /// Owns the memory of the slots' buffers, to which the slots have pointers.
     _buffers: Vec<Buffer>,
     free: Vec<u32>,
     latencies: Latencies,
@@ -244,7 +245,8 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Submits a batch. If the queue is full then, reaps completions.
+    /// Submits a batch. If `depth` requests are then in flight, reaps completions. Returns their
+    /// number.
     fn round(&mut self) -> Result<u64, String> {
         let batch = self.shape.batch.min(self.free.len() as u32);
         let now = if self.shape.latencies { Some(Instant::now()) } else { None };
@@ -266,8 +268,8 @@ impl Generator<'_> {
         if wanted == 0 { Ok(0) } else { self.reap() }
     }
 
-    /// Calls io_uring_enter(2) if it is needed. With an SQ thread the call only wakes that thread,
-    /// or waits.
+    /// Calls io_uring_enter(2) if needed. With an SQ thread it is needed only to wake that thread
+    /// or to wait.
     fn enter(&mut self, submitted: u32, wanted: u32) -> Result<(), String> {
         let mut flags = if wanted > 0 { GETEVENTS } else { 0 };
         if self.shape.sq_thread {
@@ -303,7 +305,7 @@ impl Generator<'_> {
     }
 }
 
-/// Maps memory like that of a device in memory: shared, and written once.
+/// Maps memory like that of usring's device in memory: shared, with every page written once.
 fn shared_memory(size: usize) -> Result<&'static mut [u8], String> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;

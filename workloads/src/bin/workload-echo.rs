@@ -3,8 +3,8 @@
 //!
 //! `workload-echo --port N [--server PID] [--connections N] [--pipeline N] [--milliseconds N]`
 //!
-//! One thread drives all connections by epoll(7), edge-triggered. A latency is measured over all
-//! PINGs that were sent together.
+//! One thread drives all connections by epoll(7), edge-triggered. A latency is the time from
+//! sending a connection's PINGs until the last of their answers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};

@@ -1,11 +1,11 @@
 //! A plain echo server on epoll(7), edge-triggered, without io_uring: the baseline for
-//! `echo_server`. Both give the same answers.
+//! `echo_server`, which gives the same answers.
 //!
 //! `workload-epoll [--port N] [--close-after BYTES]`
 //!
-//! The server accepts until no connection is waiting, and registers each connection once. A read
-//! that fills less than the buffer ends the event. epoll(7) allows that, and it saves the read that
-//! would fail.
+//! At an event of the listener the server accepts all waiting connections, and registers each one
+//! once. A read that does not fill the buffer has emptied the socket, as epoll(7) states. So the
+//! server saves the further read that would return EAGAIN.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -63,7 +63,7 @@ fn serve(port: u16, close_after: u64) -> io::Result<()> {
     }
 }
 
-/// Accepts with one system call per connection. `accept` of std may make more.
+/// Accepts a connection by one system call. (`TcpListener::accept` may make more.)
 fn accept(listener: &TcpListener) -> io::Result<Option<TcpStream>> {
     let none = std::ptr::null_mut();
     // SAFETY: the call gets no address.
@@ -92,7 +92,7 @@ impl Connection {
         Connection { socket, dialogue: Dialogue::default(), outgoing: Vec::new(), received: 0, ended: false }
     }
 
-    /// Reads and answers. Returns whether the connection stays open.
+    /// Reads from the connection and answers. Returns whether the connection stays open.
     fn ready(&mut self, buffer: &mut [u8], close_after: u64) -> io::Result<bool> {
         loop {
             self.send()?;

@@ -1,5 +1,4 @@
-//! Benchmark: NOPs, submitted and reaped in batches. It shows the cost of a request that does
-//! nothing.
+//! Benchmark: NOPs, submitted and reaped in batches. It shows the cost of a request without work.
 //!
 //! `workload-nop [--batch N] [--site inline|bare|libc] [--best 0|1] [--milliseconds N]`
 //!

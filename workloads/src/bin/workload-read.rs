@@ -7,8 +7,8 @@
 //! `--best 1` sets the ring up in the kernel's fastest way, with a registered file and registered
 //! buffers.
 //!
-//! `preadv2` is called with RWF_NOWAIT. It is the only ordinary call that reads and never waits, so
-//! a ring in user space is built on it.
+//! `preadv2` is called with RWF_NOWAIT. No other ordinary call reads a file without ever waiting,
+//! so usring's rings use it.
 
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
@@ -63,11 +63,11 @@ fn first_bytes(bytes: &[u8]) -> u64 {
     bytes[..8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// The file and the buffers, as the requests name them.
+/// How the requests name the file and the buffers.
 #[derive(Clone, Copy)]
 enum Target {
     File(types::Fd),
-    /// The file and the buffers are registered.
+    /// By their index, because both are registered.
     Registered,
 }
 

@@ -1,6 +1,6 @@
-//! Soak test: an echo server under clients of every kind for a long time. Thousands of connections
-//! come and go. Their peers echo, close one half, reset, stop reading for a while, send garbage, or
-//! send nothing at all.
+//! Soak test: an echo server under many kinds of clients for a long time. Thousands of connections
+//! come and go. Their clients wait for the echo, close one half, reset the connection, stop reading
+//! for a while, send garbage, or send nothing at all.
 //!
 //! `workload-soak [--seconds N] [--connections N] -- SERVER ARGUMENTS`
 //!
@@ -9,7 +9,7 @@
 //! - every byte of every answer is right;
 //! - no client waits for ever;
 //! - the server's memory does not grow;
-//! - the server closes its descriptors with the connections;
+//! - the server closes each connection's descriptor;
 //! - the server's own counts show no lost request;
 //! - the server exits cleanly.
 
@@ -24,12 +24,12 @@ use workloads::random::Random;
 use workloads::readiness::Readiness;
 use workloads::sockets;
 
-/// Timeout for an answer, and for the server's end.
+/// Timeout for an answer, and for the end of the server.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Most bytes that a stalling peer sends before it reads.
+/// Most bytes that a client of the kinds `Stall` sends before it reads.
 const STALL: usize = 1 << 20;
-/// Growth allowed to the server's memory between start and end: in KiB, and as a fraction (one part
-/// in `GROWTH_PARTS`).
+/// How much the server's memory may grow during the test: `GROWTH` KiB plus one part in
+/// `GROWTH_PARTS`.
 const GROWTH: u64 = 4096;
 const GROWTH_PARTS: u64 = 10;
 
@@ -43,7 +43,8 @@ fn soak(options: &Options) -> Result<(), String> {
     let connections = options.value("connections", 5000)?;
     let words: Vec<String> = std::env::args().skip_while(|word| word != "--").skip(1).collect();
     let mut server = Server::start(&words)?;
-    // One connection stays open, so that the server has opened everything that it needs.
+    // The first connection makes the server open everything that it needs. The connection then
+    // stays open.
     let witness = Crowd::idle(server.port, 1)?;
     let idle = server.idle_descriptors();
     let mut crowd = Crowd::new(server.port, connections)?;
@@ -68,8 +69,9 @@ fn soak(options: &Options) -> Result<(), String> {
     check_account(&said, crowd.answered() + others, crowd.begun + others)
 }
 
-/// Compares the memory of the third quarter of the time with that of the last. In the first half
-/// the number of quiet clients still grows.
+/// Compares the server's memory in the third quarter of the time with that in the last, and fails
+/// if it has grown too much. The first half does not count, because the number of quiet clients
+/// still grows.
 fn steady(memory: &[u64]) -> Result<String, String> {
     let quarter = memory.len() / 4;
     let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len().max(1) as u64;
@@ -79,8 +81,8 @@ fn steady(memory: &[u64]) -> Result<String, String> {
     if after > before + GROWTH + before / GROWTH_PARTS { Err(format!("memory grows: {words}")) } else { Ok(words) }
 }
 
-/// Checks the server's own counts, which its last line holds. The server need not have seen
-/// connections that closed before it accepted them.
+/// Checks the server's own counts, which are in its last line. The counts may lack connections that
+/// were closed before the server accepted them.
 fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
     let number = |behind: &str| {
         let before = said.split(behind).next().unwrap_or_default();
@@ -95,7 +97,7 @@ fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
     }
 }
 
-/// The server under test: the last process of the chain that was started.
+/// The server under test. If a launcher starts it, `process` is the server's own process id.
 struct Server {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -115,7 +117,7 @@ impl Server {
         let port = line.trim().rsplit_once(':').and_then(|(_, port)| port.parse().ok());
         let port = port.ok_or_else(|| format!("the server printed {line:?} instead of its address"))?;
         let mut process = child.id();
-        // If a launcher stays beside the server, the server is the launcher's child.
+        // If a launcher stays as the parent, the server is its child.
         while let Some(next) = child_of(process) {
             process = next;
         }
@@ -146,7 +148,7 @@ impl Server {
         line.and_then(|line| line.split_whitespace().next()?.parse().ok()).ok_or_else(|| "no VmRSS".into())
     }
 
-    /// Waits until the server holds at most `idle` descriptors. Fails at the time limit.
+    /// Waits until the server has at most `idle` open descriptors. Fails after [`LIMIT`].
     fn forgets_connections(&self, idle: usize) -> Result<(), String> {
         let start = Instant::now();
         while self.descriptors() > idle {
@@ -192,7 +194,7 @@ fn child_of(process: u32) -> Option<u32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// The behaviour of a peer.
+/// What a client does with its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
     /// Sends a question and reads the answer a few times, then closes.
@@ -214,7 +216,7 @@ const PEERS: [Peer; 6] = [Peer::Echo, Peer::HalfClose, Peer::Reset, Peer::Stall,
 struct Client {
     socket: TcpStream,
     peer: Peer,
-    /// Computes the expected answer.
+    /// Computes the answer that the client expects.
     dialogue: Dialogue,
     /// The bytes to send, and how many of them have been sent.
     question: Vec<u8>,
@@ -255,7 +257,7 @@ impl Crowd {
         })
     }
 
-    /// Opens connections that the server accepts and that then stay unused.
+    /// Opens connections and waits until the server has accepted them. They send nothing.
     fn idle(port: u16, count: usize) -> Result<Vec<TcpStream>, String> {
         let mut idle = Vec::new();
         for _ in 0..count {
@@ -274,7 +276,7 @@ impl Crowd {
         self.kinds.iter().filter(to_the_end).map(|(_, count)| count).sum()
     }
 
-    /// Waits up to 10 ms for events, and now and then visits every client.
+    /// Waits up to 10 ms for events and handles them. Every so often goes through all clients.
     fn turn(&mut self, refill: bool) -> Result<(), String> {
         self.readiness.wait(10).map_err(|error| error.to_string())?;
         for at in 0..self.readiness.count() {
@@ -290,7 +292,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Runs until every client is done.
+    /// Continues until every client is done.
     fn drain(&mut self) -> Result<(), String> {
         while self.clients.iter().any(Option::is_some) {
             self.turn(false)?;
@@ -373,8 +375,8 @@ impl Client {
         (self.question, self.sent, self.received) = (question, 0, 0);
     }
 
-    /// Makes all the progress that is possible without waiting. Returns whether the connection is
-    /// done.
+    /// Does everything that is possible without waiting. Returns whether the connection is
+    /// finished.
     fn go_on(&mut self, random: &mut Random) -> Result<bool, String> {
         let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
         if self.peer == Peer::Silent {
@@ -431,7 +433,8 @@ impl Client {
         Ok(())
     }
 
-    /// Receives bytes. Returns whether the server has closed.
+    /// Receives bytes and compares them with the expected answer. Returns whether the server has
+    /// closed.
     fn receive(&mut self) -> Result<bool, String> {
         let mut buffer = [0; 16 << 10];
         loop {

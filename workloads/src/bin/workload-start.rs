@@ -2,9 +2,9 @@
 //!
 //! `workload-start [--rings N] [--threads N]`
 //!
-//! Makes `N` rings (default: 1), submits a POLL_ADD to the first, makes its pipe readable, and
-//! waits for the completion. `--threads` starts idle threads before that. A process starts only
-//! once, so the program measures one operation, without a warm-up.
+//! Makes `N` rings (default: 1), submits a POLL_ADD for a pipe to the first ring, makes the pipe
+//! readable, and waits for the completion. `--threads` starts that many idle threads first. The
+//! program measures a single time, because a process starts only once.
 
 use io_uring::{IoUring, opcode, types};
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! Benchmark: short connections and their cost to the server. Each connects, sends 128 bytes,
-//! receives them back and closes. A fixed number of connections is open at any time.
+//! Benchmark: short connections and their cost to the server. Each client connects, sends 128
+//! bytes, receives them back and closes. A fixed number of connections is open at any time.
 //!
 //! `workload-storm --port N [--server PID] [--connections N] [--at-once N] [--closes
 //! server|client]`
@@ -17,7 +17,7 @@ use workloads::sockets::{self, processor_time};
 use workloads::stopwatch::Sample;
 
 const LENGTH: usize = 128;
-/// Timeout for any step, in milliseconds.
+/// Timeout for any step of a connection, in milliseconds.
 const LIMIT: i32 = 10_000;
 
 fn main() -> ExitCode {
@@ -35,13 +35,14 @@ fn workload(options: &Options) -> Result<(), String> {
     let (start, before) = (Instant::now(), processor().map_err(words)?);
     storm.run(connections)?;
     let time = start.elapsed();
-    // Includes the server's work for connections that the clients have closed already.
+    // The server may still work for connections that the clients have closed. `settled` waits for
+    // that.
     let processor = settled(processor).map_err(words)? - before;
     println!("{{{}}}", Sample { operations: connections, time, processor, thread: None });
     Ok(())
 }
 
-/// Returns the server's processor time once it no longer grows.
+/// Waits until the server's processor time no longer grows, and returns it.
 fn settled(processor: impl Fn() -> std::io::Result<Duration>) -> std::io::Result<Duration> {
     let mut last = processor()?;
     for _ in 0..100 {
@@ -77,7 +78,7 @@ impl Storm {
         Ok(Storm { port, server_closes, readiness, clients, begun: 0 })
     }
 
-    /// Makes `connections` connections. Each element of `clients` has one connection after another.
+    /// Makes `connections` connections in all. Each element of `clients` makes one after another.
     fn run(&mut self, connections: u64) -> Result<(), String> {
         let mut open = 0;
         for place in 0..self.clients.len().min(connections as usize) {
@@ -110,7 +111,7 @@ impl Storm {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
         self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
-        // Every connection sends different bytes, and none of them form a PING.
+        // The bytes differ from connection to connection, and never begin with a PING.
         let mut bytes = [0; LENGTH];
         for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
             word.copy_from_slice(&(self.begun << 8 | at as u64 | 1 << 63).to_be_bytes());
@@ -122,8 +123,8 @@ impl Storm {
 }
 
 impl Client {
-    /// Makes all the progress that is possible without waiting. Returns whether the connection is
-    /// done.
+    /// Does everything that is possible without waiting. Returns whether the connection is
+    /// finished.
     fn go_on(&mut self, server_closes: bool) -> Result<bool, String> {
         if !self.sent {
             match self.socket.write(&self.bytes) {

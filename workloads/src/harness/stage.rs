@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// Folder with the sources of the test programs.
 const PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
 
-/// A test's folder. Any user may write to it, because some programs run as nobody.
+/// A test's folder. Every user may write to it, because some programs run as nobody.
 pub struct Stage {
     folder: TempDir,
 }
@@ -70,9 +70,10 @@ impl Stage {
         path
     }
 
-    /// Copies a file to the stage, where the user nobody can reach it. cp(1) does this in another
-    /// process. If this process had the copy open for writing, a child forked meanwhile by another
-    /// test would have it open, too, and no process could execute it.
+    /// Copies a file to the stage, where the user nobody can reach it. The copying is done by
+    /// cp(1): if this process had the copy open for writing, a child that another test forks
+    /// meanwhile would inherit the descriptor. The kernel does not execute a file that is open for
+    /// writing.
     pub fn copy(&self, from: &Path, name: &str) -> PathBuf {
         let path = self.path(name);
         let output = Command::new("cp").arg(from).arg(&path).output().expect("cp");
@@ -94,12 +95,12 @@ impl Stage {
         compile(&["-O2", "-pthread", "-Wall", "-Werror"], &Path::new(PROGRAMS).join(source), flags, result);
     }
 
-    /// Prepares a program on this stage. The caller adds arguments and starts it.
+    /// Prepares a program on this stage. The caller adds arguments and starts the program.
     pub fn program(&self, world: World, program: impl AsRef<Path>) -> Run {
         Run::new(&self.path(""), world, &[], program.as_ref())
     }
 
-    /// Prepares a program in a run with these devices, each `PATH=SPEC`. A relative PATH is
+    /// Prepares a program in a run with the given devices. Each is a `PATH=SPEC`, whose PATH may be
     /// relative to the stage.
     pub fn program_on_devices(&self, world: World, devices: &[&str], program: impl AsRef<Path>) -> Run {
         let options: Vec<_> = devices.iter().map(|device| format!("--device={device}")).collect();
@@ -112,13 +113,13 @@ impl Stage {
         Run::new(&self.path(""), world, options, program.as_ref())
     }
 
-    /// Returns the sockets that runs with devices have left in their folder.
+    /// Returns the sockets that are left in the folder of the runs' sockets.
     pub fn sockets(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path("usring")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Returns the path of a script in `programs/`, which needs no compiler.
+    /// Returns the path of a script in `programs/`, which is run without compiling.
     pub fn script(name: &str) -> PathBuf {
         Path::new(PROGRAMS).join(name)
     }
@@ -160,7 +161,7 @@ fn takes_direct_io(folder: &Path) -> bool {
     opened
 }
 
-/// Returns the path of the built `usring`: from the environment, or beside this test.
+/// Returns the path of the built `usring`: from `USRING_BIN`, or from the folders above this test.
 fn built_usring() -> PathBuf {
     let named = std::env::var_os("USRING_BIN").map(PathBuf::from);
     let path = named.unwrap_or_else(|| {

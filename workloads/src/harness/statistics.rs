@@ -13,9 +13,9 @@ pub struct Statistics {
 const COLUMNS: [&str; 6] = ["submitted", "completed", "errors", "inline", "polled", "by worker"];
 
 impl Statistics {
-    /// Splits `stderr` into the table and the rest. The rest is the program's own output and
-    /// usring's other messages, for instance about swap. The table is None if `stderr` has none. A
-    /// table without rows means that the program made no requests.
+    /// Splits `stderr` into the table and the rest. The rest is the program's own output, with
+    /// other messages of usring's. The table is `None` if `stderr` has none, and has no rows if the
+    /// program has made no requests.
     pub fn split(stderr: &str) -> (Option<Statistics>, String) {
         let mut begins = stderr.rmatch_indices("usring: ").map(|(begin, _)| begin);
         let Some(begin) = begins.find(|begin| is_summary(&stderr[*begin..])) else {
@@ -34,7 +34,7 @@ impl Statistics {
         (Some(Statistics { rows }), stderr[..begin].to_owned() + &stderr[end..])
     }
 
-    /// Returns the sum of a column over these opcodes, or over all if none is named.
+    /// Returns the sum of a column over `opcodes`, or over all opcodes if the list is empty.
     pub fn sum(&self, column: &'static str, opcodes: &[&str]) -> u64 {
         assert!(COLUMNS.contains(&column), "the table has no column {column}");
         let wanted = |opcode: &String| opcodes.is_empty() || opcodes.contains(&opcode.as_str());
@@ -42,7 +42,7 @@ impl Statistics {
     }
 }
 
-/// Returns whether a text begins with `usring: N rings`; more may follow in the line.
+/// Returns whether a text begins with `usring: N rings`. The line may go on after that.
 fn is_summary(text: &str) -> bool {
     let first = text.lines().next().unwrap_or_default();
     let words: Vec<_> = first.split_whitespace().collect();

@@ -1,7 +1,11 @@
-//! The kernel's swap as a baseline, where the process may configure it. This module makes a swap
-//! area and a memory cgroup with the limit's size. A child process of this program runs in the
-//! cgroup and does the work. When the child has ended, the parent removes both. Meanwhile the swap
-//! area serves the whole system: any other process that lacks memory may use it, too.
+//! Baseline: the kernel's swap, if the process may configure it.
+//!
+//! 1. This module makes a swap area, and a memory cgroup with the limit's size.
+//! 2. A child process of this program runs in the cgroup and does the work.
+//! 3. After the child has ended, the parent removes both.
+//!
+//! Meanwhile the swap area serves the whole system: the kernel may also put other processes' pages
+//! there.
 
 use super::Shape;
 use std::ffi::CString;
@@ -14,20 +18,21 @@ use std::process::Command;
 use workloads::control_group::ControlGroup;
 use workloads::options::Options;
 
-/// Bytes for the process beside the measured pages, including the kernel's memory for it.
+/// Added to the cgroup's limit, in bytes: the process's memory beside the measured pages, and the
+/// kernel's memory for the process.
 const OVERHEAD: usize = 4 << 20;
 
-/// Alarm for the child, in seconds. The child must end before a test's time limit kills the parent,
-/// because the parent has to clean up.
+/// Seconds until an alarm ends the child. The child must end before a test's time limit kills the
+/// parent, because only the parent can remove the swap area.
 const LONGEST: u32 = 25;
 
-/// Runs the workload in another process if its memory is to be managed by the kernel. Returns
-/// whether it did.
+/// If the kernel is to manage the memory, runs the workload in a child process and returns `true`.
+/// In the child, and for other memory, returns `false`: the caller does the work.
 pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> {
     let group: String = options.value("group", String::new())?;
     if !group.is_empty() {
-        // This process is that child.
-        // SAFETY: alarm(2) takes no address. It bounds the life of this process.
+        // This process is the child.
+        // SAFETY: alarm(2) takes no address. It ends this process if it hangs.
         unsafe { libc::alarm(LONGEST) };
         return ControlGroup::enter(Path::new(&group)).map(|()| false);
     }
@@ -57,7 +62,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
 
 /// Drops a file's pages from the page cache.
 pub fn forget_cached(file: &File) {
-    // SAFETY: the call only advises about a file of this program's.
+    // SAFETY: the call only gives advice about a file of this program's.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
 }
 
@@ -69,15 +74,15 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A swap area in use.
+/// A swap area that the kernel uses. Dropping it ends that.
 struct Area {
     path: PathBuf,
     /// The number of the zram device, if this program has made one.
     zram: Option<u32>,
 }
 
-/// Switches the system's swap readahead off and restores it when dropped. The accesses are random,
-/// so readahead would only cost.
+/// Switches the system's swap readahead off. Dropping the value restores it. With random accesses,
+/// readahead would only cost time.
 struct PageCluster(String);
 
 impl PageCluster {
@@ -96,7 +101,7 @@ impl Drop for PageCluster {
     }
 }
 
-/// Highest priority: the kernel uses this area before all others.
+/// Flags of swapon(2): the highest priority, so that the kernel uses this area before all others.
 const FIRST: i32 = 0x8000 | 0x7fff;
 
 impl Area {

@@ -32,19 +32,19 @@ use workloads::options::{self, Options};
 use workloads::random::Random;
 use workloads::stopwatch;
 
-/// A write that takes longer counts as a fault. A write to a resident page takes a fifth of this,
-/// and every fault takes more than twice as long.
+/// A write that takes longer counts as a fault. On the machines measured, a write to a resident
+/// page takes a fifth of this time, and a fault more than twice as long.
 const FAULTED: Duration = Duration::from_micros(1);
 
-/// A measurement lasts until each thread has made this many faults or writes. On a busy machine a
-/// thread may make no progress during the whole measuring time.
+/// Least number of faults or writes per thread. A measurement goes on until each thread has made so
+/// many, because on a busy machine a thread may make no progress in the whole measuring time.
 const FEWEST_FAULTS: u64 = 20;
 const MOST_WRITES: u64 = 100_000;
 /// A measurement ends after this time in any case.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// For a measurement shorter than the duration, the memory is divided by the number: a smaller
-/// memory suffices and is filled sooner.
+/// Shorter measurements use less memory, which is filled sooner. If the measuring time is below the
+/// duration, the size is divided by the number.
 const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
 
 fn main() -> ExitCode {
@@ -107,7 +107,7 @@ struct Tally {
     faults: Latencies,
 }
 
-/// The pages of one thread, and how often each has been written.
+/// The pages of one thread, and how many times the thread has written to each.
 struct Share<'a> {
     memory: &'a dyn Memory,
     first: usize,
@@ -123,7 +123,7 @@ impl Share<'_> {
         Share { memory, first: index, step: shape.threads, visits: vec![0; count], verify: shape.verify }
     }
 
-    /// Fills the pages with content that is not zero and does not compress to nothing.
+    /// Fills the pages with content that is neither zero nor highly compressible.
     fn fill(&self) {
         let mut random = Random::default();
         let content: Vec<u64> = (0..PAGE / 16).map(|_| random.below(u64::MAX)).collect();
@@ -139,7 +139,7 @@ impl Share<'_> {
         unsafe { self.memory.start().add((self.first + index * self.step) * PAGE) }
     }
 
-    /// Writes to a page. Returns how long it took.
+    /// Writes to a page and checks the old value. Returns how long the write took.
     #[inline]
     fn visit(&mut self, index: usize) -> Result<Duration, String> {
         // SAFETY: the page lies within the memory and is aligned, and no reference to it exists.
@@ -159,7 +159,7 @@ impl Share<'_> {
 /// The phase of a measurement.
 struct Phase {
     now: AtomicU32,
-    /// Threads that have done enough work for a valid measurement.
+    /// Number of threads that have done enough work for a valid measurement.
     satisfied: AtomicUsize,
 }
 

@@ -1,5 +1,5 @@
-//! The kinds of memory that the benchmark uses. Their pages are evicted and read back by a region,
-//! by a pager or by the kernel.
+//! The kinds of memory that the benchmark can measure. A region of usring's, a pager or the kernel
+//! evicts their pages and reads them back.
 
 use super::umap::Umap;
 use super::{Shape, kernel};
@@ -18,16 +18,16 @@ const LEAST: usize = 64 * PAGE;
 pub trait Memory: Sync {
     fn start(&self) -> *mut u8;
 
-    /// Evicts all pages but a few, and then makes room for all of them to return.
+    /// Evicts all pages but a few, and then lifts the limit so that all of them can return.
     fn put_out(&self) -> Result<(), String>;
 
-    /// Whether an evicted page returns with its content.
+    /// Returns whether an evicted page returns with its content.
     fn keeps_content(&self) -> bool {
         true
     }
 }
 
-/// Makes the memory that the options name. It lives as long as the process.
+/// Makes the memory that the options name. It is never freed.
 pub fn make(options: &Options, shape: &Shape) -> Result<&'static dyn Memory, String> {
     let path: PathBuf = options.value("path", PathBuf::new())?;
     match options.value("by", "region".to_owned())?.as_str() {
@@ -72,27 +72,27 @@ impl Memory for Region {
     }
 }
 
-/// How `put_out` removes pages.
+/// How `put_out` evicts the pages of [`Plain`] memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leaving {
     ToSwap,
     ForGood,
 }
 
-/// Memory managed by the kernel.
+/// Ordinary memory, which the kernel manages.
 struct Plain {
     start: *mut u8,
     size: usize,
     leaving: Leaving,
 }
 
-// SAFETY: the address is plain data. Once threads share the memory, they access it only as atomics.
+// SAFETY: the fields are plain data. Threads that share the memory access it only by atomics.
 unsafe impl Sync for Plain {}
 
 impl Plain {
     fn anonymous(shape: &Shape, leaving: Leaving) -> Result<Plain, String> {
         let memory = Plain::map(shape.size, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, leaving)?;
-        // SAFETY: the call only advises about memory of this program's.
+        // SAFETY: the call only gives advice about a mapping of this program's.
         unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_NOHUGEPAGE) };
         Ok(memory)
     }
@@ -101,19 +101,19 @@ impl Plain {
         let file = OpenOptions::new().read(true).write(true).open(path);
         let file = file.map_err(|error| format!("{}: {error}", path.display()))?;
         kernel::forget_cached(&file);
-        // A file's pages hold zeroes before their first write.
+        // The workload expects that pages hold zeroes before their first write.
         zero(&file, shape.size)?;
         let memory = Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)?;
-        // Without this advice each fault also reads the surrounding pages, and each of those evicts
-        // another page.
-        // SAFETY: the call only advises about memory of this program's.
+        // Without this advice each fault would also read the pages around it, and so evict further
+        // pages.
+        // SAFETY: the call only gives advice about a mapping of this program's.
         unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_RANDOM) };
         Ok(memory)
     }
 
     fn map(size: usize, flags: i32, file: i32, leaving: Leaving) -> Result<Plain, String> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping. Nothing else points into it, and it is never unmapped.
+        // SAFETY: the call makes a new mapping, which is never unmapped.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, file, 0) };
         if start == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error().to_string());
@@ -122,7 +122,7 @@ impl Plain {
     }
 }
 
-/// Writes the first word of each page, so that the file has no holes and is filled only once.
+/// Fills the file with zeroes and syncs it, so that the measurement meets no hole.
 fn zero(file: &std::fs::File, size: usize) -> Result<(), String> {
     use std::os::unix::fs::FileExt;
     let zeroes = vec![0u8; 1 << 20];
@@ -141,7 +141,7 @@ impl Memory for Plain {
             Leaving::ToSwap => libc::MADV_PAGEOUT,
             Leaving::ForGood => libc::MADV_DONTNEED,
         };
-        // SAFETY: the call advises about memory of this program's, which no thread uses now.
+        // SAFETY: the call concerns a mapping of this program's, which no thread uses now.
         match unsafe { libc::madvise(self.start.cast::<c_void>(), self.size, advice) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().to_string()),

@@ -1,15 +1,15 @@
-//! The baseline: a pager built like LLNL's UMap, as its publications describe it.
+//! Baseline: a pager built like LLNL's UMap, as its publications describe it.
 //!
-//! - One thread sleeps in poll(2) until userfaultfd(2) has faults. It reads all that are there,
-//!   sorts them, and gives them to a pool of fillers.
-//! - Each filler fills one page and so wakes the thread that waits for it.
-//! - A pool of evictors starts when the buffer of pages is 90 % full. It evicts the oldest pages,
-//!   one by one, until the buffer is 70 % full. An evictor write-protects a page, writes it to the
-//!   store, and drops it.
-//! - Each pool has as many threads as there are processors.
-//! - The store is accessed by pread(2) and pwrite(2), or copied if it is memory.
+//! - One thread sleeps in poll(2) until userfaultfd(2) has faults. It reads all pending faults,
+//!   sorts them, and passes them to a pool of fillers.
+//! - Each filler fills one page, which wakes the thread that has touched it.
+//! - A pool of evictors starts when the buffer of resident pages is 90 % full. It evicts the oldest
+//!   pages, one by one, until the buffer is 70 % full. An evictor write-protects a page, writes it
+//!   to the store, and drops it.
+//! - Each pool has as many threads as the machine has processors.
+//! - A store in a file is accessed by pread(2) and pwrite(2). A store in memory is copied.
 //!
-//! Like UMap, the pager needs userfaultfd(2) for faults in kernel mode, which is a privilege.
+//! Like UMap, the pager needs userfaultfd(2) also for faults in kernel mode, which is a privilege.
 
 use super::memory::{Memory, PAGE};
 use std::collections::VecDeque;
@@ -19,11 +19,11 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use usring_sys::userfault::{Telling, Touch, UserFault};
 
-/// Marks at which eviction starts and ends, in percent of the buffer.
+/// Fill levels at which eviction starts and ends, in percent of the buffer.
 const HIGH: usize = 90;
 const LOW: usize = 70;
 
-/// Most faults that are read at once.
+/// Most faults that one read(2) of the userfaultfd returns.
 const TOGETHER: usize = 64;
 
 /// A block of memory, aligned for direct I/O.
@@ -35,14 +35,14 @@ enum Store {
     File(File),
 }
 
-// SAFETY: a thread touches only the blocks of the pages that it has made busy.
+// SAFETY: a thread accesses a page's block only after it has marked the page as busy.
 unsafe impl Send for Store {}
-// SAFETY: a thread touches only the blocks of the pages that it has made busy.
+// SAFETY: a thread accesses a page's block only after it has marked the page as busy.
 unsafe impl Sync for Store {}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Never touched, so there is no content to read.
+    /// The program has never touched the page, so the store has no content of it.
     Untouched,
     Out,
     /// A thread is filling or evicting the page.
@@ -68,17 +68,17 @@ pub struct Umap {
     fault: UserFault,
     store: Store,
     buffer: Mutex<Buffer>,
-    /// Wakes the fillers: there are faults to serve.
+    /// Signalled when there are faults, for the fillers.
     filled: Condvar,
-    /// Wakes the evictors: there are pages to evict.
+    /// Signalled when there are pages to evict, for the evictors.
     wanted: Condvar,
-    /// Notifies waiters that a page is no longer busy, or that there is room.
+    /// Signalled when a page is no longer busy, or when the buffer has room.
     changed: Condvar,
 }
 
 impl Umap {
-    /// Makes the memory, with the file at `path` as its store, or memory if `path` is empty. The
-    /// pager's threads live as long as the process.
+    /// Makes the memory. Its store is the file at `path` or, if `path` is empty, memory. The
+    /// pager's threads run until the process ends.
     pub fn make(path: &Path, size: usize, limit: usize) -> Result<&'static dyn Memory, String> {
         let fault = UserFault::open(Telling::Events).map_err(|error| format!("no userfaultfd: {error}"))?;
         let start = map(size)? as usize;
@@ -152,7 +152,8 @@ impl Umap {
             buffer = match buffer.pages[page] {
                 before @ (State::Untouched | State::Out) => self.bring_in(buffer, page, before, touch, &mut block),
                 _ => {
-                    // The page is resident, or has become so meanwhile.
+                    // Another fault has brought the page in meanwhile, or this is a write to a
+                    // protected page.
                     if touch.write {
                         buffer.pages[page] = State::Dirty;
                         let _ = self.fault.protect(self.address(page), PAGE, false);
