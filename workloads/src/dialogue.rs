@@ -1,6 +1,6 @@
 //! The protocol of the echo servers. If a connection's first bytes are a PING of Redis's protocol,
-//! the connection uses that protocol from then on: the server answers each PING with +PONG, and
-//! echoes any other line. On any other connection the server echoes every byte.
+//! the connection uses that protocol from then on. The server then answers each PING with +PONG,
+//! and echoes any other line. On any other connection the server echoes every byte.
 //!
 //! The bytes may arrive in pieces of any size. The server holds back bytes that may still become a
 //! PING. It need not store them, because they equal the beginning of a known text.

@@ -1,6 +1,6 @@
-//! `usring bench`: each benchmark runs, measures all of usring's rows, and lists them in its JSON.
-//! The test does not judge the figures, because it may share its machine. It is the only test of
-//! its program, so cargo runs no other test of usring meanwhile.
+//! `usring bench`: each benchmark must run, measure all rows of usring's, and list them in its
+//! JSON. The test does not check the figures, because other processes may use the machine. It is
+//! the only test in this file, so cargo runs no other test at the same time.
 
 use serde_json::Value;
 use std::path::Path;
@@ -8,7 +8,8 @@ use std::time::Duration;
 use workloads::harness::skipped::skip;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
 
-/// Labels of rows that measure another product, or that need something that may be missing.
+/// Labels of rows that may be missing, because they measure another product or need more than every
+/// machine has.
 const OTHERS: [&str; 9] = [
     "kernel",
     "kernel, empty filter",
@@ -25,7 +26,7 @@ fn bench(stage: &Stage, name: &str) -> Value {
     let report = stage.path("report.json");
     let run = stage.program(World::Bare, stage.path("tools/usring")).args(["bench", name, "--quick", "--json"]);
     let finished = run.arg(&report).limit(Duration::from_secs(240)).finish();
-    // Status 3, for a bar that does not hold, is a valid outcome.
+    // Status 3 says that a bar does not hold. This is not an error here.
     assert!(matches!(finished.status.code(), Some(0 | 3)), "{}", finished.report());
     assert!(finished.stdout.contains(&format!("usring bench {name}")), "{}", finished.report());
     let report = serde_json::from_slice::<Value>(&stage.read("report.json")).unwrap();
@@ -46,7 +47,7 @@ fn check(report: &Value, name: &str) {
         ours += 1;
         assert!(row.get("missing").is_none(), "{row:#}");
         let medians = row["medians"].as_object().unwrap();
-        // A thread that polls for completions need not be woken, so `wakes` may be 0.
+        // `wakes` may be 0, because a thread that polls for completions need not be woken.
         let is_something =
             |(name, value): (&String, &Value)| value.as_f64().unwrap() > 0.0 || name.starts_with("wakes");
         assert!(medians.keys().eq(units.keys()) && medians.iter().all(is_something), "{row:#}");

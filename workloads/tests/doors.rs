@@ -1,6 +1,6 @@
-//! The entry points of libusring.so: the state that they preserve, the calls that they keep out of
-//! the engine, and the children that they stay in. Each program runs in two ways: with call sites
-//! rewritten after their first trap, and with call sites left as they are.
+//! The entry points of libusring.so: which state they preserve, which calls they keep out of the
+//! engine, and which children they serve. Each program runs in two ways: with call sites that
+//! usring rewrites after their first trap, and with call sites that it leaves unchanged.
 
 use nix::errno::Errno;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::process::Command;
 use workloads::harness::skipped::skip;
 use workloads::harness::{GO, LIBURING, MUSL, Stage, World, on_kernel, require};
 
-/// Runs a program's checks with rewritten call sites and without.
+/// Runs a program in both ways, and asserts that all of its `checks` checks hold.
 #[track_caller]
 fn holds(source: &str, checks: u32) {
     require(&LIBURING);
@@ -67,7 +67,7 @@ fn no_thread_keeps_capabilities_that_the_program_gave_up() {
     said_so(&finished.stdout);
 }
 
-/// Asserts that all checks hold, or that checking them needs a superuser.
+/// Asserts that all checks hold, or skips the test if the program needs a superuser for them.
 #[track_caller]
 fn said_so(stdout: &str) {
     if stdout == "needs a superuser\n" {
@@ -142,13 +142,13 @@ fn call_sites_are_rewritten_while_threads_run_through_them() {
     };
     assert_eq!(rewritten("1"), (0, 0), "asked to leave them as they are");
     if !on_kernel() {
-        // Of 256 sites a few cross the end of a page and are not rewritten.
+        // A few of the 256 sites cross the end of a page. usring does not rewrite those.
         let (sites, others) = rewritten("0");
         assert!(sites >= 250 && others == 2, "{sites} sites and {others} others");
     }
 }
 
-/// Compiles what `unserved.c` executes. Returns the statically linked program.
+/// Compiles the programs that `unserved.c` executes. Returns the path of the statically linked one.
 fn static_programs(stage: &Stage) -> PathBuf {
     require(&LIBURING);
     let child = stage.compile("unserved_child.c", &["-static"]);
@@ -167,7 +167,8 @@ fn a_static_program_executed_by_a_served_program_runs_unserved() {
     let program = stage.compile("unserved.c", &["-luring"]);
     for (world, error) in [(World::Denied, Errno::EPERM), (World::Unpatched, Errno::EPERM)] {
         let run = stage.program(world, &program).env("UNSERVED_ERROR", (error as i32).to_string());
-        // By three ways once, by the shell twice: four grandchildren each. And the program itself.
+        // The program executes its child in three ways once and by the shell twice. Each child
+        // starts four grandchildren, which make one NOP each. The program makes one, too.
         let finished = run.finish().succeeded().served(&["nop"], 5 * 4 + 1);
         assert!(finished.stdout.ends_with("9 checks hold\n"), "{}", finished.report());
         assert!(finished.stderr.contains("it is statically linked; it runs without usring"), "{}", finished.report());
@@ -208,7 +209,7 @@ fn the_launcher_refuses_a_static_program() {
     assert!(finished.stderr.contains("statically linked"), "{}", finished.report());
 }
 
-/// Runs another compiler, and fails the test if that fails.
+/// Runs a compiler that the harness does not know. Fails the test if the compiler fails.
 #[track_caller]
 fn compile(command: &mut Command) {
     let output = command.output().unwrap();
@@ -233,7 +234,7 @@ fn the_engine_does_not_overflow_a_go_programs_small_stacks() {
     let program = stage.path("goroutines");
     let mut build = Command::new(require(&GO));
     build.args(["build", "-o"]).arg(&program).arg(".").current_dir(Stage::script("goroutines"));
-    // The cache keeps Go's own packages compiled between runs.
+    // The cache in this folder keeps Go's own packages compiled between runs.
     build
         .env("GOCACHE", concat!(env!("CARGO_TARGET_TMPDIR"), "/go"))
         .env("GOTOOLCHAIN", "local")
@@ -342,7 +343,7 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
     };
     assert_eq!(of_kind("T"), BTreeSet::from(OFFERED));
     let taken = [
-        // Looked up but never called: sanitizer runtimes define them.
+        // Sanitizer runtimes define these symbols. The library looks them up but never calls them.
         "__asan_init",
         "__hwasan_init",
         "__lsan_init",
@@ -350,7 +351,7 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
         "__tsan_init",
         "__environ",
         "__errno_location",
-        // Called at the start, to register a handler for forked children.
+        // The library calls this at its start, to register a handler for forked children.
         "__register_atfork",
         "pthread_atfork",
         "_dl_debug_addr",
@@ -360,7 +361,7 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
     ];
     assert_eq!(of_kind("w"), BTreeSet::from(taken));
     assert_eq!(symbols.len(), OFFERED.len() + taken.len(), "{symbols:?}");
-    // The library needs no other library, and has no thread-local block.
+    // The library must not need another library, and must not have a thread-local block.
     let headers = lines_about_the_library(&stage, "readelf", &["-ldW"]);
     assert!(
         !headers.iter().any(|line| line.contains("(NEEDED)") || line.trim_start().starts_with("TLS")),
@@ -376,7 +377,7 @@ fn the_library_uses_no_register_that_the_entry_points_do_not_save() {
     require(&LIBURING);
     let stage = Stage::new();
     let code = lines_about_the_library(&stage, "objdump", &["-d", "--no-show-raw-insn"]);
-    // Registers that the code must not touch: wide vectors, vector masks, and the x87 stack and its
+    // The code must not use these registers: wide vectors, vector masks, and the x87 stack with its
     // state.
     let touches = |line: &&String| {
         let instruction = line.split('\t').nth(1).unwrap_or("");

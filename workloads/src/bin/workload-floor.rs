@@ -1,4 +1,4 @@
-//! Benchmark: what this machine needs for three basic operations, which no implementation avoids: a
+//! Benchmark: the machine's cost of three basic operations, which no implementation avoids: a
 //! system call, a copy of a block, and a switch to a sleeping thread.
 //!
 //! `workload-floor [--of system-call|copy|hand-over] [--milliseconds N]`

@@ -194,7 +194,7 @@ fn child_of(process: u32) -> Option<u32> {
     children.split_whitespace().next()?.parse().ok()
 }
 
-/// What a client does with its connection.
+/// The behaviour of a client on its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Peer {
     /// Sends a question and reads the answer a few times, then closes.

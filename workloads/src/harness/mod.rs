@@ -2,7 +2,7 @@
 //! reports what they did.
 //!
 //! - A [`Stage`] is a folder that exists as long as one test, with the files that the programs use.
-//!   If a program runs as another user (nobody, under Docker's rules), the folder also has a copy
+//!   If a program runs as another user (`nobody`, under Docker's rules), the folder also has a copy
 //!   of usring for that user.
 //! - A [`Run`] is one program on that stage, in one [`World`]: with or without usring.
 //! - A [`Finished`] is the result of a [`Run`].
@@ -25,7 +25,7 @@ pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;
 pub use statistics::Statistics;
 
-/// What is between a program and the kernel.
+/// The layers between a program and the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum World {
     /// Nothing: the program runs as its user would start it.
@@ -37,7 +37,7 @@ pub enum World {
     Denied,
     /// `usring run --deny-kernel --stats --no-patch`: every call goes through the trap.
     Unpatched,
-    /// `usring run --stats` as the user nobody, under no_new_privs and Docker's rules.
+    /// `usring run --stats` as the user `nobody`, under no_new_privs and Docker's rules.
     Confined,
     /// Like `Confined`, but without usring: the baseline for `Confined`.
     ConfinedBare,

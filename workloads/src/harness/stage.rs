@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// Folder with the sources of the test programs.
 const PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
 
-/// A test's folder. Every user may write to it, because some programs run as nobody.
+/// A test's folder. Every user may write to it, because some programs run as `nobody`.
 pub struct Stage {
     folder: TempDir,
 }
@@ -70,7 +70,7 @@ impl Stage {
         path
     }
 
-    /// Copies a file to the stage, where the user nobody can reach it. The copying is done by
+    /// Copies a file to the stage, where the user `nobody` can reach it. The copying is done by
     /// cp(1): if this process had the copy open for writing, a child that another test forks
     /// meanwhile would inherit the descriptor. The kernel does not execute a file that is open for
     /// writing.
@@ -136,12 +136,12 @@ fn compile(before: &[&str], source: &Path, behind: &[&str], result: &Path) {
     let mut command = Command::new(CC.path);
     let output = command.args(before).arg(source).args(behind).arg("-o").arg(result).output().unwrap();
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
-    // Sets the mode explicitly, so that the user nobody can run the file under any umask(2).
+    // Sets the mode explicitly, so that the user `nobody` can run the file under any umask(2).
     fs::set_permissions(result, Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Makes a folder that the user nobody can reach, on a file system that supports O_DIRECT (a tmpfs
-/// may not).
+/// Makes a folder that the user `nobody` can reach, on a file system that supports O_DIRECT (a
+/// tmpfs may not).
 fn new_folder() -> TempDir {
     let candidates = [PathBuf::from("/var/tmp"), std::env::temp_dir()];
     let folder = candidates.iter().find_map(|parent| {

@@ -1,15 +1,14 @@
-//! CPython's own regression tests, limited to areas that a layer between program and kernel could
-//! disturb: processes, signals, threads, memory maps, select, sockets, posix. A test that passes
-//! without usring must pass under it.
+//! CPython's own regression tests of areas that usring could disturb: processes, signals, threads,
+//! memory maps, select, sockets, posix. A test that passes without usring must also pass under it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 use workloads::harness::{self, Finished, Run, Stage, World};
 
-/// Time limit of one test module. Some modules take most of a minute by themselves.
+/// Time limit of a test module. Some modules take most of a minute on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(480);
 
-/// This test needs a hypervisor that answers on its own address, and otherwise waits for ever.
+/// A test that needs a hypervisor with a vsock address of its own. Without one it waits for ever.
 const NEEDS_VSOCK: &str = "ThreadedVSOCKSocketStreamTest";
 
 fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) -> Run {
@@ -22,8 +21,9 @@ fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) ->
     run.arg(module).current_dir(&folder).limit(PATIENCE)
 }
 
-/// Returns the tests that ended in the given way, from unittest's report. The report has a line
-/// `name (module.Class.name) ... ok` per test. A test's own output may stand inside that line.
+/// Returns the names of the tests that ended as `how` says, such as `ok`. unittest's report has a
+/// line `name (module.Class.name) ... ok` per test. A test's own output may stand in the middle of
+/// that line.
 fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut last = None;
@@ -44,7 +44,8 @@ fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
 fn no_test_newly_fails(module: &str, at_least: usize) {
     let stage = Stage::new();
     let everything = BTreeSet::new();
-    // The tests sleep most of the time, so the bare run and the run on usring proceed at once.
+    // The run without usring and the run under it proceed at the same time, because the tests
+    // mostly sleep.
     let bare = python(&stage, World::Bare, module, &everything).start();
     let served = python(&stage, World::Transparent, module, &everything).finish();
     let bare = bare.finish();
@@ -54,8 +55,8 @@ fn no_test_newly_fails(module: &str, at_least: usize) {
     if suspects.is_empty() {
         return;
     }
-    // Some of CPython's tests measure time and fail by chance on a busy machine. A failed test is
-    // repeated alone, and only a second failure counts.
+    // Some of CPython's tests measure time and fail by chance on a busy machine. So a failed test
+    // is repeated alone, and counts only if it fails again.
     let again = python(&stage, World::Transparent, module, &suspects).finish();
     let passed_again = ended(&again, "ok");
     suspects.retain(|test| !passed_again.contains(test));

@@ -1,19 +1,19 @@
-//! Programs that know nothing of devices, on a device of their run: shells with redirections,
-//! coreutils, Python, and a C program. The C program makes every kind of call by every entry point
-//! and checks the results.
+//! Programs without any code for devices, on a device of their run: shells with redirections,
+//! coreutils, Python, and a C program. The C program makes every kind of call through every entry
+//! point and checks the results.
 
 use crate::devices::is_tidy;
 use workloads::harness::{MUSL, PYTHON, Stage, World, require};
 
 const SIZE: usize = 1 << 20;
 
-/// Returns bytes in which no two blocks are alike.
+/// Returns bytes in which all blocks differ.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ at >> 9 ^ at >> 14) as u8).collect()
 }
 
-/// Runs a bash script on `disk`, with `pattern` beside it. The script ends at the first line that
-/// fails.
+/// Runs a bash script in a folder that has the device `disk` and the file `pattern`. The script
+/// ends at the first command that fails.
 #[track_caller]
 fn script(world: World, lines: &str) {
     let stage = Stage::new();
@@ -90,7 +90,7 @@ fn a_shell_redirects_to_and_from_a_device() {
 #[test]
 fn python_uses_a_device_by_every_call_of_its_os_module() {
     for world in [World::Denied, World::Unpatched, World::Confined] {
-        // Each user has a socket folder, so the script is copied to the stage.
+        // The script is copied to the stage, where every user can read it.
         let stage = Stage::new();
         let program = stage.copy(&Stage::script("devices.py"), "devices.py");
         let run = stage.program_on_devices(world, &["disk=ram:size=1M,poll=hybrid"], require(&PYTHON));
@@ -103,7 +103,8 @@ fn python_uses_a_device_by_every_call_of_its_os_module() {
 #[test]
 fn every_symbol_of_a_call_reaches_a_device() {
     let stage = Stage::new();
-    // With _FORTIFY_SOURCE, as Debian builds its programs, the program calls other symbols of libc.
+    // Debian builds its programs with _FORTIFY_SOURCE, by which a program calls other symbols of
+    // libc.
     let program = stage.compile("device_calls.c", &["-D_FORTIFY_SOURCE=2"]);
     for world in [World::Denied, World::Unpatched] {
         let run = stage.program_on_devices(world, &["disk=ram:size=1M"], &program);

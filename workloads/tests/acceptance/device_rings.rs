@@ -1,10 +1,10 @@
-//! Rings on devices that their program does not poll. The program watches the CQ in memory, waits
-//! on a descriptor, uses chains, overflows the CQ, and closes rings with requests in flight.
+//! Rings on devices of the run, without IOPOLL. The program watches the CQ in memory, waits on a
+//! descriptor, uses chains, overflows the CQ, and closes rings with requests in flight.
 
 use crate::devices::is_tidy;
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Devices that complete a request at once, through the kernel, or by a timer.
+/// Devices that complete a request at once, by a call of the kernel, or by a timer.
 const DEVICES: [&str; 5] = [
     "ram:size=1M",
     "null:size=1M",
@@ -13,8 +13,7 @@ const DEVICES: [&str; 5] = [
     "delay(ram:size=1M,read=uniform(1us,100us))",
 ];
 
-/// A device with poll=interrupt. A polled ring on it waits for its interrupts, if --iopoll-fallback
-/// allows that.
+/// A device with poll=interrupt. With --iopoll-fallback, a polled ring on it waits for interrupts.
 const TOLD: &str = "delay(ram:size=1M,read=uniform(1us,100us)),poll=interrupt";
 
 #[test]
@@ -33,7 +32,8 @@ fn rings_on_devices_lose_no_completion_however_the_program_waits() {
     }
 }
 
-/// All rings of a process share one ring watcher (`attendant`).
+/// All rings of a process share one ring watcher (the thread that polls rings no thread is inside
+/// of). So a device that stalls this thread would delay the other rings.
 #[test]
 fn a_stalled_device_does_not_delay_other_rings() {
     require(&LIBURING);

@@ -1,6 +1,6 @@
-//! The programs of the other modules, run as in a container: as nobody, with no_new_privs and
-//! Docker's rules. The sandbox refuses the kernel's io_uring there, so the tests do not pass
-//! `--deny-kernel`.
+//! Runs the programs of the other modules as in a container: as the user `nobody`, with
+//! no_new_privs and under Docker's rules. The tests do not pass `--deny-kernel`, because these
+//! rules deny the kernel's io_uring already.
 
 use crate::{fio, io_uring_crate, libaio, liburing, mariadb, node, qemu_img, stress_ng};
 use workloads::harness::World;

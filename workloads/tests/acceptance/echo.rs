@@ -1,8 +1,8 @@
-//! `examples/echo_server.rs` on usring, driven by plain sockets: Debian's redis-benchmark, storms
-//! of short connections, and peers of every kind.
+//! `examples/echo_server.rs` on usring. Its clients are Debian's redis-benchmark, storms of short
+//! connections, and clients that misbehave. They use plain sockets.
 //!
-//! The server counts its work and prints the counts at its end. A comparison with the clients'
-//! counts shows whether a byte, a descriptor or a completion was lost.
+//! The server counts its work and prints the counts at its end. If they differ from the clients'
+//! counts, a byte, a descriptor or a completion was lost.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -17,7 +17,7 @@ struct Server<'a> {
     port: String,
 }
 
-/// The server's own counts.
+/// The counts in the server's last line, and its result.
 struct Account {
     accepted: u64,
     closed: u64,
@@ -64,8 +64,8 @@ impl Server<'_> {
         last
     }
 
-    /// Returns the number of open descriptors of the serving process, which may be a launcher's
-    /// child.
+    /// Returns the number of open descriptors of the server's process. If a launcher stays as its
+    /// parent, the server is the child.
     fn descriptors(&self) -> usize {
         let mut process = self.started.id();
         let child = |process: u32| std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).ok();
@@ -75,7 +75,8 @@ impl Server<'_> {
         std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
     }
 
-    /// Waits until at most `descriptors` are open. Fails the test at the time limit.
+    /// Waits until the server has at most `descriptors` open descriptors. Fails the test at the
+    /// time limit.
     fn comes_to_hold(&self, descriptors: usize) {
         let start = Instant::now();
         while self.descriptors() != descriptors {
@@ -108,8 +109,8 @@ impl Server<'_> {
     }
 }
 
-/// Runs redis-benchmark with 50 and 500 connections and pipelines of 1 and 16, with PING both as a
-/// user types it and as clients send it.
+/// Runs redis-benchmark with 50 and 500 connections, each with 1 and 16 PINGs in flight. It sends
+/// PING in both forms: as a user types it and as clients send it.
 fn redis_benchmark(world: World, mode: &str) {
     const REQUESTS: u64 = 20_000;
     let benchmark = Path::new(require(&REDIS_BENCHMARK));
@@ -132,13 +133,14 @@ fn redis_benchmark(world: World, mode: &str) {
     }
     server.comes_to_hold(idle);
     let account = server.end();
-    // Each of 4 shapes sends 20,000 PINGs of both kinds. The tool also asks for a configuration.
+    // Four runs send 20,000 PINGs of each form. The tool also sends a request for the
+    // configuration.
     let least = 4 * REQUESTS * (b"PING\r\n".len() + b"*1\r\n$4\r\nPING\r\n".len()) as u64;
     assert!(account.received >= least, "{}", account.finished.report());
     account.finished.served(&["recv"], 1).served(&["accept"], 1).served(&["send"], 4 * 2 * REQUESTS / 16);
 }
 
-/// Opens a connection and waits for an answer. Afterwards the server has opened everything that it
+/// Opens a connection and waits for an answer. After that the server has everything open that it
 /// needs.
 fn answered(server: &Server) -> TcpStream {
     let mut socket = server.connect();
@@ -149,7 +151,7 @@ fn answered(server: &Server) -> TcpStream {
     socket
 }
 
-/// Makes 10,000 short connections, many at once. `closes` names the side that closes.
+/// Makes 10,000 short connections, up to 1,000 at a time. `closes` says which side closes first.
 fn storm(world: World, closes: &str, arguments: &[&str]) {
     const CONNECTIONS: u64 = 10_000;
     let stage = Stage::new();
@@ -157,7 +159,7 @@ fn storm(world: World, closes: &str, arguments: &[&str]) {
     let _witness = answered(&server);
     let idle = server.idle_descriptors();
     let program = Path::new(env!("CARGO_BIN_EXE_workload-storm"));
-    // The client compares every byte.
+    // The client program compares every byte that it receives.
     server.client(program, &["--port", &server.port, "--closes", closes, "--at-once", "1000"]);
     server.comes_to_hold(idle);
     let account = server.end();
@@ -168,7 +170,7 @@ fn storm(world: World, closes: &str, arguments: &[&str]) {
     account.finished.served(&["send"], CONNECTIONS).served(&["close"], CONNECTIONS);
 }
 
-/// Runs the other kinds of peers, one at a time, beside a connection that must not notice them.
+/// Runs the clients that misbehave, one at a time. An open connection must not be affected.
 fn peers(world: World, arguments: &[&str]) {
     let stage = Stage::new();
     let server = Server::start(&stage, world, arguments);
@@ -183,14 +185,14 @@ fn peers(world: World, arguments: &[&str]) {
     let mut answer = [0; 5];
     witness.read_exact(&mut answer).unwrap();
     assert_eq!(&answer, b"still");
-    // These connections stay open, with requests in flight.
+    // These connections stay open, with requests in flight, until the server ends.
     let mut open: Vec<_> = (0..50).map(|_| answered(&server)).collect();
     let account = server.end();
     assert_eq!(account.accepted, 1 + 4 + 50, "{}", account.finished.report());
     assert_eq!(open[7].read(&mut answer).unwrap(), 0, "an open connection is closed at the end");
 }
 
-/// Shuts down one half of a connection, reads all answers, then closes the other half.
+/// Shuts down the sending half of a connection, reads all answers, and then closes.
 fn half_close(server: &Server) {
     let mut socket = server.connect();
     let sent: Vec<u8> = (0..100_000_u32).map(|at| (at * 7) as u8 | 0x80).collect();
@@ -206,8 +208,8 @@ fn half_close(server: &Server) {
     assert!(answer == wanted, "{} bytes came back of {}", answer.len(), wanted.len());
 }
 
-/// Sends without reading. The server must stop to receive from this peer, so that the peer costs a
-/// bounded amount of memory. When the peer reads, the server must go on.
+/// Sends without reading. The server must stop receiving from this client, so that the client costs
+/// a bounded amount of memory. When the client reads, the server must continue.
 fn stall(server: &Server) {
     const MOST: usize = 64 << 20;
     let mut socket = server.connect();
@@ -261,7 +263,8 @@ fn ten_thousand_short_connections_that_the_client_closes_lose_nothing() {
     storm(World::Denied, "client", &[]);
 }
 
-/// Multishots end, the CQ overflows, and there are fewer buffers than connections.
+/// With these options multishot requests end early, the CQ overflows, and connections outnumber the
+/// buffers.
 #[test]
 fn ten_thousand_short_connections_lose_nothing_with_scarce_resources() {
     storm(World::Denied, "client", &["--entries", "8", "--buffers", "32", "--mode", "default"]);

@@ -1,5 +1,5 @@
-//! fio's io_uring engine. It calls io_uring_enter by inlined instructions, maps the rings in three
-//! pieces, and verifies its writes.
+//! fio's io_uring engine. It calls io_uring_enter by inlined instructions and maps the rings in
+//! three pieces. The tests let fio verify its writes.
 
 use serde_json::Value;
 use workloads::harness::{FIO, Finished, Run, Stage, World, require};
@@ -11,7 +11,7 @@ const READS: &[&str] = &["read", "readv", "read_fixed"];
 const WRITES: &[&str] = &["write", "writev", "write_fixed"];
 const READS_AND_WRITES: &[&str] = &["read", "readv", "read_fixed", "write", "writev", "write_fixed"];
 
-/// The ring options of fio that are on or off.
+/// fio's options for the ring that are either on or off.
 const RING_OPTIONS: [&str; 4] = ["sqthread_poll", "registerfiles", "fixedbufs", "nonvectored"];
 
 /// Prepares fio on a file of the stage. `options` are fio's options without `--`.
@@ -30,7 +30,7 @@ pub fn number(job: &Value, place: &str) -> u64 {
     job.pointer(place).and_then(Value::as_u64).unwrap_or_else(|| panic!("no number at {place}: {job:#}"))
 }
 
-/// Returns one job's part of the report. Fails the test if that job had an error.
+/// Returns a job's part of the report. Fails the test if the job had an error.
 pub fn job<'a>(document: &'a Value, name: &str, finished: &Finished) -> &'a Value {
     let jobs = document["jobs"].as_array().expect("a list of jobs");
     let found = jobs.iter().find(|job| job["jobname"] == name);
@@ -39,8 +39,8 @@ pub fn job<'a>(document: &'a Value, name: &str, finished: &Finished) -> &'a Valu
     job
 }
 
-/// Runs two jobs in one fio: random writes of `blocks` blocks with verification, then random reads.
-/// The second job starts when the first is done, and has a ring of its own.
+/// Runs fio with two jobs: random writes of `blocks` blocks with verification, then random reads.
+/// The second job starts after the first has ended, and uses a ring of its own.
 fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str]) {
     let bytes = blocks * BLOCK;
     let size = format!("size={bytes}");
@@ -63,9 +63,9 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
     finished.served(WRITES, blocks).served(READS, 2 * blocks).without_errors(&[]);
 }
 
-/// Runs all 16 combinations of the ring options at both depths. Through the page cache the deep job
-/// runs in a thread of fio, and the shallow job in a forked process. With direct I/O it is the
-/// other way round.
+/// Runs all 16 combinations of the ring options at two queue depths. fio runs one job in a thread
+/// of its process and the other in a forked process: with buffered I/O the deep one in the thread,
+/// with direct I/O the shallow one.
 pub fn every_combination(world: World, direct: bool) {
     let stage = Stage::new();
     let is_direct = format!("direct={}", u8::from(direct));
@@ -73,7 +73,7 @@ pub fn every_combination(world: World, direct: bool) {
         let chosen = |(bit, option)| format!("{option}={}", combination >> bit & 1);
         let ring_options: Vec<_> = RING_OPTIONS.iter().enumerate().map(chosen).collect();
         let run = |deep: bool| {
-            // fio sleeps most of the time, so both runs proceed side by side.
+            // Both runs proceed at the same time, because fio mostly sleeps.
             let place = if deep { ["iodepth=32", "filename=deep"] } else { ["iodepth=1", "filename=shallow"] };
             let thread = if deep != direct { "thread=1" } else { "thread=0" };
             let mut options: Vec<_> = ring_options.iter().map(String::as_str).collect();
@@ -91,9 +91,9 @@ pub fn every_combination(world: World, direct: bool) {
 pub fn sync_mixes(world: World) {
     let stage = Stage::new();
     let size = format!("size={SIZE}");
-    // `syncs` is the least number of syncs: one per N requests, less the last, which fio may leave
-    // out. For SYNC_FILE_RANGE fio leaves a field as the request before had it, and the kernel
-    // refuses that, too. No other errors are allowed.
+    // `syncs` is the least number of syncs: one per N requests, less the last one, which fio may
+    // omit. fio does not clear a field of the SQE before SYNC_FILE_RANGE, so some of these requests
+    // fail, as on the kernel. No other errors are allowed.
     for (mix, opcode, syncs) in [
         ("fsync=8", "fsync", BLOCKS / 8 - 1),
         ("fdatasync=4", "fsync", BLOCKS / 4 - 1),
@@ -195,7 +195,7 @@ fn fio_writes_blocks_of_many_sizes() {
     uneven_blocks(World::Denied);
 }
 
-/// If the kernel's io_uring answered here, the other tests would prove nothing.
+/// The other tests prove something only if the kernel's io_uring does not answer in this setup.
 #[test]
 fn fio_fails_without_usring_where_the_kernels_io_uring_is_denied() {
     let stage = Stage::new();

@@ -1,4 +1,4 @@
-//! A Rust program on the `io-uring` crate, which calls libc's `syscall`.
+//! A Rust program that uses the `io-uring` crate, which makes its calls by libc's `syscall`.
 
 use std::path::Path;
 use workloads::harness::{Stage, World};

@@ -1,10 +1,11 @@
-//! C programs on Debian's liburing, which inlines the system call instructions. They use the shared
-//! library, and the static one linked into a program that is otherwise dynamic.
+//! C programs that use Debian's liburing, which inlines the system call instructions. One test
+//! links them to its shared library, another to its static library (the programs are dynamic
+//! otherwise).
 
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Each program with its number of checks and the least number of requests that it completes in
-/// total.
+/// The programs. Each is listed with its number of checks and with the least number of requests
+/// that it completes.
 const PROGRAMS: [(&str, u32, u64); 5] = [
     ("liburing_files.c", 12, 130),
     ("liburing_waiting.c", 13, 25),

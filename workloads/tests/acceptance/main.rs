@@ -1,10 +1,10 @@
-//! Acceptance tests: real programs, most of them from Debian, run on usring as their users would
+//! Acceptance tests: real programs, most of them from Debian, run under usring as their users would
 //! start them. The tests check from outside what the programs wrote and printed, how they ended,
 //! and what `--stats` counted.
 //!
-//! Each module drives one program through `World::Denied`, and `docker_profile` repeats them all in
-//! a sandbox. `transparency` and `cpython` are about programs that know nothing of io_uring.
-//! `memory` is about the cost of rings.
+//! Each module runs one program in `World::Denied`. `docker_profile` repeats all of them in a
+//! sandbox. `transparency` and `cpython` run programs that do not use io_uring. `memory` measures
+//! the cost of rings.
 
 mod cpython;
 mod device_files;

@@ -13,10 +13,10 @@ use workloads::harness::{Finished, MARIADB, Run, Stage, Started, World, is_root,
 
 const ROWS: u32 = 20_000;
 const ROWS_PER_TRANSACTION: u32 = 100;
-/// Transactions during which the test kills the server.
+/// Rows that each transaction inserts. The test kills the server while these transactions run.
 const ROWS_PER_BATCH: u32 = 10;
 const BATCHES_BEFORE_KILL: u32 = 40;
-/// Time limit for a start, a shutdown, or a statement.
+/// Time limit for a start or shutdown of the server, and for a statement.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// The kernel interface that InnoDB uses.
@@ -29,7 +29,8 @@ pub enum Interface {
 }
 
 impl Interface {
-    /// Returns the server's option and the message that the server then prints.
+    /// Returns the server's option for this interface, and the message that the server prints about
+    /// it.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Interface::IoUring => ("--innodb-linux-aio=io_uring", "InnoDB: Using io_uring"),
@@ -38,8 +39,8 @@ impl Interface {
     }
 }
 
-/// Prepares a program of the server with its options. It reads none of this machine's
-/// configuration, and its buffer pool is too small for the rows.
+/// Prepares a program of the server with its options. The program reads no configuration of this
+/// machine. Its buffer pool is smaller than the rows, so that it has to read from disk.
 fn server_program(stage: &Stage, (world, interface): (World, Interface), program: &str) -> Run {
     let run = match interface {
         Interface::PolledLibaio => stage.program_with(world, &["--aio-poll".into()], program),
@@ -77,14 +78,14 @@ impl<'stage> Server<'stage> {
         let run = server_program(stage, world, require(&MARIADB)).env("NOTIFY_SOCKET", &notifications);
         let run =
             run.args(["--skip-networking", "--socket=socket", "--pid-file=pid"]).arg(format!("--log-error={log}"));
-        // The log's path is relative to the data folder, which is the server's working folder.
+        // The log's path is relative to the data folder, which is the server's working directory.
         let process = run.arg("--socket").arg(stage.path("socket")).start();
         let mut server = Server { stage, process, log: format!("data/{log}"), interface: world.1 };
         server.wait_until_ready(&socket);
         server
     }
 
-    /// Waits for the notification that the server sends to systemd's socket.
+    /// Waits until the server notifies the socket that systemd would listen on.
     fn wait_until_ready(&mut self, socket: &UnixDatagram) {
         let deadline = Instant::now() + PATIENCE;
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -102,7 +103,7 @@ impl<'stage> Server<'stage> {
         fs::read_to_string(self.stage.path(&self.log)).unwrap_or_default()
     }
 
-    /// Returns the process id of the server, not of a launcher beside it.
+    /// Returns the process id of the server itself, also if a launcher is its parent.
     fn process_id(&self) -> i32 {
         String::from_utf8(self.stage.read("data/pid")).unwrap().trim().parse().expect("a process id")
     }
@@ -115,7 +116,7 @@ impl<'stage> Server<'stage> {
         client
     }
 
-    /// Runs statements and returns their output by lines.
+    /// Runs statements and returns their output as lines.
     fn ask(&self, statements: &str) -> Vec<String> {
         let script = self.stage.write("statements", statements);
         let script = fs::File::open(script).unwrap();
@@ -125,8 +126,8 @@ impl<'stage> Server<'stage> {
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// Kills the server while it commits batch after batch. Returns the number of the last batch
-    /// whose commit was reported.
+    /// Kills the server while it commits one batch of rows after another. Returns the number of the
+    /// last batch whose commit the server has reported.
     fn kill_while_committing(self) -> u32 {
         let statements: String = (1..100_000).map(batch).collect();
         let script = fs::File::open(self.stage.write("batches", statements)).unwrap();
@@ -162,13 +163,13 @@ impl<'stage> Server<'stage> {
     }
 }
 
-/// Returns the statements of one transaction, which reports its number once it is committed.
+/// Returns the statements of a transaction that prints its number after the commit.
 fn batch(number: u32) -> String {
     let rows: Vec<_> = (0..ROWS_PER_BATCH).map(|row| format!("({number}, {row}, REPEAT('b', 300))")).collect();
     format!("BEGIN; INSERT INTO t.batches VALUES {}; COMMIT; SELECT {number};\n", rows.join(", "))
 }
 
-/// Creates the tables and fills the first, 100 rows to a transaction.
+/// Creates the tables and fills the first one, with 100 rows per transaction.
 fn load(server: &Server) {
     let mut statements = String::from(
         "CREATE DATABASE t CHARACTER SET utf8mb4;
@@ -183,8 +184,8 @@ fn load(server: &Server) {
     server.ask(&statements);
 }
 
-/// Returns the number of rows, their range and a checksum, then the ids of rows whose content is
-/// wrong.
+/// Returns the number of rows, their range and a checksum, followed by the ids of rows with wrong
+/// content.
 fn contents(server: &Server) -> Vec<String> {
     server.ask(
         "SELECT COUNT(*), MIN(id), MAX(id), SUM(CRC32(CONCAT(id, digest, filler))) FROM t.loaded;
@@ -196,7 +197,7 @@ fn nothing_committed_was_lost(server: &Server, before: &[String], last_batch: u3
     assert_eq!(contents(server), before, "the loaded rows have changed");
     let committed = format!("SELECT COUNT(*) FROM t.batches WHERE batch <= {last_batch};");
     assert_eq!(server.ask(&committed), [(last_batch * ROWS_PER_BATCH).to_string()]);
-    // A batch whose commit was not reported may exist or not, but never in part.
+    // A batch whose commit was not reported may be there as a whole or not at all.
     let torn = format!("SELECT batch FROM t.batches GROUP BY batch HAVING COUNT(*) <> {ROWS_PER_BATCH};");
     assert_eq!(server.ask(&torn), [""; 0]);
     let checked = server.ask("CHECK TABLE t.loaded, t.batches EXTENDED;");
@@ -223,7 +224,7 @@ pub fn survives_a_kill(world: World, interface: Interface) {
     nothing_committed_was_lost(&server, &before, last_batch);
     server.shut_down().served(&["read", "readv", "write", "writev"], 20);
 
-    // After a clean shutdown the server has nothing to recover.
+    // After a clean shutdown the server must find nothing to recover.
     let server = Server::start(&stage, world, "third.log");
     assert!(!server.log().contains("Starting crash recovery"), "{}", server.log());
     nothing_committed_was_lost(&server, &before, last_batch);

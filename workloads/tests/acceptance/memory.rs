@@ -2,11 +2,11 @@
 
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Most bytes that an idle ring of 256 entries may cost.
+/// Most memory that an idle ring of 256 entries may cost, in bytes.
 const LIMIT: i64 = 256 * 1024;
 
-/// Returns bytes per ring: proportional share, resident set, and what remains of the resident set
-/// after the rings are closed.
+/// Returns the cost per ring in bytes: of the proportional set size, of the resident set, and of
+/// the resident set that remains after the rings are closed.
 fn cost(rings: u64, entries: u32) -> [i64; 3] {
     require(&LIBURING);
     let stage = Stage::new();

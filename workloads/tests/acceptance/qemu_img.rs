@@ -1,12 +1,13 @@
-//! QEMU's block layer with `-i io_uring`. It uses liburing with inlined system calls, an event loop
-//! that watches one ring's descriptor from another ring, and vectored requests.
+//! QEMU's block layer with `-i io_uring`. It uses liburing with inlined system calls, vectored
+//! requests, and an event loop in which one ring watches another ring's descriptor.
 
 use std::fs::File;
 use workloads::harness::{QEMU_IMG, Run, Stage, World, require};
 
 const REQUESTS: u64 = 2000;
 const BLOCK: u64 = 4096;
-/// The image has fewer blocks than the bench requests, so the bench wraps around.
+/// Blocks of the image. The bench makes more requests than that, so it starts again at the
+/// beginning.
 const IMAGE_BLOCKS: u64 = 1024;
 
 fn image(stage: &Stage) {
@@ -47,7 +48,8 @@ pub fn writes(world: World) {
 pub fn flushes(world: World) {
     let stage = Stage::new();
     image(&stage);
-    // QEMU merges flushes that wait for a running one. With --no-drain many flushes wait.
+    // QEMU merges flushes that wait for a running one. With --no-drain many flushes wait, so few
+    // are left.
     for (options, at_least) in [(&["--flush-interval=64"][..], 15), (&["--flush-interval=40", "--no-drain"], 1)] {
         let all = [&["-w", "-d", "32"], options].concat();
         let finished = bench(&stage, world, "none", &all).finish().succeeded();

@@ -1,5 +1,5 @@
-//! stress-ng's io_uring stressor. It uses most opcodes that work on files, through libc's `syscall`
-//! function.
+//! stress-ng's io_uring stressor. It makes its calls by libc's `syscall`, and uses most opcodes
+//! that work on files.
 
 use std::time::Duration;
 use workloads::harness::{STRESS_NG, Stage, World, require};

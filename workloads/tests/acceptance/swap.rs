@@ -1,5 +1,5 @@
-//! Swap regions for C. A program linked to the library uses each function of `usring.h` with every
-//! mechanism, alone and under `usring run`.
+//! Swap regions in C. A program linked to usring's library calls each function of `usring.h` with
+//! every mechanism, both alone and under `usring run`.
 
 use workloads::harness::{Stage, World};
 

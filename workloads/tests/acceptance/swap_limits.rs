@@ -1,5 +1,5 @@
 //! The limits of `usring run --swap`: the memory limit as the kernel counts it, a container, and a
-//! store that is full, fails or cannot be opened.
+//! store that is full, returns errors, or cannot be opened.
 
 use crate::swap_run::{self, MIB, Swapped, within_limit};
 use crate::vhost_user::BackEnd;
@@ -36,8 +36,8 @@ fn adds(finished: Finished) -> Finished {
 
 #[test]
 fn user_nobody_in_a_container_has_swapped_memory() {
-    // As nobody under Docker's rules. Without an option usring chooses a mechanism that the rules
-    // allow.
+    // The program runs as the user `nobody` under Docker's rules. Without mechanism= usring must
+    // select one that the rules allow.
     for mechanism in ["", ",mechanism=mprotect"] {
         let swapped = Swapped::new(256, LIMIT, mechanism);
         let finished = swapped.program_in(World::Confined, words(&swapped));
@@ -52,7 +52,7 @@ fn user_nobody_in_a_container_has_swapped_memory() {
     let program = swapped.stage.compile("forked.c", &[]);
     let finished = within_limit(swapped.program_in(World::Confined, program).arg("10").finish());
     assert!(finished.stdout.ends_with("all is well\n"), "{}", finished.report());
-    // The error names what the sandbox forbids.
+    // The message names the mechanism that does not work under these rules, and its errno.
     let swapped = Swapped::new(256, LIMIT, ",mechanism=userfault");
     let finished = swapped.program_in(World::Confined, "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
@@ -76,7 +76,7 @@ fn the_doctor_names_the_mechanism_of_swapped_memory() {
     }
 }
 
-/// Returns the bytes that swap takes beside its limit, as `docs/swap.md` states.
+/// Returns how many bytes swap itself may use beside its limit, as `docs/swap.md` states.
 fn slack() -> u64 {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     2 * MIB + processors * (MIB / 4) + MEMORY * MIB / 64
@@ -100,7 +100,7 @@ fn a_control_group_of_limit_plus_slack_holds_four_times_as_much_memory() {
     }
 }
 
-/// Returns the resident bytes of swapped memory, as the kernel counts.
+/// Returns the resident bytes of swapped memory as the kernel counts them.
 fn resident(process: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
     let (mut sum, mut is_window) = (0, false);
@@ -115,8 +115,8 @@ fn resident(process: u32) -> u64 {
     sum.max(of_file(process))
 }
 
-/// Returns the resident bytes of the file that some mechanisms map. Not all of the file need be
-/// mapped.
+/// Returns the resident bytes of the memory file that some mechanisms map. A part of the file may
+/// be resident without being mapped.
 fn of_file(process: u32) -> u64 {
     let files = fs::read_dir(format!("/proc/{process}/fd")).unwrap().map(|entry| entry.unwrap().path());
     let ours = files.filter(|path| fs::read_link(path).is_ok_and(|name| name.starts_with("/memfd:usring-swap")));
@@ -139,7 +139,7 @@ fn no_more_than_the_limit_is_resident_at_any_moment() {
         program.terminate();
         adds(program.finish());
         assert!(looks.iter().all(|bytes| *bytes <= LIMIT * MIB), "{mechanism}: {looks:?}");
-        // The limit is also used: at some moment more than half of it is resident.
+        // The limit must also be used: at some moment more than half of it must be resident.
         assert!(looks.iter().any(|bytes| *bytes > LIMIT * MIB / 2), "{mechanism}: {looks:?}");
     }
 }
@@ -167,7 +167,7 @@ fn died_of_a_page(finished: &Finished) {
 #[test]
 fn an_unreadable_page_kills_the_program_and_is_never_invented() {
     for mechanism in mechanisms() {
-        // Writes to the store fail, too, and no data is lost.
+        // Writes to this store fail at times, too. That must not lose data.
         let failing = "error(delay(ram:size=256M,read=10us),eio=0.02,seed=3),poll=hybrid";
         let swapped = Swapped::on(failing, LIMIT, &format!(",mechanism={mechanism}"));
         let finished = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "0"]).finish();
@@ -181,14 +181,15 @@ fn a_back_end_in_another_process_holds_swapped_memory_of_one_process() {
     let mut back_end = BackEnd::start(&swapped.stage, "raw");
     let program = words(&swapped);
     let finished = within_limit(adds(swapped.program(&program).args(["14", THREADS, "1000"]).finish()));
-    // The device has fewer queues than swap would ask for.
+    // Swap would like more queues than the device has, but must not ask for them.
     assert!(!finished.stderr.contains("all in use"), "{}", finished.report());
     let nested = "import subprocess, sys\nkept = bytearray(4 << 20)\n\
                   subprocess.run(sys.argv[1:], check=True)\nprint(sum(kept))";
     let finished = swapped.program(python()).args(["-c", nested]).arg(&program).args(["14", "1", "100"]).finish();
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
     assert_eq!(finished.succeeded().stdout, "at work\n100 additions hold\n0\n");
-    // The death of the process frees its swapped memory.
+    // The first process has ended, so its swapped memory was released and another process can use
+    // the device.
     let mut started = swapped.bare(&program).args(["14", THREADS, "0"]).start();
     started.wait_for_line(Duration::from_secs(60));
     back_end.kill();

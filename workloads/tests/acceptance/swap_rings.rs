@@ -1,6 +1,6 @@
-//! Programs on io_uring and libaio whose buffers are swapped (`usring run --swap`). Memory that a
-//! request names is resident when it is used, however long the request waits and whichever thread
-//! carries it out.
+//! Programs on io_uring and libaio whose buffers are swapped (`usring run --swap`). The memory that
+//! a request names must be resident while it is used, however long the request waits and whichever
+//! thread carries it out.
 
 use crate::fio::{job, number, report};
 use crate::swap_run::{Swapped, within_limit};
@@ -22,7 +22,7 @@ fn verified(run: Run, options: &[&str]) -> Finished {
     let finished = run.args(["--thread", "--output-format=json"]).finish().succeeded();
     let document = report(&finished);
     let done = job(&document, "job", &finished);
-    // Verification has read the written bytes once more.
+    // The verification reads the written bytes, in addition to the job's own reads.
     assert_eq!(number(done, "/read/io_bytes"), 24 << 20, "{}", finished.report());
     within_limit(finished)
 }
@@ -33,8 +33,8 @@ fn fio_verifies(options: &[&str]) {
     verified(run, options).served(&[], 90).without_errors(&[]);
 }
 
-/// Verifies on a device of the run: with notified completions, with polling, through libaio, and by
-/// plain calls.
+/// Lets fio verify its writes on a device of the run: by a ring that is notified of completions, by
+/// a ring that polls, by libaio, and by plain calls.
 fn fio_verifies_on_device(device: &str) {
     let swapped = swapped();
     let backing = swapped.stage.write("backing", "");

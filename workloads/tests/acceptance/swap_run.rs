@@ -1,6 +1,6 @@
-//! Programs that know nothing of swap, with less memory than they use (`usring run --swap`). Their
-//! results must be those of a run without swap. Their resident memory must stay within the limit,
-//! by usring's count and by the kernel's.
+//! Programs that use more memory than their limit (`usring run --swap`) and have no code for that.
+//! Their results must be those of a run without swap. Their resident memory must stay within the
+//! limit, by usring's count and by the kernel's.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ pub struct Swapped {
 }
 
 impl Swapped {
-    /// Makes a store of `capacity` MiB in a file, with `limit` MiB resident.
+    /// Makes a store of `capacity` MiB in a file, and a limit of `limit` MiB. `more` continues the
+    /// option.
     pub fn new(capacity: u64, limit: u64, more: &str) -> Swapped {
         let stage = Stage::new();
         let path = stage.write("swap", "");
@@ -26,7 +27,8 @@ impl Swapped {
         Swapped { stage, options }
     }
 
-    /// Makes swap on the given device.
+    /// Uses the device `device` as the store, with a limit of `limit` MiB. `more` continues the
+    /// option.
     pub fn on(device: &str, limit: u64, more: &str) -> Swapped {
         Swapped { stage: Stage::new(), options: format!("--swap={device},limit={limit}M{more}") }
     }
@@ -36,24 +38,24 @@ impl Swapped {
         self.stage.program_with(World::Transparent, &options, program).limit(Duration::from_secs(600))
     }
 
-    /// Prepares a program in another world, which asks for `--stats` itself.
+    /// Prepares a program in another world, whose options include `--stats`.
     pub fn program_in(&self, world: World, program: impl AsRef<Path>) -> Run {
         self.stage.program_with(world, std::slice::from_ref(&self.options), program)
     }
 
-    /// Prepares a program with a device of this SPEC in its folder, called `disk`.
+    /// Prepares a program that also has a device with the SPEC `device`, named `disk`.
     pub fn program_on_device(&self, device: &str, program: impl AsRef<Path>) -> Run {
         let options = [self.options.clone(), format!("--device=disk={device}")];
         self.stage.program_with(World::Denied, &options, program)
     }
 
-    /// Prepares a program without a launcher beside it.
+    /// Prepares a program without `--stats`, so that the launcher does not stay as its parent.
     pub fn bare(&self, program: impl AsRef<Path>) -> Run {
         self.program_in(World::Transparent, program)
     }
 }
 
-/// Asserts from `--stats` that pages were evicted and the limit was kept.
+/// Asserts by the table of `--stats` that pages were evicted and that the limit was kept.
 #[track_caller]
 pub fn within_limit(finished: Finished) -> Finished {
     let finished = finished.succeeded();
@@ -66,7 +68,7 @@ pub fn within_limit(finished: Finished) -> Finished {
     finished
 }
 
-/// Returns the number that a program printed after a word.
+/// Returns the number that the program has printed after `word`.
 #[track_caller]
 fn number_after(finished: &Finished, word: &str) -> u64 {
     let rest = finished.stdout.split(word).nth(1).unwrap_or_else(|| panic!("no {word}: {}", finished.report()));
@@ -85,7 +87,7 @@ fn sort_sorts_a_file_larger_than_its_resident_memory() {
     }
     let input = swapped.stage.write("lines", lines);
     let sorted = swapped.stage.path("sorted");
-    // sort(1) holds all of its input in memory at once.
+    // sort(1) has all of its input in memory at the same time.
     let run = swapped.program("/usr/bin/sort").args(["-S", "64M", "-o"]).arg(&sorted).arg(&input);
     within_limit(run.finish());
     let mut expected = std::fs::read_to_string(&input).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
@@ -105,7 +107,7 @@ assert all(numbers[str(key)] == key for key in range(0, count, 7))
 print('most resident', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 ";
 
-/// Resident bytes of the interpreter beside swapped memory.
+/// Bytes that the Python interpreter may have resident beside swapped memory.
 const INTERPRETER: u64 = 32 * MIB;
 
 fn python_builds(count: u64, capacity: u64, limit: u64) {
@@ -121,7 +123,7 @@ fn python_builds_and_checks_a_dictionary_and_an_array_larger_than_its_memory() {
     python_builds(400_000, 512, 24);
 }
 
-/// A GiB with a quarter of it resident takes minutes.
+/// The program uses a GiB, of which a quarter is resident. That takes minutes.
 #[test]
 #[ignore = "takes minutes"]
 fn python_builds_and_checks_a_gib_with_256_mib() {
@@ -140,8 +142,8 @@ fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() 
 
 const MECHANISMS: [&str; 3] = ["userfault", "guard", "mprotect"];
 
-/// Makes calls on mappings in a random order. These seeds and this number of steps have been seen
-/// to expose each known mistake.
+/// The program makes random calls on mappings. With these seeds and this many steps, each bug known
+/// so far would have been found.
 #[test]
 fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     const STEPS: &str = "1000";
@@ -149,8 +151,8 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     let program = stage.compile("mappings.c", &[]);
     for seed in 1..=SEEDS {
         for mechanism in MECHANISMS {
-            // The pages of a unit share one protection, so all protection changes cover whole
-            // units.
+            // mprotect protects the pages of a unit together, so the program changes protections
+            // only in whole units.
             let together = if mechanism == "mprotect" { "16" } else { "1" };
             let arguments = [&seed.to_string(), STEPS, together];
             let expected = Command::new(&program).args(arguments).output().unwrap();
@@ -167,7 +169,8 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
 
 const SEEDS: u32 = 3;
 
-/// Uses the least limit, and 64 threads that wait in calls whose memory would exceed it many times.
+/// The limit is the least possible. 64 threads wait in calls whose memory together exceeds it many
+/// times.
 #[test]
 fn blocking_and_large_calls_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
@@ -191,8 +194,8 @@ fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
     }
 }
 
-/// Other threads fork meanwhile. For moments the memory is then copied into any process that is
-/// made.
+/// Meanwhile other threads fork. While a fork copies swapped memory, any new process can get the
+/// copy. A child that should not inherit the memory must still not be able to use it.
 #[test]
 fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {
@@ -204,7 +207,7 @@ fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     }
 }
 
-/// Runs Debian's Redis server with values that depend on their keys.
+/// Runs Debian's Redis server with values that are computed from their keys.
 fn redis_serves(keys: u64, capacity: u64, limit: u64) {
     let swapped = Swapped::new(capacity, limit, "");
     let socket = swapped.stage.path("socket");
@@ -226,7 +229,7 @@ fn a_redis_server_holds_four_times_its_resident_memory() {
     redis_serves(128_000, 512, 32);
 }
 
-/// The server saves by forked children while clients write other values.
+/// The Redis server saves its data by forked children while clients write other values.
 pub fn a_redis_server_saves(world: World) {
     const KEYS: &str = "32000";
     let swapped = Swapped::new(256, 16, "");
@@ -289,7 +292,8 @@ fn a_second_process_does_not_use_the_firsts_swap_file() {
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
 }
 
-/// The loader maps the thread-local block before the library is initialized and can handle faults.
+/// The loader maps the thread-local block before usring's library is initialized, and so before
+/// usring can handle faults.
 #[test]
 fn a_program_of_the_run_starts_one_with_large_thread_local_storage() {
     let swapped = Swapped::on("ram:size=64M", 4, "");

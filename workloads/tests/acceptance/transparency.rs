@@ -1,5 +1,5 @@
-//! Programs that use no io_uring behave under `usring run` as without it: in output, exit status,
-//! files left behind, and their children's behaviour.
+//! Programs that use no io_uring must behave under `usring run` as without it. Compared are the
+//! output, the exit status, files left behind, and the behaviour of their children.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -7,14 +7,15 @@ use std::path::Path;
 use std::process::ExitStatus;
 use workloads::harness::{self, CC, Finished, MAKE, Run, Stage, World, require};
 
-/// The compared behaviour of a run: exit status, standard output, standard error.
+/// What is compared: exit status, standard output, standard error.
 type Behaviour = (ExitStatus, String, String);
 
 fn behaviour(finished: Finished) -> Behaviour {
     (finished.status, finished.stdout, finished.stderr)
 }
 
-/// Runs a program bare and under usring. Asserts that it behaves alike and returns the behaviour.
+/// Runs a program with and without usring. Asserts that both runs behave alike, and returns their
+/// behaviour.
 #[track_caller]
 fn alike(prepare: impl Fn(World) -> Run) -> Behaviour {
     let bare = behaviour(prepare(World::Bare).finish());
@@ -23,7 +24,8 @@ fn alike(prepare: impl Fn(World) -> Run) -> Behaviour {
     bare
 }
 
-/// Runs a line in a shell both ways. The line must end with this status.
+/// Runs a shell line with and without usring. Asserts that both runs behave alike and end with
+/// `status`.
 #[track_caller]
 fn shell_alike(stage: &Stage, shell: &str, line: &str, status: i32) -> Behaviour {
     let behaviour = alike(|world| stage.program(world, shell).args(["-c", line]));
@@ -65,7 +67,7 @@ fn a_death_by_signal_is_reported_as_one() {
     }
 }
 
-/// Writes a C project of many small files with a makefile.
+/// Writes a C project with `files` small source files and a makefile.
 fn write_project(stage: &Stage, folder: &str, files: usize) {
     stage.make_folder(folder);
     let mut declarations = String::new();
@@ -98,7 +100,7 @@ fn gcc_builds_an_identical_program_under_make_j2() {
         write_project(&stage, folder, FILES);
         let run = || stage.program(world, make).current_dir(&stage.path(folder));
         let finished = run().arg("-j2").finish().succeeded();
-        // make runs jobs side by side, so the lines arrive in any order.
+        // make runs jobs in parallel, so the order of the lines varies.
         let mut lines: Vec<_> = finished.stdout.lines().map(str::to_owned).collect();
         lines.sort();
         let broken = behaviour(run().args(["-j2", "broken"]).finish());
@@ -130,8 +132,8 @@ fn sort_and_tar_write_identical_files() {
 #[test]
 fn bash_controls_its_jobs() {
     let stage = Stage::new();
-    // With job control each job has a process group of its own. The shell's notices name process
-    // ids and go to standard error.
+    // With job control each job gets its own process group. The shell's messages about jobs contain
+    // process ids, so its standard error is not compared.
     let script = "set -m; exec 2>/dev/null
         sleep 1000 & first=$!
         sleep 1000 | cat & second=$!
@@ -147,7 +149,7 @@ fn bash_controls_its_jobs() {
     let (status, said, _) = alike(|world| stage.program(world, "/bin/bash").arg("jobs.sh"));
     assert_eq!(status.code(), Some(11), "{said}");
     assert!(said.contains("first: 143") && said.contains("second: 137"), "{said}");
-    // On a terminal of its own, which the shell gives to its jobs and takes back.
+    // The shell has its own terminal. It gives the terminal to a job and takes it back afterwards.
     let terminal = "bash --norc --noprofile -ic 'stty -a > /dev/null && echo has terminal; \
                     sh -c \"kill -STOP \\$\\$; echo goes on\"; echo stopped: $?; fg; echo ended: $?'";
     let (status, said, _) =
@@ -192,7 +194,7 @@ fn a_python_program_with_processes_and_threads_keeps_its_output() {
     assert_eq!(status.code(), Some(12), "{said}");
 }
 
-/// usring refuses a program that it cannot serve before the program starts.
+/// usring must refuse a program that it cannot serve before the program starts.
 #[test]
 fn a_static_program_is_refused_with_a_message() {
     if harness::on_kernel() {

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Stdio};
 use workloads::harness::{FIO, Finished, LIBURING, QEMU_IMG, QEMU_STORAGE_DAEMON, Run, Stage, World, require};
 
 const SIZE: u64 = 16 << 20;
-/// fio options that stretch the writes to at least three seconds by pauses. A rate limit would not
-/// do: fio catches up on it after a time without a back end.
+/// fio's options that make the writes take at least three seconds, by pauses. A rate limit would
+/// not do: after a time without a back end, fio would write faster to keep the average rate.
 const SLOWLY: [&str; 3] = ["--size=12m", "--thinktime=16ms", "--thinktime_blocks=16"];
 /// The errno that fio reports for requests whose back end is gone.
 const EIO: u64 = 5;
@@ -44,8 +44,8 @@ impl BackEnd {
         back_end
     }
 
-    /// Returns whether the socket accepts connections, by its flags in /proc. A trial connection
-    /// would not do: the daemon would take it for the one that it serves.
+    /// Returns whether the socket accepts connections, by its flags in /proc/net/unix. A test
+    /// connection would not do: the daemon would serve that connection and no other.
     fn listens(&self) -> bool {
         const ACCEPTS: &str = "00010000";
         let path = self.socket.to_str().expect("a path of letters");
@@ -114,7 +114,7 @@ fn fio_verifies_on_a_qcow2_image_of_another_process() {
     verified("qcow2");
 }
 
-/// Through libaio, both notified of events and polling for them.
+/// fio uses libaio, both with notifications of events and with polling for them.
 #[test]
 fn fio_verifies_through_libaio_on_an_image_of_another_process() {
     let stage = Stage::new();
@@ -138,7 +138,7 @@ fn fio_verifies_through_libaio_on_an_image_of_another_process() {
     }
 }
 
-/// Requests in flight when the back end dies complete correctly with the next back end.
+/// Requests in flight when a back end dies must be completed correctly by the next back end.
 #[test]
 fn a_back_end_that_is_killed_and_started_again_loses_nothing() {
     for format in ["raw", "qcow2"] {
@@ -180,9 +180,9 @@ fn without_reconnect_the_end_of_a_back_end_gives_eio_and_no_hang() {
     }
 }
 
-/// A background program has requests in flight when the run ends. With the run ends the launcher,
-/// which alone could find another back end. (If the program waited for one, it would spin until it
-/// is killed.)
+/// A background program has requests in flight when the run ends. Only the launcher could connect
+/// to another back end, and it ends with the run. So the requests must fail. (A program that waited
+/// for a back end would spin until it is killed.)
 #[test]
 fn a_program_that_outlives_its_run_gets_eio_and_does_not_wait() {
     let behind = r#"timeout -s KILL 60 "$@" >/dev/null 2>&1 & until test -e enough; do sleep 0.02; done"#;
@@ -211,7 +211,8 @@ fn a_program_that_outlives_its_run_gets_eio_and_does_not_wait() {
     }
 }
 
-/// usring is killed. Every thread that waits for the back end, in whatever way, gets an error.
+/// The test kills the launcher. Every thread that waits for the back end, in whatever way, must get
+/// an error.
 #[test]
 fn a_program_that_outlives_a_killed_run_gets_eio() {
     let bounded = ["-s", "KILL", "60", require(&FIO), "--output-format=json", "--output=report", "--name=job"];
@@ -242,7 +243,7 @@ fn a_program_that_outlives_a_killed_run_gets_eio() {
     }
 }
 
-/// At any speed of the back end and for any number of requests.
+/// This must hold at any speed of the back end and for any number of requests.
 #[test]
 fn a_batch_of_requests_notifies_the_back_end_once() {
     require(&LIBURING);
