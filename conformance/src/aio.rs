@@ -1,4 +1,4 @@
-//! Kernel AIO as a program sees it: the system calls, a context, and the ring of its events.
+//! Kernel AIO as a program uses it: the system calls, a context, and the context's ring of events.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 use crate::door;
 use crate::transcript::Transcript;
 
-/// io_setup(2) with a pointer to the context's id.
+/// Calls io_setup(2), which writes the context's id to `place`.
 pub fn setup(requests: u32, place: *mut u64) -> i32 {
     // SAFETY: the kernel checks the pointer.
     unsafe { door::call(libc::SYS_io_setup, [requests as usize, place as usize, 0, 0, 0, 0]) as i32 }
@@ -18,7 +18,7 @@ pub fn setup(requests: u32, place: *mut u64) -> i32 {
 
 /// Calls io_destroy(2).
 pub fn destroy(context: u64) -> i32 {
-    // SAFETY: the call touches no memory but the context's.
+    // SAFETY: the call accesses no memory but the context's.
     unsafe { door::call(libc::SYS_io_destroy, [context as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
@@ -57,7 +57,7 @@ pub fn cancel(context: u64, iocb: *mut Iocb) -> i32 {
     unsafe { door::call(libc::SYS_io_cancel, arguments) as i32 }
 }
 
-/// An AIO context, destroyed when it is dropped.
+/// An AIO context. Dropping it destroys the context.
 pub struct Context(pub u64);
 
 impl Context {
@@ -72,7 +72,8 @@ impl Context {
         submit(self.0, list.len() as i64, list.as_mut_ptr())
     }
 
-    /// Waits up to half a minute for `least` events. Returns fewer only if something is wrong.
+    /// Waits up to half a minute for `least` events and returns them. If it returns fewer, the case
+    /// has failed.
     pub fn wait(&self, least: usize) -> Vec<IoEvent> {
         self.get(least as i64, 64, Duration::from_secs(30)).unwrap_or_default()
     }
@@ -89,8 +90,8 @@ impl Context {
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: the context's ring is mapped at its address until it is destroyed. All sides
-        // access its words as atomics.
+        // SAFETY: the context's ring is mapped at the context's address until the context is
+        // destroyed. Kernel and program access its words as atomics.
         unsafe { &*((self.0 as usize + offset) as *const AtomicU32) }
     }
 
@@ -117,14 +118,15 @@ impl Context {
         self.word(0).store(id, Ordering::Release);
     }
 
-    /// Takes the next event out of the ring, without a system call.
+    /// Takes the next event out of the ring without a system call. `None` if the ring is empty.
     pub fn reap(&self) -> Option<IoEvent> {
         let header = self.header();
         if header.head == header.tail {
             return None;
         }
         let event = self.0 as usize + header.header_length as usize + 32 * header.head as usize;
-        // SAFETY: the tail, read before, shows that the event has been written.
+        // SAFETY: the kernel has written the event, because the tail that was read above is past
+        // it.
         let event = unsafe { (event as *const IoEvent).read_volatile() };
         self.set_head((header.head + 1) % header.nr);
         Some(event)
@@ -172,7 +174,7 @@ pub fn poll(file: &OwnedFd, events: i16, data: u64) -> Iocb {
     Iocb { aio_buf: u64::from(events as u16), ..iocb(aio::IOCB_CMD_POLL, file.as_raw_fd(), data) }
 }
 
-/// Prints events sorted by their data. An error is printed by name.
+/// Prints events sorted by their data, with errors as names.
 pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     events.sort_by_key(|event| event.data);
     for event in &events {
@@ -183,8 +185,8 @@ pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     }
 }
 
-/// Prints the events of polls. The kernel passes on all bits of a wake-up, also kinds of data
-/// (RDNORM and the like) that the request did not ask for. These bits are left out.
+/// Prints the events of polls. The kernel reports all bits of a wake-up, also bits for kinds of
+/// data (RDNORM and the like) that the request did not ask for. The output leaves these bits out.
 pub fn poll_events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     const KINDS: i64 = 0x40 | 0x80 | 0x100 | 0x200;
     events.sort_by_key(|event| event.data);

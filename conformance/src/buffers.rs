@@ -1,4 +1,4 @@
-//! Provided-buffer rings (REGISTER_PBUF_RING) as a program fills them.
+//! Provided-buffer rings (REGISTER_PBUF_RING), filled by the program.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -25,7 +25,8 @@ impl Group {
         Group { entries, mask: count - 1, tail: 0, buffers: Pages::new(1) }
     }
 
-    /// Appends a buffer of `length` bytes, at slot `slot` of this group's pages.
+    /// Appends a buffer of `length` bytes to the ring, with the given id. Its memory begins at slot
+    /// `slot` of this group's pages.
     pub fn add(&mut self, slot: u16, length: u32, identifier: u16) {
         let address = self.buffers.at(usize::from(slot) * SIZE as usize);
         self.add_at(address, length, identifier);
@@ -38,8 +39,8 @@ impl Group {
 
     pub fn add_at(&mut self, address: u64, length: u32, identifier: u16) {
         let index = usize::from(self.tail & self.mask);
-        // SAFETY: the index is masked, so the entry lies in the ring. The last two bytes of the
-        // first entry are the tail, and they are not written here.
+        // SAFETY: the index is masked, so the entry is in the ring. The write leaves out the last
+        // two bytes of the entry, because in the first entry they are the ring's tail.
         unsafe {
             let entry = self.entries.add(index * 16);
             entry.cast::<u64>().write_volatile(address);
@@ -47,11 +48,11 @@ impl Group {
             entry.add(12).cast::<u16>().write_volatile(identifier);
         }
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: the address is the tail's word in the first entry.
+        // SAFETY: the tail is in the first entry, at this offset, and is aligned.
         unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
     }
 
-    /// Appends buffers of [`SIZE`] bytes. Each has its slot's number as its id.
+    /// Appends buffers of [`SIZE`] bytes for the given slots. The id of each is its slot's number.
     pub fn add_slots(&mut self, slots: std::ops::Range<u16>) {
         for slot in slots {
             self.add(slot, SIZE, slot);
@@ -63,14 +64,15 @@ impl Group {
         String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 
-    /// Prints how far an entry has advanced in its buffer, and how many bytes it has left.
+    /// Returns as text how far the entry's address has advanced in its buffer, and how many bytes
+    /// are left.
     pub fn state(&self, slot: u16) -> String {
-        // SAFETY: the index is that of one of the ring's entries.
+        // SAFETY: `slot` is the index of an entry of the ring.
         let (address, length) = unsafe {
             let entry = self.entries.add(usize::from(slot) * 16);
             (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
         };
-        // An entry that was never added holds no address of this group's pages.
+        // The address of an entry that was never added is not in this group's pages.
         match address.checked_sub(self.buffers.at(usize::from(slot) * SIZE as usize)) {
             Some(distance) => format!("at {distance} left {length}"),
             None => format!("elsewhere left {length}"),
@@ -91,13 +93,14 @@ pub fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
     ring.register(reg::PBUF_RING, &raw const *registration, 1)
 }
 
-/// Registers a group whose ring lies in `memory`.
+/// Registers a buffer ring in `memory` as group `group`.
 pub fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
     Group::new(memory.address, entries as u16)
 }
 
-/// Registers a group whose buffers are consumed piece by piece (PBUF_RING_INC).
+/// Registers a buffer ring in `memory` as group `group`, whose buffers are consumed piece by piece
+/// (IOU_PBUF_RING_INC).
 pub fn incremental_group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 2)), 0);
     Group::new(memory.address, entries as u16)

@@ -1,8 +1,9 @@
-//! Cases. A case is one behaviour: a function that prints the kernel's answers. The macro `case!`
-//! stands below the function, registers it, and holds the transcript of Linux 6.18.
+//! Cases. A case checks one behaviour: a function prints the answers of the system calls that it
+//! makes. The macro `case!` below the function registers the case and has its transcript, the
+//! expected output on Linux 6.18.
 //!
-//! A transcript is written without the case's name, which begins each line of the output. Three
-//! forms are possible, and `conformance record` chooses between them:
+//! In the output each line begins with the case's name, in the transcript it does not. A transcript
+//! has one of three forms, which `conformance record` chooses:
 //!
 //! ```text
 //! case!(one_line => "cqe 1: 0");
@@ -13,8 +14,8 @@
 //! case!(long => include_str!("ROOM/long.txt"));
 //! ```
 //!
-//! Where usring differs on purpose, its transcript and the reason follow:
-//! `case!(differs => "cqe 1: 0", usring => "cqe 1: -EINVAL", because "the reason");`
+//! If usring differs on purpose, its transcript and the reason follow: `case!(differs => "cqe 1:
+//! 0", usring => "cqe 1: -EINVAL", because "the reason");`
 
 use linkme::distributed_slice;
 
@@ -25,28 +26,28 @@ use crate::transcript::Transcript;
 pub static CASES: [Case];
 
 pub struct Case {
-    /// The path of the case's module. Its first component below `cases` is the case's room.
+    /// Path of the case's module. The first component below `cases` is the case's room: its group.
     pub module: &'static str,
-    /// The identifiers of `case!`: the function's, and the case's if that differs.
+    /// The identifiers in `case!`: the function's name and, if the case has another, the case's.
     pub identifiers: &'static [&'static str],
-    /// The source file, from the workspace's root.
+    /// Path of the source file, relative to the workspace's root.
     pub file: &'static str,
     pub line: u32,
     pub run: fn(&mut Transcript),
-    /// The answers of Linux 6.18, as the source has them.
+    /// The transcript of Linux 6.18, as it is written in the source.
     pub kernel: &'static str,
     pub difference: Option<Difference>,
 }
 
-/// How usring differs on purpose.
+/// A difference of usring's that is intended.
 pub struct Difference {
-    /// The answers of usring, as the source has them.
+    /// The transcript of usring, as it is written in the source.
     pub usring: &'static str,
     pub reason: &'static str,
 }
 
-/// Registers the function above it as a case, and holds its transcript (see the head of `case.rs`).
-/// `as` gives the case a name other than the function's.
+/// Registers the function above as a case with its transcript (see the head of `case.rs`). With
+/// `as` the case has another name than the function.
 macro_rules! case {
     ($run:ident $(as $name:ident)? => $kernel:expr $(, usring => $usring:expr, because $reason:expr)?) => {
         const _: () = {
@@ -66,7 +67,7 @@ macro_rules! case {
     };
 }
 
-/// Returns what an optional part of `case!` gave.
+/// Returns the element of `given`, the optional part of a `case!`. `None` if it was left out.
 pub const fn first(given: &'static [Difference]) -> Option<Difference> {
     match given {
         [Difference { usring, reason }, ..] => Some(Difference { usring, reason }),
@@ -75,14 +76,14 @@ pub const fn first(given: &'static [Difference]) -> Option<Difference> {
 }
 
 impl Case {
-    /// Returns all cases, room by room, in the order of the source.
+    /// Returns all cases in the order of their rooms, and within a room in the order of the source.
     pub fn all() -> Vec<&'static Case> {
         let mut cases: Vec<&Case> = CASES.iter().collect();
         cases.sort_by_key(|case| (case.room(), case.file, case.line));
         cases
     }
 
-    /// Returns the module of `cases` that the case is in.
+    /// Returns the case's room: its group, named by the module of `cases` that contains it.
     pub fn room(&self) -> &'static str {
         let below = self.module.split("::cases::").nth(1).unwrap_or_default();
         below.split("::").next().unwrap_or_default()
@@ -92,12 +93,12 @@ impl Case {
         self.identifiers.last().copied().unwrap_or_default()
     }
 
-    /// Returns `room.behaviour`.
+    /// Returns the case's full name, `room.behaviour`.
     pub fn name(&self) -> String {
         format!("{}.{}", self.room(), self.behaviour())
     }
 
-    /// Returns the answers expected of usring or of the kernel, as the source has them.
+    /// Returns the transcript of usring or of the kernel, as it is written in the source.
     pub fn expected(&self, usring: bool) -> &'static str {
         match &self.difference {
             Some(difference) if usring => difference.usring,
@@ -105,15 +106,15 @@ impl Case {
         }
     }
 
-    /// Returns the output expected of usring or of the kernel.
+    /// Returns the output that usring or the kernel must produce.
     pub fn transcript(&self, usring: bool) -> String {
         let name = self.name();
         lines(self.expected(usring)).map(|line| format!("{name}: {line}\n")).collect()
     }
 }
 
-/// Returns the lines of a transcript in the source. A text that begins with a line break is
-/// indented by four columns.
+/// Returns the lines of a transcript as it is written in the source. If the text begins with a line
+/// break, each line loses an indentation of four columns.
 fn lines(text: &str) -> impl Iterator<Item = &str> {
     let block = text.starts_with('\n');
     let lines = text.lines().skip(usize::from(block));

@@ -1,9 +1,9 @@
-//! The system calls of the suite, in both forms in which programs make them: through libc's
-//! `syscall()`, and by an instruction in the program itself.
+//! The system calls of the suite, in both forms in which programs make them: by libc's `syscall()`,
+//! and by an instruction in the program itself.
 //!
-//! An interceptor sees the two forms at different entry points (a symbol and a trapped
-//! instruction). So every case can run in either form; `--inline` chooses. Results are the kernel's
-//! own: a negative errno instead of -1 and `errno`.
+//! usring sees the two forms at different entry points: a replaced symbol, and a trapped
+//! instruction. So every case can run in either form; `--inline` selects the second. Results are
+//! the kernel's own: a negative errno instead of -1 and `errno`.
 
 use std::arch::asm;
 use std::ffi::c_void;
@@ -17,7 +17,7 @@ const REGISTER: libc::c_long = 427;
 
 static INLINE: AtomicBool = AtomicBool::new(false);
 
-/// Makes all further calls by an instruction in this program's text.
+/// From now on makes all calls by an instruction in this program.
 pub fn use_inline() {
     INLINE.store(true, Ordering::Relaxed);
 }
@@ -27,18 +27,18 @@ pub fn is_inline() -> bool {
     INLINE.load(Ordering::Relaxed)
 }
 
-/// Makes a system call. Returns a negative errno on failure.
+/// Makes a system call, and returns its result or a negative errno.
 ///
 /// # Safety
-/// The arguments must be what the call expects. A case that passes a bad pointer on purpose relies
-/// on the kernel's check of it.
+/// The arguments must be what the call expects. If a case passes a bad pointer on purpose, it
+/// relies on the kernel to check the pointer.
 pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> i64 {
     if is_inline() {
-        // SAFETY: the caller upholds the contract of this function.
+        // SAFETY: the caller keeps the promises of this function.
         return unsafe { instruction(number, arguments) };
     }
     let [a, b, c, d, e, f] = arguments;
-    // SAFETY: the caller upholds the contract of this function.
+    // SAFETY: the caller keeps the promises of this function.
     let value = unsafe { libc::syscall(number, a, b, c, d, e, f) };
     if value == -1 {
         // SAFETY: errno belongs to this thread.
@@ -50,8 +50,8 @@ pub unsafe fn call(number: libc::c_long, arguments: [usize; 6]) -> i64 {
 unsafe fn instruction(number: libc::c_long, arguments: [usize; 6]) -> i64 {
     let [a, b, c, d, e, f] = arguments;
     let value: i64;
-    // SAFETY: the call follows Linux's x86-64 convention: rcx and r11 are clobbered, and memory may
-    // change.
+    // SAFETY: the call follows Linux's x86-64 convention: it clobbers rcx and r11, and may change
+    // memory.
     unsafe {
         asm!(
             "syscall",
@@ -66,8 +66,8 @@ unsafe fn instruction(number: libc::c_long, arguments: [usize; 6]) -> i64 {
 
 /// Calls io_uring_setup(2).
 pub fn setup(entries: u32, params: *mut io_uring_params) -> i32 {
-    // SAFETY: the kernel checks `params`. A ring writes later only to addresses that the case names
-    // in its requests.
+    // SAFETY: the kernel checks `params`. Later the ring writes only to addresses that the case's
+    // requests name.
     unsafe { call(SETUP, [entries as usize, params as usize, 0, 0, 0, 0]) as i32 }
 }
 
@@ -82,7 +82,7 @@ pub fn enter(fd: i32, submit: u32, complete: u32, flags: u32, argument: *const c
 /// Calls io_uring_register(2).
 pub fn register(fd: i32, opcode: u32, argument: *const c_void, count: u32) -> i32 {
     let arguments = [fd as isize as usize, opcode as usize, argument as usize, count as usize, 0, 0];
-    // SAFETY: the kernel checks the argument. Each case keeps its registered memory.
+    // SAFETY: the kernel checks the argument. Each case keeps alive the memory that it registers.
     unsafe { call(REGISTER, arguments) as i32 }
 }
 
@@ -111,7 +111,7 @@ pub fn map_with(fd: i32, length: usize, offset: u64, protection: usize, flags: u
     unsafe { instruction(libc::SYS_mmap, arguments) }
 }
 
-/// Calls close(2) for a descriptor that may be a ring's.
+/// Calls close(2). The descriptor may be a ring's.
 pub fn close(fd: i32) -> i32 {
     if !is_inline() {
         // SAFETY: the case owns the number, or passes a bad one on purpose.

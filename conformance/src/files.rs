@@ -1,4 +1,4 @@
-//! Descriptors and files that cases work on.
+//! Makes descriptors and files for cases, and reads and writes them by ordinary calls.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +16,7 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Makes a file in memory with this content and its position at the start.
+/// Makes a memory file with the given content, positioned at its start.
 pub fn memory_file(content: &[u8]) -> OwnedFd {
     // SAFETY: the name is a C string.
     let fd = owned(unsafe { libc::memfd_create(c"conformance".as_ptr(), libc::MFD_CLOEXEC) });
@@ -46,7 +46,7 @@ pub fn position(fd: &OwnedFd) -> i64 {
     unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_CUR) }
 }
 
-/// Makes a pipe and returns the reading end and the writing end.
+/// Makes a pipe, and returns its reading end and its writing end.
 pub fn pipe() -> (OwnedFd, OwnedFd) {
     pipe_with(0)
 }
@@ -88,7 +88,8 @@ pub fn tcp() -> (OwnedFd, OwnedFd) {
     (one.into(), other.into())
 }
 
-/// Makes two UDP sockets, the second connected to the first. Also returns the first's address.
+/// Makes two UDP sockets, of which the second is connected to the first. Also returns the first
+/// one's address.
 pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     let one = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let other = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -101,7 +102,7 @@ pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     (one.into(), other.into(), raw)
 }
 
-/// Makes a TCP socket end its connection with a reset when it is closed.
+/// Has a TCP socket send a reset when it is closed.
 pub fn reset_on_close(fd: &OwnedFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of_val(&linger) as u32;
@@ -110,7 +111,7 @@ pub fn reset_on_close(fd: &OwnedFd) {
     assert_eq!(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, at, size) }, 0);
 }
 
-/// Shuts down sending (1) or receiving (0).
+/// Calls shutdown(2). `how` is 0 to end receiving, or 1 to end sending.
 pub fn shut_down(fd: &OwnedFd, how: i32) {
     // SAFETY: the call touches no memory.
     unsafe { libc::shutdown(fd.as_raw_fd(), how) };
@@ -121,19 +122,19 @@ pub fn null() -> OwnedFd {
     std::fs::File::options().read(true).write(true).open("/dev/null").expect("it is there").into()
 }
 
-/// Makes an eventfd with this count.
+/// Makes an eventfd whose counter is `count`.
 pub fn eventfd(count: u32) -> OwnedFd {
     // SAFETY: the call touches no memory.
     owned(unsafe { libc::eventfd(count, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Writes bytes by the ordinary call and returns its result.
+/// Writes bytes by write(2), and returns its result.
 pub fn put(fd: &OwnedFd, bytes: &[u8]) -> isize {
     // SAFETY: `bytes` is readable.
     unsafe { libc::write(fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len()) }
 }
 
-/// Reads by the ordinary call. Returns the bytes or the negative errno.
+/// Reads up to `most` bytes by read(2), and returns them or a negative errno.
 pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     let mut bytes = vec![0; most];
     // SAFETY: `bytes` is writable for `most`.
@@ -145,7 +146,7 @@ pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     Ok(bytes)
 }
 
-/// Returns an eventfd's count since its last read; 0 if there is none.
+/// Returns an eventfd's counter and resets it to 0.
 pub fn event_count(fd: &OwnedFd) -> u64 {
     match take(fd, 8) {
         Ok(bytes) if bytes.len() == 8 => u64::from_ne_bytes(bytes.try_into().expect("eight bytes")),
@@ -153,14 +154,14 @@ pub fn event_count(fd: &OwnedFd) -> u64 {
     }
 }
 
-/// Sleeps until a descriptor is readable. Returns false at the time limit.
+/// Sleeps until a descriptor is readable. Returns `false` if it is not within `limit`.
 pub fn is_readable_within(fd: i32, limit: Duration) -> bool {
     let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: the array has one entry.
     unsafe { libc::poll(&raw mut entry, 1, limit.as_millis() as i32) == 1 }
 }
 
-/// Fills a pipe or socket until it accepts no more. Returns the number of bytes.
+/// Writes to a non-blocking pipe or socket until it is full. Returns the number of bytes written.
 pub fn fill(fd: &OwnedFd) -> usize {
     let mut total = 0;
     set_nonblocking(fd, true);
@@ -181,7 +182,8 @@ pub fn set_nonblocking(fd: &OwnedFd, on: bool) {
     assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }, 0);
 }
 
-/// Makes a pseudo-terminal. Returns the controlling end and the terminal's end.
+/// Makes a pseudo-terminal. Returns the terminal's own end (slave) and the controlling end
+/// (master).
 pub fn terminal() -> (OwnedFd, OwnedFd) {
     let (mut other, mut program) = (-1, -1);
     let null: *mut libc::c_char = std::ptr::null_mut();
@@ -191,19 +193,19 @@ pub fn terminal() -> (OwnedFd, OwnedFd) {
     (owned(program), owned(other))
 }
 
-/// Returns whether a number is an open descriptor.
+/// Returns whether `fd` is the number of an open descriptor.
 pub fn is_open(fd: i32) -> bool {
     // SAFETY: the call touches no memory.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Returns the number of open descriptors.
+/// Returns how many descriptors this process has open.
 pub fn open_numbers() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Returns the number of open descriptors after a ring has waited and was closed. By then the
-/// descriptors that a process keeps for all of its rings are open.
+/// Returns how many descriptors this process has open after a ring has waited for a file and was
+/// closed. The result then includes the descriptors that a process keeps open for all of its rings.
 pub fn settled_numbers() -> usize {
     let (reader, _writer) = pipe();
     let mut ring = crate::ring::Ring::new(2);
@@ -220,8 +222,8 @@ pub fn settled_numbers() -> usize {
     last
 }
 
-/// A FIFO whose open for reading occupies a worker: the open waits for a writer, and no poll could
-/// replace this wait.
+/// A FIFO. A request that opens it for reading occupies a worker: the open waits for a writer, and
+/// this wait cannot be replaced by a poll.
 pub struct Fifo {
     path: CString,
     _scratch: Scratch,
@@ -236,21 +238,22 @@ impl Fifo {
         Fifo { path, _scratch: scratch }
     }
 
-    /// Returns the request for the open, forced to a worker.
+    /// Returns a request to open the FIFO for reading, with IOSQE_ASYNC.
     pub fn open(&self, user_data: u64) -> Sqe {
         sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).forced_async().with(|sqe| {
             sqe.addr = self.path.as_ptr() as u64;
         })
     }
 
-    /// Ends the open's wait. The returned descriptor keeps the other end open.
+    /// Opens the other end, which ends the wait of the open. Keep the returned descriptor to keep
+    /// that end open.
     pub fn release(&self) -> OwnedFd {
         // SAFETY: the path is a C string. An open for reading and writing does not wait.
         owned(unsafe { libc::open(self.path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })
     }
 
-    /// Returns whether no thread waits in an open for reading. (A thread that does is released by
-    /// this check.)
+    /// Returns whether no thread waits in an open for reading. (If one does, this check itself ends
+    /// its wait.)
     pub fn is_deserted(&self) -> bool {
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
         // SAFETY: the path is a C string. The descriptor is closed below.
@@ -262,7 +265,7 @@ impl Fifo {
     }
 }
 
-/// A directory of the case, removed with its content when dropped.
+/// A directory of the case. Dropping it removes the directory with its content.
 pub struct Scratch {
     pub path: PathBuf,
 }

@@ -1,5 +1,5 @@
-//! The conformance suite: an ordinary io_uring program that prints, behaviour by behaviour, the
-//! answers of the system calls under it. Its transcripts on the kernel and on usring must agree.
+//! The conformance suite: an ordinary io_uring program that prints, one behaviour at a time, what
+//! system calls answer. Its output on the kernel and on usring must agree.
 //!
 //! ```text
 //! conformance list [--intended]        every case (or those that differ on purpose, and why)
@@ -14,9 +14,9 @@
 //! conformance kernel                   whether this machine's kernel has io_uring, and its release
 //! ```
 //!
-//! With one case `run` stays in this process. With more, each case runs in a process of its own,
-//! for at most a minute. `--inline` makes the ring's calls by an instruction in this program
-//! instead of libc's `syscall()`.
+//! With a single case, `run` runs it in this process. With several, each case runs in a process of
+//! its own, for at most a minute. `--inline` makes the system calls of rings by an instruction in
+//! this program instead of libc's `syscall()`.
 
 mod aio;
 mod buffers;
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
         ["seeds", usring] => random::check(usring, false),
         ["seeds", "--kernel", usring] => random::check(usring, true),
         ["record-seeds", count] => count.parse().map_or(ExitCode::from(2), random::record),
-        // Some cases start this program again with these arguments.
+        // Some cases start this executable again with these arguments.
         ["child", name, rest @ ..] => process::child(name, rest),
         _ => {
             eprintln!(
@@ -90,8 +90,8 @@ fn list(intended: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the cases of these names (all of them if there are no names). `None`: a name is neither
-/// a case's nor a module's.
+/// Returns the cases with these names. Without names it returns all cases. `None` if a name is
+/// neither that of a case nor that of a module.
 fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     if names.is_empty() {
         return Some(Case::all());
@@ -113,7 +113,7 @@ fn run(names: &[&str]) -> ExitCode {
         return ExitCode::from(2);
     };
     if let ([case], [_]) = (cases.as_slice(), names) {
-        // The recorded transcripts assume this umask, whatever the caller's is.
+        // The recorded transcripts assume this umask, so the caller's is replaced.
         // SAFETY: the call changes only this process's umask.
         unsafe { libc::umask(0o022) };
         (case.run)(&mut Transcript::new(case.name()));
@@ -168,7 +168,7 @@ fn record(names: &[&str], usring: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Prints the kernel's release and whether it lets this process make a ring.
+/// Prints the kernel's release and whether the kernel lets this process make a ring.
 fn kernel() -> ExitCode {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut params = memory::zeroed();

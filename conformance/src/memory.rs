@@ -1,17 +1,17 @@
-//! Memory of the suite: zeroed structures, and pages that can be made inaccessible.
+//! Memory for cases: zeroed structures, and pages that can be made inaccessible.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Returns a structure of Linux with every field zero.
+/// Returns a structure of the kernel's interface or of libc with every field zero.
 pub fn zeroed<T: Copy>() -> T {
-    // SAFETY: only used for plain structures of the io_uring interface and of libc. They consist of
+    // SAFETY: this function is used only for plain structures of io_uring and libc. They consist of
     // integers, arrays and unions, for which zero is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
-/// Anonymous pages, unmapped when dropped.
+/// Anonymous pages. Dropping them unmaps them.
 pub struct Pages {
     pub address: *mut u8,
     pub length: usize,
@@ -19,8 +19,8 @@ pub struct Pages {
 
 pub const PAGE: usize = 4096;
 
-/// The address for the next mapping: far from the end of the address space, so that a length of
-/// gigabytes after it stays within that space.
+/// The address of the next mapping. It is far from the end of the address space, so that a range of
+/// gigabytes that begins there is still within it.
 static PLACE: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
 
 impl Pages {
@@ -54,7 +54,8 @@ impl Pages {
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the pages belong to this object, and are readable and writable unless spoiled.
+        // SAFETY: the pages belong to this object. They are readable and writable unless a case has
+        // protected them.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.length) }
     }
 
@@ -70,8 +71,8 @@ impl Drop for Pages {
     }
 }
 
-/// A page that is missing until this process supplies it (userfaultfd(2)). A thread that touches it
-/// sleeps, and this process can see that.
+/// A page that is missing until this process supplies it (userfaultfd(2)). A thread that touches
+/// the page sleeps, and the case can observe that.
 pub struct MissingPage {
     page: Pages,
     faults: OwnedFd,
@@ -84,7 +85,7 @@ const UFFD_API: u64 = 0xaa;
 const REGISTER_MODE_MISSING: u64 = 1;
 
 impl MissingPage {
-    /// Returns `None` if the system does not allow this process to have such a page.
+    /// Makes a missing page. Returns `None` if this process may not use userfaultfd(2).
     pub fn new() -> Option<MissingPage> {
         // SAFETY: the call touches no memory.
         let number = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
@@ -109,21 +110,21 @@ impl MissingPage {
         self.page.at(0)
     }
 
-    /// Waits up to half a minute for a thread to touch the page. Returns whether one has.
+    /// Waits up to half a minute until a thread touches the page. Returns `false` if none has.
     pub fn is_missed(&self) -> bool {
         let mut one = libc::pollfd { fd: self.faults.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the array has one element.
         unsafe { libc::poll(&raw mut one, 1, 30_000) == 1 && one.revents == libc::POLLIN }
     }
 
-    /// Supplies a page of zeros, which wakes the threads that wait for it.
+    /// Supplies a page of zeroes, which wakes the threads that have touched the page.
     pub fn supply(&self) {
         self.control(UFFDIO_ZEROPAGE, [self.address(), PAGE as u64, 0, 0]);
     }
 }
 
-/// An address at which no program has memory.
+/// An address at which no memory is mapped.
 pub const BAD: u64 = 0x10;
 
-/// An address in the kernel's half, which no program may name.
+/// An address in the kernel's half of the address space, to which no program has access.
 pub const KERNEL_HALF: u64 = 0xffff_8000_0000_0000;

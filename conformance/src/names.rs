@@ -1,5 +1,5 @@
-//! Numbers as words: errnos, and the bits of flag words. A transcript with `-ENOBUFS` and
-//! `MORE|BUFFER` can be read and compared without a table.
+//! Numbers as words: errnos, and the names of flags. So a transcript contains `-ENOBUFS` and
+//! `MORE|BUFFER`, and can be read without a table.
 
 use usring_uapi::errno as e;
 use usring_uapi::io_uring as u;
@@ -29,8 +29,8 @@ pub fn result(value: i32) -> String {
     }
 }
 
-/// Formats a result whose value the kernel does not promise (a new descriptor, an address): `ok`,
-/// or `-ENAME`.
+/// Formats a result whose value the kernel does not fix (a new descriptor, an address): `ok` or
+/// `-ENAME`.
 pub fn outcome(value: i64) -> String {
     if value >= 0 { "ok".into() } else { result(value as i32) }
 }
@@ -51,7 +51,7 @@ pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
     if words.is_empty() { "-".into() } else { words.join("|") }
 }
 
-/// Formats a CQE's flags, with the buffer's id in brackets.
+/// Formats a CQE's flags as names, with the buffer id in brackets.
 pub fn cqe_flags(flags: u32) -> String {
     let names = [
         (u::IORING_CQE_F_MORE, "MORE"),
@@ -70,7 +70,7 @@ pub fn cqe_flags(flags: u32) -> String {
     text
 }
 
-/// Formats the flags word of the SQ.
+/// Formats the flags word of the SQ as names.
 pub fn sq_flags(flags: u32) -> String {
     bits(
         flags,
@@ -82,7 +82,7 @@ pub fn sq_flags(flags: u32) -> String {
     )
 }
 
-/// Formats poll events.
+/// Formats poll events as names.
 pub fn events(events: i32) -> String {
     if events < 0 {
         return result(events);

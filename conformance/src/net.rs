@@ -1,4 +1,5 @@
-//! Sockets of cases: addresses of each family, listeners, and peers that connect by ordinary calls.
+//! Sockets for cases: addresses of each family, listeners, and clients that connect by ordinary
+//! calls.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -8,7 +9,7 @@ use crate::door;
 use crate::memory::zeroed;
 use crate::sqe::sqe;
 
-/// The families that a case runs through, with their names in transcripts.
+/// The address families, for cases that repeat their steps with each of them.
 pub const FAMILIES: [Family; 3] = [Family::V4, Family::V6, Family::Unix];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +28,7 @@ impl Family {
         }
     }
 
-    /// Returns an address of this machine that leaves the port or name to the kernel.
+    /// Returns an address of this machine, whose port or name the kernel chooses at bind(2).
     pub fn any(self) -> Address {
         match self {
             Family::V4 => Address::v4(0),
@@ -37,7 +38,8 @@ impl Family {
                 address.sin6_addr.s6_addr[15] = 1;
                 Address::of(&address, size_of_val(&address))
             }
-            // Only the family: the kernel chooses a name outside the file system.
+            // The address consists only of the family. The kernel then chooses a name outside the
+            // file system.
             Family::Unix => {
                 let mut address: libc::sockaddr_un = zeroed();
                 address.sun_family = libc::AF_UNIX as u16;
@@ -73,7 +75,8 @@ impl Address {
         Address::of(&address, size_of_val(&address))
     }
 
-    /// Returns room for an address, filled with a pattern that shows which bytes get written.
+    /// Returns an empty address of `length` bytes. It is filled with a pattern by which
+    /// [`Address::written`] finds the bytes that a call has written.
     pub fn room(length: u32) -> Address {
         Address { bytes: [0xaa; 128], length }
     }
@@ -82,12 +85,13 @@ impl Address {
         self.bytes.as_ptr() as u64
     }
 
-    /// Returns the address of the length.
+    /// Returns the address of the variable that holds the length, for calls that take a `socklen_t
+    /// *`.
     pub fn length_at(&self) -> u64 {
         &raw const self.length as u64
     }
 
-    /// Returns how many bytes of a [`Address::room`] have been written.
+    /// Returns how many bytes a call has written to an address made by [`Address::room`].
     pub fn written(&self) -> usize {
         self.bytes.iter().rposition(|byte| *byte != 0xaa).map_or(0, |last| last + 1)
     }
@@ -113,7 +117,7 @@ pub fn of_kind(family: Family, kind: i32) -> OwnedFd {
     owned(unsafe { libc::socket(family.number(), kind | libc::SOCK_CLOEXEC, 0) })
 }
 
-/// Calls bind(2) with this address.
+/// Calls bind(2), and returns its result or a negative errno.
 pub fn bind(fd: &OwnedFd, address: &Address) -> i32 {
     // SAFETY: the address is readable for its length.
     door::answer(unsafe { libc::bind(fd.as_raw_fd(), address.bytes.as_ptr().cast(), address.length) })
@@ -128,7 +132,7 @@ pub fn address_of(fd: i32) -> Address {
     address
 }
 
-/// Makes a blocking listener on a free address.
+/// Makes a blocking listener, and returns it with its address.
 pub fn listener(family: Family) -> (OwnedFd, Address) {
     listener_for(family, 64)
 }
@@ -149,18 +153,18 @@ pub fn connected(family: Family, address: &Address) -> OwnedFd {
     fd
 }
 
-/// Calls connect(2) and returns its result.
+/// Calls connect(2), and returns its result or a negative errno.
 pub fn connect_now(fd: i32, address: &Address) -> i32 {
     // SAFETY: the address is readable for its length.
     door::answer(unsafe { libc::connect(fd, address.bytes.as_ptr().cast(), address.length) })
 }
 
-/// Returns an address without a listener: that of a listener that has been closed.
+/// Returns an address at which nothing listens: that of a listener that was closed.
 pub fn deserted(family: Family) -> Address {
     listener(family).1
 }
 
-/// Returns whether a byte passes from one end to the other. The read does not wait.
+/// Returns whether a byte sent by `from` can be read at `to`. The read does not wait.
 pub fn passes(from: &OwnedFd, to: i32) -> bool {
     let mut byte = [0u8; 1];
     crate::files::put(from, b"x");

@@ -1,15 +1,15 @@
-//! Child processes of cases: forked children, and this program started again.
+//! Child processes of cases: forked children, and this executable started again.
 
 use std::process::ExitCode;
 
-/// Runs `work` in a forked child and returns how the child ended: `exit 0`, `signal 9`. The child
-/// ends by `_exit`, without unwinding into its parent's code.
+/// Runs `work` in a forked child. Returns in words how the child ended, such as `exit 0` or `signal
+/// 9`. The child ends by `_exit`, so it never runs the parent's code.
 pub fn forked(work: impl FnOnce() -> i32) -> String {
     let child = start(work);
     ending(child)
 }
 
-/// Starts `work` in a forked child. Returns its process id.
+/// Starts `work` in a forked child, and returns the child's process id.
 pub fn start(work: impl FnOnce() -> i32) -> i32 {
     // SAFETY: cases that fork have one thread, so the child finds no lock held.
     let child = unsafe { libc::fork() };
@@ -22,7 +22,7 @@ pub fn start(work: impl FnOnce() -> i32) -> i32 {
     child
 }
 
-/// Waits for a child of this process and returns how it ended.
+/// Waits for a child, and returns in words how it ended.
 pub fn ending(child: i32) -> String {
     let mut status = 0;
     loop {
@@ -42,7 +42,7 @@ pub fn ending(child: i32) -> String {
     }
 }
 
-/// Runs `conformance child NAME …`, which some cases start.
+/// Runs `conformance child NAME …`: the program that some cases start.
 pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
     match crate::cases::child(name, arguments) {
         Some(status) => ExitCode::from(status),
@@ -50,7 +50,7 @@ pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
     }
 }
 
-/// Makes the kernel refuse one system call to this process with EPERM from now on.
+/// From now on the kernel refuses this system call to this process with EPERM.
 pub fn deny(call: i64) {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut filter = [

@@ -1,22 +1,22 @@
-//! Random programs: short sequences of requests and plain calls, made from a seed, that print their
-//! results. The transcripts of one seed on the kernel and on usring must agree. If they differ, one
-//! side is wrong, or the kernel promises nothing there.
+//! Random programs: short sequences of requests and plain calls. They are made from a seed, and
+//! print their results. A seed's output on the kernel and on usring must agree. If it differs,
+//! either one side is wrong, or the kernel promises nothing in that situation.
 //!
-//! The generator avoids situations that the kernel leaves open:
+//! The generator avoids situations in which the kernel promises nothing:
 //!
 //! - At any time only one request waits for a file, or for buffers of a group.
-//! - Cancellations come first in their batch. They find requests that wait, and none that is being
-//!   carried out.
-//! - No request is linked after a request that a worker carries out. A batch names each file that
+//! - A cancellation is the first request of its batch. So it meets requests that wait, and none
+//!   that a worker is carrying out.
+//! - No request is linked after a request that a worker carries out. A batch names a file that
 //!   workers write to only once.
-//! - A shutdown is a step of its own: a worker of the kernel carries it out, at any time.
-//! - If a chain's later request sends, no other request of the batch sends there: a request that
-//!   waits there is called once or twice.
-//! - Timeouts either expire before the program looks, or lie far in the future.
-//! - Completions of one step are sorted. The notifications of SEND_ZC are checked, and their steps
-//!   are not printed.
-//! - After a plain call the program waits for its effects before it makes the next call. The
-//!   patience says how long it waits for more. A busy machine needs more patience.
+//! - A shutdown ends its batch, because a worker of the kernel carries it out at some later time.
+//! - If a request inside a chain sends, no other request of the batch sends to the same pair of
+//!   files. Otherwise a request that waits for the data could be woken once or twice.
+//! - A timeout either expires before the program looks for completions, or is far in the future.
+//! - The completions of a step are sorted. The notifications of SEND_ZC are checked but not
+//!   printed, because the step in which they arrive varies.
+//! - After a plain call the program waits for the effects before it continues. The patience says
+//!   how long it waits for further completions. A busy machine needs more patience.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,19 +37,19 @@ mod requests;
 
 pub use compare::{check, compare, record};
 
-/// Number of steps of a program.
+/// Number of steps of a program. A step makes some plain calls and submits one batch of requests.
 const STEPS: u32 = 14;
-/// Largest number of requests in one step.
+/// Largest number of requests in a batch.
 const BATCH: u32 = 6;
-/// Bytes of memory for each request.
+/// Bytes of memory that each request may use.
 const ROOM: usize = 512;
-/// A step is over when this many polls in a row find no completion.
+/// A step ends after so many waits in a row without a completion.
 const QUIET_LOOKS: u32 = 4;
-/// Duration of a poll with a patience of 1.
+/// Duration of one wait, if the patience is 1.
 const LOOK: Duration = Duration::from_millis(2);
-/// The result of a notification whose send has copied its data.
+/// Result of a SEND_ZC's notification if the kernel has copied the data.
 const COPIED: i32 = u::IORING_NOTIF_USAGE_ZC_COPIED as i32;
-/// Offset in the memory of the number that is written to the eventfd.
+/// Offset in the memory of the number that requests write to the eventfd.
 const COUNT_AT: usize = 8128;
 
 /// A random number generator whose sequence is the same everywhere (xorshift64*).
@@ -76,7 +76,7 @@ impl Random {
     }
 }
 
-/// The kind of a program's file.
+/// The kind of a file that a program uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     PipeOut,
@@ -97,12 +97,12 @@ struct File {
     fd: OwnedFd,
 }
 
-/// A request whose last completion is still missing.
+/// A request that will post another completion.
 struct Pending {
     user_data: u64,
-    /// The file from which the request takes data.
+    /// Index of the file from which the request receives, if it does.
     reads: Option<usize>,
-    /// The buffer group from which the request takes buffers.
+    /// Buffer group from which the request selects, if it does.
     group: Option<u16>,
 }
 
@@ -119,35 +119,36 @@ struct Program {
     #[expect(clippy::vec_box, reason = "requests name their addresses")]
     headers: Vec<Box<libc::msghdr>>,
     pending: Vec<Pending>,
-    /// Completions not yet printed.
+    /// Completions that were not printed yet.
     entries: Vec<Entry>,
-    /// Zero-copy sends, and those of them whose notification has arrived.
+    /// User data of zero-copy sends. `notified` has those whose notification has arrived.
     without_copy: BTreeSet<u64>,
     notified: BTreeSet<u64>,
-    /// User data of all polls.
+    /// User data of all poll requests.
     polls: BTreeSet<u64>,
-    /// The factor by which polls last longer.
+    /// Factor for the duration of waits.
     patience: u32,
     user_data: u64,
     soon: Timespec,
     never: Timespec,
-    /// The program has requests that drain. Other programs have chains.
+    /// Whether the program uses drains. If not, it uses chains.
     drains: bool,
-    /// The group of the request being made.
+    /// Buffer group of the request that is being made.
     group: Option<u16>,
-    /// Files that workers write to and that this batch names already.
+    /// Files that this batch may not use again: it receives from them, or workers may write to
+    /// them.
     used: BTreeSet<usize>,
-    /// The pairs of files that this batch sends to, and whether a chain's later request does.
+    /// The pairs of files to which this batch sends, and whether a request inside a chain does so.
     sent: BTreeMap<usize, bool>,
-    /// TCP sockets that are shut for reading.
+    /// TCP sockets that were shut down for receiving.
     shut: BTreeSet<usize>,
-    /// The request that is being made is a chain's, and not the first.
+    /// Whether the request that is being made follows another one in a chain.
     is_successor: bool,
-    /// A LINK_TIMEOUT that comes next.
+    /// A LINK_TIMEOUT that must be the next request.
     watcher: Option<Sqe>,
-    /// Whether the last request's `fd` is a descriptor and not a count. The opcode does not show
-    /// that, because it may be spoiled. Nor does the value, because a count may equal a
-    /// descriptor's number.
+    /// Whether the `fd` of the request being made is a descriptor. In some opcodes it is a count.
+    /// The SQE alone does not show that: its opcode may have been spoiled, and a count may equal a
+    /// descriptor.
     names_file: bool,
 }
 
@@ -215,7 +216,7 @@ fn files() -> (Vec<File>, net::Address) {
     (files, address)
 }
 
-/// Runs the program of one seed.
+/// Runs the program of one seed, and prints its output.
 pub fn run(seed: u64, patience: u32) {
     let mut program = Program::new(seed, patience);
     for step in 0..STEPS {
@@ -237,8 +238,9 @@ impl Program {
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
         let drains = seed.is_multiple_of(5);
-        // Behind a refused request the program submits again. Whether that finds the first
-        // submission's drain released is decided by the time of the kernel's task work.
+        // Without SUBMIT_ALL the program submits again after a refused request. Whether the second
+        // submission still meets the first one's drain would depend on when the kernel runs task
+        // work.
         let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
         println!("flags {flags:#x} cq {entries}");
@@ -287,7 +289,7 @@ impl Program {
         }
     }
 
-    /// Makes up to two ordinary calls.
+    /// Makes up to two plain calls.
     fn act(&mut self) {
         for _ in 0..self.random.below(3) {
             let index = self.random.below(self.files.len());
@@ -299,7 +301,7 @@ impl Program {
                 (Kind::Listener, _) => {
                     let client = net::connected(Family::V4, &self.address);
                     println!("  connect");
-                    // The descriptor stays open as long as the program runs.
+                    // The client's end stays open until the program ends.
                     self.files.push(File { kind: Kind::Closed, fd: client });
                 }
                 (_, 0) if kind != Kind::Datagrams && self.random.percent(30) => {
@@ -322,7 +324,7 @@ impl Program {
         }
     }
 
-    /// Returns whether a buffer ring has room for another buffer.
+    /// Returns whether the buffer ring of the group has room for another buffer.
     fn has_room(&self, index: usize) -> bool {
         let mut status: u::io_uring_buf_status = crate::memory::zeroed();
         status.buf_group = u32::from(requests::RINGS[index]);
@@ -358,7 +360,8 @@ impl Program {
         for place in 1..=count {
             let mut sqe = self.request(place == 1);
             if place == count || sqe.opcode == opcode::SHUTDOWN {
-                // A chain that the end of the batch cuts off goes to a worker in the kernel.
+                // The last request of a batch must not have a link flag: the kernel would pass such
+                // a chain to a worker.
                 sqe.flags &= !(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK);
                 self.watcher = None;
             }
@@ -367,26 +370,27 @@ impl Program {
             self.ring.push(sqe);
             self.is_successor = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
             if last {
-                // A worker of the kernel carries it out, so the batch ends here.
+                // The kernel carries a shutdown out on a worker, so it must be the last request of
+                // its batch.
                 count = place;
                 break;
             }
         }
         let answer = self.ring.submit();
         println!("  submit {count} = {}", names::result(answer));
-        // Requests after a refused one belong to the next step.
+        // The requests after a refused one are submitted by a second call.
         if answer >= 0 && (answer as u32) < count {
             let left = count - answer as u32;
             println!("  submit {left} = {}", names::result(self.ring.enter(left, 0, 0)));
         }
     }
 
-    /// Takes completions until none arrive for some time.
+    /// Takes completions until several waits in a row have brought none.
     fn collect(&mut self) {
         let mut quiet = 0;
         while quiet < QUIET_LOOKS {
-            // A wait in the kernel is needed: for a ring with deferred task work the kernel starts
-            // no workers before that.
+            // The program must wait in the kernel: with deferred task work the kernel starts no
+            // workers before.
             self.ring.enter_for(0, 1, LOOK * self.patience);
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
@@ -394,26 +398,27 @@ impl Program {
         }
     }
 
-    /// Takes completions as `collect` does, and prints them.
+    /// Takes this step's completions and prints them, without what the kernel does not promise.
     fn settle(&mut self) {
         self.collect();
         let mut entries = std::mem::take(&mut self.entries);
         entries.retain(|entry| !self.is_notification(entry));
         entries.sort_by_key(|entry| entry.user_data);
         for entry in &mut entries {
-            // The kernel leaves open how an interrupted worker reports that.
+            // The kernel does not promise which of these errors an interrupted worker reports.
             match -entry.res {
                 libc::EINTR => entry.res = -libc::ECANCELED,
                 libc::EALREADY => entry.res = -libc::ENOENT,
                 _ => {}
             }
             if entry.flags & u::IORING_CQE_F_MORE == 0 {
-                // A single receive does not report that the end of the stream follows its data.
+                // After a single receive, whether the end of the stream is already known depends on
+                // timing.
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
             }
             if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {
-                // The kernel reports one wake-up's events. Of wake-ups that come before it looks,
-                // it reports all that is there: a hang-up, too.
+                // The kernel reports the events of all wake-ups that have come before it looks at
+                // them. Whether a hang-up is among them depends on timing.
                 entry.res &= !i32::from(libc::POLLRDHUP | libc::POLLHUP);
             }
             println!("  cqe {entry}");
@@ -422,7 +427,7 @@ impl Program {
             }
         }
         println!("  memory {} {}", digest(self.memory.bytes()), digest_groups(&mut self.groups));
-        // Requests that the end of the batch has cut off are not in flight.
+        // Entries that the kernel has not taken from the SQ are not in flight.
         let mine = self.ring.sq_tail().wrapping_sub(self.ring.sq_head());
         if mine != 0 {
             println!("  left in the queue {mine}");
@@ -441,8 +446,8 @@ impl Program {
         }
     }
 
-    /// Returns whether the entry is the notification of a SEND_ZC, which arrives when the peer has
-    /// taken the data. Prints a notification that must not arrive.
+    /// Returns whether the entry is the notification of a SEND_ZC. (The kernel posts it once the
+    /// receiver has taken the data.) Prints the notification if it should not have come.
     fn is_notification(&mut self, entry: &Entry) -> bool {
         if entry.flags & u::IORING_CQE_F_NOTIF == 0 {
             return false;
@@ -455,7 +460,7 @@ impl Program {
     }
 }
 
-/// Makes the registered buffer rings, with six buffers each.
+/// Registers the groups that are buffer rings. Each gets six buffers.
 fn buffer_rings(ring: &Ring) -> (Vec<Pages>, Vec<Group>) {
     let make = |(index, number): (usize, u16)| {
         let memory = Pages::new(1);

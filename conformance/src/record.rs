@@ -1,16 +1,16 @@
 //! Writes a transcript into the source, in the `case!` below the case's function. A transcript of
-//! more than [`MOST_LINES`] goes to a file beside the source, which `case!` includes.
+//! more than [`MOST_LINES`] lines goes to a file beside the source, which the `case!` includes.
 
 use std::path::{Path, PathBuf};
 
 use crate::case::Case;
 
-/// Lines of the longest transcript that the source holds itself.
+/// Most lines of a transcript that is written in the source itself.
 const MOST_LINES: usize = 25;
-/// Columns of the longest line that shares a line with its `case!`.
+/// Most columns of a transcript that is written on the line of its `case!`.
 const MOST_COLUMNS: usize = 60;
 
-/// Makes `output` the transcript that is expected of usring or of the kernel.
+/// Makes `output` the expected transcript of the case, for usring or for the kernel.
 pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
     let prefix = format!("{}: ", case.name());
     let lines: Option<Vec<&str>> = output.lines().map(|line| line.strip_prefix(&prefix)).collect();
@@ -24,17 +24,17 @@ pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
         write(&kept.path, &(lines.join("\n") + "\n"))?;
         format!("include_str!(\"{}\")", kept.name)
     } else {
-        // The file is there only if the transcript was long before.
+        // The file exists only if the previous transcript was long.
         let _ = std::fs::remove_file(&kept.path);
         literal(&lines)
     };
     write(&path, &format!("{}{text}{}", &source[..start], &source[end..]))
 }
 
-/// The file of a long transcript.
+/// The file that holds a long transcript.
 struct Kept {
     path: PathBuf,
-    /// The path from the folder of the source file.
+    /// Path of the file, relative to the source file's folder.
     name: String,
 }
 
@@ -54,7 +54,7 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Returns the range of the transcript's expression in the source.
+/// Returns the byte range of the transcript's expression in the source. `None` if there is none.
 fn place(source: &str, case: &Case, usring: bool) -> Option<(usize, usize)> {
     let call = format!("\ncase!({} => ", case.identifiers.join(" as "));
     let start = source.find(&call)? + call.len();
@@ -68,7 +68,8 @@ fn place(source: &str, case: &Case, usring: bool) -> Option<(usize, usize)> {
 
 const USRING: &str = ", usring => ";
 
-/// Returns the length of the expression at the beginning of `text`: a string, or `include_str!`.
+/// Returns the length in bytes of the expression at the beginning of `text`: a string or
+/// `include_str!`.
 fn expression(text: &str) -> Option<usize> {
     if text.starts_with("include_str!(") {
         return text.find(')').map(|end| end + 1);
@@ -94,8 +95,8 @@ fn literal(lines: &[&str]) -> String {
     }
 }
 
-/// Returns a line for a string literal. Editors drop a space at the end of a line, so it is an
-/// escape.
+/// Returns a line as a part of a string literal. A space at the end of a line is written as an
+/// escape, because editors would remove it.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\\\").replace('"', "\\\"");
     line.strip_suffix(' ').map_or(line.clone(), |start| format!("{start}\\x20"))

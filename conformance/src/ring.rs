@@ -1,7 +1,7 @@
 //! A small io_uring client: one thread fills the SQ, enters, and reads the CQ.
 //!
-//! It is written for clarity, and for exact control over which call is made. It is not written for
-//! speed. No function enters implicitly except [`Ring::wait`] and the functions built on it.
+//! It gives a case exact control over the calls that are made. Only [`Ring::wait`] and the
+//! functions built on it enter the ring without being asked to. Speed does not matter here.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -50,22 +50,22 @@ struct Memory {
 }
 
 pub struct Ring {
-    /// The descriptor, or the index of a registered ring.
+    /// The ring's descriptor, or its index among the registered rings.
     pub fd: i32,
     pub params: Params,
     memory: Memory,
-    /// SQEs written but not yet submitted by an enter.
+    /// Number of SQEs that were written and not submitted yet.
     pending: u32,
     tail: u32,
-    /// Flags added to every enter. Set if `fd` is an index.
+    /// Flags added to every io_uring_enter: the flag of a registered ring, if `fd` is an index.
     pub enter_flags: u32,
-    /// Flags added to every register opcode. Set if `fd` is an index.
+    /// Flags added to every register opcode: the flag of a registered ring, if `fd` is an index.
     pub register_flags: u32,
     closed: bool,
 }
 
-// SAFETY: the addresses are of memory that is shared on purpose. A case that uses a ring from two
-// threads orders their accesses.
+// SAFETY: the memory is meant to be shared. A case that uses a ring from two threads orders their
+// accesses itself.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -74,13 +74,14 @@ impl Ring {
         Ring::with(entries, |_| ()).expect("a plain ring can be made")
     }
 
-    /// Makes a ring with these setup flags.
+    /// Makes a ring with the given setup flags.
     pub fn flags(entries: u32, flags: u32) -> Ring {
         Ring::with(entries, |params| params.flags = flags)
             .unwrap_or_else(|error| panic!("setup with {flags:#x}: {}", names::result(error)))
     }
 
-    /// Makes a ring with parameters. Errors: the negative errno of io_uring_setup.
+    /// Makes a ring whose parameters `choose` has set. The error is the negative errno of
+    /// io_uring_setup(2).
     pub fn with(entries: u32, choose: impl FnOnce(&mut Params)) -> Result<Ring, i32> {
         let mut params: Params = zeroed();
         choose(&mut params);
@@ -102,8 +103,8 @@ impl Ring {
         Ok(Ring::over(fd, params, memory))
     }
 
-    /// Makes a ring in the program's own memory (NO_MMAP): `rings` holds SQ and CQ, `sqes` the
-    /// entries. Both outlive the ring.
+    /// Wraps a ring in the program's own memory (NO_MMAP): `rings` holds SQ and CQ, `sqes` the
+    /// entries. The caller keeps the memory until the ring is dropped.
     pub fn over_memory(fd: i32, params: Params, rings: *mut u8, sqes: *mut u8) -> Ring {
         let memory = Memory { sq: rings, cq: rings, sqes, owned: [(0, 0); 3] };
         Ring::over(fd, params, memory)
@@ -114,23 +115,23 @@ impl Ring {
     }
 
     fn sq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel gave this offset for the mapping, which lives as long as the ring.
-        // Both sides access the word as an atomic.
+        // SAFETY: the kernel has named this offset, and the mapping lives as long as the ring.
+        // Kernel and program access the word as an atomic.
         unsafe { &*self.memory.sq.add(offset as usize).cast::<AtomicU32>() }
     }
 
     fn cq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel gave this offset for the mapping, which lives as long as the ring.
-        // Both sides access the word as an atomic.
+        // SAFETY: the kernel has named this offset, and the mapping lives as long as the ring.
+        // Kernel and program access the word as an atomic.
         unsafe { &*self.memory.cq.add(offset as usize).cast::<AtomicU32>() }
     }
 
-    /// Reads a word of the shared mapping.
+    /// Reads a word of the SQ's mapping.
     pub fn word(&self, offset: u32) -> u32 {
         self.sq_word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes a word of the shared mapping, also one that belongs to the kernel.
+    /// Writes a word of the SQ's mapping, even if it belongs to the kernel.
     pub fn set_word(&self, offset: u32, value: u32) {
         self.sq_word(offset).store(value, Ordering::SeqCst);
     }
@@ -140,11 +141,12 @@ impl Ring {
         self.memory.sqes as u64
     }
 
-    /// Removes the mappings. Afterwards only calls on the descriptor work.
+    /// Removes the mappings. After that only calls on the descriptor are allowed.
     pub fn unmap(&mut self) {
         for (address, length) in std::mem::take(&mut self.memory.owned) {
             if length != 0 {
-                // SAFETY: mapped by `with`. The caller does not use the memory again.
+                // SAFETY: `with` has made the mapping. The caller does not use the memory after
+                // this call.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }
@@ -187,18 +189,18 @@ impl Ring {
         self.cq_tail().wrapping_sub(self.cq_head())
     }
 
-    /// Writes one SQE after the last. The next enter submits it.
+    /// Writes an SQE at the SQ's tail. The next submission takes it.
     pub fn push(&mut self, sqe: Sqe) {
         self.push_wide(sqe, &[]);
     }
 
-    /// Writes one SQE128: the entry and the 64 bytes after it.
+    /// Writes a 128-byte SQE: the entry, followed by the 64 bytes of `rest`.
     pub fn push_wide(&mut self, sqe: Sqe, rest: &[u8]) {
         let mask = self.params.sq_entries - 1;
         let slot = self.tail & mask;
         let stride = if self.params.flags & u::IORING_SETUP_SQE128 != 0 { 128 } else { 64 };
-        // SAFETY: slot < sq_entries, so the entry lies in the mapping. The kernel reads it only
-        // after the tail is published below.
+        // SAFETY: the slot is below sq_entries, so the entry is in the mapping. The kernel reads it
+        // only after the new tail is published below.
         unsafe {
             let place = self.memory.sqes.add(slot as usize * stride);
             place.cast::<Sqe>().write_volatile(sqe);
@@ -212,7 +214,7 @@ impl Ring {
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
-    /// Writes `value` to the array element that names the SQE of the next push.
+    /// Writes `value` to an element of the index array, which names the SQE of a later push.
     pub fn poke_array(&mut self, slot: u32, value: u32) {
         self.sq_word(self.params.sq_off.array + slot * 4).store(value, Ordering::Relaxed);
     }
@@ -223,37 +225,38 @@ impl Ring {
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
-    /// Calls io_uring_enter with exactly these arguments.
+    /// Calls io_uring_enter(2) with exactly these arguments.
     pub fn enter(&self, submit: u32, complete: u32, flags: u32) -> i32 {
         self.enter_with(submit, complete, flags, std::ptr::null(), 0)
     }
 
-    /// Calls io_uring_enter with an argument of `size` bytes.
+    /// Calls io_uring_enter(2) with an extended argument of `size` bytes.
     pub fn enter_with(&self, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
         door::enter(self.fd, submit, complete, flags | self.enter_flags, argument, size)
     }
 
-    /// Submits the pushed SQEs.
+    /// Submits the pushed SQEs by one call, and returns its result.
     pub fn submit(&mut self) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, 0, 0)
     }
 
-    /// Submits the pushed SQEs and waits for `complete` completions.
+    /// Submits the pushed SQEs and waits for `complete` completions, by one call. Returns its
+    /// result.
     pub fn submit_and_wait(&mut self, complete: u32) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, complete, u::IORING_ENTER_GETEVENTS)
     }
 
-    /// Waits for `count` completions without a call on the ring. Returns them, and all that arrive
-    /// in the moment after.
+    /// Waits until `count` completions are in memory, without a call on the ring. Returns these and
+    /// all others that arrive within the next 30 ms.
     pub fn arrived(&mut self, count: u32) -> Vec<Entry> {
         self.watch(count);
         time::long_enough_to_notice();
         self.reap()
     }
 
-    /// Resets the count of pushed SQEs and returns it. The case enters by itself.
+    /// Returns the number of pushed SQEs and resets it to 0. For cases that call enter themselves.
     pub fn forget_pending(&mut self) -> u32 {
         std::mem::take(&mut self.pending)
     }
@@ -263,7 +266,7 @@ impl Ring {
         door::register(self.fd, opcode | self.register_flags, argument.cast(), count)
     }
 
-    /// Returns the next completion in memory, if there is one. Never enters.
+    /// Takes the next completion from memory, if there is one. Never enters.
     pub fn peek(&mut self) -> Option<Entry> {
         let head = self.cq_head();
         if head == self.cq_tail() {
@@ -272,8 +275,8 @@ impl Ring {
         let index = (head & (self.params.cq_entries - 1)) as usize;
         let wide = self.params.flags & u::IORING_SETUP_CQE32 != 0;
         let stride = if wide { 32 } else { 16 };
-        // SAFETY: the index is masked, so the entry lies in the mapping. The tail was loaded with
-        // acquire, so the entry has been written.
+        // SAFETY: the index is masked, so the entry is in the mapping. The tail was loaded with
+        // acquire ordering, so the kernel has written the entry.
         let (cqe, extra) = unsafe {
             let place = self.memory.cq.add(self.params.cq_off.cqes as usize + index * stride);
             let extra = if wide { place.add(16).cast::<[u64; 2]>().read_volatile() } else { [0; 2] };
@@ -283,13 +286,13 @@ impl Ring {
         Some(Entry { user_data: cqe.user_data, res: cqe.res, flags: cqe.flags, extra })
     }
 
-    /// Returns all completions in memory. Never enters.
+    /// Takes all completions from memory. Never enters.
     pub fn reap(&mut self) -> Vec<Entry> {
         std::iter::from_fn(|| self.peek()).collect()
     }
 
-    /// Waits in the kernel until `count` completions have arrived, and returns them. Returns fewer
-    /// after half a minute or an error.
+    /// Waits in the kernel until `count` completions have arrived, and returns them. After half a
+    /// minute or an error it returns fewer.
     pub fn wait(&mut self, count: usize) -> Vec<Entry> {
         let mut entries = self.reap();
         let deadline = Instant::now() + PATIENCE;
@@ -307,7 +310,7 @@ impl Ring {
         entries
     }
 
-    /// Calls enter(GETEVENTS) with a timeout: it returns -ETIME after `limit`.
+    /// Submits and waits by one call that returns -ETIME after `limit`.
     pub fn enter_for(&self, submit: u32, complete: u32, limit: Duration) -> i32 {
         let time = crate::time::from_duration(limit);
         let mut argument: u::io_uring_getevents_arg = zeroed();
@@ -321,8 +324,8 @@ impl Ring {
         )
     }
 
-    /// Submits requests, waits for one completion each, and sorts these by user_data. A bad SQE
-    /// ends its batch; another enter submits the SQEs after it.
+    /// Submits requests, waits for one completion of each, and returns these sorted by user_data.
+    /// If a bad SQE ends a submission, another call submits the rest.
     pub fn run(&mut self, sqes: &[Sqe]) -> Vec<Entry> {
         for sqe in sqes {
             self.push(*sqe);
@@ -340,7 +343,8 @@ impl Ring {
         entries
     }
 
-    /// Submits one request and returns its completion. No other request may complete meanwhile.
+    /// Submits one request and returns its completion. Panics if another request completes
+    /// meanwhile.
     pub fn one(&mut self, sqe: Sqe) -> Entry {
         match self.run(&[sqe]).as_slice() {
             [entry] if entry.user_data == sqe.user_data => *entry,
@@ -353,19 +357,19 @@ impl Ring {
         }
     }
 
-    /// Polls the CQ in memory, without a system call on the ring, until it holds `count`
-    /// completions. Returns false after half a minute.
+    /// Watches the CQ in memory, without a call on the ring, until it holds `count` completions.
+    /// Returns `false` after half a minute.
     pub fn watch(&self, count: u32) -> bool {
         crate::time::until(|| self.ready() >= count)
     }
 
-    /// Closes the descriptor. The mappings stay.
+    /// Closes the descriptor, and returns the result. The mappings stay.
     pub fn close(&mut self) -> i32 {
         self.closed = true;
         door::close(self.fd)
     }
 
-    /// Gives up ownership of the memory and the descriptor.
+    /// Lets the drop of this object neither unmap the memory nor close the descriptor.
     pub fn abandon(&mut self) {
         self.closed = true;
         self.memory.owned = [(0, 0); 3];
@@ -376,7 +380,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for (address, length) in self.memory.owned {
             if length != 0 {
-                // SAFETY: mapped by `with`, and no pointer into the mapping outlives the ring.
+                // SAFETY: `with` has made the mapping. No pointer into it outlives the ring.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }

@@ -12,7 +12,7 @@ use crate::door;
 /// Time after which a case counts as hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns a case's output. If the case failed, a last line says how it ended.
+/// Runs a case and returns its output. If the case failed, a last line says how it ended.
 pub fn transcript(case: &Case) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
@@ -31,7 +31,7 @@ pub fn transcript(case: &Case) -> String {
     collect(child, &name)
 }
 
-/// Reads a child's output to its end and waits for the child, at most [`LIMIT`].
+/// Reads all output of a child and waits for its end. Kills the child after [`LIMIT`].
 fn collect(mut child: Child, name: &str) -> String {
     let mut output = child.stdout.take().expect("the output is a pipe");
     let reader = std::thread::spawn(move || {
@@ -47,9 +47,10 @@ fn collect(mut child: Child, name: &str) -> String {
         },
         None => format!("{name}: hang\n"),
     };
-    // Processes that the case forked are in its process group. None of them may outlive the case.
-    // SAFETY: the group was made for this child, which has been waited for or is about to be. The
-    // call touches no memory.
+    // Processes that the case has forked are in its process group. None of them may outlive the
+    // case.
+    // SAFETY: the call accesses no memory. The group was made for this child. The child was reaped just
+    // now, if at all, so its number belongs to no other group.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
     reader.join().unwrap_or_default() + &ending
@@ -68,7 +69,7 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     }
 }
 
-/// Runs each case `times` times and names those whose transcripts differ. Returns their number.
+/// Runs each case `times` times. Prints the cases whose output varies, and returns their number.
 pub fn repeat(cases: &[&Case], times: usize) -> usize {
     let mut unstable = 0;
     for case in cases {

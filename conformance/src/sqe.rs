@@ -1,14 +1,14 @@
-//! Functions that build submission queue entries. They are the only place that knows the meaning of
-//! each opcode's fields.
+//! Functions that build submission queue entries. No other file of the suite has to know what an
+//! opcode's fields mean.
 
 use usring_uapi::{Sqe, Timespec, opcode, sqe_flags};
 
-/// Returns an entry with an opcode, a descriptor and user_data. All other fields are zero.
+/// Returns an entry with this opcode, descriptor and user_data. All other fields are zero.
 pub fn sqe(opcode: u8, fd: i32, user_data: u64) -> Sqe {
     Sqe { opcode, fd, user_data, ..Sqe::default() }
 }
 
-/// Changes to an entry, as chained calls.
+/// Methods that change an entry and return it, so that they can be chained.
 pub trait Change: Sized {
     fn with(self, change: impl FnOnce(&mut Sqe)) -> Sqe;
 
@@ -17,7 +17,7 @@ pub trait Change: Sized {
         self.with(|sqe| sqe.flags |= flags)
     }
 
-    /// Sets the flags of the operation (`op_flags`).
+    /// Sets the opcode's own flags (`op_flags`).
     fn op_flags(self, flags: u32) -> Sqe {
         self.with(|sqe| sqe.op_flags = flags)
     }
@@ -42,7 +42,7 @@ impl Change for Sqe {
     }
 }
 
-/// The offset that stands for the file's position.
+/// The offset by which READ and WRITE use the file's own position.
 pub const CURRENT: u64 = u64::MAX;
 
 pub fn nop(user_data: u64) -> Sqe {
@@ -75,7 +75,7 @@ pub fn writev(fd: i32, vectors: &[libc::iovec], offset: u64, user_data: u64) -> 
     Sqe { opcode: opcode::WRITEV, ..readv(fd, vectors, offset, user_data) }
 }
 
-/// Returns an element of a vector (iovec).
+/// Returns an element for an array of iovecs.
 pub fn vector(address: u64, length: usize) -> libc::iovec {
     libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length }
 }
@@ -88,7 +88,7 @@ pub fn poll_remove(target: u64, user_data: u64) -> Sqe {
     Sqe { addr: target, ..sqe(opcode::POLL_REMOVE, -1, user_data) }
 }
 
-/// Builds a TIMEOUT. `time` must live until the entry has been submitted.
+/// Builds a TIMEOUT. `time` must live until the entry was submitted.
 pub fn timeout(time: &Timespec, count: u64, flags: u32, user_data: u64) -> Sqe {
     Sqe { addr: &raw const *time as u64, len: 1, off: count, op_flags: flags, ..sqe(opcode::TIMEOUT, -1, user_data) }
 }

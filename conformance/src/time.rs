@@ -1,4 +1,4 @@
-//! Times for the kernel, and bounded waits.
+//! Times in the kernel's format, and waits with a time limit.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ pub fn from_duration(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// Returns the time of `clock`, plus `milliseconds`.
+/// Returns the present time of `clock` plus `milliseconds`.
 pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a variable of this function.
@@ -27,8 +27,8 @@ pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
     }
 }
 
-/// Waits up to half a minute for `condition`, and returns whether it came true. Yields between
-/// checks, so that on one processor the other side can run.
+/// Waits up to half a minute until `condition` is true. Returns `false` if it never is. Sleeps
+/// between checks, so that other threads can run on a machine with one processor.
 pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -42,14 +42,14 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Sleeps until a worker has started a request that was forced on it. No event that a program may
-/// rely on announces this moment.
+/// Sleeps until a worker has started a request with IOSQE_ASYNC. It takes a fixed time, because no
+/// event announces that moment on the kernel and on usring alike.
 pub fn long_enough_to_begin() {
     std::thread::sleep(Duration::from_millis(500));
     until(|| workers().all(|stat| state_in(&stat) == Some('S')));
 }
 
-/// Returns the lines of proc(5) about this process's workers.
+/// Returns the /proc stat lines of the kernel's workers for this process.
 fn workers() -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
@@ -66,14 +66,14 @@ pub fn this_thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Waits until a thread of this process sleeps.
+/// Waits up to half a minute until this thread of the process sleeps. Returns `false` if it never
+/// does.
 pub fn until_asleep(thread: i32) -> bool {
     let path = format!("/proc/self/task/{thread}/stat");
     until(|| std::fs::read_to_string(&path).is_ok_and(|stat| state_in(&stat) == Some('S')))
 }
 
-/// Sleeps for a time in which a forbidden event would have happened. The absence of an event cannot
-/// be waited for.
+/// Sleeps for 30 ms. If an event that must not happen did happen, it would have come by then.
 pub fn long_enough_to_notice() {
     std::thread::sleep(Duration::from_millis(30));
 }

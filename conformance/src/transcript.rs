@@ -1,6 +1,6 @@
-//! A case's output: lines `case: line`, each printed at once. So a case that hangs has shown its
-//! progress. Lines hold results and flags. They never hold times, addresses or descriptor numbers,
-//! which the kernel does not promise.
+//! A case's output: lines `case: line`, each printed at once, so that a case that hangs has shown
+//! how far it got. Lines contain results and flags. They never contain times, addresses or
+//! descriptor numbers, because the kernel does not promise these.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -23,7 +23,7 @@ impl Transcript {
     /// Prints one line.
     pub fn say(&mut self, line: impl Display) {
         let mut output = std::io::stdout().lock();
-        // Ignores errors: if the reader has gone, there is no process to report to.
+        // An error is ignored: if the reader of the output has ended, it cannot be told.
         let _ = writeln!(output, "{}: {line}", self.case);
         let _ = output.flush();
     }
@@ -33,8 +33,8 @@ impl Transcript {
         self.say(format_args!("{call} = {}", names::result(value)));
     }
 
-    /// Prints a call and its outcome, for results whose value means nothing (a descriptor, an
-    /// address).
+    /// Prints a call and whether it succeeded. For calls whose result has no fixed value (a
+    /// descriptor, an address).
     pub fn outcome(&mut self, call: impl Display, value: i64) {
         self.say(format_args!("{call} = {}", names::outcome(value)));
     }
@@ -44,7 +44,7 @@ impl Transcript {
         self.say(format_args!("cqe {entry}"));
     }
 
-    /// Prints completions in the order of the queue.
+    /// Prints completions in their order in the queue.
     pub fn in_order(&mut self, entries: &[Entry]) {
         for entry in entries {
             self.entry(entry);
@@ -54,14 +54,16 @@ impl Transcript {
         }
     }
 
-    /// Prints completions sorted, because the kernel does not promise their order.
+    /// Prints completions sorted by user_data, for cases in which the kernel does not promise their
+    /// order.
     pub fn sorted(&mut self, entries: &[Entry]) {
         let mut sorted = entries.to_vec();
         sorted.sort_by_key(|entry| entry.user_data);
         self.in_order(&sorted);
     }
 
-    /// Prints whether `waited` lies between two bounds, in words. The time itself is not printed.
+    /// Prints in words whether `waited` is between `least` and `most` milliseconds. The time itself
+    /// is not printed.
     pub fn between(&mut self, what: impl Display, waited: Duration, least: u64, most: u64) {
         let verdict = if waited < Duration::from_millis(least) {
             format!("too early (under {least} ms)")
@@ -75,7 +77,7 @@ impl Transcript {
 }
 
 impl Transcript {
-    /// Prints whether `clock` has reached a point in time.
+    /// Prints whether `clock` has reached the time `time`.
     pub fn reached(&mut self, clock: libc::clockid_t, time: &Timespec) {
         let now = crate::time::on_clock(clock, 0);
         let reached = (now.tv_sec, now.tv_nsec) >= (time.tv_sec, time.tv_nsec);

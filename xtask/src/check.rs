@@ -1,12 +1,12 @@
-//! `cargo xtask check`: everything that CI runs. Steps that are cheap and fail often come first.
+//! `cargo xtask check`: everything that CI runs. Cheap steps that fail often come first.
 
 use crate::step::{self, Report, Tally};
 use crate::{Outcome, floors, loom, packages, product, prose, size};
 
 const STEPS: usize = 12;
 
-/// Runs all steps and returns whether all succeeded. The next step runs even if one fails, except
-/// that nothing is tested that does not build. The last line printed counts what passed and failed.
+/// Runs all steps, and returns whether all succeeded. A failing step does not stop the later ones,
+/// but the tests are left out if the build fails. The last line counts what passed and failed.
 pub fn run() -> bool {
     let mut report = Report::of(STEPS);
     report.step("packages", |_| packages::provide());
@@ -30,7 +30,8 @@ fn lints(what: &[&str]) -> Outcome {
     step::run(step::cargo(&["clippy", "--quiet"]).args(what).args(["--", "-D", "warnings"]))
 }
 
-/// Runs all tests. Tests that drive whole programs use the optimised product, as it is shipped.
+/// Runs all tests. Tests that start the product use the release build, which is the one that is
+/// shipped.
 fn tests(tally: &mut Tally) -> Outcome {
     let mut command = step::cargo(&["test", "--no-fail-fast"]);
     command.env("USRING_BIN", product::folder(true).join("usring"));
@@ -42,8 +43,8 @@ fn tests(tally: &mut Tally) -> Outcome {
     }
     let (counted, outcome) = step::run_tests(&mut command);
     tally.add(counted);
-    // The library is tested apart from the rest, as it is built: see the workspace's default
-    // members.
+    // The library is built and tested by cargo calls of its own; `default-members` in Cargo.toml
+    // leaves it out.
     let (of_library, library) = step::run_tests(&mut step::cargo(&["test", "--package", "usring-interpose"]));
     tally.add(of_library);
     outcome.and(library)

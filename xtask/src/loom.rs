@@ -1,16 +1,17 @@
-//! The loom models, which try every interleaving of what threads share.
+//! Runs the loom models: tests of shared words that try every order in which threads can act.
 
 use crate::Outcome;
 use crate::step::{self, Tally};
 
-/// The crates that have models, each in a file `tests/loom_….rs`.
+/// The crates that have models, in files `tests/loom_….rs`.
 const CRATES: [&str; 4] = ["usring-sys", "usring-ring", "usring-device", "usring-swap"];
 
 pub fn run() -> Outcome {
     tests(&mut Tally::default())
 }
 
-/// Runs the models. They have a build tree of their own, which keeps `--cfg loom` out of the other.
+/// Runs the models in a build folder of their own, because `--cfg loom` would rebuild everything
+/// else.
 pub fn tests(tally: &mut Tally) -> Outcome {
     let mut command = step::cargo(&["test", "--release", "--test", "loom_*", "--target-dir", "target/loom"]);
     for name in CRATES {

@@ -1,5 +1,5 @@
-//! The project's tasks, as `cargo xtask NAME`: building both halves of the product side by side,
-//! checking the project's rules, and everything that CI runs.
+//! The project's tasks, as `cargo xtask NAME`: building the command and the library, checking the
+//! project's rules, and running everything that CI runs.
 
 mod check;
 mod floors;
@@ -15,7 +15,7 @@ use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Result of a task. A failure says why in words.
+/// Result of a task. The error says in words why the task failed.
 type Outcome = Result<(), String>;
 
 #[derive(Parser)]
@@ -27,52 +27,53 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Build libusring.so, then everything else, side by side in target/debug or target/release
+    /// Build libusring.so and everything else, into target/debug or target/release
     Build {
-        /// The optimised profile, as it is shipped and measured
+        /// Build the release profile, which is shipped and measured
         #[arg(long)]
         release: bool,
     },
     /// Run everything that CI runs: format, lints, layers, sizes, builds, tests, documentation,
     /// models
     Check,
-    /// The inner loop: build the debug product, run the unit tests of ring, engine and aio, and the
-    /// conformance cases of some groups
+    /// Run what a change of the engine needs: build the debug product, run the unit tests of ring,
+    /// engine and aio, and the conformance cases of some groups
     Quick {
-        /// Groups of cases, by a part of their names; without any: nop, link, drain, timeout, poll
+        /// Parts of the names of groups of cases (default: nop, link, drain, timeout, poll)
         rooms: Vec<String>,
     },
-    /// Fail if a crate depends on one that its layer may not see, or if the modules within a crate
-    /// have more upward arrows or a larger circle than before
+    /// Fail if a crate depends on one that its layer may not use, or if a crate's modules have more
+    /// upward arrows or a larger circle than xtask/arrow-limits allows
     Floors {
-        /// Print each pair of files in an upward arrow, and the files of each circle
+        /// Print each pair of files that forms an upward arrow, and the files of each circle
         #[arg(long)]
         list: bool,
-        /// Lower the limits in xtask/arrow-limits to what is there
+        /// Lower the limits in xtask/arrow-limits to the present counts
         #[arg(long)]
         tighten: bool,
     },
     /// Fail if a file or a function is longer than its limit
     Size,
-    /// Fail if comments, messages or documents break more rules of docs/style.md than before
+    /// Fail if comments, messages or documents break more rules of docs/style.md than
+    /// xtask/prose-limits allows
     Prose {
-        /// Print each finding of a part (a crate's folder, `documents`, or `all`) and check nothing
+        /// Only print each finding of a part: a crate's folder, `documents`, or `all`
         #[arg(long, value_name = "PART")]
         list: Option<String>,
         /// Lower the limits in xtask/prose-limits to the present findings
         #[arg(long)]
         tighten: bool,
     },
-    /// Run the loom models of what threads share
+    /// Run the loom models of words that threads share
     Loom,
-    /// Install the Debian packages that the tests drive, or name the missing ones
+    /// Install the Debian packages that the tests use, or name the missing ones
     Packages,
     /// Build and run `usring demo`
     Demo {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<OsString>,
     },
-    /// Run what takes long, or comes out differently each time
+    /// Run tests that take long or have random results
     Soak {
         #[command(subcommand)]
         what: Soak,
@@ -86,8 +87,8 @@ enum Chore {
 
 #[derive(Subcommand)]
 enum Soak {
-    /// Run the conformance cases, round after round, in a build that holds threads up at random
-    /// between the steps of their protocols
+    /// Run the conformance cases several times, in a build that delays threads at random at the
+    /// steps of their protocols
     Interleavings {
         #[arg(long, default_value_t = 5)]
         rounds: u32,
@@ -97,8 +98,8 @@ enum Soak {
     },
     /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
-    /// Load the echo server on usring, with the kernel's io_uring denied: connections that come and
-    /// go, and peers that reset, stall and send garbage
+    /// Put load on the echo server on usring, with the kernel's io_uring denied: many short
+    /// connections, and clients that reset, stall and send garbage
     Sockets {
         /// Duration in seconds
         #[arg(long, default_value_t = 60)]

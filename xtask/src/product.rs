@@ -1,4 +1,4 @@
-//! Builds libusring.so and the rest side by side, and runs the result.
+//! Builds the product (libusring.so and the command) and runs parts of it.
 
 use crate::Outcome;
 use crate::step;
@@ -6,8 +6,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// Builds both halves. The library comes first and alone, because it is freestanding, and no other
-/// crate's features may reach it. Then comes everything else except this crate.
+/// Builds libusring.so, and then everything else except this crate. The library is freestanding. It
+/// is built by a cargo call of its own, so that other crates cannot enable features in its
+/// dependencies.
 pub fn build(release: bool) -> Outcome {
     build_beside_library(release, &["--workspace", "--exclude", "usring-interpose", "--exclude", "xtask"])
 }
@@ -18,8 +19,8 @@ fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
     step::run(step::cargo(&["build"]).args(packages).args(profile))
 }
 
-/// Builds what a subcommand of usring needs, optimised, and runs it with these arguments. Returns
-/// its exit status.
+/// Builds the parts that a subcommand of `usring` needs, in the release profile, and runs the
+/// subcommand with these arguments. Returns its exit status.
 pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsString]) -> ExitCode {
     let packages = packages.iter().flat_map(|package| ["--package", package]);
     let packages: Vec<&str> = packages.chain(features.iter().flat_map(|feature| ["--features", feature])).collect();
@@ -36,11 +37,11 @@ pub fn run(name: &str, packages: &[&str], features: &[&str], arguments: &[OsStri
     }
 }
 
-/// Groups of conformance cases that a change of the engine most likely concerns.
+/// Groups of conformance cases that are most likely to find a mistake in the engine.
 const USUAL_ROOMS: [&str; 5] = ["nop", "link", "drain", "timeout", "poll"];
 
-/// Builds the debug product, and runs the unit tests of the crates below `interpose` and the
-/// conformance cases whose group has one of these names in its own.
+/// Builds the debug product, and runs the unit tests of ring, engine and aio. Then runs the
+/// conformance cases of the groups whose names contain one of `rooms`.
 pub fn quick(rooms: &[String]) -> Outcome {
     build_beside_library(false, &["--package", "usring", "--package", "conformance", "--tests"])?;
     step::run(&mut step::cargo(&[
@@ -62,7 +63,7 @@ pub fn quick(rooms: &[String]) -> Outcome {
     step::run(&mut command)
 }
 
-/// Runs the echo server on usring under peers of every kind.
+/// Runs the echo server on usring under many kinds of clients.
 pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outcome {
     build_beside_library(true, &["--package", "usring", "--package", "workloads"])?;
     let beside = |name| folder(true).join(name);
@@ -72,7 +73,7 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
     step::run(&mut command)
 }
 
-/// Runs the tests of swap that are ignored because they take minutes.
+/// Runs the swap tests that are marked as ignored because they take minutes.
 pub fn soak_swap() -> Outcome {
     build(true)?;
     let mut command = step::cargo(&["test", "--package", "workloads", "--test", "acceptance", "swap_run::"]);
@@ -80,8 +81,8 @@ pub fn soak_swap() -> Outcome {
     step::run(&mut command)
 }
 
-/// Runs the conformance cases on a build that holds threads up at random (`usring_sys::ordering`).
-/// It has a build tree of its own.
+/// Runs the conformance cases in a build that delays threads at random (`usring_sys::ordering`).
+/// The build has a folder of its own.
 pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {
     let tree = folder(true).with_file_name("perturbed");
     let perturbed = |arguments: &[&str]| {
@@ -100,7 +101,7 @@ pub fn soak_interleavings(rounds: u32, rooms: &str) -> Outcome {
     Ok(())
 }
 
-/// Returns the folder of a profile's artefacts.
+/// Returns the folder of a profile's build results.
 pub fn folder(release: bool) -> PathBuf {
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| step::root().join("target"), PathBuf::from);
     target.join(if release { "release" } else { "debug" })

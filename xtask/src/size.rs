@@ -1,5 +1,5 @@
-//! The limits of size: 600 lines for a file, 60 for a function. Longer ones are listed in
-//! `size-exceptions` with their length, and that list only shrinks.
+//! Checks the limits of size: 600 lines per file, 60 lines per function. `size-exceptions` lists
+//! longer ones with their length. That list may only shrink.
 
 use crate::Outcome;
 use crate::step;
@@ -20,7 +20,7 @@ pub fn run() -> Outcome {
     let files = source_files(root)?;
     let mut long = Lengths::new();
     for file in &files {
-        // A file that is being moved is listed but not there.
+        // git also lists a file that was deleted without a commit.
         let Ok(text) = std::fs::read_to_string(root.join(file)) else { continue };
         measure(file, &text, &mut long)?;
     }
@@ -55,7 +55,7 @@ fn source_files(root: &Path) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Records what is longer than its limit.
+/// Records the file and each of its functions that is longer than its limit.
 fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
     let lines = text.lines().count();
     if lines > FILE_LIMIT {
@@ -69,12 +69,12 @@ fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
 struct Functions<'a> {
     file: &'a str,
     long: &'a mut Lengths,
-    /// Names of the functions around the present one.
+    /// Names of the functions that contain the present one.
     within: Vec<String>,
 }
 
 impl Functions<'_> {
-    /// Measures from the line of `fn` to that of the closing brace.
+    /// Measures a function from the line of `fn` to that of its closing brace.
     fn note(&mut self, signature: &syn::Signature, block: &syn::Block) {
         self.within.push(signature.ident.to_string());
         let lines = block.brace_token.span.close().end().line - signature.fn_token.span.start().line + 1;
@@ -115,14 +115,14 @@ fn parse(text: &str) -> Result<Lengths, String> {
     entries.map(|line| entry(line).ok_or_else(|| format!("{EXCEPTIONS}: cannot parse `{line}`"))).collect()
 }
 
-/// Returns the list as git has it in this version.
+/// Returns the list as it is in a git version. `None` if git does not have that version.
 fn committed(root: &Path, version: &str) -> Option<Lengths> {
     let arguments = ["show", &format!("{version}:{EXCEPTIONS}")];
     let output = Command::new("git").args(arguments).current_dir(root).output().ok()?;
     output.status.success().then(|| parse(&String::from_utf8_lossy(&output.stdout)).ok())?
 }
 
-/// Compares what is long with the list, in both directions.
+/// Compares the long files and functions with the list, in both directions.
 fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     let mut breaches = Vec::new();
     for (name, lines) in long {
@@ -143,7 +143,7 @@ fn compare(long: &Lengths, listed: &Lengths) -> Vec<String> {
     breaches
 }
 
-/// Returns entries that are new in the list, or that have more lines than in the earlier list.
+/// Returns the entries that an earlier version of the list does not have, or has with fewer lines.
 fn grown(listed: &Lengths, earlier: &Lengths) -> Vec<String> {
     let newer = listed.iter().filter(|(name, lines)| earlier.get(*name).is_none_or(|before| before < lines));
     newer.map(|(name, _)| format!("{name} was added to {EXCEPTIONS}, which may only shrink")).collect()

@@ -1,4 +1,4 @@
-//! Runs commands, shows their output as it comes, and counts the tests that they report.
+//! Runs commands, shows their output at once, and counts the tests that they report.
 
 use crate::{Outcome, skipped};
 use std::io::{BufRead, BufReader, Write};
@@ -6,20 +6,20 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The number of tests that have run, from the lines by which `cargo test` ends each file.
+/// Numbers of tests, from the lines by which `cargo test` ends each test file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub passed: usize,
     pub failed: usize,
     pub ignored: usize,
-    /// Tests that passed because something they need was missing: their names, and what was
+    /// Tests that passed only because something they need was missing: their names, and what was
     /// missing.
     pub skipped: Vec<String>,
 }
 
 impl Tally {
     /// Adds the numbers of a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`, or a
-    /// skipped test. Ignores other lines.
+    /// report of a skipped test. Ignores other lines.
     fn add_line(&mut self, line: &str) {
         self.skipped.extend(skipped::read(line).map(str::to_owned));
         let Some((_, counts)) = line.split_once("test result: ").and_then(|(_, rest)| rest.split_once(". ")) else {
@@ -46,12 +46,13 @@ impl Tally {
     }
 }
 
-/// Returns `cargo`, as it has started this program, in the workspace's root.
+/// Returns a `cargo` command that runs in the workspace's root. It is the cargo that started this
+/// program.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments).current_dir(root());
-    // The cargo that started this program has set the variable. The build of another package must
-    // not see it.
+    // cargo has set this variable for this program, and the build of another package must not see
+    // it.
     command.env_remove("CARGO_MANIFEST_DIR");
     command
 }
@@ -61,13 +62,13 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace")
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end. Fails if its exit status is not 0.
 pub fn run(command: &mut Command) -> Outcome {
     let status = command.status().map_err(|error| cannot_start(command, &error))?;
     if status.success() { Ok(()) } else { Err(format!("{} failed ({status})", describe(command))) }
 }
 
-/// Runs a command that runs tests. Shows its output as it comes.
+/// Runs a command that runs tests. Shows its output at once, and counts its tests.
 pub fn run_tests(command: &mut Command) -> (Tally, Outcome) {
     let mut tally = Tally::default();
     let outcome = follow(command, &mut tally);
@@ -80,7 +81,7 @@ fn follow(command: &mut Command, tally: &mut Tally) -> Outcome {
     let mut terminal = std::io::stdout();
     for line in BufReader::new(output).split(b'\n') {
         let line = line.map_err(|error| error.to_string())?;
-        // If the reader of our output has gone, the tests still run on.
+        // If standard output is closed, the tests still continue.
         let _ = terminal.write_all(&[&line[..], b"\n"].concat());
         tally.add_line(&String::from_utf8_lossy(&line));
     }
@@ -98,7 +99,7 @@ fn describe(command: &Command) -> String {
     format!("`{} {}`", program.display(), words.join(" "))
 }
 
-/// A list of named steps, with the result of each.
+/// The steps of a check, with the result of each.
 pub struct Report {
     steps: usize,
     lines: Vec<(&'static str, Duration, Outcome)>,
@@ -123,8 +124,8 @@ impl Report {
         went_well
     }
 
-    /// Prints the table of all steps, and a last line that counts the tests and adds each step as
-    /// one. Returns whether all succeeded.
+    /// Prints a table of all steps, and a last line that counts the tests and steps. Returns
+    /// whether all succeeded.
     pub fn finish(self) -> bool {
         println!("\n== summary");
         let width = self.lines.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
@@ -143,10 +144,10 @@ impl Report {
         if not_run != 0 {
             println!("{not_run} steps were not run");
         }
-        // The harness counts a test that is skipped at run time as passed.
+        // The harness counts a skipped test as passed.
         let skipped = self.tally.skipped.len().min(self.tally.passed);
         let passed = self.tally.passed - skipped + self.lines.len() - failed_steps;
-        // A step that fails because of its tests is not counted a second time.
+        // If a step fails because of its tests, the failed tests are counted and the step is not.
         let failed = self.tally.failed.max(failed_steps);
         println!("{passed} passed, {failed} failed, {} skipped", skipped + self.tally.ignored);
         failed == 0 && not_run == 0

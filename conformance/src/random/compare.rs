@@ -1,12 +1,13 @@
 //! Compares random programs on the kernel and on usring, seed by seed.
 //!
-//! - [`compare`] searches: it runs a range of seeds on both.
-//! - [`check`] runs the fixed seeds of [`FIXED`] on usring, against the kernel's answers that
-//!   [`record`] has written down.
-//! - Each side runs up to as many times as [`PATIENCE`] has entries, until the transcripts agree. A
-//!   busy machine needs more patience, and some programs depend on timing.
-//! - Differences on which the kernel makes no promise are listed in [`KNOWN`], with usring's answer
-//!   and the reason. A listed seed with any other answer is an unknown difference.
+//! - [`compare`] searches for differences: it runs a range of seeds on both sides.
+//! - [`check`] runs the fixed seeds of [`FIXED`] on usring, and compares with the kernel's output
+//!   that [`record`] has noted.
+//! - A side runs a seed up to as many times as [`PATIENCE`] has entries, until the outputs agree.
+//!   This is needed because busy machines need more patience, and some programs depend on timing.
+//! - Differences that the kernel's promises allow are listed in [`KNOWN`], with the digest of
+//!   usring's output and the reason. If usring's output then has another digest, the difference
+//!   counts as unknown.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,19 +18,20 @@ use std::time::{Duration, Instant};
 
 use super::digest;
 
-/// Lines `SEED DIGEST REASON`; the digest is that of usring's transcript.
+/// Lines `SEED DIGEST REASON`. The digest is that of usring's output.
 const KNOWN: &str = include_str!("../../known-differences.txt");
-/// Lines `SEED DIGEST`; the digest is that of the transcript on Linux 6.18.
+/// Lines `SEED DIGEST`. The digest is that of the output on Linux 6.18.
 const FIXED: &str = include_str!("../../random-seeds.txt");
-/// A program that takes longer counts as hung.
+/// Time after which a program counts as hung.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The patience of each run, in order.
+/// The patience of each run of a seed, in the order of the runs.
 const PATIENCE: [u32; 6] = [1, 1, 3, 3, 10, 40];
-/// Number of seeds that run at once. The programs mostly wait.
+/// Number of seeds that run at the same time. It may exceed the processors, because programs mostly
+/// wait.
 const WORKERS: usize = 6;
 
-/// Prints the first differing line of each seed in which the transcripts never
-/// agree. Fails if one of these seeds is not known.
+/// Runs `count` seeds from `first` on. Prints the first differing line of each seed whose outputs
+/// never agree. Fails if [`KNOWN`] does not list all of these differences.
 pub fn compare(usring: &str, first: u64, count: u64) -> ExitCode {
     let known = entries(KNOWN);
     let seeds: Vec<u64> = (first..first.saturating_add(count)).collect();
@@ -47,8 +49,9 @@ pub fn compare(usring: &str, first: u64, count: u64) -> ExitCode {
     if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the fixed seeds on usring and, if it is the recorded release, on the kernel. Prints the
-/// seeds whose answers differ from the recorded ones, and fails if there are any.
+/// Runs the fixed seeds on usring and, with `has_kernel`, on the kernel. Prints the output of each
+/// seed that differs from the recorded one, and fails if there are any. The kernel must be Linux
+/// 6.18.
 pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     let fixed = entries(FIXED);
     let seeds: Vec<u64> = fixed.keys().copied().collect();
@@ -69,8 +72,8 @@ pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints the lines of [`FIXED`] for `count` seeds. Leaves out seeds in which the kernel's runs
-/// differ from each other.
+/// Prints lines for [`FIXED`], for the seeds 1 to `count`. Leaves out seeds whose runs on the
+/// kernel differ from each other.
 pub fn record(count: u64) -> ExitCode {
     const RUNS: usize = 3;
     let seeds: Vec<u64> = (1..=count).collect();
@@ -84,7 +87,7 @@ pub fn record(count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Runs `run` for each seed, and returns its results by seed.
+/// Calls `run` for each seed on several threads, and returns the results by seed.
 fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) -> BTreeMap<u64, T> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(BTreeMap::new());
@@ -102,7 +105,7 @@ fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) ->
     answers.into_inner().expect("no thread panics with it")
 }
 
-/// Parses lines of a seed, its digest and the text after it.
+/// Parses lines that consist of a seed, a digest and further text.
 fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let entry = |line: &'static str| {
@@ -112,7 +115,8 @@ fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     lines.map(entry).collect()
 }
 
-/// Runs a seed until its digest is `wanted`. Returns the last transcript if no run had that digest.
+/// Runs a seed until the digest of its output is `wanted`. If no run has that digest, returns the
+/// last output.
 fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<String> {
     let mut last = None;
     for patience in PATIENCE {
@@ -126,14 +130,15 @@ fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<St
 }
 
 struct Difference {
-    /// The first differing line, of the kernel and of usring.
+    /// The first differing line on the kernel (`wanted`) and on usring (`got`).
     wanted: String,
     got: String,
     /// The digest of usring's whole transcript.
     digest: String,
 }
 
-/// Returns how the transcripts of a seed differ. `None` if they agree in one of the runs.
+/// Runs a seed on both sides, and returns how the outputs differ. `None` if they agree in one of
+/// the runs.
 fn difference(usring: &str, seed: u64) -> Option<Difference> {
     let (mut kernels, mut ours) = (Vec::new(), Vec::new());
     for patience in PATIENCE {

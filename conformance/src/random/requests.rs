@@ -1,5 +1,4 @@
-//! Makes one request of a random program. Most requests are valid; now and then one has a wrong
-//! field.
+//! Makes one request of a random program. Most requests are valid; a few have a wrong field.
 
 use std::os::fd::AsRawFd;
 
@@ -10,24 +9,25 @@ use super::{COUNT_AT, Kind, Pending, Program, ROOM};
 use crate::memory::{BAD, zeroed};
 use crate::sqe::{self, CURRENT, Change};
 
-/// Files that may have data to receive in time.
+/// Indices of the files from which a request may receive.
 const GIVERS: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
 const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
-/// The eventfd and the regular file, to which workers of the kernel write.
+/// Indices of the eventfd and the regular file. Workers of the kernel write to these two.
 const COUNTER: usize = 10;
 const REGULAR: usize = 11;
 const LISTENER: usize = 13;
-/// Slots of registered files that come and go. The slots below hold the program's files.
+/// First of the slots for registered files that come and go. The slots before it hold the program's
+/// files.
 pub(super) const FIRST_FREE: usize = 14;
 pub(super) const FREE: usize = 6;
-/// Ids of the groups with a buffer ring. Every second ring is incremental.
+/// Ids of the groups that are buffer rings. Every second one is consumed incrementally.
 pub(super) const RINGS: [u16; 6] = [1, 2, 5, 6, 7, 8];
-/// Ids of the groups of PROVIDE_BUFFERS.
+/// Ids of the groups that PROVIDE_BUFFERS fills.
 const CLASSIC: [u16; 2] = [3, 4];
 
 impl Program {
-    /// Returns the next request, ready to be pushed. The first of a batch may cancel or change
-    /// requests of earlier steps.
+    /// Returns the next request, ready to be pushed. Only the first request of a batch may cancel
+    /// or change requests of earlier steps.
     pub(super) fn request(&mut self, is_first: bool) -> Sqe {
         self.user_data += 1;
         self.group = None;
@@ -80,14 +80,15 @@ impl Program {
         }
     }
 
-    /// Returns whether this batch may write to a file. Workers of the kernel may write to the
-    /// eventfd and the regular file at any time, so a batch names these only once.
+    /// Returns whether this batch may use the file. It may use the eventfd and the regular file
+    /// only once, because workers of the kernel may write to them at any time.
     fn is_free(&mut self, index: usize) -> bool {
         !matches!(index, COUNTER | REGULAR) || self.used.insert(index)
     }
 
-    /// Whether this request may send. Where a chain's later request sends, no other one of
-    /// the batch does: the kernel calls one that waits there in between, or it does not.
+    /// Returns whether this request may send. If a request inside a chain sends, no other request
+    /// of the batch may send to the same pair of files. Otherwise the kernel would wake a request
+    /// that waits for the data either between the two sends or only after both.
     fn may_send(&mut self, index: usize) -> bool {
         let pair = (index / 2, self.is_successor);
         let sent = self.sent.get(&pair.0).copied();
@@ -98,7 +99,7 @@ impl Program {
         may
     }
 
-    /// The memory of this request.
+    /// Returns the address of this request's memory.
     fn room(&self) -> u64 {
         self.memory.at(16384 + (self.user_data as usize % 256) * ROOM)
     }
@@ -111,7 +112,8 @@ impl Program {
         self.files[index].fd.as_raw_fd()
     }
 
-    /// Chooses a file to receive from, unless a request waits for it already.
+    /// Chooses a file to receive from. `None` if a request waits for that file already, or this
+    /// batch uses it.
     fn giver(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
         let taken = self.pending.iter().any(|pending| pending.reads == Some(index));
@@ -127,8 +129,9 @@ impl Program {
             return (sqe::nop(0), None);
         }
         let kind = self.random.below(5);
-        // The kernel's READ_MULTISHOT takes one buffer's worth, and the rest behind its batch.
-        // The rest may share a buffer with data that the batch sends there.
+        // READ_MULTISHOT of the kernel reads one buffer's worth at once, and the rest only after
+        // the batch. If the batch also sends to the file, the rest could share a buffer with those
+        // data.
         if kind == 3 && !regular && self.sent.insert(index / 2, true).is_some() {
             return (sqe::nop(0), None);
         }
@@ -163,15 +166,15 @@ impl Program {
         request
     }
 
-    /// Lets the request take a buffer of a group. At most one waiting request has a group: with two
-    /// of them, their order would decide which one finds the last buffer. Programs that drain
-    /// select no buffers: workers of the kernel issue requests that a drain has held back, and keep
-    /// buffers then.
+    /// Lets the request select a buffer from a group. At most one waiting request uses a group,
+    /// because with two their order would decide which one gets the last buffer. Programs that
+    /// drain select no buffers: the kernel's workers issue the requests that a drain has held back,
+    /// and a worker keeps its buffer.
     fn selecting(&mut self, request: Sqe) -> Sqe {
         let keeps = self.random.percent(50);
         let is_taken = |group: u16| self.pending.iter().any(|pending| pending.group == Some(group));
-        // A receive with MSG_WAITALL takes no incremental buffer: Linux 6.18 gives such a buffer to
-        // two receives.
+        // A receive with MSG_WAITALL must not use an incremental group, because Linux 6.18 gives
+        // one of its buffers to two receives.
         let waits_for_all = matches!(request.opcode, opcode::RECV | opcode::RECVMSG)
             && request.op_flags & libc::MSG_WAITALL as u32 != 0;
         let is_apt = |group: u16| !waits_for_all || !RINGS.contains(&group) || group % 2 == 1;
@@ -232,28 +235,30 @@ impl Program {
             if self.random.percent(60) && flags & libc::MSG_PEEK == 0 {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
-            // (The kernel's multishot bundle may not see that its socket is shut for reading.)
+            // In the kernel, a multishot bundle may not notice that its socket was shut down for
+            // receiving.
             let is_shut = self.shut.contains(&index) && request.ioprio != 0;
             if self.random.percent(40) && !is_shut {
-                // (The buffers of one that waits for all of them the kernel gives to others, too.)
+                // The kernel gives the buffers of a bundle with MSG_WAITALL to other receives, too.
                 if flags & libc::MSG_WAITALL == 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }
                 if request.opcode == opcode::RECV && request.len == 0 {
-                    // Without a length, the number of buffers in a bundle's first receive depends
-                    // on what the kernel has kept of earlier requests.
+                    // Without a length, the size of a bundle's first receive depends on what the
+                    // kernel has cached from earlier requests.
                     request.len = 50;
                 }
             }
         }
-        // (A worker of the kernel, behind a link, does not poll first and answers EAGAIN.)
+        // POLL_FIRST is left to programs with drains. In a chain, a worker of the kernel could
+        // carry the request out, which does not poll first and answers EAGAIN.
         if self.drains && self.random.percent(15) {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
         }
         (request, Some(index))
     }
 
-    /// Makes the request one with a message header.
+    /// Gives the request a message header: SENDMSG or RECVMSG.
     fn message(&mut self, request: Sqe, opcode: u8) -> Sqe {
         let selects_none = self.vectored(request, opcode);
         let mut header: Box<libc::msghdr> = Box::new(zeroed());
@@ -279,8 +284,8 @@ impl Program {
         };
         match self.random.below(8) {
             0 => request = self.message(request, opcode::SENDMSG),
-            // With a drain the kernel counts the notification among the completions to wait for,
-            // and waits for ever.
+            // After a drain, the kernel counts a SEND_ZC's notification among the completions to
+            // wait for, and waits for ever.
             1 if !self.drains => request.opcode = opcode::SEND_ZC,
             2 => {
                 request = self.selecting(request);
@@ -298,8 +303,9 @@ impl Program {
 
     fn poll(&mut self) -> Sqe {
         let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, COUNTER, REGULAR, 12, LISTENER]);
-        // A poll behind a request that takes what is there may find nothing any more. The kernel
-        // calls waiting requests before a chain goes on, so a chain's poll sees fewer wake-ups.
+        // A poll after a request that receives from the same file may find nothing any more. A poll
+        // inside a chain sees fewer wake-ups, because the kernel wakes waiting requests before it
+        // continues the chain.
         if self.is_successor || !self.used.insert(index) {
             return sqe::nop(0);
         }
@@ -340,7 +346,8 @@ impl Program {
     }
 
     fn timeout(&mut self) -> Sqe {
-        // The count and moment of these completions depend on how the kernel batches completions.
+        // The number and time of a counting timeout's completions depend on how the kernel batches
+        // completions. So no count is used.
         let time = if self.random.percent(50) { self.soon } else { self.never };
         let kept = Box::leak(Box::new(time));
         let repeats = self.random.percent(20) && kept.tv_sec == 0;
@@ -369,8 +376,8 @@ impl Program {
     }
 
     fn cancel(&mut self) -> Sqe {
-        // The kernel does not promise which of several matches it finds first, so the request
-        // cancels all of them.
+        // With several matches the kernel does not promise which one it cancels, so the request
+        // cancels all.
         let all = u::IORING_ASYNC_CANCEL_ALL;
         match self.random.below(8) {
             0 => {
@@ -408,8 +415,8 @@ impl Program {
 
     fn accept(&mut self) -> (Sqe, Option<usize>) {
         let Some(index) = self.giver(&[LISTENER]) else { return (sqe::nop(0), None) };
-        // New descriptor numbers are not printed, so the request installs into the table of
-        // registered files.
+        // The number of a new descriptor is not promised, so the request installs the file in the
+        // table of registered files.
         let mut request =
             Sqe { file_index: u::IORING_FILE_INDEX_ALLOC as u32, ..sqe::sqe(opcode::ACCEPT, self.fd(index), 0) };
         request.ioprio = self.random.of(&[0, 0, u::IORING_ACCEPT_DONTWAIT, u::IORING_ACCEPT_MULTISHOT]) as u16;
@@ -424,7 +431,8 @@ impl Program {
         if self.random.percent(70) {
             return sqe::nop(0);
         }
-        // A receive from a datagram socket that was shut down is retried without end.
+        // Datagram sockets are left out, because a receive from one that was shut down is retried
+        // for ever.
         let index = self.random.of(&[2, 3, 4, 5, 8, 9]);
         let how = self.random.of(&[0, 1, 2, 7]);
         if matches!(index, 8 | 9) && matches!(how, 0 | 2) {
@@ -435,7 +443,7 @@ impl Program {
 
     fn files_update(&mut self) -> Sqe {
         if self.random.percent(50) {
-            // Closes a direct descriptor.
+            // Closes a registered file by its slot.
             let slot = FIRST_FREE + self.random.below(FREE + 1);
             return Sqe { file_index: 1 + slot as u32, ..sqe::sqe(opcode::CLOSE, 0, 0) };
         }
@@ -493,16 +501,17 @@ impl Program {
             sqe.flags |= sqe_flags::FIXED_FILE;
         }
         let of_chain = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
-        // (Of two timers that expire soon either may be the first.)
+        // A TIMEOUT gets no LINK_TIMEOUT, because either of two short timers may expire first.
         if of_chain && sqe.opcode != opcode::TIMEOUT && self.random.percent(10) {
             let time = Box::leak(Box::new(if self.random.percent(50) { self.soon } else { self.never }));
-            // The LINK_TIMEOUT that comes next in the chain watches this request.
+            // The LINK_TIMEOUT must be the next request, because it applies to the one before it.
             self.watcher = Some(sqe::link_timeout(time, 0, 0));
         }
     }
 
-    /// Returns whether a worker of the kernel may carry the request out. Such a worker also carries
-    /// out linked requests, and waits in them. When it has done so depends on timing.
+    /// Returns whether a worker of the kernel may carry the request out. If so, it may not begin a
+    /// chain: the same worker would also carry out the requests that follow, at a time that is not
+    /// promised.
     fn has_worker(&self, sqe: &Sqe) -> bool {
         let is = |index: usize| self.names_file && sqe.fd == self.fd(index);
         is(COUNTER) || is(REGULAR) || sqe.opcode == opcode::SHUTDOWN

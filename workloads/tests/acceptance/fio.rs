@@ -64,8 +64,8 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
 }
 
 /// Runs all 16 combinations of the ring options at two queue depths. fio runs one job in a thread
-/// of its process and the other in a forked process: with buffered I/O the deep one in the thread,
-/// with direct I/O the shallow one.
+/// of its process and the other in a forked process. With buffered I/O the job with the deep queue
+/// runs in the thread, with direct I/O the other one.
 pub fn every_combination(world: World, direct: bool) {
     let stage = Stage::new();
     let is_direct = format!("direct={}", u8::from(direct));

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use workloads::harness::{self, CC, Finished, MAKE, Run, Stage, World, require};
 
-/// What is compared: exit status, standard output, standard error.
+/// The behaviour that is compared: exit status, standard output, standard error.
 type Behaviour = (ExitStatus, String, String);
 
 fn behaviour(finished: Finished) -> Behaviour {

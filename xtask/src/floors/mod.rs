@@ -1,6 +1,6 @@
-//! Checks the layers of the crates: a crate may depend only on lower layers. ARCHITECTURE.md
-//! explains the table. A new crate needs a row in both. [`modules`] checks the layers within a
-//! crate.
+//! Checks the layers of the crates: a crate may depend only on lower layers. The table below is
+//! explained in ARCHITECTURE.md, and a new crate needs a row in both. [`modules`] checks the layers
+//! within a crate.
 
 mod modules;
 mod paths;
@@ -10,13 +10,14 @@ use crate::step;
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 use std::collections::BTreeMap;
 
-/// A product crate.
+/// A crate of the product, and its layer.
 struct Floor {
     crate_name: &'static str,
     level: u8,
-    /// Lower layers that it may not see nevertheless.
+    /// Crates of lower layers on which it may not depend nevertheless.
     hidden: &'static [&'static str],
-    /// Runs within a program's call, so it has no libc, and nothing that needs libc.
+    /// Whether the crate runs inside the program's calls. Then neither it nor its dependencies may
+    /// use libc.
     freestanding: bool,
 }
 
@@ -38,14 +39,14 @@ const FLOORS: [Floor; 11] = [
     floor(7, "usring", &["usring-interpose"], false),
 ];
 
-/// Crates that may depend on everything, and on which no product crate depends.
+/// Crates that may depend on every crate, and on which no crate of the product may depend.
 const BESIDE: [&str; 4] = ["conformance", "fuzz", "workloads", "xtask"];
 
-/// Outside crates that a freestanding crate may use, because they do not call libc.
+/// External crates that a freestanding crate may use, because they do not call libc.
 const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
 
-/// Checks crates and modules. `list`: prints every pair of files in an upward arrow, and the files
-/// of each circle. `tighten`: lowers the limits of the modules to what is there.
+/// Checks crates and modules. `list` also prints every pair of files that forms an upward arrow,
+/// and the files of each circle. `tighten` lowers the modules' limits to the present counts.
 pub fn run(list: bool, tighten: bool) -> Outcome {
     let metadata = MetadataCommand::new()
         .current_dir(step::root())
@@ -84,7 +85,8 @@ fn breaches_of(package: &Package, row: &Floor, rows: &BTreeMap<&str, &Floor>) ->
     of_product.filter_map(|dependency| breach(row, &dependency.name, rows)).collect()
 }
 
-/// Returns what is wrong if the crate of this row uses the crate `used`.
+/// Returns what is wrong if the crate of `row` depends on the crate `used`. `None` if that is
+/// allowed.
 fn breach(row: &Floor, used: &str, rows: &BTreeMap<&str, &Floor>) -> Option<String> {
     let user = row.crate_name;
     match rows.get(used) {

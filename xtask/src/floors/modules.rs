@@ -1,10 +1,12 @@
-//! Checks the layers of the modules within a crate. `xtask/module-order` declares the groups of a
-//! crate's modules, from the lowest to the highest. An arrow leads from a group to each group that
-//! its files use, and an arrow to a higher group runs upward. A circle is a set of files each of
-//! which reaches all the others.
+//! Checks the layers of the modules within a crate. `xtask/module-order` lists the groups of a
+//! crate's modules, from the lowest to the highest.
 //!
-//! `xtask/arrow-limits` says how many upward arrows and how large a circle a crate may have. The
-//! numbers only fall.
+//! - An arrow leads from a group to each group that its files use. An arrow to a higher group runs
+//!   upward.
+//! - A circle is a set of files of which each uses all the others, directly or through other files.
+//!
+//! `xtask/arrow-limits` says how many upward arrows a crate may have, and how large its largest
+//! circle may be. The numbers only fall.
 
 use super::paths::{self, Path};
 use crate::step;
@@ -18,18 +20,19 @@ const HEAD: &str = "# Upward arrows between the groups of xtask/module-order, pa
     # to what is there.\n";
 const NAMES: [&str; 3] = ["arrows", "files", "circle"];
 
-/// Counts in the order of [`NAMES`].
+/// Three counts, in the order of [`NAMES`].
 type Counts = [usize; NAMES.len()];
 
-/// A crate's declared order.
+/// The groups of a crate's modules, as `xtask/module-order` declares them.
 #[derive(Debug, Default, PartialEq)]
 struct Order {
-    /// Each group with its modules, from the lowest to the highest.
+    /// The name and the modules of each group, from the lowest to the highest.
     groups: Vec<(String, Vec<Path>)>,
 }
 
 impl Order {
-    /// Returns the group of a module: the one that names the longest part of its path.
+    /// Returns the index of a module's group: the group that names the longest prefix of the
+    /// module's path.
     fn group_of(&self, module: &[String]) -> Option<usize> {
         let named = self.groups.iter().enumerate();
         let members = named.flat_map(|(index, (_, members))| members.iter().map(move |member| (member, index)));
@@ -37,13 +40,13 @@ impl Order {
     }
 }
 
-/// The files of a crate by module path, each with the modules that it uses.
+/// For each file of a crate, by module path: the modules that it uses.
 type Uses = BTreeMap<Path, BTreeSet<Path>>;
 
 /// The arrows and circles of one crate.
 #[derive(Default)]
 struct Findings {
-    /// Each arrow between two groups, with the pairs of files that make it.
+    /// For each arrow, as a pair of group indices: the pairs of files that form it.
     arrows: BTreeMap<(usize, usize), Vec<(Path, Path)>>,
     /// The circles of files, the largest first.
     circles: Vec<Vec<Path>>,
@@ -61,8 +64,8 @@ impl Findings {
     }
 }
 
-/// Checks every crate that has an order and returns how many breaches there are. `list`: prints the
-/// pairs of files, too. `tighten`: lowers the limits to what is there.
+/// Checks every crate in `xtask/module-order`, and returns the number of breaches. `list` also
+/// prints the pairs of files. `tighten` lowers the limits to the present counts.
 pub fn check(list: bool, tighten: bool) -> Result<usize, String> {
     let orders = parse_orders(&read(ORDER)?)?;
     let limits = parse_limits(&read(LIMITS)?)?;
@@ -94,7 +97,7 @@ fn read(file: &str) -> Result<String, String> {
     std::fs::read_to_string(step::root().join(file)).map_err(|error| format!("{file}: {error}"))
 }
 
-/// Reads all source files of a crate of the product.
+/// Reads all source files of the crate in `crates/NAME`, and returns what they use.
 fn uses_of(name: &str) -> Result<Uses, String> {
     let root = step::root().join("crates").join(name).join("src");
     let mut texts = BTreeMap::new();
@@ -118,7 +121,7 @@ fn uses_of(name: &str) -> Result<Uses, String> {
     uses(&texts)
 }
 
-/// Returns which files use which, from their texts by module path.
+/// Returns for each file which files it uses. `texts` has the files' contents by module path.
 fn uses(texts: &BTreeMap<Path, String>) -> Result<Uses, String> {
     let mut uses = Uses::new();
     for (module, text) in texts {
@@ -135,7 +138,7 @@ fn uses(texts: &BTreeMap<Path, String>) -> Result<Uses, String> {
 fn find(order: &Order, uses: &Uses) -> Findings {
     let mut findings = Findings::default();
     for (user, used) in uses {
-        // The crate's root only names its modules and its public items.
+        // The crate's root is left out, because it only declares modules and public items.
         if user.is_empty() {
             continue;
         }
@@ -156,7 +159,8 @@ fn find(order: &Order, uses: &Uses) -> Findings {
     findings
 }
 
-/// Returns the sets of two and more files each of which reaches all the others, the largest first.
+/// Returns the sets of at least two files of which each reaches all the others, the largest set
+/// first.
 fn circles(uses: &Uses) -> Vec<Vec<Path>> {
     let reached: BTreeMap<&Path, BTreeSet<&Path>> = uses.keys().map(|file| (file, reach(uses, file))).collect();
     let mut left: BTreeSet<&Path> = uses.keys().collect();

@@ -1,5 +1,5 @@
-//! The module paths that a source file uses, in its imports and in its code. Comments, visibilities
-//! and what is compiled for tests alone do not count.
+//! Finds the module paths that a source file uses, in its imports and in its code. Comments,
+//! visibilities and code for tests do not count.
 
 use proc_macro2::{TokenStream, TokenTree};
 use std::collections::BTreeSet;
@@ -8,8 +8,8 @@ use syn::visit::{self, Visit};
 /// A path within its crate, from the crate's root: `["waiting", "workers"]`.
 pub type Path = Vec<String>;
 
-/// Returns every path within the crate that the file of the module `module` uses. The last segments
-/// of a path may name an item or its parts.
+/// Returns every path within the crate that `text`, the file of the module `module`, uses. The last
+/// segments of a path may name an item or parts of it.
 pub fn used(module: &[String], text: &str) -> syn::Result<BTreeSet<Path>> {
     let syntax = syn::parse_file(text)?;
     let children = syntax.items.iter().filter_map(|item| match item {
@@ -22,15 +22,16 @@ pub fn used(module: &[String], text: &str) -> syn::Result<BTreeSet<Path>> {
 }
 
 struct Paths {
-    /// The module whose items are being visited.
+    /// Path of the module whose items are being visited.
     module: Path,
-    /// The modules that the file declares and keeps in files of their own.
+    /// Names of the file's child modules that have files of their own.
     children: BTreeSet<String>,
     found: BTreeSet<Path>,
 }
 
 impl Paths {
-    /// Notes a path as it is written, if it leads into the crate.
+    /// Records a path, if it leads into this crate. `written` has its segments as they are in the
+    /// source.
     fn note(&mut self, written: &[String]) {
         let Some(first) = written.first().filter(|_| written.len() > 1) else { return };
         let ups = written.iter().take_while(|segment| *segment == "super").count();
@@ -41,12 +42,12 @@ impl Paths {
             child if self.children.contains(child) => (self.module.clone(), written),
             _ => return,
         };
-        // `self` at the end of an import is the module before it.
+        // A `self` at the end of an import stands for the module before it.
         path.extend(rest.iter().filter(|segment| *segment != "self").cloned());
         self.found.insert(path);
     }
 
-    /// Notes every path of an import.
+    /// Records every path of an import. `before` has the segments before `tree`.
     fn note_tree(&mut self, before: &mut Vec<String>, tree: &syn::UseTree) {
         let depth = before.len();
         match tree {
@@ -68,7 +69,7 @@ impl Paths {
         before.truncate(depth);
     }
 
-    /// Notes every path in the tokens of a macro's call.
+    /// Records every path among the tokens of a macro call.
     fn note_tokens(&mut self, tokens: TokenStream) {
         let mut written = Vec::new();
         let mut colons = 0;
@@ -102,7 +103,7 @@ fn is_for_tests(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Returns whether a condition names `test` outside `not(…)`.
+/// Returns whether a `cfg` condition contains `test` outside of `not(…)`.
 fn has_test(tokens: TokenStream) -> bool {
     let mut negated = false;
     tokens.into_iter().any(|token| match token {

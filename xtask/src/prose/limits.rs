@@ -1,5 +1,5 @@
-//! The limits: how many findings each part of the repository may have, by rule. The numbers in
-//! `xtask/prose-limits` only fall.
+//! The limits in `xtask/prose-limits`: how many findings of each rule each part of the repository
+//! may have. The numbers only fall.
 
 use super::rules::Rule;
 use crate::step;
@@ -10,11 +10,11 @@ const FILE: &str = "xtask/prose-limits";
 const HEAD: &str = "# How many findings of `cargo xtask prose` each part may have. The numbers only fall:\n\
     # `cargo xtask prose --tighten` lowers them to what is there.\n";
 
-/// Findings by rule, in the order of [`Rule::ALL`].
+/// Numbers of findings, in the order of [`Rule::ALL`].
 pub type Counts = [usize; Rule::ALL.len()];
 
-/// Prints each count above its limit and returns how many there are. With
-/// `tighten`, writes the lower of limit and count for each part.
+/// Prints each count that is above its limit, and returns how many these are. With `tighten`,
+/// lowers each limit to its count.
 pub fn hold(counts: &BTreeMap<String, Counts>, tighten: bool) -> Result<usize, String> {
     let path = step::root().join(FILE);
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{FILE}: {error}"))?;
@@ -29,7 +29,7 @@ pub fn hold(counts: &BTreeMap<String, Counts>, tighten: bool) -> Result<usize, S
     Ok(breaches.len())
 }
 
-/// A part without a line of its own may have no finding.
+/// Returns the counts above their limits, in words. A part without limits may have no findings.
 fn breaches(counts: &BTreeMap<String, Counts>, limits: &BTreeMap<String, Counts>) -> Vec<String> {
     let mut breaches = Vec::new();
     for (part, counts) in counts {

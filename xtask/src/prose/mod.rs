@@ -1,11 +1,10 @@
 //! `cargo xtask prose`: checks the rules of docs/style.md that a machine can check, in comments,
 //! messages and documents.
 //!
-//! - [`text`] takes the sentences out of a file.
-//! - [`rules`] finds what is wrong in one sentence or line.
-//! - [`limits`] compares the findings of each part of the repository with
-//!   `xtask/prose-limits`, whose numbers only fall.
-//! - [`subjects`] reads the subjects of the commits.
+//! - [`text`] extracts the sentences of a file.
+//! - [`rules`] finds the rules that a sentence or line breaks.
+//! - [`limits`] compares the numbers of findings with those that `xtask/prose-limits` allows.
+//! - [`subjects`] checks the subjects of commits.
 
 mod limits;
 mod rules;
@@ -18,7 +17,7 @@ use rules::Rule;
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// One place that breaks a rule.
+/// A place that breaks a rule.
 struct Finding {
     rule: Rule,
     file: String,
@@ -33,13 +32,13 @@ struct Part {
     findings: Vec<Finding>,
 }
 
-/// Checks every file and commit subject. `list`: only prints each finding of that part (`all`: of
-/// every part). `tighten`: lowers the limits to the present findings.
+/// Checks every file and the commits' subjects. With `list`, only prints each finding of that part
+/// (`all` stands for every part). `tighten` lowers the limits to the present findings.
 pub fn run(list: Option<&str>, tighten: bool) -> Outcome {
     let mut parts: BTreeMap<String, Part> = BTreeMap::new();
     for file in tracked_files()? {
         let Some(kind) = text::Kind::of(&file) else { continue };
-        // A file that is being moved is listed but not there.
+        // git also lists a file that was deleted without a commit.
         let Ok(content) = std::fs::read_to_string(step::root().join(&file)) else { continue };
         examine(&file, kind, &content, parts.entry(part_of(&file)).or_default());
     }
@@ -63,7 +62,7 @@ fn tracked_files() -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Returns the crate that a file belongs to, or `documents` if it belongs to none.
+/// Returns the name of the crate to which a file belongs, or `documents`.
 fn part_of(file: &str) -> String {
     let mut folders = file.split('/');
     match (folders.next(), folders.next()) {

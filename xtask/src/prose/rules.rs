@@ -11,15 +11,15 @@ const DOCUMENT_COLUMNS: usize = 120;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// The subject of a clause is a pronoun that names nothing.
+    /// The subject of a clause names nothing: "who", "somebody".
     Subject,
-    /// More than 30 words.
+    /// A sentence of more than 30 words.
     Long,
-    /// More than 40 words.
+    /// A sentence of more than 40 words.
     Endless,
-    /// A comment line over 100 columns, or a document's over 120.
+    /// A line of more than 100 columns in a comment, or 120 in a document.
     Wide,
-    /// Begins with "The same", "Likewise" or "As above".
+    /// A comment that begins with "The same", "Likewise" or "As above".
     Refers,
     /// A word that docs/style.md replaces.
     Banned,
@@ -40,9 +40,9 @@ impl Rule {
     }
 }
 
-/// Subjects without a name, wherever they are in a sentence.
+/// Words that name nothing. They count anywhere in a sentence.
 const NAMELESS: [&str; 6] = ["whoever", "whomever", "somebody", "everybody", "nobody", "anybody"];
-/// Pronouns that are a subject at the beginning of a clause.
+/// Pronouns that count if they are the subject, at the beginning of a clause.
 const PRONOUNS: [&str; 4] = ["who", "what", "whatever", "whose"];
 /// Words that docs/style.md replaces by better ones.
 const BANNED: [&str; 31] = [
@@ -79,8 +79,8 @@ const BANNED: [&str; 31] = [
     "doors",
 ];
 
-/// Returns whether a line is wider than its kind of file allows. A line of one long word (an
-/// address, a path) cannot be broken, so it never counts as wide.
+/// Returns whether a line is wider than allowed. A line that consists of one long word (an address,
+/// a path) cannot be broken, so it is allowed.
 pub fn is_wide(kind: Kind, line: &str) -> bool {
     let most = if kind == Kind::Markdown { DOCUMENT_COLUMNS } else { COMMENT_COLUMNS };
     let text = line.trim_start().trim_start_matches(['/', '!', '-', '*', '>']);
@@ -121,8 +121,8 @@ fn is_nameless_subject(words: &[&str], plain: &[String], at: usize) -> bool {
     begins_clause && !is_question && PRONOUNS.contains(&word)
 }
 
-/// Returns the word in lower case and without punctuation. Code and quoted words give an empty
-/// string.
+/// Returns the word in lower case and without punctuation. For code and quoted words returns an
+/// empty string, so that no rule applies to them.
 fn bare(word: &str) -> String {
     if word.contains('`') || word.starts_with('"') {
         return String::new();

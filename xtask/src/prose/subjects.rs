@@ -1,18 +1,17 @@
-//! The subjects of commits: at most 72 characters, and a verb or a named
-//! subject first.
+//! Checks the subjects of commits: at most 72 characters, and a verb or a named subject first.
 
 use crate::step;
 use std::process::Command;
 
-/// Commits before this one were written before the rule.
+/// The last commit from before the rule. Only later commits are checked.
 const RULE_BEGINS: &str = "ef4fd1e";
 const MOST_CHARACTERS: usize = 72;
 /// First words that name neither an actor nor an action.
 const NAMELESS: [&str; 10] =
     ["who", "whoever", "whom", "what", "whatever", "that", "nobody", "somebody", "everybody", "one"];
 
-/// Prints each subject that breaks the rule, and returns how many there are. A clone without the
-/// history (a tarball, a shallow clone) has no subjects to read.
+/// Prints each subject that breaks the rule, and returns their number. Checks nothing in a copy
+/// without the history (a tarball, a shallow clone).
 pub fn check() -> Result<usize, String> {
     let range = format!("{RULE_BEGINS}..HEAD");
     let arguments = ["log", "--no-merges", "--format=%s", &range];

@@ -7,7 +7,8 @@
 use proc_macro2::{TokenStream, TokenTree};
 use std::str::FromStr;
 
-/// A string literal with fewer words is a name or a format, not a message.
+/// Least number of words of a string literal that counts as a message. A shorter one is a name or a
+/// format.
 const MESSAGE_WORDS: usize = 5;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Returns the kind of a file; `None` for a file without sentences to read.
+    /// Returns the kind of a file. `None` if the file has no sentences that are checked.
     pub fn of(file: &str) -> Option<Kind> {
         match file.rsplit_once('.')?.1 {
             "rs" => Some(Kind::Rust),
@@ -30,7 +31,7 @@ impl Kind {
 }
 
 pub struct Sentence {
-    /// Line at which the sentence's paragraph begins.
+    /// Number of the line at which the sentence's paragraph begins.
     pub line: usize,
     pub text: String,
 }
@@ -38,7 +39,7 @@ pub struct Sentence {
 #[derive(Default)]
 pub struct Extract {
     pub sentences: Vec<Sentence>,
-    /// Comment lines, and all lines of a document that are not code or tables.
+    /// Comment lines or, of a document, all lines except those of code and tables.
     pub lines: Vec<(usize, String)>,
 }
 
@@ -77,7 +78,7 @@ pub fn extract(kind: Kind, content: &str) -> Extract {
     extract
 }
 
-/// Returns the text of a line that is only a comment.
+/// Returns the text of a line that is nothing but a comment. `None` for other lines.
 fn rust_comment(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix("//")?;
     Some(rest.strip_prefix(['/', '!']).unwrap_or(rest).trim())
@@ -114,7 +115,7 @@ impl Paragraph {
     }
 }
 
-/// Returns the text behind a bullet or a number.
+/// Returns the text after a bullet or a number. `None` if the line is no list item.
 fn list_item(prose: &str) -> Option<&str> {
     if let Some(rest) = prose.strip_prefix("- ").or_else(|| prose.strip_prefix("* ")) {
         return Some(rest);
@@ -123,8 +124,8 @@ fn list_item(prose: &str) -> Option<&str> {
     (!number.is_empty() && number.chars().all(|digit| digit.is_ascii_digit())).then_some(rest)
 }
 
-/// Splits at full stops, question marks and exclamation marks before a capital, a backtick, a
-/// bracket or the end.
+/// Splits a text into sentences: after a full stop, question mark or exclamation mark, if a
+/// capital, a backtick, a bracket or the end follows.
 fn split(text: &str) -> Vec<String> {
     let words = with_code_as_one_word(text);
     let mut sentences = Vec::new();
@@ -158,11 +159,11 @@ fn with_code_as_one_word(text: &str) -> Vec<String> {
             if within && character == ' ' { '\u{a0}' } else { character }
         })
         .collect();
-    // Not `split_whitespace`, which would split at the spaces just replaced.
+    // `split_whitespace` would also split at the special spaces that were put in above.
     joined.split([' ', '\n', '\t']).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the string literals that are sentences.
+/// Returns the sentences in string literals.
 fn messages(content: &str) -> Vec<Sentence> {
     let mut found = Vec::new();
     if let Ok(tokens) = TokenStream::from_str(content) {
@@ -175,7 +176,7 @@ fn collect_literals(tokens: TokenStream, found: &mut Vec<Sentence>) {
     let mut is_attribute = false;
     for token in tokens {
         match token {
-            // The lexer passes a doc comment on as `#[doc = "…"]`.
+            // `#[doc = "…"]` is a doc comment, which was read as a comment already.
             TokenTree::Group(group) if is_attribute => drop(group),
             TokenTree::Group(group) => collect_literals(group.stream(), found),
             TokenTree::Literal(literal) => {
