@@ -76,7 +76,7 @@ pub const fn first(given: &'static [Difference]) -> Option<Difference> {
 }
 
 impl Case {
-    /// Returns all cases in the order of their rooms, and within a room in the order of the source.
+    /// Returns all cases, sorted by room, and within a room by their place in the source.
     pub fn all() -> Vec<&'static Case> {
         let mut cases: Vec<&Case> = CASES.iter().collect();
         cases.sort_by_key(|case| (case.room(), case.file, case.line));

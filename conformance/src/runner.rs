@@ -49,8 +49,8 @@ fn collect(mut child: Child, name: &str) -> String {
     };
     // Processes that the case has forked are in its process group. None of them may outlive the
     // case.
-    // SAFETY: the call accesses no memory. The group was made for this child. The child was reaped just
-    // now, if at all, so its number belongs to no other group.
+    // SAFETY: the call accesses no memory. The group was made for this child. The child was reaped
+    // just now, if at all, so its number belongs to no other group.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
     reader.join().unwrap_or_default() + &ending

@@ -23,7 +23,7 @@ impl Transcript {
     /// Prints one line.
     pub fn say(&mut self, line: impl Display) {
         let mut output = std::io::stdout().lock();
-        // An error is ignored: if the reader of the output has ended, it cannot be told.
+        // An error is ignored: it means that the reader of the output has ended.
         let _ = writeln!(output, "{}: {line}", self.case);
         let _ = output.flush();
     }

@@ -91,9 +91,9 @@ pub fn every_combination(world: World, direct: bool) {
 pub fn sync_mixes(world: World) {
     let stage = Stage::new();
     let size = format!("size={SIZE}");
-    // `syncs` is the least number of syncs: one per N requests, less the last one, which fio may
-    // omit. fio does not clear a field of the SQE before SYNC_FILE_RANGE, so some of these requests
-    // fail, as on the kernel. No other errors are allowed.
+    // `syncs` is the least number of syncs. fio syncs once per N requests, and may omit the last
+    // sync. It does not clear a field of the SQE before SYNC_FILE_RANGE, so some of these requests
+    // fail, as they do on the kernel. No other errors are allowed.
     for (mix, opcode, syncs) in [
         ("fsync=8", "fsync", BLOCKS / 8 - 1),
         ("fdatasync=4", "fsync", BLOCKS / 4 - 1),
