@@ -20,7 +20,6 @@
 //!   of a write to a part of a block and a concurrent write to the whole block, either may be lost.
 //!   So may either of two writes by two processes to parts of one block, even if the parts do not
 //!   overlap.
-//!   overlap.
 
 mod caller;
 mod callers;

@@ -140,7 +140,7 @@ impl fmt::Display for Sentence<'_> {
 enum Purpose {
     /// To swap to the store.
     Swapping,
-    /// To report problems of the store beforehand.
+    /// To find problems of the store before a process swaps to it.
     Trial,
 }
 

@@ -23,13 +23,13 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// Words of the first row that follow its counters.
+/// Position of the peak in the first row. The peak, the limit and the unit follow the counters.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
 /// Words of a row: whole cache lines.
 const WORDS: usize = 16;
-/// A power of two.
+/// Number of rows, a power of two.
 const ROWS: usize = 64;
 
 pub struct Counters(PageArray<AtomicU64>);

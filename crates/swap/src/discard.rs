@@ -81,8 +81,8 @@ impl Pager {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
         let gone =
             match (taken_pages.taken.iter().position(is_resident), taken_pages.taken.iter().rposition(is_resident)) {
-                // Every page between these two is taken, too, or has no memory. So one call covers
-                // all.
+                // Each page between these two was taken by this thread or has no memory. So one
+                // call covers all.
                 (Some(first), Some(last)) => {
                     let (offset, length) = (self.offset(taken_pages.first + first), (last + 1 - first) * self.unit());
                     self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))

@@ -89,8 +89,8 @@ impl Mappings {
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
         if we_copy && space.around((&raw const we_copy).addr()).is_some() {
-            // This thread's stack lies in the memory. Copying closes the memory, so that the stack
-            // would be inaccessible.
+            // This thread's stack lies in the memory. Copying makes the memory inaccessible for a
+            // time, and the stack with it.
             return Err(Errno::EOPNOTSUPP);
         }
         let quiet = Quiet::begin(pager);

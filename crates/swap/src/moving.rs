@@ -147,7 +147,8 @@ impl Pager {
 
 /// Result of moving a resident page.
 enum Moved {
-    /// The page was moved. Its room at the source is free, so the caller releases one page of room.
+    /// The page was moved. As many pages are resident as before, so the caller releases the room
+    /// that it took.
     Gone,
     /// The page was copied, and the source stays in memory. The copy has the caller's room.
     Copied,

@@ -32,7 +32,8 @@ const READAHEAD: usize = 128 << 10;
 /// Store queues for each processor by default.
 const QUEUES: usize = 4;
 
-/// Queue pairs of the evictor and of the reader.
+/// Queue pairs that the region uses itself: one for the evictor, one for the thread that reads
+/// ahead.
 const OWN_QUEUES: u32 = 2;
 /// Queue pairs that a region needs: its own, and one for faulting threads.
 pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;

@@ -87,8 +87,8 @@ impl Pager {
         all
     }
 
-    /// Brings in pages from the start of a range. `false` if the first page could not be brought in
-    /// so. The caller then brings it in alone, which also reports the error.
+    /// Brings in pages from the start of a range by one request. `false` if that failed for the
+    /// first page. The caller then brings in that page alone, which also reports the error.
     pub fn bring_in_together(&self, pages: Range<usize>, touch: Touch) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();

@@ -28,7 +28,8 @@ pub struct Store {
 
 /// Bytes of a request for several pages.
 const WIDE: usize = 128 << 10;
-/// Store queues that share one bounce buffer of that size, whose memory is never returned.
+/// Number of store queues that share one bounce buffer of `WIDE` bytes. The memory of these buffers
+/// is never returned to the kernel.
 const QUEUES_OF_WIDE: usize = 4;
 
 impl Store {

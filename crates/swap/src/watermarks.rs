@@ -80,8 +80,8 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.change();
-        // `wake_evictor` relies on a read-modify-write just before it. There is none here, so this
-        // is a barrier.
+        // `wake_evictor` needs a full barrier before it. Elsewhere a read-modify-write just before
+        // it is one.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }

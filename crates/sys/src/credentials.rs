@@ -340,7 +340,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     let end = Clock::Monotonic.now() + PATIENCE;
     while ORDERING.swap(1, Ordering::Acquire) != 0 {
         if Clock::Monotonic.now() > end {
-            // A service thread of another change is stuck in the kernel.
+            // Another change holds the lock: one of its service threads is stuck in the kernel.
             return false;
         }
         let _ = futex::wait(&ORDERING, 1, Some(BETWEEN_LOOKS));
@@ -365,7 +365,7 @@ fn wait_for_followers(order: u32, end: Nanoseconds) -> bool {
     let lags = |slot: &&Slot| slot.following().is_some() && slot.follower.state_after(order).is_none();
     loop {
         let answers = ANSWERS.load(Ordering::Acquire);
-        // Repeated each time, because a signal can be lost (limit of queued signals, mask).
+        // Each round signals again, because a signal can be lost (limit of queued signals, mask).
         let mut lagging = own_threads::all().filter(lags).filter_map(Slot::following).peekable();
         if lagging.peek().is_none() {
             return true;

@@ -56,8 +56,8 @@ pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, position, u64::from(linux::SEEK_SET), 0, 0]).run().map(drop)
 }
 
-/// Whether a file is on tmpfs. There the thread that submits a direct transfer copies the data
-/// itself.
+/// Whether a file is on tmpfs, where even a direct transfer is a copy by the thread that submits
+/// it.
 pub fn is_in_memory(number: i32) -> bool {
     // The first word is `f_type`.
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];

@@ -112,7 +112,8 @@ mod context {
     impl Drop for Kernels {
         /// Waits until the kernel uses none of the memory that requests named.
         fn drop(&mut self) {
-            // A child may have a context of its own at the same address.
+            // In a forked child, a context of the child's own may have this address. It must not be
+            // destroyed here.
             if !self.is_ours() {
                 return;
             }

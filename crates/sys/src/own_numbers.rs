@@ -109,8 +109,8 @@ const BORROWED_ABOVE: u16 = 3040;
 const UNSETTLED: i32 = 32;
 /// With an ample limit, files with numbers below this one have borrowed duplicates.
 const FEW: u16 = 1024;
-/// The first ring, and as many requests that wait for files, find numbers in the table that
-/// [`prepare_table`] makes.
+/// Numbers of usring for which [`prepare_table`] makes room: enough for the first ring and the
+/// files of its first waiting requests.
 const FIRST_NUMBERS: u32 = 512;
 /// Least number of descriptors by which the reserve grows.
 const LEAST_GROWTH: i32 = 64;
@@ -203,8 +203,9 @@ pub fn is_private(number: i32) -> bool {
     PRIVATE.has(number) && (number >= RESERVED_BASE || is_still_ours(number))
 }
 
-/// Whether a number below those that the trap filter watches is still ours. The program may have
-/// closed a placeholder unseen, and have a file of its own there.
+/// Whether a number below those that the trap filter watches still belongs to usring. The filter
+/// does not see a close of such a number, so the program may have closed a placeholder, and have
+/// its own file there.
 #[cold]
 fn is_still_ours(number: i32) -> bool {
     if !RESERVE.has(number) || same_file(number, PLACEHOLDER.load(Ordering::Relaxed)) != Some(false) {

@@ -108,7 +108,8 @@ pub fn allows(address: usize, write: bool) -> bool {
 
 /// Most ranges at the same time.
 pub const MOST_RANGES: usize = 256;
-/// Fault slots: most threads that fault at the same time; more wait. A power of two.
+/// Number of fault slots, a power of two. This many threads can fault at the same time; further
+/// ones wait.
 pub const FAULT_SLOTS: usize = 256;
 /// Stack of each slot, in bytes. The kernel allocates pages when they are touched.
 const STACK: usize = 64 * 1024;

@@ -36,11 +36,12 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Alignment of both views. The windows in which Linux maps pages around a read fault
-/// (fault_around_bytes) are aligned like this, and smaller. So in the contents' view they stay
-/// within one cluster of a pager, and with its evictor. This is a second line of defence behind
-/// [`PagedMemory::prepare_reading`]: the kernel may have removed pages from that view in between,
-/// to swap them itself.
+/// Alignment of both views, in bytes. A read fault maps pages around it too, within a window that
+/// is aligned to less than this (fault_around_bytes). So in the contents' view no window reaches
+/// into a second cluster of a pager, which another thread may be evicting.
+///
+/// This is a second line of defence behind [`PagedMemory::prepare_reading`]: the kernel may have
+/// removed pages from that view in between, to swap them itself.
 const ALIGNED: usize = 2 << 20;
 
 /// Attempts of a call for which the kernel has no memory, and the pause between two, in

@@ -91,7 +91,8 @@ fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u6
     }
 }
 
-/// Most threads that are exempt at the same time; a thread that finds no row waits.
+/// Maximum number of threads that are exempt at the same time. A further thread waits for a free
+/// row.
 const ROWS: usize = 256;
 
 /// Thread pointers of the exempt threads; 0 in a free row.

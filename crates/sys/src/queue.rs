@@ -31,7 +31,6 @@
 //!   its entry again ([`Taker::leave`]).
 //! - A pusher that pushes while the queue is sealed either is seen by the sealing thread, or sees
 //!   the seal. In the second case the pusher must take the entry out again itself.
-//!   the seal. In the second case the pusher must take the entry out again itself.
 //!
 //! [`Entry`] owns its allocation. A request moves between its holders as that pointer, so no step
 //! allocates.

@@ -60,7 +60,7 @@ struct Slot {
     state: AtomicU32,
     original_mask: AtomicU64,
     delivery_mask: AtomicU64,
-    /// A number of `interpose`'s: where it keeps the first signal.
+    /// Where `interpose` keeps the first signal: a number of its own choice.
     note: AtomicU32,
     /// Signals of `ALWAYS_OPEN` that were sent by kill(2) or the like, not raised by an
     /// instruction. They cannot wait in the blocked queue, so the entry point sends them again.

@@ -137,8 +137,9 @@ fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
     });
 }
 
-/// A ring that the ring watcher watches idly: the driver that leaves arms no poll. The watcher
-/// removes the ring from idle watching and then calls, as it does for an event.
+/// A ring in idle watching: the ring watcher watches the ring's files, so a driver that leaves arms
+/// no poll. The watcher may end idle watching at any time. It then does what it does for an event:
+/// it runs the ring, unless a thread drives it.
 struct RingOnRound {
     /// Whether the ring's files are watched.
     state: Mutex<bool>,

@@ -91,7 +91,7 @@ fn a_thread_that_sleeps_on_the_lock_gets_it_when_the_holder_dies() {
     let shared = Shared::leaked(false);
     let child = child(shared);
     let (waits, number) = locks(shared);
-    // The thread sleeps: most likely for the lock.
+    // Wait until the thread sleeps, most likely for the lock.
     let status = format!("/proc/self/task/{number}/status");
     let sleeps = || std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tS"));
     let end = Instant::now() + PATIENCE;

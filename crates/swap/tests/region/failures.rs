@@ -168,8 +168,7 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     let protect = |region: SwapRegion| {
         // The last page was used last, so it is resident.
         let last = region.size() - region.page_size();
-        // SAFETY: the page is within the region. A write to it ends the process, as the test
-        // expects.
+        // SAFETY: the page is within the region, and no reference to it exists.
         unsafe {
             libc::mprotect(region.as_ptr().add(last).cast(), region.page_size(), libc::PROT_READ);
         }
