@@ -1,28 +1,25 @@
 //! Decides what each call's number means; all entry points lead here.
 
-use crate::doors::door::{Call, Outcome};
-use crate::doors::{exports, filter, patch};
+use crate::call::{Call, Outcome};
+use crate::doors::filter;
 use crate::files::{contexts, descriptor_calls, device_calls, devices, rings};
 use crate::program::{exec, limits, process};
 use crate::signals;
 use crate::swapped::{forked, guarded, managed, mapping_calls, swap_calls};
 use usring_uapi::general as linux;
 
-/// Serves one call of the program. Called only by the entry points.
-pub extern "C" fn dispatch(call: &mut Call) -> Outcome {
+/// Serves the most frequent call if it came by its usual entry point. `None`: [`dispatch`] serves
+/// the call.
+#[inline(always)]
+pub fn frequent(call: &Call) -> Option<Outcome> {
     process::current();
-    // The most frequent call, from its usual entry point.
-    if call.number as u32 == linux::__NR_io_uring_enter && call.trapped == 0 {
-        return rings::enter(call).into();
-    }
-    dispatch_other(call)
+    let is_it = call.number as u32 == linux::__NR_io_uring_enter && call.trapped == 0;
+    is_it.then(|| rings::enter(call).into())
 }
 
-#[inline(never)]
-fn dispatch_other(call: &mut Call) -> Outcome {
-    if call.trapped != 0 {
-        patch::consider(call);
-    }
+/// Serves one call of the program.
+#[inline(always)]
+pub fn dispatch(call: &mut Call) -> Outcome {
     if matches!(call.number as u32, linux::__NR_fork | linux::__NR_vfork | linux::__NR_clone) {
         return forked::serve(call);
     }
@@ -46,7 +43,7 @@ fn serve(call: &mut Call) -> Outcome {
         linux::__NR_io_setup => contexts::setup(call).into(),
         linux::__NR_io_destroy => contexts::destroy(call).into(),
         linux::__NR_io_cancel => contexts::cancel(call).into(),
-        exports::SETUP2 => contexts::setup2(call).into(),
+        contexts::SETUP2 => contexts::setup2(call).into(),
         swap_calls::FIRST..=swap_calls::LAST => swap_calls::serve(call).into(),
         linux::__NR_rt_sigprocmask => signals::change_mask(call),
         linux::__NR_rt_sigaction => signals::change_action(call).into(),

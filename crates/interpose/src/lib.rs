@@ -22,6 +22,7 @@ extern crate alloc;
 extern crate std;
 
 mod allocator;
+mod call;
 mod dispatch;
 mod doors;
 mod files;
@@ -32,6 +33,3 @@ mod program;
 mod signals;
 mod swapped;
 mod text;
-
-#[global_allocator]
-static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();

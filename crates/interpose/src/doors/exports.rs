@@ -3,6 +3,8 @@
 //! can have. Polled AIO's io_setup2 is here, too: its own number belongs to another call now, so no
 //! number is trapped for it. The functions of swap are in `swap_calls`.
 
+use crate::files::contexts::SETUP2;
+
 /// Defines a function that goes through the entry point by this number, with at most five
 /// arguments.
 macro_rules! exported {
@@ -36,18 +38,15 @@ macro_rules! exported {
                 ".cfi_same_value rbp",
                 "ret",
                 ".cfi_endproc",
-                size = const $crate::doors::door::CALL_SIZE,
+                size = const $crate::call::CALL_SIZE,
                 number = const $number,
-                return_address = const core::mem::offset_of!($crate::doors::door::Call, return_address),
-                trapped = const core::mem::offset_of!($crate::doors::door::Call, trapped),
+                return_address = const core::mem::offset_of!($crate::call::Call, return_address),
+                trapped = const core::mem::offset_of!($crate::call::Call, trapped),
             )
         }
     };
 }
 pub(crate) use exported;
-
-/// The number of io_setup2 in a [`crate::doors::door::Call`].
-pub const SETUP2: u32 = 0x7573_0001;
 
 exported! {
     /// `int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring,

@@ -22,8 +22,9 @@
 //! by, a policy that forbids writable code. They keep trapping, which is slower and just as
 //! correct.
 
+use crate::call::Call;
 use crate::doors::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
-use crate::doors::door::{self, Call};
+use crate::doors::door;
 use crate::doors::maps::{self, CodeArea};
 use crate::program::{environment, process};
 use crate::text;

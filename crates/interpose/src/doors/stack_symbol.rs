@@ -1,7 +1,7 @@
 //! The symbol of libc by which a program chooses where a thread has its stack. Swapped memory
 //! cannot hold a stack.
 
-use crate::doors::door::{CALL_SIZE, Call};
+use crate::call::{CALL_SIZE, Call};
 use crate::swapped::managed;
 use core::arch::naked_asm;
 use core::mem::offset_of;

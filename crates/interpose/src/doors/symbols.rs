@@ -8,21 +8,23 @@
 //! Calls that other code makes without these symbols arrive by the trap. So exec, sigaction and the
 //! like need no symbol here.
 
-use crate::doors::door::{CALL_SIZE, Call};
+use crate::call::{CALL_SIZE, Call};
 use crate::doors::libc::{self, BOUND};
 use crate::doors::{fork_symbols, limit_symbols, stack_symbol};
 use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::files::{device_calls, devices};
 use crate::program::process;
-use crate::program::start::OPEN;
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use usring_engine::readiness::SIGNALLED;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::signals::DEFERRED;
 use usring_sys::{UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
+
+/// Whether usring is ready; the symbols take calls from then on.
+pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
 /// How many numbers, from the reserved base on, may be rings: compared with a 32-bit unsigned
 /// difference, which is larger for −1.

@@ -4,10 +4,13 @@
 //! in any of its versions, has to be known here. libaio reads a context's ring in memory itself,
 //! and so do programs.
 
-use crate::ALLOCATOR;
-use crate::doors::door::Call;
+use crate::allocator::ALLOCATOR;
+use crate::call::Call;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress};
+
+/// The number of io_setup2 in a [`Call`].
+pub const SETUP2: u32 = 0x7573_0001;
 
 /// Answers io_setup(2).
 pub fn setup(call: &Call) -> Result<u64, Errno> {

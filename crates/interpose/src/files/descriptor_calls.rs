@@ -6,7 +6,7 @@
 //! pages as its parent does. So it, too, must leave usring's private numbers alone. (They end with
 //! the program that it executes.)
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, Found, duplicate_reserved};
 use crate::files::{device_calls, devices};
 use crate::program::process;

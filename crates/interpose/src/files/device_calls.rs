@@ -1,7 +1,7 @@
 //! A program's plain system calls if the run has devices: decides which of them concern a device,
 //! and updates the table of devices after the others.
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::doors::filter;
 use crate::files::{descriptors, devices};
 use usring_engine::device_file;

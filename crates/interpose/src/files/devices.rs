@@ -8,7 +8,7 @@
 //! result until the number is closed or replaced by a duplicate. Low numbers are opened and closed
 //! unseen, so a low number is checked at each use. Dropping an entry too early does no harm.
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::doors::filter;
 use crate::files::descriptors::{self, NUMBERS};
 use crate::message;

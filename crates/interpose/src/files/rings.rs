@@ -1,8 +1,8 @@
 //! The three calls of io_uring: finds the ring behind a descriptor, and calls the engine, which
 //! implements them.
 
-use crate::ALLOCATOR;
-use crate::doors::door::Call;
+use crate::allocator::ALLOCATOR;
+use crate::call::Call;
 use crate::files::descriptors::{self, File, Found, Using};
 use crate::files::registered::{self, not_a_ring};
 use usring_engine::{EnterCall, Ring};

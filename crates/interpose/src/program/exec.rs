@@ -16,7 +16,7 @@
 //! here and not freed before a successful exec is lost to the parent. So the new environment is
 //! built on the stack, in one of a few sizes.
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::doors::{departure, own_signal, stacks};
 use crate::message;
 use crate::program::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};

@@ -1,7 +1,7 @@
 //! The program's limit of open files: answers getrlimit(2), setrlimit(2) and prlimit(2) if the
 //! kernel's limit is raised for usring's own numbers ([`own_numbers`]).
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::program::process;
 use usring_sys::{Errno, UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;

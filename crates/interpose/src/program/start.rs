@@ -5,14 +5,12 @@ use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
 use crate::program::{environment, process};
 use crate::swapped::managed;
-use crate::{ALLOCATOR, message, signals, text};
-use core::sync::atomic::{AtomicU32, Ordering};
+use crate::allocator::ALLOCATOR;
+use crate::{message, signals, text};
+use core::sync::atomic::Ordering;
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
 use usring_uapi::general as linux;
-
-/// Whether the entry points are ready; the symbols take calls from then on.
-pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
 /// Exit status of a program that usring cannot serve.
 const STATUS_NOT_SERVED: u64 = 125;
@@ -87,6 +85,6 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     environment::count_for(process::id());
     devices::learn()?;
     managed::prepare()?;
-    OPEN.store(1, Ordering::Relaxed);
+    symbols::OPEN.store(1, Ordering::Relaxed);
     Ok(())
 }

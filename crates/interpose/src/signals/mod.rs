@@ -21,7 +21,7 @@
 pub mod frames;
 mod settle;
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::doors::own_signal;
 use crate::program::process;
 use crate::signals::settle::Delivery;

@@ -20,7 +20,7 @@
 //! memory that this process inherited is taken over. The child could not do that: its fault slots
 //! and threads would end with it.
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::message;
 use crate::program::process::{self, Birth};
 use crate::swapped::managed;

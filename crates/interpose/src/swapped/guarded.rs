@@ -13,7 +13,7 @@
 //! The entry point makes the call in its own place ([`Outcome::GUARDED`]), so that signals
 //! interrupt it as they would interrupt the program's. It then calls [`after`].
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::message;
 use crate::swapped::data::{self, Data};
 use crate::swapped::managed;

@@ -9,7 +9,7 @@
 //! memory is released to the kernel in its place, until it is unmapped. If the release fails (a
 //! system call uses the memory), the call is refused, and a message goes to standard error once.
 
-use crate::doors::door::{Call, Outcome};
+use crate::call::{Call, Outcome};
 use crate::message;
 use crate::swapped::managed::{MINIMUM, PROBE_ANSWER, PROBE_ARGUMENT, STACK, is_in_window, made, mappings};
 use crate::swapped::swap_filter;

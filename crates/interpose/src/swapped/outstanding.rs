@@ -5,7 +5,7 @@
 //! which it was made. Once another call occupies that place, wholly or in part, the first one
 //! cannot return any more. The memory kept for it is then released.
 
-use crate::doors::door::CALL_SIZE;
+use crate::call::CALL_SIZE;
 use crate::swapped::guarded::Guarded;
 use alloc::vec::Vec;
 use usring_sys::mapping::PAGE;

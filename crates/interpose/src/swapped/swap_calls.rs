@@ -2,7 +2,7 @@
 //! Each call goes through the entry point as a system call does, so signals are put off meanwhile.
 //! Its number is one that no system call can have. `usring_swap` implements the functions.
 
-use crate::doors::door::Call;
+use crate::call::Call;
 use crate::doors::exports::exported;
 use alloc::boxed::Box;
 use alloc::string::String;

@@ -1,0 +1,110 @@
+//! A call of the program, as the entry points hand it to [`crate::dispatch`], and the outcome that
+//! they get back.
+
+use usring_sys::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS};
+use usring_uapi::general as linux;
+
+/// A call of the program on its way through an entry point, which keeps it on the program's stack.
+/// `arguments` are restored to the program's registers.
+#[repr(C)]
+pub struct Call {
+    pub number: u64,
+    /// rdi, rsi, rdx, r10, r8, r9.
+    pub arguments: [u64; 6],
+    /// Where the program goes on: behind its `syscall` instruction, unless
+    /// [`Call::leave_it_to_the_site`] changes it.
+    pub return_address: u64,
+    /// 1 if the call came by the trap, so its site is not patched yet; else 0.
+    pub trapped: u64,
+    pub forward: Forward,
+    /// The entry point's own note.
+    pub outcome: Outcome,
+}
+
+/// A system call that the entry point makes in place of the program's ([`Outcome::FORWARD`]).
+#[repr(C)]
+pub struct Forward {
+    pub number: u64,
+    pub arguments: [u64; 6],
+    /// Memory that `arguments` may point to; it outlives the dispatch.
+    pub scratch: u64,
+}
+
+/// The result of a dispatch. Returned in rax and rdx.
+#[repr(C)]
+pub struct Outcome {
+    pub answer: u64,
+    pub kind: u64,
+}
+
+impl Outcome {
+    /// `answer` is the program's answer.
+    pub const DONE: u64 = 0;
+    /// The kernel has to answer the call in `Call::forward`.
+    pub const FORWARD: u64 = 1;
+    /// A signal has to be delivered first; then the call is dispatched again.
+    pub const AGAIN: u64 = 2;
+    /// The kernel has to answer the call in `Call::forward`; then the pinned memory is released.
+    pub const GUARDED: u64 = 3;
+}
+
+/// Bytes of a [`Call`] on a stack.
+pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
+
+/// Bytes of the `syscall` instruction.
+const SYSCALL_LENGTH: u64 = 2;
+
+impl Call {
+    /// Lets the kernel answer the call unchanged, past usring's own filter.
+    pub fn pass(&mut self) -> Outcome {
+        let mut arguments = self.arguments;
+        match self.number as u32 {
+            linux::__NR_mmap => arguments[3] |= u64::from(linux::MAP_DENYWRITE),
+            linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
+                arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
+            }
+            // Trapped only if memory is swapped, by a filter that checks only the mark's upper
+            // half. The mark goes above a number of 32 bits: the sixth argument …
+            linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
+                arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
+            }
+            // … or the first.
+            linux::__NR_recvfrom
+            | linux::__NR_pselect6
+            | linux::__NR_epoll_pwait
+            | linux::__NR_epoll_pwait2
+            | linux::__NR_process_vm_readv
+            | linux::__NR_process_vm_writev
+            | linux::__NR_move_pages => {
+                arguments[0] = arguments[0] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
+            }
+            _ => arguments[5] = PASS_MARK,
+        }
+        self.forward_to(self.number, arguments)
+    }
+
+    /// Lets the program repeat the call at its site, where the kernel answers it: for calls that
+    /// return twice, on one stack. The call must have trapped, and the caller must have put a mark
+    /// into the arguments.
+    pub fn leave_it_to_the_site(&mut self) -> Outcome {
+        self.return_address -= SYSCALL_LENGTH;
+        Outcome { answer: self.number, kind: Outcome::DONE }
+    }
+
+    /// Lets the kernel answer this call instead. The caller sets the mark.
+    pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
+        self.forward.number = number;
+        self.forward.arguments = arguments;
+        Outcome { answer: 0, kind: Outcome::FORWARD }
+    }
+}
+
+impl<T: Into<u64>> From<Result<T, usring_sys::Errno>> for Outcome {
+    fn from(result: Result<T, usring_sys::Errno>) -> Outcome {
+        let answer = match result {
+            Ok(value) => value.into(),
+            Err(error) => i64::from(error.negative()) as u64,
+        };
+        Outcome { answer, kind: Outcome::DONE }
+    }
+}
