@@ -1,11 +1,10 @@
 //! Decides what each call's number means; all entry points lead here.
 
 use crate::call::{Call, Outcome};
-use crate::doors::filter;
-use crate::files::{contexts, descriptor_calls, device_calls, devices, rings};
-use crate::program::{exec, limits, process};
-use crate::signals;
+use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
+use crate::program::exec;
 use crate::swapped::{forked, guarded, managed, mapping_calls, swap_calls};
+use crate::{filter, process, signals};
 use usring_uapi::general as linux;
 
 /// Serves the most frequent call if it came by its usual entry point. `None`: [`dispatch`] serves

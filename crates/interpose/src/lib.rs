@@ -21,15 +21,15 @@ extern crate alloc;
 #[cfg(clippy)]
 extern crate std;
 
-mod allocator;
 mod call;
+mod child;
 mod dispatch;
 mod doors;
 mod files;
-mod identity;
-mod memory;
-mod message;
+mod filter;
+mod process;
 mod program;
+mod runtime;
 mod signals;
+mod start;
 mod swapped;
-mod text;

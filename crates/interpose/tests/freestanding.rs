@@ -1,10 +1,10 @@
 //! Tests the replacements of libc's functions against simple implementations: the memory routines
 //! (this program is linked with usring's instead of libc's) and the allocator.
 
-#[path = "../src/allocator.rs"]
+#[path = "../src/runtime/allocator.rs"]
 mod allocator;
-#[path = "../src/memory.rs"]
-mod memory;
+#[path = "../src/runtime/routines.rs"]
+mod routines;
 
 use allocator::Allocator;
 use std::alloc::{GlobalAlloc, Layout};

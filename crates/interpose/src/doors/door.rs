@@ -18,7 +18,8 @@
 
 use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
-use crate::doors::{patch, stacks};
+use crate::doors::patch;
+use crate::process::stacks;
 use crate::swapped::guarded;
 use core::arch::global_asm;
 use core::mem::offset_of;

@@ -12,8 +12,8 @@
 //! A child that shares its parent's memory (vfork, posix_spawn) has descriptors of its own, which
 //! end with its exec.
 
-use crate::doors::libc;
-use crate::program::process::{self, Birth};
+use crate::process::{self, Birth};
+use crate::runtime::libc;
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_sys::descriptor;

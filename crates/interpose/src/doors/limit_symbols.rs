@@ -3,7 +3,7 @@
 //!
 //! A program that makes these calls by instructions of its own reads and sets the kernel's limit.
 
-use crate::doors::libc;
+use crate::runtime::libc;
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
 use usring_sys::own_numbers::{PROGRAM_LIMIT, RAISED};

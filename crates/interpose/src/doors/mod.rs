@@ -2,30 +2,22 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | [`filter`] | the seccomp filter that makes calls trap |
 //! | [`own_signal`] | the handler of a trap |
 //! | [`patch`] | call sites rewritten after their first trap, found by [`code`] and [`maps`] |
-//! | [`symbols`] | functions of libc that this library replaces; [`libc`] finds the real ones |
+//! | [`symbols`] | functions of libc that this library replaces |
 //! | [`stack_symbol`] | the symbol about a thread's stack |
 //! | [`limit_symbols`] | symbols about the limit of open files |
 //! | [`fork_symbols`] | symbols that fork |
 //! | [`exports`] | functions of usring itself |
 //! | [`door`] | shared by all entry points: saves registers, calls [`crate::dispatch`] |
-//! | [`stacks`] | stacks for threads whose own is too small |
-//! | [`departure`] | an exec, which does not return |
 
 mod code;
-pub mod departure;
 pub mod door;
 pub mod exports;
-pub mod filter;
 pub mod fork_symbols;
-pub mod libc;
 pub mod limit_symbols;
 mod maps;
 pub mod own_signal;
 pub mod patch;
 pub mod stack_symbol;
-pub mod stacks;
 pub mod symbols;
-mod unwinding;

@@ -9,11 +9,11 @@
 //! a function call. (Inside a handler, changes of the mask would be undone, waits would not be
 //! interrupted, and nested signals would land on a small alternate stack.)
 
-use crate::doors::filter::TAG;
 use crate::doors::{door, patch};
-use crate::program::process;
+use crate::filter::TAG;
+use crate::process;
+use crate::runtime::text;
 use crate::signals::{self, Action, CONTEXT_MASK, DEFAULT, IGNORE};
-use crate::text;
 use core::arch::global_asm;
 use usring_sys::credentials;
 use usring_sys::signals::{Noted, SignalSet, set_of};

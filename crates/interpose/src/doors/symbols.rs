@@ -9,11 +9,11 @@
 //! like need no symbol here.
 
 use crate::call::{CALL_SIZE, Call};
-use crate::doors::libc::{self, BOUND};
 use crate::doors::{fork_symbols, limit_symbols, stack_symbol};
 use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::files::{device_calls, devices};
-use crate::program::process;
+use crate::process;
+use crate::runtime::libc::{self, BOUND};
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};

@@ -4,8 +4,8 @@
 //! in any of its versions, has to be known here. libaio reads a context's ring in memory itself,
 //! and so do programs.
 
-use crate::allocator::ALLOCATOR;
 use crate::call::Call;
+use crate::runtime::ALLOCATOR;
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress};
 

@@ -9,7 +9,7 @@
 use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, Found, duplicate_reserved};
 use crate::files::{device_calls, devices};
-use crate::program::process;
+use crate::process;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall};

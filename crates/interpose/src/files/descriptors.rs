@@ -7,7 +7,7 @@
 //! A ring is closed when its last number is gone and no thread is inside any more, like a file.
 
 use crate::files::devices;
-use crate::program::process;
+use crate::process;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;

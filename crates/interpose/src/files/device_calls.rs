@@ -2,8 +2,8 @@
 //! and updates the table of devices after the others.
 
 use crate::call::{Call, Outcome};
-use crate::doors::filter;
 use crate::files::{descriptors, devices};
+use crate::filter;
 use usring_engine::device_file;
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::syscall::PASS_MARK;

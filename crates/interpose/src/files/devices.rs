@@ -9,10 +9,10 @@
 //! unseen, so a low number is checked at each use. Dropping an entry too early does no harm.
 
 use crate::call::{Call, Outcome};
-use crate::doors::filter;
 use crate::files::descriptors::{self, NUMBERS};
-use crate::message;
-use crate::program::{environment, process};
+use crate::filter;
+use crate::process::{self, environment};
+use crate::runtime::message;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};

@@ -8,11 +8,13 @@
 //! | [`rings`], [`contexts`] | the calls of io_uring and of AIO |
 //! | [`device_calls`] | plain calls on devices |
 //! | [`descriptor_calls`] | close, dup, fcntl and the like |
+//! | [`limits`] | the program's own limit of open files |
 
 pub mod contexts;
 pub mod descriptor_calls;
 pub mod descriptors;
 pub mod device_calls;
 pub mod devices;
+pub mod limits;
 pub mod registered;
 pub mod rings;

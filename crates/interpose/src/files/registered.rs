@@ -6,7 +6,7 @@
 //! thread registers.
 
 use crate::files::descriptors::{self, File, Found};
-use crate::program::process;
+use crate::process;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ptr::null_mut;

@@ -1,10 +1,10 @@
 //! The three calls of io_uring: finds the ring behind a descriptor, and calls the engine, which
 //! implements them.
 
-use crate::allocator::ALLOCATOR;
 use crate::call::Call;
 use crate::files::descriptors::{self, File, Found, Using};
 use crate::files::registered::{self, not_a_ring};
+use crate::runtime::ALLOCATOR;
 use usring_engine::{EnterCall, Ring};
 use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, user_memory};

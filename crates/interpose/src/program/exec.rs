@@ -17,11 +17,12 @@
 //! built on the stack, in one of a few sizes.
 
 use crate::call::{Call, Outcome};
-use crate::doors::{departure, own_signal, stacks};
-use crate::message;
-use crate::program::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
+use crate::doors::own_signal;
+use crate::process::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
+use crate::process::stacks;
 use crate::program::executable::{self, Runtime, Verdict};
-use crate::program::unserved;
+use crate::program::{departure, unserved};
+use crate::runtime::message;
 use crate::signals::{self, IGNORE, OWN};
 use alloc::vec::Vec;
 use usring_sys::syscall::PASS_MARK;

@@ -1,19 +1,13 @@
-//! The life of the program that this library is loaded into.
+//! The next program: execve(2).
 //!
 //! | file | content |
 //! |---|---|
-//! | [`start`] | the constructor |
-//! | [`environment`] | the launcher's variables |
-//! | [`process`] | notices a fork |
 //! | [`exec`] | takes the library along into the next program |
 //! | [`executable`] | whether that program's loader will load the library |
-//! | [`limits`] | the program's own limit of open files |
+//! | [`departure`] | makes the call, with put-off signals delivered before |
 //! | [`unserved`] | lets static programs run without the library |
 
-pub mod environment;
+mod departure;
 pub mod exec;
 mod executable;
-pub mod limits;
-pub mod process;
-pub mod start;
 mod unserved;

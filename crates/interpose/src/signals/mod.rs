@@ -23,9 +23,9 @@ mod settle;
 
 use crate::call::{Call, Outcome};
 use crate::doors::own_signal;
-use crate::program::process;
+use crate::process;
+use crate::runtime::text;
 use crate::signals::settle::Delivery;
-use crate::text;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU64, Ordering};

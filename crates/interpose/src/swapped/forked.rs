@@ -21,8 +21,8 @@
 //! and threads would end with it.
 
 use crate::call::{Call, Outcome};
-use crate::message;
-use crate::program::process::{self, Birth};
+use crate::process::{self, Birth};
+use crate::runtime::message;
 use crate::swapped::managed;
 use crate::swapped::outstanding::{self, OfThread};
 use crate::swapped::swap_filter::VFORK_MARKED;

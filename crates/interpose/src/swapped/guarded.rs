@@ -14,12 +14,11 @@
 //! interrupt it as they would interrupt the program's. It then calls [`after`].
 
 use crate::call::{Call, Outcome};
-use crate::message;
+use crate::runtime::message;
 use crate::swapped::data::{self, Data};
-use crate::swapped::managed;
-use crate::swapped::outstanding;
 use crate::swapped::pointers::{self, Span, Spans};
 use crate::swapped::transfer::{Pinned, Transfer};
+use crate::swapped::{managed, outstanding};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_swap::mappings::{Mappings, Pins, WINDOW};

@@ -9,9 +9,9 @@
 //! A forked child has a copy of the region ([`forked`]). If that is not possible, a touch of its
 //! parent's memory ends it. A vfork child borrows its parent's region and notices nothing.
 
-use crate::doors::{libc, patch, symbols};
-use crate::message;
-use crate::program::{environment, process};
+use crate::doors::{patch, symbols};
+use crate::process::{self, environment};
+use crate::runtime::{libc, message};
 use crate::swapped::{forked, guarded, swap_filter};
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};

@@ -10,7 +10,7 @@
 //! system call uses the memory), the call is refused, and a message goes to standard error once.
 
 use crate::call::{Call, Outcome};
-use crate::message;
+use crate::runtime::message;
 use crate::swapped::managed::{MINIMUM, PROBE_ANSWER, PROBE_ARGUMENT, STACK, is_in_window, made, mappings};
 use crate::swapped::swap_filter;
 use core::ops::Range;

@@ -18,7 +18,7 @@
 //! So there is a filter for each of several sizes ([`SIZES`]), and a run gets the one that traps no
 //! smaller pieces than necessary.
 
-use crate::doors::filter::{
+use crate::filter::{
     ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_TRAP, high,
     install_one, low,
 };

@@ -19,8 +19,8 @@
 //! - The program's memory is copied only after the kernel has read it (`usring_unserved_probe`).
 
 use super::SET_SIZE;
-use crate::doors::filter::TAG;
 use crate::doors::own_signal::{CONTEXT_RAX, CONTEXT_RDI, CONTEXT_RDX, CONTEXT_RSI, SECCOMP};
+use crate::filter::TAG;
 use crate::signals::CONTEXT_MASK;
 use core::arch::global_asm;
 use usring_sys::syscall::PASS_MARK;

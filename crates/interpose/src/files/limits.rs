@@ -2,7 +2,7 @@
 //! kernel's limit is raised for usring's own numbers ([`own_numbers`]).
 
 use crate::call::{Call, Outcome};
-use crate::program::process;
+use crate::process;
 use usring_sys::{Errno, UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
 

@@ -1,12 +1,13 @@
 //! The constructor: prepares the entry points before any other code of the program runs.
 
-use crate::doors::{filter, libc, stacks, symbols};
+use crate::doors::symbols;
 use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
-use crate::program::{environment, process};
+use crate::process::{self, environment, stacks};
+use crate::runtime::ALLOCATOR;
+use crate::runtime::{libc, message, text};
 use crate::swapped::managed;
-use crate::allocator::ALLOCATOR;
-use crate::{message, signals, text};
+use crate::{child, filter, signals};
 use core::sync::atomic::Ordering;
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
@@ -63,6 +64,7 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
 
 fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     text::find();
+    process::set_disown(&child::DISOWN);
     per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
     process::current();
     memory_reserve::set_refill(|| ALLOCATOR.refill());

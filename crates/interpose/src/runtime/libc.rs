@@ -7,7 +7,7 @@
 //! search takes none of its locks and no malloc, because the first call of a symbol may come from
 //! inside malloc.
 
-use crate::text;
+use crate::runtime::text;
 use core::arch::global_asm;
 use core::ffi::{CStr, c_void};
 use core::sync::atomic::Ordering;

@@ -6,7 +6,7 @@
 //! be without usring. Each exec puts them in again ([`crate::program::exec`]), whatever environment
 //! the program passes.
 
-use crate::message;
+use crate::runtime::message;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::CStr;

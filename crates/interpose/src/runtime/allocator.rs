@@ -28,9 +28,6 @@ use usring_sys::mapping::{self, PAGE};
 use usring_sys::{Errno, SystemCall, futex, memory_reserve};
 use usring_uapi::general as linux;
 
-#[global_allocator]
-pub static ALLOCATOR: Allocator = Allocator::new();
-
 /// Largest block that is cut off a region, in bytes.
 const LARGEST: usize = 32 * 1024;
 /// Bytes of the reserve: more than any one call of the program allocates.

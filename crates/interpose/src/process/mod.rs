@@ -1,24 +1,22 @@
 //! State of one process, and how a process notices that it is a forked child.
 //!
 //! A forked child finds [`Process`] gone and makes its own. At that moment it disowns all that it
-//! has inherited. A vfork child (or posix_spawn's) runs in its parent's memory and notices nothing.
-//! So code that would change tables for good checks [`is_own`] first.
+//! has inherited ([`set_disown`]). A vfork child (or posix_spawn's) runs in its parent's memory and
+//! notices nothing. So code that would change tables for good checks [`is_own`] first.
+//!
+//! | file | content |
+//! |---|---|
+//! | [`environment`] | the launcher's variables |
+//! | [`stacks`] | stacks for threads whose own is too small |
 
-use crate::doors::stacks;
-use crate::files::{descriptors, devices, registered};
-use crate::program::environment;
-use crate::signals::frames;
-use crate::swapped::managed;
+pub mod environment;
+pub mod stacks;
+
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
-use usring_engine::readiness;
-use usring_sys::credentials;
-use usring_sys::descriptor;
-use usring_sys::eventfd;
+use usring_sys::SystemCall;
 use usring_sys::mutex::Mutex;
-use usring_sys::page_fault;
 use usring_sys::per_process::PerProcess;
-use usring_sys::pinned_memory;
-use usring_sys::{SystemCall, signals};
+use usring_sys::set_once::SetOnce;
 use usring_uapi::general as linux;
 
 /// State that a forked child must not inherit.
@@ -42,6 +40,17 @@ static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
 /// Whether this process or one of its ancestors has begun.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
+/// Disowns, in a forked child, all that it has inherited. Arguments: how the child was made, and
+/// the id of the process that began last, its parent.
+pub type Disown = fn(Birth, u32);
+
+static DISOWN: SetOnce<Disown> = SetOnce::new();
+
+/// Sets the function that each forked child runs first. Called before the first [`current`].
+pub fn set_disown(disown: &'static Disown) {
+    DISOWN.set(disown);
+}
+
 /// Returns this process's state. One load if it exists.
 #[inline]
 pub fn current() -> &'static Process {
@@ -57,23 +66,11 @@ fn begin() -> &'static Process {
     let is_first = !BEGUN.get_or_make(|| AtomicBool::new(false)).swap(true, Ordering::Relaxed);
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
         // A child starts with one thread, and begins here before it makes another
-        // (`doors::fork_symbols`). So there is no other thread.
-        credentials::forget_after_fork();
-        signals::forget_after_fork();
-        frames::forget_after_fork();
-        stacks::forget_after_fork();
-        readiness::SIGNALLED.store(0, Ordering::Relaxed);
-        if shares_descriptors() {
-            descriptor::leave_to_parent();
-        } else {
-            descriptor::close_private_after_fork();
+        // (`entry::fork_symbols`). So there is no other thread.
+        let birth = Birth::take();
+        if let Some(disown) = DISOWN.get() {
+            disown(birth, LAST_BEGUN.load(Ordering::Relaxed));
         }
-        page_fault::forget_after_fork();
-        pinned_memory::forget_after_fork();
-        descriptors::disown();
-        devices::disown();
-        managed::begin_after_fork();
-        registered::disown();
         environment::count_for(id);
     }
     LAST_BEGUN.store(id, Ordering::Relaxed);
@@ -95,6 +92,19 @@ pub enum Birth {
     SharedDescriptors,
 }
 
+impl Birth {
+    /// Returns how this child was made, once.
+    fn take() -> Birth {
+        const OWN: u8 = Birth::OwnDescriptors as u8;
+        const SHARED: u8 = Birth::SharedDescriptors as u8;
+        match BIRTH.swap(Birth::Unknown as u8, Ordering::Relaxed) {
+            OWN => Birth::OwnDescriptors,
+            SHARED => Birth::SharedDescriptors,
+            _ => Birth::Unknown,
+        }
+    }
+}
+
 /// A [`Birth`], of this process or of one of its ancestors.
 static BIRTH: AtomicU8 = AtomicU8::new(Birth::Unknown as u8);
 /// The last process that has begun: the parent, in a child that begins now.
@@ -106,18 +116,6 @@ pub fn begin_child(birth: Birth) {
         BIRTH.store(birth as u8, Ordering::Relaxed);
         begin();
     }
-}
-
-/// Whether this child shares its parent's descriptors. If the fork was not seen, this is tested: a
-/// descriptor that the child opens then exists in its parent, too.
-fn shares_descriptors() -> bool {
-    let birth = BIRTH.swap(Birth::Unknown as u8, Ordering::Relaxed);
-    if birth != Birth::Unknown as u8 {
-        return birth == Birth::SharedDescriptors as u8;
-    }
-    let Ok(probe) = eventfd::create() else { return false };
-    let own = descriptors::eventfd_id(None, probe.number());
-    own.is_some() && own == descriptors::eventfd_id(Some(LAST_BEGUN.load(Ordering::Relaxed)), probe.number())
 }
 
 /// Returns the id of the calling process; in a vfork child it differs from that of [`current`].

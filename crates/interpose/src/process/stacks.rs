@@ -7,8 +7,8 @@
 //! uses its parent's stack, which the parent cannot need meanwhile. The child never returns from a
 //! successful exec, so the kernel then marks the stack as free.
 
-use crate::doors::libc;
-use crate::program::process;
+use crate::process;
+use crate::runtime::libc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{SystemCall, UserAddress, thread, user_memory};
 use usring_uapi::general as linux;

@@ -1,0 +1,21 @@
+//! What the library has in place of libc and a standard library.
+//!
+//! | file | content |
+//! |---|---|
+//! | [`allocator`] | the memory of all of usring's data |
+//! | [`routines`], [`unwinding`] | symbols that compiled code refers to |
+//! | [`text`] | the addresses of the library's own code |
+//! | [`libc`] | what the program's libc is asked for, if it has one |
+//! | [`message`] | lines on standard error; panics |
+//! | [`identity`] | the note by which the launcher recognises this build |
+
+mod allocator;
+mod identity;
+pub mod libc;
+pub mod message;
+mod routines;
+pub mod text;
+mod unwinding;
+
+#[global_allocator]
+pub static ALLOCATOR: allocator::Allocator = allocator::Allocator::new();
