@@ -3,6 +3,7 @@
 use crate::call::{Call, Outcome};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
 use crate::program::exec;
+
 use crate::swapped::{forked, guarded, managed, mapping_calls, swap_calls};
 use crate::{filter, process, signals};
 use usring_uapi::general as linux;
@@ -44,8 +45,8 @@ fn serve(call: &mut Call) -> Outcome {
         linux::__NR_io_cancel => contexts::cancel(call).into(),
         contexts::SETUP2 => contexts::setup2(call).into(),
         swap_calls::FIRST..=swap_calls::LAST => swap_calls::serve(call).into(),
-        linux::__NR_rt_sigprocmask => signals::change_mask(call),
-        linux::__NR_rt_sigaction => signals::change_action(call).into(),
+        linux::__NR_rt_sigprocmask => signals::calls::change_mask(call),
+        linux::__NR_rt_sigaction => signals::calls::change_action(call).into(),
         linux::__NR_read
         | linux::__NR_write
         | linux::__NR_pread64

@@ -1,13 +1,14 @@
 //! The constructor: prepares the entry points before any other code of the program runs.
 
-use crate::doors::symbols;
+use crate::doors::{own_signal, symbols};
 use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
 use crate::process::{self, environment, stacks};
 use crate::runtime::ALLOCATOR;
 use crate::runtime::{libc, message, text};
+use crate::signals::calls;
 use crate::swapped::managed;
-use crate::{child, filter, signals};
+use crate::{child, filter};
 use core::sync::atomic::Ordering;
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
@@ -75,7 +76,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     own_numbers::allow_reserve();
     own_numbers::prepare_table();
     membarrier::prepare();
-    signals::take_over().map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
+    calls::take_over(own_signal::install).map_err(|_| "its signal handlers cannot be wrapped (rt_sigaction failed)")?;
     stacks::look(auxiliary);
     if !rings::probe() {
         filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;

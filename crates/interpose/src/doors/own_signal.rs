@@ -13,7 +13,8 @@ use crate::doors::{door, patch};
 use crate::filter::TAG;
 use crate::process;
 use crate::runtime::text;
-use crate::signals::{self, Action, CONTEXT_MASK, DEFAULT, IGNORE};
+use crate::signals::table::{Action, DEFAULT, IGNORE};
+use crate::signals::{context, table, wrapper};
 use core::arch::global_asm;
 use usring_sys::credentials;
 use usring_sys::signals::{Noted, SignalSet, set_of};
@@ -22,15 +23,6 @@ use usring_sys::wait::{self, CONTEXT_INSTRUCTION_POINTER, SignalInformation};
 use usring_sys::{Errno, user_memory};
 use usring_uapi::general as linux;
 
-/// Offsets of registers in a `ucontext_t`.
-pub const CONTEXT_RDI: usize = 104;
-pub const CONTEXT_RSI: usize = 112;
-pub const CONTEXT_RDX: usize = 136;
-pub const CONTEXT_RAX: usize = 144;
-const CONTEXT_RCX: usize = 152;
-
-/// `si_code` of a call trapped by seccomp (SYS_SECCOMP).
-pub const SECCOMP: i32 = 1;
 /// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
 const FROM_KERNEL: i32 = 0x80;
 /// `si_code` of a memory error that no thread has touched yet: going on does not raise it again
@@ -116,12 +108,7 @@ pub fn install(signal: u32) -> Result<Action, Errno> {
         restorer: usring_restorer_of_own as *const () as u64,
         mask: SignalSet::MAX,
     };
-    signals::kernel_exchange(signal, Some(&ours))
-}
-
-/// Returns a signal of usring's to the kernel's own handling.
-pub fn uninstall(signal: u32, disposition: u64) {
-    let _ = signals::kernel_exchange(signal, Some(&Action { handler: disposition, ..Action::default() }));
+    table::kernel_exchange(signal, Some(&ours))
 }
 
 /// The arguments of the handler.
@@ -164,8 +151,8 @@ extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut 
 
 fn serve_trap(arrival: &mut Arrival) -> bool {
     let information = arrival.information;
-    if information.code == SECCOMP && information.data == TAG {
-        let number = *arrival.word(CONTEXT_RAX) as u32;
+    if information.code == context::TRAPPED && information.data == TAG {
+        let number = *arrival.word(context::RAX) as u32;
         if credentials::CALLS.contains(&number) {
             change_credentials(arrival, number);
             return true;
@@ -173,7 +160,7 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
         // A system call leaves the return address in rcx, where the entry point expects it; rax
         // holds the number again.
         let return_address = arrival.instruction_pointer();
-        *arrival.word(CONTEXT_RCX) = return_address as u64;
+        *arrival.word(context::RCX) = return_address as u64;
         arrival.continue_at(door::trap_door() as usize);
         return true;
     }
@@ -190,8 +177,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
 /// Makes the program's call here, in the handler. glibc changes the user of all threads by a signal
 /// of its own, which may find a thread in the engine. No entry point may be entered there.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
-    let arguments = [CONTEXT_RDI, CONTEXT_RSI, CONTEXT_RDX].map(|register| *arrival.word(register));
-    *arrival.word(CONTEXT_RAX) = match process::caller() {
+    let arguments = [context::RDI, context::RSI, context::RDX].map(|register| *arrival.word(register));
+    *arrival.word(context::RAX) = match process::caller() {
         process::Caller::Own => credentials::change(number, arguments),
         process::Caller::Borrower => credentials::change_alone(number, arguments),
         process::Caller::NotBegun => credentials::change_early(number, arguments),
@@ -217,8 +204,8 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     if arrival.was_sent() && puts_off(arrival, signal) {
         return 0;
     }
-    let interrupted_mask = *arrival.word(CONTEXT_MASK);
-    let action = signals::installed(signal);
+    let interrupted_mask = *arrival.word(context::MASK);
+    let action = table::installed(signal);
     match action.handler {
         IGNORE if arrival.was_sent() => 0,
         DEFAULT | IGNORE => {
@@ -227,9 +214,9 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
         }
         handler => {
             if action.flags & u64::from(linux::SA_RESETHAND) != 0 {
-                signals::reset(signal);
+                table::reset(signal);
             }
-            *mask = signals::mask_in_handler(signal, interrupted_mask);
+            *mask = table::mask_in_handler(signal, interrupted_mask);
             handler
         }
     }
@@ -238,9 +225,9 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
 /// Puts off a signal that found its thread in the engine. `false`: it did not, or no slot is free.
 fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is the kernel's.
-    let context = unsafe { signals::interrupted_by(arrival.context) };
-    let mut interrupted = Arrival { information: arrival.information, context };
-    let mask = *interrupted.word(CONTEXT_MASK);
+    let found = unsafe { wrapper::interrupted_by(arrival.context) };
+    let mut interrupted = Arrival { information: arrival.information, context: found };
+    let mask = *interrupted.word(context::MASK);
     if !text::is_engine(interrupted.instruction_pointer())
         || usring_sys::signals::put_off(mask, set_of(signal), 0) == Noted::Full
     {
@@ -249,16 +236,16 @@ fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     if let Some(way_out) = wait::way_out(interrupted.instruction_pointer()) {
         interrupted.continue_at(way_out);
     }
-    *arrival.word(CONTEXT_MASK) = usring_sys::signals::ALL_BLOCKED;
+    *arrival.word(context::MASK) = usring_sys::signals::ALL_BLOCKED;
     true
 }
 
 /// Takes the default action, which for all three signals is to kill with a core dump. The
 /// instruction raises a fault again; other signals are sent again.
 fn die(arrival: &mut Arrival, signal: u32) {
-    uninstall(signal, DEFAULT);
-    *arrival.word(CONTEXT_MASK) &= !set_of(signal);
+    let _ = table::kernel_exchange(signal, Some(&Action::default()));
+    *arrival.word(context::MASK) &= !set_of(signal);
     if arrival.was_sent() || signal == linux::SIGSYS || arrival.information.code == ACTION_OPTIONAL {
-        signals::queue_again(arrival.information);
+        wrapper::queue_again(arrival.information);
     }
 }

@@ -17,13 +17,12 @@
 //! built on the stack, in one of a few sizes.
 
 use crate::call::{Call, Outcome};
-use crate::doors::own_signal;
 use crate::process::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
 use crate::process::stacks;
 use crate::program::executable::{self, Runtime, Verdict};
 use crate::program::{departure, unserved};
 use crate::runtime::message;
-use crate::signals::{self, IGNORE, OWN};
+use crate::signals::table;
 use alloc::vec::Vec;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory};
@@ -362,19 +361,8 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
 fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;
-    // A signal that the program ignores stays ignored in the next program. For signals that belong
-    // to usring, the kernel does not know that yet.
-    let ignored = OWN.map(|signal| (signal, signals::installed(signal).handler == IGNORE));
-    let ignored = || ignored.iter().filter(|(_, ignored)| *ignored);
-    for (signal, _) in ignored() {
-        own_signal::uninstall(*signal, IGNORE);
-    }
     let depart = || if execution.is_unserved { depart_unserved(execution, &call) } else { departure::call(&call) };
-    let result = stacks::given_back_by(|| own_numbers::with_program_limit(depart));
-    for (signal, _) in ignored() {
-        let _ = own_signal::install(*signal);
-    }
-    result
+    table::with_ignored(|| stacks::given_back_by(|| own_numbers::with_program_limit(depart)))
 }
 
 /// Makes the call that starts a program without usring. Error: `ELIBBAD` if no handler can be

@@ -10,7 +10,7 @@
 //! usring has changed. The lower parts hold the engine's values; the entry point sets them
 //! afterwards.
 
-use crate::signals::{CONTEXT_SIZE, CONTEXT_STACK_POINTER};
+use crate::signals::context;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
@@ -19,9 +19,6 @@ const FAULT_SLOTS: usize = 64;
 /// Room for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
 
-// Offsets in a ucontext_t.
-const CONTEXT_ALTERNATE_STACK: usize = 16;
-const CONTEXT_STATE: usize = 224;
 /// Offsets in the register state, and the magic number there if the state exceeds the legacy 512
 /// bytes.
 const STATE_MAGIC: usize = 464;
@@ -30,7 +27,7 @@ const MAGIC: u32 = 0x4650_5853;
 const OLD_STATE: usize = 512;
 
 /// A signal frame without the state: return address, ucontext_t, siginfo_t.
-const HEAD: usize = 8 + CONTEXT_SIZE + 128;
+const HEAD: usize = 8 + context::SIZE + 128;
 
 struct Place {
     used: AtomicU32,
@@ -85,7 +82,7 @@ unsafe fn length_of(frame: *const u8) -> usize {
     // SAFETY: this is the layout of the kernel's frames. The state, if there is one, lies above the
     // head and contains its length.
     unsafe {
-        let state = *frame.add(8 + CONTEXT_STATE).cast::<*const u8>();
+        let state = *frame.add(8 + context::REGISTER_STATE).cast::<*const u8>();
         if state.is_null() {
             return HEAD;
         }
@@ -132,7 +129,7 @@ pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
         let frame =
             if is_on_other_stack(kept, origin, room as usize) { origin as *mut u8 } else { room.add(origin % 64) };
         frame.copy_from_nonoverlapping(kept, length);
-        let state = frame.add(8 + CONTEXT_STATE).cast::<usize>();
+        let state = frame.add(8 + context::REGISTER_STATE).cast::<usize>();
         if *state != 0 {
             *state = *state - origin + frame as usize;
         }
@@ -149,11 +146,11 @@ pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
 unsafe fn is_on_other_stack(kept: *const u8, origin: usize, now: usize) -> bool {
     // SAFETY: the ucontext_t has the alternate stack: start, flags, size.
     let (start, size, interrupted) = unsafe {
-        let context = kept.add(8);
+        let kept = kept.add(8);
         (
-            *context.add(CONTEXT_ALTERNATE_STACK).cast::<usize>(),
-            *context.add(CONTEXT_ALTERNATE_STACK + 16).cast::<usize>(),
-            *context.add(CONTEXT_STACK_POINTER).cast::<usize>(),
+            *kept.add(context::ALTERNATE_STACK).cast::<usize>(),
+            *kept.add(context::ALTERNATE_STACK + 16).cast::<usize>(),
+            *kept.add(context::STACK_POINTER).cast::<usize>(),
         )
     };
     let within = |address: usize| address.wrapping_sub(start) < size;

@@ -1,11 +1,16 @@
 //! The exit of every entry point: delivers signals that were put off for this thread, before the
 //! program's call returns.
 
-use crate::signals::{CONTEXT_SIZE, EVERY, place_put_off, take_put_off};
+use crate::process;
+use crate::signals::table::{
+    DEFAULT, DEFAULT_ACTION, EVERY, IGNORE, RESET_HANDLER, UNBLOCKABLE, installed, kernel_exchange, mask_in_handler,
+};
+use crate::signals::{context, frames};
 use core::arch::global_asm;
 use core::mem::offset_of;
-use usring_sys::signals::DEFERRED;
+use usring_sys::signals::{self, DEFERRED};
 use usring_sys::syscall::PASS_MARK;
+use usring_sys::wait::{self, SignalInformation};
 use usring_uapi::general as linux;
 
 /// The state of the exit while it delivers put-off signals; on its stack.
@@ -191,9 +196,57 @@ global_asm!(
     frame_room = const offset_of!(Delivery, frame_room),
     handler = const offset_of!(Delivery, handler),
     handler_mask = const offset_of!(Delivery, handler_mask),
-    context_size = const CONTEXT_SIZE,
+    context_size = const context::SIZE,
     mark = const PASS_MARK,
     set_mask = const linux::SIG_SETMASK,
     rt_sigprocmask = const linux::__NR_rt_sigprocmask,
     tgkill = const linux::__NR_tgkill,
 );
+
+/// For an entry point's exit, with every signal blocked: takes this thread's put-off state into
+/// `delivery`. Returns 0 if there is none.
+extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
+    let Some(put_off) = signals::take() else { return 0 };
+    *delivery = Delivery {
+        delivery_mask: put_off.delivery_mask.unwrap_or(0) & !UNBLOCKABLE,
+        original_mask: put_off.original_mask,
+        has_delivery_mask: u64::from(put_off.delivery_mask.is_some()),
+        resend: put_off.resend,
+        process: process::id(),
+        thread: signals::thread_id(),
+        frame: u64::from(put_off.note),
+        frame_room: frames::room_for(put_off.note),
+        handler: DEFAULT,
+        handler_mask: 0,
+    };
+    1
+}
+
+/// Puts the kept frame of a signal back on a stack: into the room at `room`, or where the kernel
+/// had put it on the alternate stack. When its handler returns, the thread goes on at `resume` with
+/// `frame_pointer`, under the next mask. Returns the frame's address.
+extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
+    // SAFETY: the room is as large as `frames::room_for` said.
+    let frame = unsafe { frames::place(delivery.frame as u32, room) };
+    // SAFETY: the frame was the kernel's, and has its layout.
+    let signal = unsafe {
+        let start = frame.add(8);
+        let word = |offset: usize, value: u64| start.add(offset).cast::<u64>().write(value);
+        word(wait::CONTEXT_INSTRUCTION_POINTER, resume);
+        word(context::STACK_POINTER, frame_pointer);
+        word(context::FRAME_POINTER, frame_pointer);
+        let next_mask = if delivery.has_delivery_mask != 0 { delivery.delivery_mask } else { delivery.original_mask };
+        word(context::MASK, next_mask);
+        delivery.handler_mask = next_mask;
+        (*frame.add(8 + context::SIZE).cast::<SignalInformation>()).signal as u32
+    };
+    let action = installed(signal);
+    delivery.handler_mask = mask_in_handler(signal, delivery.handler_mask);
+    // If the program has set the action to default or ignore meanwhile, the signal is lost, as an
+    // ignored pending signal would be.
+    delivery.handler = if action.handler > IGNORE { action.handler } else { DEFAULT };
+    if action.flags & RESET_HANDLER != 0 {
+        let _ = kernel_exchange(signal, Some(&DEFAULT_ACTION));
+    }
+    frame
+}

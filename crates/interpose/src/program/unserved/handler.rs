@@ -19,17 +19,12 @@
 //! - The program's memory is copied only after the kernel has read it (`usring_unserved_probe`).
 
 use super::SET_SIZE;
-use crate::doors::own_signal::{CONTEXT_RAX, CONTEXT_RDI, CONTEXT_RDX, CONTEXT_RSI, SECCOMP};
 use crate::filter::TAG;
-use crate::signals::CONTEXT_MASK;
+use crate::signals::context;
 use core::arch::global_asm;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::{errno, general as linux};
 
-/// Where a `ucontext_t` keeps the arguments that no other part of the library reads.
-const CONTEXT_R8: usize = 40;
-const CONTEXT_R9: usize = 48;
-const CONTEXT_R10: usize = 56;
 /// Bit of SIGSYS in a signal set.
 const SIGSYS_BIT: u32 = linux::SIGSYS - 1;
 /// An operation that rt_sigprocmask(2) refuses once it has read the set.
@@ -249,18 +244,18 @@ global_asm!(
     "mov rax, {rt_sigreturn}",
     "syscall",
     ".popsection",
-    seccomp = const SECCOMP,
+    seccomp = const context::TRAPPED,
     tag = const TAG,
     mark = const PASS_MARK,
     map_mark = const linux::MAP_DENYWRITE,
-    rax = const CONTEXT_RAX,
-    rdi = const CONTEXT_RDI,
-    rsi = const CONTEXT_RSI,
-    rdx = const CONTEXT_RDX,
-    r10 = const CONTEXT_R10,
-    r8 = const CONTEXT_R8,
-    r9 = const CONTEXT_R9,
-    mask = const CONTEXT_MASK,
+    rax = const context::RAX,
+    rdi = const context::RDI,
+    rsi = const context::RSI,
+    rdx = const context::RDX,
+    r10 = const context::R10,
+    r8 = const context::R8,
+    r9 = const context::R9,
+    mask = const context::MASK,
     sigsys = const linux::SIGSYS,
     sigsys_bit = const SIGSYS_BIT,
     set_mask = const linux::SIG_SETMASK,

@@ -1,0 +1,270 @@
+//! The wrapper in front of every handler of the program, and how a signal is put off.
+
+use crate::process;
+use crate::runtime::text;
+use crate::signals::table::{
+    DEFAULT_ACTION, EVERY, Entry, IGNORE, KEPT_OPEN, OPEN, RESET_HANDLER, TABLE, mask_in_handler,
+};
+use crate::signals::{context, frames};
+use core::arch::global_asm;
+use core::mem::offset_of;
+use usring_sys::SystemCall;
+use usring_sys::signals::{self, ALL_BLOCKED, ALWAYS_OPEN, Noted, SignalSet, set_of};
+use usring_sys::syscall::PASS_MARK;
+use usring_sys::thread::CHANGE_USER;
+use usring_sys::wait::{self, SignalInformation};
+use usring_uapi::general as linux;
+
+// The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the kernel's frame, and
+// the ucontext_t begins eight bytes above it.
+//
+// A second signal may arrive before the first one's wrapper has decided. Until then the wrapper
+// pushes nothing. So the second wrapper finds the first one's ucontext_t by rsp, and with it the
+// code that both signals interrupted.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_signal_entry, usring_signal_decided",
+    ".hidden usring_signal_entry, usring_signal_decided",
+    ".type usring_signal_entry,@function",
+    ".p2align 4",
+    "usring_signal_entry:",
+    ".cfi_startproc",
+    ".cfi_def_cfa rsp, 8",
+    "endbr64",
+    // libc requests a change of user from every thread by this signal, and waits for each. That
+    // includes usring's threads, which never leave the engine. So its handler may run anywhere.
+    "cmp edi, [rip + {change_user}]",
+    "je 5f",
+    "mov r8, rdx",
+    "2:",
+    "mov rax, [r8 + {rip}]",
+    "lea rcx, [rip + usring_signal_entry]",
+    "cmp rax, rcx",
+    "jb 3f",
+    "lea rcx, [rip + usring_signal_decided]",
+    "cmp rax, rcx",
+    "jae 3f",
+    "mov r8, [r8 + {rsp}]",
+    "add r8, 8",
+    "jmp 2b",
+    "3:",
+    "mov rcx, rax",
+    "sub rax, [rip + {library}]",
+    "cmp rax, [rip + {library} + 8]",
+    "jae 5f",
+    "sub rcx, [rip + {doors}]",
+    "cmp rcx, [rip + {doors} + 8]",
+    "jb 5f",
+    // The engine was interrupted. No further signal may arrive from here on, not even those that
+    // are never blocked in the engine.
+    "mov edi, {set_mask}",
+    "lea rsi, [rip + {every}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    // Decided: a wrapper that interrupts this code may push.
+    "usring_signal_decided:",
+    "lea rsi, [rsp + {information}]",
+    "lea rdx, [rsp + 8]",
+    "mov rdi, r8",
+    "sub rsp, 8",
+    ".cfi_def_cfa_offset 16",
+    "call {put_off}",
+    "add rsp, 8",
+    ".cfi_def_cfa_offset 8",
+    "test rax, rax",
+    "jnz 6f",
+    "ret",
+    // The signal cannot be put off (no slot): the handler runs under the mask in rdx.
+    "6:",
+    "push rdx",
+    ".cfi_def_cfa_offset 16",
+    "mov edi, {set_mask}",
+    "mov rsi, rsp",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "pop rax",
+    ".cfi_def_cfa_offset 8",
+    // The program's handler. It may run under the mask of a sigsuspend(2) or ppoll(2) that usring
+    // has not seen, so usring's signals are unblocked here.
+    "5:",
+    "mov edi, {unblock}",
+    "lea rsi, [rip + {kept_open}]",
+    "xor edx, edx",
+    "mov r10d, 8",
+    "mov r9, {mark}",
+    "mov eax, {rt_sigprocmask}",
+    "syscall",
+    "mov r8d, [rsp + {information}]",
+    "mov ecx, r8d",
+    "shl ecx, 5",
+    "lea rax, [rip + {table}]",
+    "add rax, rcx",
+    "mov rcx, [rax + {handler}]",
+    "test dword ptr [rax + {flags}], {reset_handler}",
+    "jz 7f",
+    // SA_RESETHAND: the kernel's action becomes the default.
+    "push rcx",
+    ".cfi_def_cfa_offset 16",
+    "mov edi, r8d",
+    "lea rsi, [rip + {default_action}]",
+    "xor edx, edx",
+    "mov eax, {rt_sigaction}",
+    "syscall",
+    "pop rcx",
+    ".cfi_def_cfa_offset 8",
+    "7:",
+    "mov edi, r8d",
+    "lea rsi, [rsp + {information}]",
+    "lea rdx, [rsp + 8]",
+    "xor r9d, r9d", // the mark must not reach the handler
+    "xor eax, eax",
+    "cmp rcx, {ignore}",
+    "ja usring_run_handler",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_signal_entry, . - usring_signal_entry",
+    ".popsection",
+    change_user = sym CHANGE_USER,
+    rsp = const context::STACK_POINTER,
+    rip = const wait::CONTEXT_INSTRUCTION_POINTER,
+    information = const 8 + context::SIZE,
+    library = sym text::LIBRARY,
+    doors = sym text::DOORS,
+    put_off = sym put_off,
+    every = sym EVERY,
+    kept_open = sym OPEN,
+    default_action = sym DEFAULT_ACTION,
+    table = sym TABLE,
+    flags = const offset_of!(Entry, flags),
+    handler = const offset_of!(Entry, handler),
+    reset_handler = const RESET_HANDLER,
+    ignore = const IGNORE,
+    mark = const PASS_MARK,
+    set_mask = const linux::SIG_SETMASK,
+    unblock = const linux::SIG_UNBLOCK,
+    rt_sigprocmask = const linux::__NR_rt_sigprocmask,
+    rt_sigaction = const linux::__NR_rt_sigaction,
+);
+
+// usring_run_handler(rcx: the program's handler; rdi, rsi, rdx: its arguments; rsp: the kernel's
+// frame): runs it and returns to the restorer. A handler may change the mask in its ucontext_t,
+// which is in force afterwards. usring's signals stay open in that mask, too.
+global_asm!(
+    ".pushsection usring_door,\"ax\",@progbits",
+    ".globl usring_run_handler",
+    ".hidden usring_run_handler",
+    ".type usring_run_handler,@function",
+    ".p2align 4",
+    "usring_run_handler:",
+    ".cfi_startproc",
+    "sub rsp, 8",
+    ".cfi_def_cfa_offset 16",
+    "call rcx",
+    "add rsp, 8",
+    ".cfi_def_cfa_offset 8",
+    "and dword ptr [rsp + 8 + {mask}], {not_kept_open}",
+    "ret",
+    ".cfi_endproc",
+    ".size usring_run_handler, . - usring_run_handler",
+    ".popsection",
+    mask = const context::MASK,
+    not_kept_open = const !(KEPT_OPEN as i32),
+);
+
+unsafe extern "C" {
+    fn usring_signal_entry();
+    fn usring_signal_decided();
+}
+
+/// Returns the ucontext_t of the interrupted code. Looks through wrappers that were interrupted
+/// before they had decided (see the wrapper).
+///
+/// # Safety
+/// `found` must be the ucontext_t of a signal frame of the kernel's.
+pub unsafe fn interrupted_by(mut found: *mut u8) -> *mut u8 {
+    let undecided = usring_signal_entry as *const () as u64..usring_signal_decided as *const () as u64;
+    // SAFETY: this is the kernel's layout. An undecided wrapper has pushed nothing, so its own
+    // frame, eight bytes below its ucontext_t, is the top of its stack.
+    unsafe {
+        while undecided.contains(&*found.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>()) {
+            found = (*found.add(context::STACK_POINTER).cast::<*mut u8>()).add(8);
+        }
+    }
+    found
+}
+
+/// Returns the address of the wrapper.
+pub fn address() -> u64 {
+    usring_signal_entry as *const () as u64
+}
+
+/// Whether the handler has to run now, and under which mask.
+#[repr(C)]
+struct Verdict {
+    runs: u64,
+    mask: SignalSet,
+}
+
+/// Puts a signal off that found its thread in the engine. `first` is the ucontext_t of the frame
+/// that interrupted the engine, `own` that of this signal. Every signal is blocked.
+extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Verdict {
+    // SAFETY: these are the kernel's frames on this stack. They may be changed until the handlers
+    // return.
+    let (information, original_mask, own_mask, instruction_pointer) = unsafe {
+        (
+            &*information,
+            *first.add(context::MASK).cast::<SignalSet>(),
+            &mut *own.add(context::MASK).cast::<SignalSet>(),
+            &mut *first.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>(),
+        )
+    };
+    let runs = |own_mask| Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
+    // An instruction of the engine raised the signal, and would raise it again.
+    if information.code > 0 && matches!(information.signal as u32, linux::SIGILL | linux::SIGFPE) {
+        return runs(*own_mask);
+    }
+    // SAFETY: the frame begins eight bytes below its ucontext_t.
+    let kept = unsafe { frames::keep(own.sub(8)) };
+    let note = kept.unwrap_or(0);
+    match signals::put_off(original_mask, 0, note) {
+        Noted::First if note != 0 => {}
+        Noted::First | Noted::Again => {
+            frames::give_back(note);
+            let itself = set_of(information.signal as u32);
+            if itself & ALWAYS_OPEN != 0 {
+                // The kernel's queue would deliver it at once, again and again.
+                signals::send_again(itself);
+            } else {
+                // It goes to the end of the kernel's queue. It may lose its position among signals
+                // of its number, but nothing else.
+                queue_again(information);
+            }
+        }
+        Noted::Full => {
+            frames::give_back(note);
+            return runs(*own_mask);
+        }
+    }
+    if let Some(way_out) = wait::way_out(*instruction_pointer as usize) {
+        *instruction_pointer = way_out as u64;
+    }
+    *own_mask = ALL_BLOCKED;
+    Verdict { runs: 0, mask: 0 }
+}
+
+/// Puts a signal into this thread's queue, with its siginfo_t.
+pub fn queue_again(information: &SignalInformation) {
+    let process = process::id();
+    let (thread, signal) = (u64::from(signals::thread_id()), information.signal as u64);
+    let arguments = [u64::from(process), thread, signal, &raw const *information as u64, 0];
+    if SystemCall::new(linux::__NR_rt_tgsigqueueinfo, arguments).run_once().is_err() {
+        // The queue is full (RLIMIT_SIGPENDING): send the signal without its siginfo_t.
+        let _ = signals::send_to_thread(thread as u32, signal as u32);
+    }
+}
