@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// Files and folders that are hashed, below `crates/`.
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "uapi/src",
     "sys/src",
     "device/src",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 10] = [
     "engine/src",
     "aio/src",
     "swap/src",
+    "call_memory/src",
     "interpose/src",
     "cli/src/environment.rs",
     "cli/src/swap.rs",

@@ -45,7 +45,7 @@ impl Outcome {
     /// A signal has to be delivered first; then the call is dispatched again.
     pub const AGAIN: u64 = 2;
     /// The kernel has to answer the call in `Call::forward`; then the pinned memory is released.
-    pub const GUARDED: u64 = 3;
+    pub const PINNED: u64 = 3;
 }
 
 /// Bytes of a [`Call`] on a stack.

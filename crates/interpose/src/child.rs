@@ -1,10 +1,11 @@
-//! What a forked child does before its first call: it disowns all that it has inherited from its
-//! parent. [`process`](crate::process) notices the fork.
+//! Disowns, in a forked child, all that it has inherited from its parent.
+//! [`process`](crate::process) notices the fork, and calls this before the child's first call is
+//! served.
 
 use crate::files::{descriptors, devices, registered};
 use crate::process::{Birth, Disown, stacks};
 use crate::signals::frames;
-use crate::swapped::managed;
+use crate::swap::region;
 use core::sync::atomic::Ordering;
 use usring_engine::readiness;
 use usring_sys::{credentials, descriptor, eventfd, page_fault, pinned_memory, signals};
@@ -26,7 +27,7 @@ fn disown(birth: Birth, parent: u32) {
     pinned_memory::forget_after_fork();
     descriptors::disown();
     devices::disown();
-    managed::begin_after_fork();
+    region::begin_after_fork();
     registered::disown();
 }
 

@@ -4,7 +4,7 @@ use crate::call::{Call, Outcome};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
 use crate::program::exec;
 
-use crate::swapped::{forked, guarded, managed, mapping_calls, swap_calls};
+use crate::swap::{fork, functions, guard, mapping_calls, region};
 use crate::{filter, process, signals};
 use usring_uapi::general as linux;
 
@@ -21,12 +21,12 @@ pub fn frequent(call: &Call) -> Option<Outcome> {
 #[inline(always)]
 pub fn dispatch(call: &mut Call) -> Outcome {
     if matches!(call.number as u32, linux::__NR_fork | linux::__NR_vfork | linux::__NR_clone) {
-        return forked::serve(call);
+        return fork::serve(call);
     }
-    if managed::is_on() {
+    if region::is_on() {
         return match mapping_calls::serve(call) {
             Some(outcome) => outcome,
-            None => guarded::guard(call, serve),
+            None => guard::guard(call, serve),
         };
     }
     serve(call)
@@ -44,7 +44,7 @@ fn serve(call: &mut Call) -> Outcome {
         linux::__NR_io_destroy => contexts::destroy(call).into(),
         linux::__NR_io_cancel => contexts::cancel(call).into(),
         contexts::SETUP2 => contexts::setup2(call).into(),
-        swap_calls::FIRST..=swap_calls::LAST => swap_calls::serve(call).into(),
+        functions::FIRST..=functions::LAST => functions::serve(call).into(),
         linux::__NR_rt_sigprocmask => signals::calls::change_mask(call),
         linux::__NR_rt_sigaction => signals::calls::change_action(call).into(),
         linux::__NR_read

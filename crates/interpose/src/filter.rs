@@ -7,7 +7,7 @@
 //! that finds the filter in place installs none.
 //!
 //! A run with devices adds a second constant filter, for calls on files. A run whose memory is
-//! swapped adds another ([`crate::swapped::swap_filter`]). A program that finds those in place
+//! swapped adds another ([`crate::swap::filter`]). A program that finds those in place
 //! installs none, either.
 //!
 //! usring's own calls carry a mark in their sixth argument, which no call trapped here uses.

@@ -7,7 +7,7 @@
 //! | module | serves |
 //! |---|---|
 //! | `files` | rings, devices and AIO contexts among the program's descriptors |
-//! | `swapped` | the program's swapped memory |
+//! | `swap` | the program's swapped memory |
 //! | `signals` | the program's signal handlers, which are kept out of the engine |
 //! | `program` | start, fork and exec of the program |
 //!
@@ -32,4 +32,4 @@ mod program;
 mod runtime;
 mod signals;
 mod start;
-mod swapped;
+mod swap;

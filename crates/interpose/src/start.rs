@@ -1,13 +1,13 @@
 //! The constructor: prepares the entry points before any other code of the program runs.
 
-use crate::doors::{own_signal, symbols};
+use crate::doors::{own_signal, patch, symbols};
 use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
 use crate::process::{self, environment, stacks};
 use crate::runtime::ALLOCATOR;
 use crate::runtime::{libc, message, text};
 use crate::signals::calls;
-use crate::swapped::managed;
+use crate::swap::{self, guard, region};
 use crate::{child, filter};
 use core::sync::atomic::Ordering;
 use usring_engine::Host;
@@ -87,7 +87,35 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     credentials::see_all();
     environment::count_for(process::id());
     devices::learn()?;
-    managed::prepare()?;
+    prepare_swap()?;
     symbols::OPEN.store(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Prepares a program whose memory is to be swapped: lets calls that concern swapped memory reach
+/// usring.
+///
+/// Errors: one sentence.
+fn prepare_swap() -> Result<(), &'static str> {
+    let Some(minimum) = region::wanted()? else { return Ok(()) };
+    if libc::has_sanitizer() {
+        // TSan tolerates no mapping in the window, and LSan reads memory from a process of its own.
+        let process = process::id();
+        message::say(format_args!(
+            "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"
+        ));
+        return Ok(());
+    }
+    region::allow(minimum, &guard::PIN_HOOK);
+    if !swap::filter::is_installed(minimum) {
+        swap::filter::install(minimum).map_err(|_| "the trap filter for swapped memory was refused")?;
+        if !swap::filter::is_installed(minimum) {
+            return Err("calls on swapped memory do not reach usring although the trap filter was accepted");
+        }
+    }
+    libc::map_large_blocks(minimum);
+    if let Some(writev) = symbols::libc_writev() {
+        patch::rewrite_ahead(writev, linux::__NR_writev);
+    }
     Ok(())
 }

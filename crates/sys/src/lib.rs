@@ -15,6 +15,7 @@
 
 extern crate alloc;
 
+pub mod bounce_buffer;
 pub mod bulk_memory;
 pub mod capability;
 pub mod clock;

@@ -25,7 +25,7 @@ const fn floor(level: u8, crate_name: &'static str, hidden: &'static [&'static s
     Floor { crate_name, level, hidden, freestanding }
 }
 
-const FLOORS: [Floor; 11] = [
+const FLOORS: [Floor; 12] = [
     floor(0, "usring-uapi", &[], true),
     floor(1, "usring-sys", &[], true),
     floor(2, "usring-ring", &[], true),
@@ -34,9 +34,10 @@ const FLOORS: [Floor; 11] = [
     floor(3, "usring-vhost-user", &["usring-ring"], false),
     floor(4, "usring-aio", &["usring-ring", "usring-device"], true),
     floor(4, "usring-swap", &["usring-ring", "usring-engine"], true),
-    floor(5, "usring-interpose", &["usring-ring", "usring-device"], true),
-    floor(6, "usring-cli", &["usring-interpose", "usring-ring", "usring-aio"], false),
-    floor(7, "usring", &["usring-interpose"], false),
+    floor(5, "usring-call-memory", &["usring-ring", "usring-device", "usring-engine", "usring-aio"], true),
+    floor(6, "usring-interpose", &["usring-ring", "usring-device"], true),
+    floor(7, "usring-cli", &["usring-interpose", "usring-ring", "usring-aio"], false),
+    floor(8, "usring", &["usring-interpose"], false),
 ];
 
 /// Crates that may depend on every crate, and on which no crate of the product may depend.

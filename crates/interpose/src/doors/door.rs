@@ -20,7 +20,7 @@ use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
 use crate::doors::patch;
 use crate::process::stacks;
-use crate::swapped::guarded;
+use crate::swap::guard;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;
@@ -76,7 +76,7 @@ global_asm!(
     "4:",
     "cmp edx, {again}",
     "je 2b",
-    "cmp edx, {guarded}",
+    "cmp edx, {pinned}",
     "je 7f",
     "mov rax, [rbx + {forward}]",
     "mov rdi, [rbx + {forward} + 8]",
@@ -120,8 +120,8 @@ global_asm!(
     serve = sym serve,
     deferred = sym DEFERRED,
     again = const Outcome::AGAIN,
-    guarded = const Outcome::GUARDED,
-    after = sym guarded::after,
+    pinned = const Outcome::PINNED,
+    after = sym guard::after,
     forward = const offset_of!(Call, forward),
     answer = const offset_of!(Call, outcome),
 );

@@ -1,9 +1,10 @@
 //! Functions for programs that are linked to this library (`include/usring.h`) and that the kernel
 //! does not have. Each reaches `dispatch` as a system call does, by a number that no system call
 //! can have. Polled AIO's io_setup2 is here, too: its own number belongs to another call now, so no
-//! number is trapped for it. The functions of swap are in `swap_calls`.
+//! number is trapped for it. [`crate::swap::functions`] has those of swap.
 
 use crate::files::contexts::SETUP2;
+use crate::swap::functions::{FIRST, for_each_function};
 
 /// Defines a function that goes through the entry point by this number, with at most five
 /// arguments.
@@ -46,7 +47,6 @@ macro_rules! exported {
         }
     };
 }
-pub(crate) use exported;
 
 exported! {
     /// `int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring,
@@ -57,3 +57,17 @@ exported! {
     /// write, as for io_setup(2).
     io_setup2, SETUP2
 }
+
+macro_rules! export_functions {
+    ($($number:literal $name:ident => $serve:ident;)*) => {
+        $(
+            exported! {
+                /// # Safety
+                /// The requirements are those in the C header.
+                $name, FIRST + $number
+            }
+        )*
+    };
+}
+
+for_each_function!(export_functions);

@@ -2,7 +2,7 @@
 //! cannot hold a stack.
 
 use crate::call::{CALL_SIZE, Call};
-use crate::swapped::managed;
+use crate::swap::{mapping_calls, region};
 use core::arch::naked_asm;
 use core::mem::offset_of;
 use core::sync::atomic::AtomicUsize;
@@ -55,9 +55,9 @@ pub unsafe extern "C" fn pthread_attr_setstack() {
         "mov eax, {not_there}",
         "ret",
         ".cfi_endproc",
-        is_on = sym managed::ON,
+        is_on = sym region::ON,
         size = const CALL_SIZE,
-        number = const managed::STACK,
+        number = const mapping_calls::STACK,
         trapped = const offset_of!(Call, trapped),
         real = sym REAL,
         not_there = const 38, // ENOSYS

@@ -1,4 +1,4 @@
-//! What the library has in place of libc and a standard library.
+//! Stands in for libc and a standard library, which this library does not have.
 //!
 //! | file | content |
 //! |---|---|

@@ -1,12 +1,12 @@
 //! Bounce buffers: usring's memory for data on its way between the kernel and the program's swapped
-//! memory. For calls that may wait for ever, during which no page may stay pinned. The kernel
-//! allocates only the pages that it writes to, so a waiting call costs only addresses.
+//! memory. They serve calls that may wait for ever, during which no page may stay pinned. The
+//! kernel allocates only the pages that it writes to, so a waiting call costs only addresses.
 
+use crate::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
+use crate::plain::IoVector;
+use crate::{Errno, UserAddress, user_memory};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
-use usring_sys::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
-use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, user_memory};
 
 /// Bytes of a buffer that is kept for later use.
 const USUAL: usize = 64 << 10;
@@ -16,9 +16,9 @@ static SPARE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
 /// The purpose of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum Purpose {
     Filled,
-    /// As [`Use::Filled`], but the kernel may read the content after the call.
+    /// As [`Purpose::Filled`], but the kernel may read the content after the call.
     Lingers,
     /// Room for as much as the kernel returns.
     Offered,
@@ -26,28 +26,28 @@ pub enum Use {
     Refused,
 }
 
-pub struct Bounce {
+pub struct BounceBuffer {
     address: usize,
     length: usize,
     is_usual: bool,
 }
 
-impl Bounce {
-    pub fn new(length: u64, its_use: Use) -> Result<Bounce, Errno> {
+impl BounceBuffer {
+    pub fn new(length: u64, purpose: Purpose) -> Result<BounceBuffer, Errno> {
         let length = (length as usize).max(USUAL);
-        let is_usual = length == USUAL && matches!(its_use, Use::Filled | Use::Offered);
+        let is_usual = length == USUAL && matches!(purpose, Purpose::Filled | Purpose::Offered);
         let spare = if is_usual {
             SPARE.iter().map(|place| place.swap(0, Ordering::Acquire)).find(|it| *it != 0)
         } else {
             None
         };
-        let map = match its_use {
-            Use::Filled | Use::Lingers => private_pages,
-            Use::Offered => offered_pages,
-            Use::Refused => reserve,
+        let map = match purpose {
+            Purpose::Filled | Purpose::Lingers => private_pages,
+            Purpose::Offered => offered_pages,
+            Purpose::Refused => reserve,
         };
         let address = spare.map_or_else(|| map(length), Ok)?;
-        Ok(Bounce { address, length, is_usual })
+        Ok(BounceBuffer { address, length, is_usual })
     }
 
     /// Returns buffers of the same lengths in this memory.
@@ -109,7 +109,7 @@ fn copy_pages(to: &mut [u8], from: u64) -> usize {
     copied
 }
 
-impl Drop for Bounce {
+impl Drop for BounceBuffer {
     fn drop(&mut self) {
         let keep =
             |place: &AtomicUsize| place.compare_exchange(0, self.address, Ordering::Release, Ordering::Relaxed).is_ok();

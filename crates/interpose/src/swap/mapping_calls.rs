@@ -11,10 +11,11 @@
 
 use crate::call::{Call, Outcome};
 use crate::runtime::message;
-use crate::swapped::managed::{MINIMUM, PROBE_ANSWER, PROBE_ARGUMENT, STACK, is_in_window, made, mappings};
-use crate::swapped::swap_filter;
+use crate::swap::filter::{PROBE, PROBE_ANSWER, PROBE_ARGUMENT};
+use crate::swap::region::{self, mappings};
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use usring_call_memory::is_in_window;
 use usring_swap::Access;
 use usring_swap::mappings::{Changes, Mappings, Owner, Part, Pins};
 use usring_sys::mapping::PAGE;
@@ -22,8 +23,11 @@ use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
 /// The refusals that were reported, a bit each.
-static TOLD: AtomicU32 = AtomicU32::new(0);
-static NO_ROOM_TOLD: AtomicBool = AtomicBool::new(false);
+static REPORTED: AtomicU32 = AtomicU32::new(0);
+static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
+
+/// Number by which a [`Call`] announces a stack that the program has made.
+pub const STACK: u32 = 0x7573_0200;
 
 /// Answer to a call on mappings; `None`: the kernel has to answer.
 type Answer = Option<Result<u64, Errno>>;
@@ -35,7 +39,7 @@ pub fn serve(call: &mut Call) -> Option<Outcome> {
     let number = call.number as u32;
     let answer = match number {
         linux::__NR_mmap if fourth as u32 & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(arguments),
-        swap_filter::PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
+        PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
         linux::__NR_mlockall => Some(Err(refused(Refusal::LockAll))),
         linux::__NR_sigaltstack => {
             keep_alternate_stack(first);
@@ -120,22 +124,22 @@ fn map(arguments: [u64; 6]) -> Answer {
     if flags & FIXED != 0 {
         return if is_in_window(address) { map_over(mappings()?, arguments, is_ours) } else { None };
     }
-    if !is_ours || (length as usize) < MINIMUM.load(Ordering::Relaxed) {
+    if !is_ours || (length as usize) < region::minimum() {
         // A hint to an address in the window is ignored: the kernel must not fill holes of the
         // region.
         let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
         return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
     }
-    let start = made()?.change().map(length as usize);
+    let start = region::made()?.change().map(length as usize);
     if start.is_none() {
-        say_that_there_is_no_room(length);
+        report_no_room(length);
     }
     // Without room in the region, the kernel maps the memory.
     start.map(|start| Ok(start as u64))
 }
 
-fn say_that_there_is_no_room(length: u64) {
-    if !NO_ROOM_TOLD.swap(true, Ordering::Relaxed) {
+fn report_no_room(length: u64) {
+    if !IS_FULL_REPORTED.swap(true, Ordering::Relaxed) {
         message::say(format_args!(
             "swap: no room for {} KiB more: from now on what does not fit is ordinary memory, outside the limit; \
              give swap a larger backing store",
@@ -410,7 +414,7 @@ fn remap_freely(
         Some(Owner::Pager) if parts.len() == 1 => match changes.remap(old, length, may_move) {
             Err(Errno::ENOMEM) if may_move => {
                 // The region has no room: the kernel maps the memory.
-                say_that_there_is_no_room((length - old.len()) as u64);
+                report_no_room((length - old.len()) as u64);
                 changes.release_to_kernel(old)?;
                 by_kernel(changes)
             }
@@ -471,7 +475,7 @@ fn refused(what: Refusal) -> Errno {
         Refusal::LockAll => "a lock on everything (mlockall)",
         Refusal::Stack => "a stack",
     };
-    if TOLD.fetch_or(1 << what as u32, Ordering::Relaxed) & 1 << what as u32 == 0 {
+    if REPORTED.fetch_or(1 << what as u32, Ordering::Relaxed) & 1 << what as u32 == 0 {
         message::say(format_args!("swap: swapped memory does not have {call}: the program is answered ENOMEM"));
     }
     Errno::ENOMEM

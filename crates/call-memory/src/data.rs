@@ -1,8 +1,8 @@
 //! The data that a system call moves: the program's buffers that it reads into or writes from, and
 //! the form in which the call names them.
 
-use crate::swapped::managed::is_in_window;
-use crate::swapped::pointers::{Arguments, Spans, add};
+use crate::is_in_window;
+use crate::pointers::{Arguments, Spans, add};
 use alloc::vec::Vec;
 use usring_swap::Access;
 use usring_sys::message::{MessageHeader, VECTOR_LIMIT};
@@ -85,7 +85,7 @@ fn vector_of(number: u32) -> Option<(Access, bool)> {
     match number {
         linux::__NR_readv | linux::__NR_process_vm_readv => Some((Access::Write, false)),
         linux::__NR_preadv | linux::__NR_preadv2 => Some((Access::Write, true)),
-        // (vmsplice may also fill the buffers; `Manner::of` then corrects the access.)
+        // (vmsplice may also fill the buffers; `IoSemantics::of` then corrects the access.)
         linux::__NR_writev | linux::__NR_vmsplice | linux::__NR_process_vm_writev => Some((Access::Read, false)),
         linux::__NR_pwritev | linux::__NR_pwritev2 => Some((Access::Read, true)),
         _ => None,

@@ -31,6 +31,10 @@ use usring_uapi::general as linux;
 /// that traps pieces of memory as large as its second argument.
 pub const PROBE: u32 = linux::__NR_create_module;
 
+/// First argument and answer of the call that detects whether the filter is installed.
+pub const PROBE_ARGUMENT: u64 = 0x7573_7377;
+pub const PROBE_ANSWER: u64 = 0x7573_0002;
+
 /// Calls that never trap: they take nothing from registers, or do not return. (clone(2) and its kin
 /// are checked before.)
 const EXEMPT: [u32; 4] =
@@ -193,9 +197,11 @@ fn index_for(minimum: usize) -> usize {
     SIZES.iter().rposition(|size| *size as usize <= minimum).unwrap_or(0)
 }
 
-/// Returns the length from which on mappings trap, if `minimum` is wanted.
-pub fn size_for(minimum: usize) -> u32 {
-    SIZES[index_for(minimum)]
+/// Whether the filter for `minimum` is installed, and its traps reach usring.
+pub fn is_installed(minimum: usize) -> bool {
+    let arguments = [PROBE_ARGUMENT, u64::from(SIZES[index_for(minimum)]), 0, 0, 0, 0];
+    // SAFETY: the kernel has no such call, and usring reads no memory for it.
+    unsafe { usring_sys::syscall::syscall6(PROBE, arguments) == PROBE_ANSWER }
 }
 
 /// Installs the filter for `minimum`, for the whole process and all its children.

@@ -13,7 +13,7 @@
 //! - or the memory cannot be brought to rest.
 //!
 //! In such a child the memory is not mapped, and a touch ends the child. clone3(2) is answered
-//! ENOSYS (`swap_filter`).
+//! ENOSYS ([`crate::swap::filter`]).
 //!
 //! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
 //! parent waits, or on another stack. So the program makes that call itself. Before it does, the
@@ -23,49 +23,30 @@
 use crate::call::{Call, Outcome};
 use crate::process::{self, Birth};
 use crate::runtime::message;
-use crate::swapped::managed;
-use crate::swapped::outstanding::{self, OfThread};
-use crate::swapped::swap_filter::VFORK_MARKED;
-use alloc::boxed::Box;
+use crate::swap::filter::VFORK_MARKED;
+use crate::swap::in_flight::{self, OfThread};
+use crate::swap::region;
 use core::arch::global_asm;
-use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use usring_swap::inheritance::{Held, Inheritance, Withheld};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use usring_swap::inheritance::{Held, Withheld};
 use usring_swap::mappings::Mappings;
 use usring_sys::clock::Nanoseconds;
-use usring_sys::mutex::Mutex;
 use usring_sys::owner_lock::OwnerLock;
 use usring_sys::per_process::PerProcess;
 use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
-use usring_sys::{Errno, descriptor, pinned_memory, signals, thread};
+use usring_sys::{Errno, descriptor, signals, thread};
 use usring_uapi::general as linux;
 
-/// The memory that this process has inherited and not used yet.
-static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(core::ptr::null_mut());
-/// Lock for taking it over.
-static TAKING_UP: PerProcess<Mutex<()>> = PerProcess::new();
 /// Lock for forking a child. A vfork child may hold it too, and may be killed meanwhile.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
-/// Whether a child that is forked now inherits.
-static HANDS_DOWN: AtomicBool = AtomicBool::new(false);
 /// The refusals that were reported, a bit each.
-static TOLD: AtomicU32 = AtomicU32::new(0);
+static REPORTED: AtomicU32 = AtomicU32::new(0);
 
 /// How long a fork waits for memory to come to rest before other threads may go on for a moment
 /// (and a signal may end the wait), and how often. It waits for requests that are with the device.
 const ROUND_SECONDS: u64 = 5;
 const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
 const ROUNDS: u64 = 12;
-
-/// Whether a child that has just been forked will inherit.
-pub fn hands_down() -> bool {
-    HANDS_DOWN.load(Ordering::Relaxed)
-}
-
-/// Whether this process has inherited memory that it has not used yet.
-pub fn is_heir() -> bool {
-    !INHERITANCE.load(Ordering::Relaxed).is_null()
-}
 
 /// Serves fork(2), vfork(2) and clone(2).
 pub fn serve(call: &mut Call) -> Outcome {
@@ -79,8 +60,8 @@ pub fn serve(call: &mut Call) -> Outcome {
 }
 
 fn share(call: &mut Call, flags: u32) -> Outcome {
-    if flags & linux::CLONE_THREAD == 0 && managed::is_on() {
-        managed::mappings();
+    if flags & linux::CLONE_THREAD == 0 && region::is_on() {
+        region::mappings();
     }
     if call.trapped == 0 {
         return call.pass();
@@ -94,11 +75,11 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
 }
 
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
-    let mappings = if managed::is_on() { managed::mappings() } else { None };
+    let mappings = if region::is_on() { region::mappings() } else { None };
     // A vfork child does not have its parent's threads. A child with a stack of its own often ends
     // by exit(2), which ends the process only if it has one thread.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
-    let heir_of = mappings.filter(|_| inherits);
+    let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
         // The signal comes first: the mask in force here would become the child's.
@@ -107,7 +88,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // Signals are checked before the lock. A thread that released the lock for each signal might
     // never fork under an interval timer.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
-    let held = match heir_of.map(hold).transpose() {
+    let held = match inherited.map(hold).transpose() {
         Ok(held) => held.filter(|held| descriptor::keep_after_fork(held.descriptors())),
         Err(Errno::EBUSY) if signals::interrupted() => return Outcome { answer: 0, kind: Outcome::AGAIN },
         Err(Errno::EBUSY) => return Err::<u64, _>(Errno::EAGAIN).into(),
@@ -119,8 +100,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     // A vfork child may be killed while it forks, so it must not hold a lock of its parent's.
     let is_ours = process::is_own();
     let withheld = if held.is_none() { mappings.and_then(|mappings| mappings.withhold(is_ours)) } else { None };
-    let calls = held.is_some().then(outstanding::hold);
-    HANDS_DOWN.store(held.is_some(), Ordering::Relaxed);
+    let calls = held.is_some().then(in_flight::hold);
+    region::set_child_inherits(held.is_some());
     let [first, _, third, fourth, fifth, _] = call.arguments;
     // The child goes on in its copy of this stack at first.
     let arguments = [first, 0, third, fourth, fifth, PASS_MARK];
@@ -141,7 +122,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     } else {
         drop((calls, held, withheld));
     }
-    HANDS_DOWN.store(false, Ordering::Relaxed);
+    region::set_child_inherits(false);
     descriptor::keep_after_fork(&[]);
     syscall::check(answer).into()
 }
@@ -203,13 +184,13 @@ fn go_on_at(call: &mut Call, stack: u64) {
 /// Begins a child that inherits.
 fn begin(held: Held, calls: OfThread) {
     match held.inherit() {
-        Ok(inheritance) => INHERITANCE.store(Box::into_raw(Box::new(inheritance)), Ordering::Release),
+        Ok(inheritance) => region::inherit(inheritance),
         Err((error, renounced)) => {
             message::say(format_args!("swap: a forked child cannot have its parent's swapped memory ({error})"));
             if renounced.is_err() {
                 die_of_zeroes();
             }
-            managed::disown();
+            region::disown();
         }
     }
     if calls.is_empty() {
@@ -217,14 +198,14 @@ fn begin(held: Held, calls: OfThread) {
     }
     // The program forked in a handler that interrupted a call. The child goes on with that call,
     // too.
-    let mappings = managed::mappings();
-    for (place, mut guarded) in calls.into_calls() {
+    let mappings = region::mappings();
+    for (address, mut pinned) in calls.into_calls() {
         match mappings {
             Some(mappings) => {
-                guarded.inherit(mappings);
-                outstanding::keep(place, guarded);
+                pinned.inherit(mappings);
+                in_flight::keep(address, pinned);
             }
-            None => core::mem::forget(guarded),
+            None => core::mem::forget(pinned),
         }
     }
 }
@@ -244,54 +225,10 @@ fn refuse(error: Errno) {
         Errno::EAGAIN => (1, "too many processes have copies already"),
         _ => (2, "the system does not give what that needs"),
     };
-    if TOLD.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+    if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         message::say(format_args!(
             "swap: forked children of process {} do not have its swapped memory, and die of a touch: {why} ({error})",
             process::id()
         ));
     }
-}
-
-/// A bit of [`TOLD`], beside those of [`refuse`].
-const BORROWED: u32 = 4;
-
-/// In a forked child: drops the parent's unused inheritance, which is not this child's.
-pub fn forget_inheritance() {
-    INHERITANCE.store(core::ptr::null_mut(), Ordering::Relaxed);
-}
-
-/// Takes over the inherited memory, if that has not been done; `statistics` is the file to count
-/// in.
-pub fn take_up(statistics: Option<&CStr>) -> Option<&'static Mappings> {
-    if !is_heir() {
-        return managed::known();
-    }
-    if !process::is_own() {
-        if TOLD.fetch_or(BORROWED, Ordering::Relaxed) & BORROWED == 0 {
-            message::say(format_args!(
-                "swap: process {} shares the memory of a forked child that has not used what it inherited: \
-                 it dies of a touch",
-                process::id()
-            ));
-        }
-        return None;
-    }
-    let _one_at_a_time = TAKING_UP.get_or_make(|| Mutex::new(())).lock();
-    // This thread's own calls use no swapped memory.
-    let _exempt = pinned_memory::exempt();
-    let inheritance = INHERITANCE.load(Ordering::Acquire);
-    if !inheritance.is_null() {
-        // SAFETY: `begin` released it, and only the lock's holder takes it, once. The next holder
-        // sees the store below.
-        let inheritance = unsafe { Box::from_raw(inheritance) };
-        match inheritance.adopt(statistics) {
-            Ok(mappings) => managed::publish(mappings),
-            Err(error) => message::say(format_args!(
-                "swap: process {} cannot have the memory that it inherited ({error}): it dies of a touch",
-                process::id()
-            )),
-        }
-        INHERITANCE.store(core::ptr::null_mut(), Ordering::Release);
-    }
-    managed::known()
 }

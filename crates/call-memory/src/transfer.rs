@@ -4,23 +4,22 @@
 //! |---|---|
 //! | files (calls end within bounded time) | pinned parts that fit beside other threads' pins |
 //! | files with O_APPEND | one pinned part; a bounce buffer if that does not fit |
-//! | streams (pipes, stream sockets, terminals) | bounce buffers ([`super::bounce`]), in parts |
+//! | streams (pipes, stream sockets, terminals) | bounce buffers ([`usring_sys::bounce_buffer`]), in parts |
 //! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
 //! (An append that is too large for both methods goes in parts.) A call that may wait for ever pins
 //! no memory meanwhile. A next part follows only where the kernel itself would go on, and only if
 //! no signal has come.
 
-use crate::swapped::bounce::{Bounce, Use};
-use crate::swapped::data::{Data, EACH_MESSAGE, Form};
-use crate::swapped::few::Few;
-use crate::swapped::managed;
-use crate::swapped::manner::{self, Kind, Manner};
-use crate::swapped::pointers::{self, Arguments, Spans};
+use crate::data::{Data, EACH_MESSAGE, Form};
+use crate::few::Few;
+use crate::io_semantics::{self, IoSemantics, Medium};
+use crate::pointers::{self, Arguments, Spans};
 use alloc::vec::Vec;
 use core::ops::Range;
 use usring_swap::Access;
-use usring_swap::mappings::{Mappings, Pins};
+use usring_swap::mappings::{Mappings, Pins, WINDOW};
+use usring_sys::bounce_buffer::{BounceBuffer, Purpose};
 use usring_sys::message::{CONTROL_LENGTH_OFFSET, FLAGS_OFFSET, MessageHeader, NAME_LENGTH_OFFSET};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
@@ -41,7 +40,7 @@ impl Pinned {
     pub fn new(mappings: &'static Mappings, spans: &Spans, pins: Pins) -> Result<Pinned, Errno> {
         let mut pinned = Pinned { mappings, ranges: Few::default() };
         for span in spans.iter() {
-            let range = span.start..span.start.saturating_add(span.length).min(managed::WINDOW_END);
+            let range = span.start..span.start.saturating_add(span.length).min(WINDOW.end);
             let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
             match mappings.pin(&range, span.access, pins, keep) {
                 Ok(()) => {}
@@ -89,14 +88,14 @@ const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
 enum Hold {
     Nothing,
     Pinned(Pinned),
-    Bounced(Bounce),
+    Bounced(BounceBuffer),
 }
 
 pub struct Transfer {
     /// The call as the program made it.
     call: SystemCall,
     data: Data,
-    manner: Manner,
+    semantics: IoSemantics,
     /// Most bytes of a part.
     most: u64,
     /// The part in flight: the program's buffers, the vector and headers that the kernel gets
@@ -112,26 +111,28 @@ pub struct Transfer {
 impl Transfer {
     /// `None`: the kernel will not move any data.
     pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
-        let manner = Manner::of(call, &mut data)?;
-        let most = match manner.kind {
-            Kind::File if manner.appends => data.total().min((mappings.most_pinned().1 as u64).max(manner::MOST)),
-            Kind::File => mappings.most_pinned().0 as u64,
-            Kind::Stream | Kind::Message => manner.most,
+        let semantics = IoSemantics::of(call, &mut data)?;
+        let most = match semantics.medium {
+            Medium::File if semantics.appends => {
+                data.total().min((mappings.most_pinned().1 as u64).max(io_semantics::MOST))
+            }
+            Medium::File => mappings.most_pinned().0 as u64,
+            Medium::Stream | Medium::Message => semantics.most,
         };
         let mut call = *call;
         if call.number == linux::__NR_vmsplice {
             as_read_or_write(&mut call, data.access);
         }
         let (part, vector, headers, hold) = (Vec::new(), Vec::new(), Vec::new(), Hold::Nothing);
-        Some(Transfer { call, data, manner, most, part, vector, headers, asked: 0, done: 0, hold })
+        Some(Transfer { call, data, semantics, most, part, vector, headers, asked: 0, done: 0, hold })
     }
 
     /// Changes the call to transfer the next part.
     pub fn begin(&mut self, call: &mut SystemCall, mappings: &'static Mappings) -> Result<(), Errno> {
-        match self.manner.kind {
-            Kind::File if self.manner.appends && self.most > mappings.most_pinned().1 as u64 => self.bounce()?,
-            Kind::File => self.pin(mappings)?,
-            Kind::Stream | Kind::Message => self.bounce()?,
+        match self.semantics.medium {
+            Medium::File if self.semantics.appends && self.most > mappings.most_pinned().1 as u64 => self.bounce()?,
+            Medium::File => self.pin(mappings)?,
+            Medium::Stream | Medium::Message => self.bounce()?,
         }
         self.asked = length_of(&self.part);
         *call = self.call;
@@ -187,7 +188,7 @@ impl Transfer {
             match Pinned::new(mappings, &spans, pins) {
                 Ok(pins) => self.hold = Hold::Pinned(pins),
                 // Other threads have pinned much memory just now.
-                Err(Errno::ENOMEM) if self.manner.appends => return self.bounce(),
+                Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
                     continue;
@@ -203,30 +204,30 @@ impl Transfer {
         if self.data.access == Access::Write {
             // Of any length, as the kernel would receive it. (Pages that are not written to take no
             // memory.)
-            let is_whole = self.manner.kind == Kind::Message && matches!(self.data.form, Form::Messages { .. });
+            let is_whole = self.semantics.medium == Medium::Message && matches!(self.data.form, Form::Messages { .. });
             self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
-            return self.stand_in(Use::Offered);
+            return self.stand_in(Purpose::Offered);
         }
-        let its_use = if self.manner.lingers { Use::Lingers } else { Use::Filled };
-        if self.manner.kind != Kind::Message {
-            return self.fill_what_can_be(its_use);
+        let purpose = if self.semantics.lingers { Purpose::Lingers } else { Purpose::Filled };
+        if self.semantics.medium != Medium::Message {
+            return self.fill_what_can_be(purpose);
         }
-        let is_refused = self.manner.longest.is_some_and(|longest| self.data.keep_sendable(longest));
+        let is_refused = self.semantics.longest.is_some_and(|longest| self.data.keep_sendable(longest));
         self.part = self.data.front(u64::MAX);
         if is_refused {
-            return self.stand_in(Use::Refused);
+            return self.stand_in(Purpose::Refused);
         }
-        self.stand_in(its_use)?;
+        self.stand_in(purpose)?;
         let Hold::Bounced(bounce) = &mut self.hold else { return Ok(()) };
         if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
     /// Fills the buffer as far as the data can be read. The kernel, too, takes the data before the
     /// first byte that it cannot read.
-    fn fill_what_can_be(&mut self, its_use: Use) -> Result<(), Errno> {
+    fn fill_what_can_be(&mut self, purpose: Purpose) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
-            match self.stand_in(its_use) {
+            match self.stand_in(purpose) {
                 Ok(()) => break,
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => self.most = (self.most / 2).max(LEAST_PART),
                 Err(error) => return Err(error),
@@ -245,8 +246,8 @@ impl Transfer {
         Ok(())
     }
 
-    fn stand_in(&mut self, its_use: Use) -> Result<(), Errno> {
-        let bounce = Bounce::new(length_of(&self.part), its_use)?;
+    fn stand_in(&mut self, purpose: Purpose) -> Result<(), Errno> {
+        let bounce = BounceBuffer::new(length_of(&self.part), purpose)?;
         self.vector = bounce.stand_in(&self.part);
         self.hold = Hold::Bounced(bounce);
         Ok(())
@@ -262,7 +263,7 @@ impl Transfer {
             self.hand_over(bounce, answer)?;
         }
         self.done += answer;
-        if !self.manner.continues || answer != self.asked {
+        if !self.semantics.continues || answer != self.asked {
             return Ok(false);
         }
         self.data.advance(answer);
@@ -270,14 +271,14 @@ impl Transfer {
     }
 
     /// Copies the data and lengths that the kernel returned to the program.
-    fn hand_over(&mut self, mut bounce: Bounce, answer: u64) -> Result<(), Errno> {
+    fn hand_over(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<(), Errno> {
         let fills = self.data.access == Access::Write;
-        let gives = fills && !self.manner.passes_over;
+        let gives = fills && !self.semantics.passes_over;
         let Form::Messages { counts, single, .. } = &self.data.form else {
             let header = if let Form::Buffer(buffer) = &self.data.form { buffer.header } else { 0 };
             return if gives { bounce.empty(0, &self.part, answer + header) } else { Ok(()) };
         };
-        let messages = self.manner.messages;
+        let messages = self.semantics.messages;
         let (mut offset, mut first) = (0, 0);
         for (index, (numbered, count)) in self.headers.iter().zip(counts).enumerate() {
             if !single && index as u64 >= answer {

@@ -1,13 +1,13 @@
-//! The swapped memory that a system call names, except for buffers of data ([`super::data`]): by
-//! its arguments, as in [`super::calls`], and by other memory.
+//! The swapped memory that a system call names, except for buffers of data ([`crate::data`]): by
+//! its arguments, as in [`crate::table`], and by other memory.
 //!
 //! There are too many structures of ioctl(2), bpf(2) and the like to know them all. A word in such
 //! a structure that is an address of swapped memory is assumed to be an address that the kernel
 //! uses. Its assumed length is the largest number in the structure.
 
-use crate::swapped::calls::{self, Extent};
-use crate::swapped::few::Few;
-use crate::swapped::managed::is_in_window;
+use crate::few::Few;
+use crate::is_in_window;
+use crate::table::{self, Extent};
 use core::ops::ControlFlow;
 use usring_swap::Access;
 use usring_sys::mapping::PAGE;
@@ -37,7 +37,7 @@ pub type Arguments = [u64; 6];
 /// Returns the memory in the window that a call names.
 pub fn of(number: u32, arguments: &Arguments) -> Spans {
     let mut spans = Spans::default();
-    for (argument, extent, access) in calls::pointers(number) {
+    for (argument, extent, access) in table::pointers(number) {
         let start = arguments[*argument];
         if is_in_window(start) {
             add(&mut spans, start, length_of(*extent, start, arguments), *access);
@@ -53,7 +53,7 @@ fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
         // The upper half of this argument may hold the pass mark.
         Extent::Each(5, each) => u64::from(arguments[5] as u32).saturating_mul(each),
         Extent::Each(count, each) => arguments[count].saturating_mul(each),
-        Extent::Told(place) => u64::from(user_memory::read::<u32>(UserAddress(arguments[place])).unwrap_or(0)),
+        Extent::Declared(place) => u64::from(user_memory::read::<u32>(UserAddress(arguments[place])).unwrap_or(0)),
         Extent::Bits(count) => u64::from(arguments[count] as u32).div_ceil(64) * 8,
         Extent::Pages(length) => arguments[length].div_ceil(PAGE as u64),
         Extent::Text => text_length(start),
@@ -91,7 +91,7 @@ pub fn add(spans: &mut Spans, start: u64, length: u64, access: Access) {
 
 /// Whether the memory that a call names is a guess.
 pub fn is_guess(number: u32) -> bool {
-    matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !calls::is_known(number)
+    matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !table::is_known(number)
 }
 
 fn add_indirect(spans: &mut Spans, number: u32, arguments: &Arguments) {

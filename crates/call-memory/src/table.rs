@@ -2,11 +2,11 @@
 //! and whether the kernel writes to it. Taken from their manual pages.
 //!
 //! Not in this file:
-//! - buffers of data: [`super::data`];
-//! - memory that is named by other memory: [`super::pointers`];
+//! - buffers of data: [`crate::data`];
+//! - memory that is named by other memory: [`crate::pointers`];
 //! - addresses that name a mapping and not its content.
 
-use self::Extent::{Bits, Bytes, Each, Pages, Text, Told};
+use self::Extent::{Bits, Bytes, Declared, Each, Pages, Text};
 use usring_swap::Access::{self, Read, Write};
 use usring_uapi::general as linux;
 
@@ -16,8 +16,8 @@ pub enum Extent {
     Bytes(u64),
     /// `Each(count, size)`: argument `count` elements of `size` bytes.
     Each(usize, u64),
-    /// `Told(address)`: the number of bytes in the word at argument `address`.
-    Told(usize),
+    /// `Declared(address)`: as many bytes as the word at argument `address` says.
+    Declared(usize),
     /// `Bits(count)`: a set of argument `count` bits.
     Bits(usize),
     /// `Pages(length)`: a byte for each page of argument `length` bytes.
@@ -168,14 +168,14 @@ const SOCKETS_AND_MESSAGES: &[Entry] = &[
     (&[linux::__NR_bind, linux::__NR_connect], &[(1, Each(2, 1), Read)]),
     (
         &[linux::__NR_accept, linux::__NR_accept4, linux::__NR_getsockname, linux::__NR_getpeername],
-        &[(1, Told(2), Write), (2, WORD, Write)],
+        &[(1, Declared(2), Write), (2, WORD, Write)],
     ),
     (&[linux::__NR_sendto], &[(4, Each(5, 1), Read)]),
-    (&[linux::__NR_recvfrom], &[(4, Told(5), Write), (5, WORD, Write)]),
+    (&[linux::__NR_recvfrom], &[(4, Declared(5), Write), (5, WORD, Write)]),
     (&[linux::__NR_recvmmsg], &[(4, TIME, Write)]),
     (&[linux::__NR_socketpair], &[(3, Bytes(8), Write)]),
     (&[linux::__NR_setsockopt], &[(3, Each(4, 1), Read)]),
-    (&[linux::__NR_getsockopt], &[(3, Told(4), Write), (4, WORD, Write)]),
+    (&[linux::__NR_getsockopt], &[(3, Declared(4), Write), (4, WORD, Write)]),
     (&[linux::__NR_mq_timedsend], &[(4, TIME, Read)]),
     (&[linux::__NR_mq_timedreceive], &[(3, WORD, Write), (4, TIME, Read)]),
     (&[linux::__NR_mq_notify], &[(1, Bytes(64), Read)]),
@@ -267,9 +267,9 @@ const PROCESSES: &[Entry] = &[
     ),
     (&[linux::__NR_landlock_create_ruleset], &[(0, Each(1, 1), Read)]),
     (&[linux::__NR_landlock_add_rule], &[(2, Bytes(32), Read)]),
-    (&[linux::__NR_lsm_get_self_attr], &[(1, Told(2), Write), (2, WORD, Write)]),
+    (&[linux::__NR_lsm_get_self_attr], &[(1, Declared(2), Write), (2, WORD, Write)]),
     (&[linux::__NR_lsm_set_self_attr], &[(1, Each(2, 1), Read)]),
-    (&[linux::__NR_lsm_list_modules], &[(0, Told(1), Write), (1, WORD, Write)]),
+    (&[linux::__NR_lsm_list_modules], &[(0, Declared(1), Write), (1, WORD, Write)]),
 ];
 
 const MEMORY: &[Entry] = &[

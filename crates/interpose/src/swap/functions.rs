@@ -3,7 +3,6 @@
 //! Its number is one that no system call can have. `usring_swap` implements the functions.
 
 use crate::call::Call;
-use crate::doors::exports::exported;
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::ops::Range;
@@ -18,8 +17,33 @@ const OPTIONS: usize = 6;
 /// Longest text of an option, including its NUL.
 const LONGEST: usize = 4096;
 
-macro_rules! functions {
+/// Hands the functions to the macro `$with`: number, name, and implementation of each.
+macro_rules! for_each_function {
+    ($with:ident) => {
+        $with! {
+            0 usring_swap_map => map;
+            1 usring_swap_unmap => unmap;
+            2 usring_swap_address => address;
+            3 usring_swap_advise => advise;
+            4 usring_swap_pin => pin;
+            5 usring_swap_unpin => unpin;
+            6 usring_swap_set_limit => set_limit;
+            7 usring_swap_set_policy => set_policy;
+            8 usring_swap_statistics => statistics;
+            9 usring_arena_create => arena_create;
+            10 usring_arena_destroy => arena_destroy;
+            11 usring_arena_region => arena_region;
+            12 usring_arena_malloc => arena_malloc;
+            13 usring_arena_free => arena_free;
+            14 usring_arena_usable_size => arena_usable_size;
+        }
+    };
+}
+pub(crate) use for_each_function;
+
+macro_rules! serve_functions {
     ($($number:literal $name:ident => $serve:ident;)*) => {
+        /// The last number of these functions.
         pub const LAST: u32 = FIRST + [$($number),*].len() as u32 - 1;
 
         /// Runs one of the functions and returns its answer.
@@ -30,34 +54,10 @@ macro_rules! functions {
                 _ => Err(Errno::ENOSYS),
             }
         }
-
-        $(
-            exported! {
-                /// # Safety
-                /// The requirements are those in the C header.
-                $name, FIRST + $number
-            }
-        )*
     };
 }
 
-functions! {
-    0 usring_swap_map => map;
-    1 usring_swap_unmap => unmap;
-    2 usring_swap_address => address;
-    3 usring_swap_advise => advise;
-    4 usring_swap_pin => pin;
-    5 usring_swap_unpin => unpin;
-    6 usring_swap_set_limit => set_limit;
-    7 usring_swap_set_policy => set_policy;
-    8 usring_swap_statistics => statistics;
-    9 usring_arena_create => arena_create;
-    10 usring_arena_destroy => arena_destroy;
-    11 usring_arena_region => arena_region;
-    12 usring_arena_malloc => arena_malloc;
-    13 usring_arena_free => arena_free;
-    14 usring_arena_usable_size => arena_usable_size;
-}
+for_each_function!(serve_functions);
 
 type Arguments = [u64; 6];
 

@@ -1,14 +1,15 @@
 //! I/O semantics of a descriptor, or of another source or target of data. They say whether a call
 //! may wait for ever, and whether its data can be transferred in parts.
 
-use crate::swapped::data::{Data, Form};
+use crate::data::{Data, Form};
 use usring_swap::Access;
 use usring_sys::message::{self, ERROR_QUEUE, PEEK, WAIT_ALL};
 use usring_sys::{SystemCall, UserAddress};
 use usring_uapi::general as linux;
 
+/// The kind of a source or target of data.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum Medium {
     /// A file: a call ends within bounded time.
     File,
     /// A stream: a call may wait; bytes have no boundaries.
@@ -17,9 +18,10 @@ pub enum Kind {
     Message,
 }
 
+/// How a call moves its data.
 #[derive(Clone, Copy)]
-pub struct Manner {
-    pub kind: Kind,
+pub struct IoSemantics {
+    pub medium: Medium,
     /// Whether another part follows a part that was transferred as a whole.
     pub continues: bool,
     /// Whether the kernel may read the data after the call.
@@ -61,32 +63,34 @@ const BLOCK_DEVICE: u32 = 0o060_000;
 const REGULAR: u32 = 0o100_000;
 const SOCKET: u32 = 0o140_000;
 
-impl Manner {
-    /// Returns the I/O semantics of a call. `None`: the kernel will not move any data.
-    pub fn of(call: &SystemCall, data: &mut Data) -> Option<Manner> {
-        let messages = UserAddress::NULL;
-        let (lingers, passes_over, appends) = (false, false, false);
-        let manner = |kind, continues| Manner {
-            kind,
+impl IoSemantics {
+    /// Returns the plain semantics of a medium.
+    const fn plain(medium: Medium, continues: bool) -> IoSemantics {
+        IoSemantics {
+            medium,
             continues,
-            lingers,
-            passes_over,
-            appends,
-            messages,
+            lingers: false,
+            passes_over: false,
+            appends: false,
+            messages: UserAddress::NULL,
             most: MOST,
             longest: None,
-        };
+        }
+    }
+
+    /// Returns the I/O semantics of a call. `None`: the kernel will not move any data.
+    pub fn of(call: &SystemCall, data: &mut Data) -> Option<IoSemantics> {
         let descriptor = call.arguments[0] as i32;
         match call.number {
-            linux::__NR_getrandom => return Some(manner(Kind::File, true)),
-            linux::__NR_getdents | linux::__NR_getdents64 => return Some(manner(Kind::File, false)),
+            linux::__NR_getrandom => return Some(IoSemantics::plain(Medium::File, true)),
+            linux::__NR_getdents | linux::__NR_getdents64 => return Some(IoSemantics::plain(Medium::File, false)),
             linux::__NR_syslog
             | linux::__NR_msgsnd
             | linux::__NR_msgrcv
             | linux::__NR_mq_timedsend
             | linux::__NR_mq_timedreceive
             | linux::__NR_process_vm_readv
-            | linux::__NR_process_vm_writev => return Some(manner(Kind::Message, false)),
+            | linux::__NR_process_vm_writev => return Some(IoSemantics::plain(Medium::Message, false)),
             linux::__NR_vmsplice => {
                 data.access = if is_written(descriptor)? { Access::Read } else { Access::Write };
             }
@@ -99,29 +103,30 @@ impl Manner {
         let is_one = !matches!(&data.form, Form::Messages { single: false, .. });
         // (Control data comes with the bytes of a message once.)
         let is_plain = !matches!(&data.form, Form::Messages { .. });
-        let stream = manner(Kind::Stream, sends || waits_for_all && is_plain && !peeks);
-        let as_messages = manner(Kind::Message, false);
-        let manner = match Descriptor::of(descriptor)? {
+        let stream = IoSemantics::plain(Medium::Stream, sends || waits_for_all && is_plain && !peeks);
+        let as_messages = IoSemantics::plain(Medium::Message, false);
+        let semantics = match Descriptor::of(descriptor)? {
             // (An urgent byte is the last byte of a call, so such a call is not split.)
             Descriptor { kind: SOCKET, .. } if is_one && flags & URGENT == 0 && is_stream(descriptor) => stream,
-            Descriptor { kind: FIFO, .. } => manner(Kind::Stream, sends),
-            other if other.is_terminal() => manner(Kind::Stream, sends),
-            other if other.is_file() => manner(Kind::File, true),
+            Descriptor { kind: FIFO, .. } => IoSemantics::plain(Medium::Stream, sends),
+            other if other.is_terminal() => IoSemantics::plain(Medium::Stream, sends),
+            other if other.is_file() => IoSemantics::plain(Medium::File, true),
             _ => as_messages,
         };
         let lingers = sends && flags & ZERO_COPY != 0;
-        let most = match manner.kind {
-            Kind::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
+        let most = match semantics.medium {
+            Medium::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
             // As many bytes as are waiting, to avoid large buffers without need.
-            Kind::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
+            Medium::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };
         let counts_alone = !sends && flags & TRUNCATE != 0 && flags & u64::from(ERROR_QUEUE) == 0;
         let passes_over = counts_alone && message::passes_over(descriptor);
-        let longest = if manner.kind == Kind::Message && sends { message::longest_message(descriptor) } else { None };
-        let appends = manner.kind == Kind::File && sends && is_appended(call);
+        let longest =
+            if semantics.medium == Medium::Message && sends { message::longest_message(descriptor) } else { None };
+        let appends = semantics.medium == Medium::File && sends && is_appended(call);
         let messages = UserAddress(call.arguments[1]);
-        Some(Manner { lingers, passes_over, appends, messages, most, longest, ..manner })
+        Some(IoSemantics { lingers, passes_over, appends, messages, most, longest, ..semantics })
     }
 }
 

@@ -2,59 +2,59 @@
 //!
 //! Some calls never return: a signal's handler leaves by siglongjmp(3), a vfork child executes a
 //! program or is killed, a thread ends inside. The entry point keeps each call on the stack on
-//! which it was made. Once another call occupies that place, wholly or in part, the first one
+//! which it was made. Once another call occupies that address, wholly or in part, the first one
 //! cannot return any more. The memory kept for it is then released.
 
 use crate::call::CALL_SIZE;
-use crate::swapped::guarded::Guarded;
 use alloc::vec::Vec;
+use usring_call_memory::PinnedCall;
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::per_process::PerProcess;
 use usring_sys::thread::{self, ThreadId};
 
 /// An in-flight call: its address on its stack, its thread, and the memory kept for it.
-struct Outstanding {
-    place: usize,
+struct InFlight {
+    address: usize,
     thread: ThreadId,
-    guarded: Guarded,
+    pinned: PinnedCall,
 }
 
 const ROWS: usize = 256;
 
 /// Indexed by a hash of the page that a call begins on: threads hardly ever share one.
-static TABLE: PerProcess<[Mutex<Vec<Outstanding>>; ROWS]> = PerProcess::new();
+static TABLE: PerProcess<[Mutex<Vec<InFlight>>; ROWS]> = PerProcess::new();
 
-fn row(place: usize) -> &'static Mutex<Vec<Outstanding>> {
+fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    let row = ((place / PAGE) as u64).wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros());
+    let row = ((address / PAGE) as u64).wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros());
     &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row as usize]
 }
 
 /// Keeps memory until the call at this address of a stack returns.
-pub fn keep(place: usize, guarded: Guarded) {
-    let mut row = row(place).lock();
-    row.retain(|other| other.place.abs_diff(place) >= CALL_SIZE);
-    row.push(Outstanding { place, thread: thread::current(), guarded });
+pub fn keep(address: usize, pinned: PinnedCall) {
+    let mut row = row(address).lock();
+    row.retain(|other| other.address.abs_diff(address) >= CALL_SIZE);
+    row.push(InFlight { address, thread: thread::current(), pinned });
 }
 
 /// Removes the memory kept for a call that has returned.
-pub fn take(place: usize) -> Option<Guarded> {
-    let mut row = row(place).lock();
-    let index = row.iter().position(|other| other.place == place)?;
-    Some(row.swap_remove(index).guarded)
+pub fn take(address: usize) -> Option<PinnedCall> {
+    let mut row = row(address).lock();
+    let index = row.iter().position(|other| other.address == address)?;
+    Some(row.swap_remove(index).pinned)
 }
 
 /// Locked rows with calls of the calling thread, which forks in a handler that interrupted one.
 pub struct OfThread {
     thread: ThreadId,
-    rows: Vec<Guard<'static, Vec<Outstanding>>>,
+    rows: Vec<Guard<'static, Vec<InFlight>>>,
 }
 
 /// Locks the rows of this thread's calls, until the value is dropped.
 pub fn hold() -> OfThread {
     let thread = thread::current();
-    let is_ours = |row: &Guard<Vec<Outstanding>>| row.iter().any(|other| other.thread == thread);
+    let is_ours = |row: &Guard<Vec<InFlight>>| row.iter().any(|other| other.thread == thread);
     let rows = TABLE.get().into_iter().flatten().map(Mutex::lock).filter(is_ours).collect();
     OfThread { thread, rows }
 }
@@ -67,12 +67,12 @@ impl OfThread {
     /// In the child, whose table is empty: takes this thread's calls out of its copy of the rows,
     /// each with its address. The other calls belong to threads that the child does not have, and
     /// are left alone.
-    pub fn into_calls(self) -> Vec<(usize, Guarded)> {
+    pub fn into_calls(self) -> Vec<(usize, PinnedCall)> {
         let mut calls = Vec::new();
         for mut row in self.rows {
             while let Some(index) = row.iter().position(|other| other.thread == self.thread) {
-                let Outstanding { place, guarded, .. } = row.swap_remove(index);
-                calls.push((place, guarded));
+                let InFlight { address, pinned, .. } = row.swap_remove(index);
+                calls.push((address, pinned));
             }
         }
         calls

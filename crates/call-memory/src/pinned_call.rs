@@ -1,0 +1,124 @@
+//! One system call whose memory is pinned, from before the call until the kernel's answer.
+
+use crate::data::{self, Data};
+use crate::is_in_window;
+use crate::pointers::{self, Span, Spans};
+use crate::transfer::{Pinned, Transfer};
+use alloc::boxed::Box;
+use usring_swap::mappings::{Mappings, Pins};
+use usring_sys::{Errno, SystemCall, signals};
+use usring_uapi::general as linux;
+
+/// The pinned memory and buffers of a call in flight.
+pub struct PinnedCall {
+    mappings: &'static Mappings,
+    pinned: Option<Pinned>,
+    transfer: Option<Box<Transfer>>,
+    /// For a call that is made again after EFAULT: the memory that it names.
+    retried: Option<Box<Spans>>,
+}
+
+impl PinnedCall {
+    /// Pins the memory of a call in the region that `region` returns. `None`: the call names no
+    /// swapped memory.
+    ///
+    /// Errors: `ENOMEM` if the call names more than half of the limit; `EFAULT` for a page that
+    /// cannot be read.
+    pub fn new(
+        call: &mut SystemCall,
+        region: impl FnOnce() -> Option<&'static Mappings>,
+    ) -> Result<Option<PinnedCall>, Errno> {
+        let mut spans = pointers::of(call.number, &call.arguments);
+        let data = Data::of(call.number, &call.arguments, &mut spans);
+        if spans.is_empty() && data.is_none() {
+            return Ok(None);
+        }
+        let Some(mappings) = region() else { return Ok(None) };
+        let most = mappings.most_pinned().1;
+        if spans.iter().any(|span| span.length > most && is_longer(mappings, span, most)) && !is_execution(call.number)
+        {
+            return Err(Errno::ENOMEM);
+        }
+        let mut pinned = Some(Pinned::new(mappings, &spans, Pins::Needed)?);
+        let mut retried = None;
+        if is_sleep(call) {
+            (pinned, retried) = (None, Some(Box::new(spans)));
+        }
+        let mut transfer = data.and_then(|data| Transfer::of(data, call, mappings)).map(Box::new);
+        if let Some(transfer) = &mut transfer {
+            transfer.begin(call, mappings)?;
+        }
+        Ok(Some(PinnedCall { mappings, pinned, transfer, retried }))
+    }
+
+    /// Handles the kernel's answer to the call. `None`: the changed call must be made, too.
+    pub fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
+        if answer == error(Errno::EFAULT)
+            && let Some(spans) = self.retried.take()
+        {
+            return self.pin_again(&spans);
+        }
+        let Some(transfer) = &mut self.transfer else { return Some(answer) };
+        match transfer.goes_on(answer) {
+            Ok(true) => {}
+            Ok(false) => return Some(transfer.result(answer)),
+            Err(failed) => return Some(error(failed)),
+        }
+        // The kernel, too, returns the bytes done so far when a signal interrupts it.
+        if transfer.begin(call, self.mappings).is_err() || signals::interrupted() {
+            return Some(transfer.break_off());
+        }
+        None
+    }
+
+    /// Pins the memory again in a forked child, which goes on with the call.
+    pub fn inherit(&mut self, mappings: &'static Mappings) {
+        self.mappings = mappings;
+        if let Some(pinned) = &mut self.pinned {
+            pinned.inherit(mappings);
+        }
+        if let Some(transfer) = &mut self.transfer {
+            transfer.inherit(mappings);
+        }
+    }
+
+    /// Brings in evicted pages again, and pins them this time.
+    fn pin_again(&mut self, spans: &Spans) -> Option<u64> {
+        match Pinned::new(self.mappings, spans, Pins::Needed) {
+            Ok(pinned) => {
+                self.pinned = Some(pinned);
+                None
+            }
+            Err(failed) => Some(error(failed)),
+        }
+    }
+}
+
+fn error(error: Errno) -> u64 {
+    i64::from(error.negative()) as u64
+}
+
+/// Whether more than `most` bytes of a span are mapped.
+fn is_longer(mappings: &Mappings, span: &Span, most: usize) -> bool {
+    mappings.around(span.start).is_some_and(|around| around.end - span.start > most)
+}
+
+/// Whether a call is an exec.
+pub fn is_execution(number: u32) -> bool {
+    matches!(number, linux::__NR_execve | linux::__NR_execveat)
+}
+
+/// Whether the call only sleeps until a word changes. EFAULT then means that nothing has happened.
+fn is_sleep(call: &SystemCall) -> bool {
+    let operation = call.arguments[1] as u32 & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
+    match call.number {
+        linux::__NR_futex => matches!(operation, linux::FUTEX_WAIT | linux::FUTEX_WAIT_BITSET),
+        linux::__NR_futex_wait | linux::__NR_futex_waitv => true,
+        _ => false,
+    }
+}
+
+/// Whether a call may name swapped memory: directly, or as a vector of buffers or a message.
+pub fn may_name_memory(call: &SystemCall) -> bool {
+    call.arguments.iter().any(|argument| is_in_window(*argument)) || data::is_indirect(call.number)
+}

@@ -1,0 +1,112 @@
+//! Guards system calls on swapped memory, made by the program or by usring for it. The memory that
+//! a call names is pinned until the kernel has answered ([`usring_call_memory`]).
+//!
+//! The entry point makes the program's call in its own place ([`Outcome::PINNED`]), so that signals
+//! interrupt it as they would interrupt the program's. It then calls [`after`].
+
+use crate::call::{Call, Outcome};
+use crate::runtime::message;
+use crate::swap::{in_flight, region};
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicBool, Ordering};
+use usring_call_memory::{self as call_memory, PinnedCall, is_execution};
+use usring_swap::mappings::WINDOW;
+use usring_sys::pinned_memory::{self, PinHook};
+use usring_sys::{Errno, SystemCall};
+
+/// The pin hook for the system calls that the engine makes.
+pub static PIN_HOOK: PinHook = PinHook { prepare, finish, window: WINDOW.start as u64..WINDOW.end as u64 };
+
+fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
+    if !region::exists() {
+        return Ok(0);
+    }
+    // A ring makes no call that names memory in another way. (The calls of a pager name the region
+    // directly, on a thread that has taken a page.)
+    if !call_memory::may_name_memory(call) || pinned_memory::is_exempt() || is_execution(call.number) {
+        return Ok(0);
+    }
+    let pinned = PinnedCall::new(call, region::mappings)?;
+    Ok(pinned.map_or(0, |pinned| Box::into_raw(Box::new(pinned)) as usize))
+}
+
+fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
+    // SAFETY: the number comes from `prepare` or from this function, which released the box.
+    let mut pinned = unsafe { Box::from_raw(kept as *mut PinnedCall) };
+    let answer = proceed(&mut pinned, call, answer);
+    if answer.is_none() {
+        let _ = Box::into_raw(pinned);
+    }
+    answer
+}
+
+/// Handles the kernel's answer to the call. `None`: the changed call must be made, too.
+fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Option<u64> {
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    let is_fault = answer == i64::from(Errno::EFAULT.negative()) as u64;
+    if is_fault && call_memory::is_guess(call.number) && !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        message::say(format_args!(
+            "swap: system call {} answers EFAULT: it may name swapped memory by way of other memory in a way that is \
+             not known",
+            call.number
+        ));
+    }
+    pinned.proceed(call, answer)
+}
+
+/// Serves a call. If the kernel is to answer the call, its memory is pinned first.
+pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
+    if !region::exists() {
+        return serve(call);
+    }
+    if !is_execution(call.number as u32) {
+        let outcome = serve(call);
+        return if outcome.kind == Outcome::FORWARD { hold(call) } else { outcome };
+    }
+    // An exec returns only if it fails.
+    let mut execution = SystemCall::with_six(call.number as u32, call.arguments);
+    let address = core::ptr::from_ref(call) as usize;
+    match PinnedCall::new(&mut execution, region::mappings) {
+        Ok(pinned) => {
+            let is_kept = pinned.map(|pinned| in_flight::keep(address, pinned)).is_some();
+            let outcome = serve(call);
+            if is_kept {
+                drop(in_flight::take(address));
+            }
+            outcome
+        }
+        Err(error) => Err::<u64, _>(error).into(),
+    }
+}
+
+const FORWARD: Outcome = Outcome { answer: 0, kind: Outcome::FORWARD };
+const PINNED: Outcome = Outcome { answer: 0, kind: Outcome::PINNED };
+
+fn hold(call: &mut Call) -> Outcome {
+    let mut forward = SystemCall::with_six(call.forward.number as u32, call.forward.arguments);
+    match PinnedCall::new(&mut forward, region::mappings) {
+        Ok(None) => FORWARD,
+        Ok(Some(pinned)) => {
+            in_flight::keep(core::ptr::from_ref(call) as usize, pinned);
+            call.forward_to(forward.number.into(), forward.arguments);
+            PINNED
+        }
+        Err(error) => Err::<u64, _>(error).into(),
+    }
+}
+
+/// For the entry point: handles the kernel's answer to a call that is [`Outcome::PINNED`].
+pub extern "C" fn after(call: &mut Call, answer: u64) -> Outcome {
+    let address = core::ptr::from_ref(call) as usize;
+    let done = |answer| Outcome { answer, kind: Outcome::DONE };
+    let Some(mut pinned) = in_flight::take(address) else { return done(answer) };
+    let mut forward = SystemCall::with_six(call.forward.number as u32, call.forward.arguments);
+    match proceed(&mut pinned, &mut forward, answer) {
+        Some(answer) => done(answer),
+        None => {
+            in_flight::keep(address, pinned);
+            call.forward_to(forward.number.into(), forward.arguments);
+            PINNED
+        }
+    }
+}

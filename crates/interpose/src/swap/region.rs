@@ -1,0 +1,235 @@
+//! The region of an unmodified program's swapped memory (`usring run --swap`).
+//!
+//! The region serves mappings that are private, without a file, readable and writable, and large
+//! enough. It is made at the first such mapping, so that processes that need none leave the backing
+//! store to those that do. All other mappings are the kernel's. [`crate::swap::mapping_calls`]
+//! answers later calls on mappings.
+//!
+//! A forked child has a copy of the region ([`crate::swap::fork`]), which it takes over when it
+//! first uses it. If that is not possible, a touch of its parent's memory ends it. A vfork child
+//! borrows its parent's region and notices nothing.
+
+use crate::process::{self, environment};
+use crate::runtime::message;
+use alloc::boxed::Box;
+use core::ffi::CStr;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use usring_swap::inheritance::Inheritance;
+use usring_swap::mappings::{Mappings, Options};
+use usring_swap::{Mechanism, Refusal};
+use usring_sys::Errno;
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+use usring_sys::pinned_memory::{self, PinHook};
+use usring_sys::set_once::SetOnce;
+
+/// Whether this process's memory may be swapped.
+pub static ON: AtomicBool = AtomicBool::new(false);
+static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(null_mut());
+/// The memory that this process has inherited and not used yet.
+static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(null_mut());
+/// Whether a child that is forked now inherits.
+static CHILD_INHERITS: AtomicBool = AtomicBool::new(false);
+/// Lock for making the region.
+static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
+/// Lock for taking the inherited memory over.
+static TAKING_OVER: PerProcess<Mutex<()>> = PerProcess::new();
+/// The pin hook of processes that have a region.
+static HOOK: SetOnce<PinHook> = SetOnce::new();
+/// Least length of a mapping from the region, in bytes.
+static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+#[inline]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Returns the least length of a mapping from the region, in bytes.
+pub fn minimum() -> usize {
+    MINIMUM.load(Ordering::Relaxed)
+}
+
+/// Whether memory was inherited that this process has not used yet.
+fn has_inherited() -> bool {
+    !INHERITANCE.load(Ordering::Relaxed).is_null()
+}
+
+/// Returns the region, if there is one. Inherited memory is taken over now.
+pub fn mappings() -> Option<&'static Mappings> {
+    known().or_else(|| if has_inherited() { take_over() } else { None })
+}
+
+/// Returns the region, if it was made.
+fn known() -> Option<&'static Mappings> {
+    // SAFETY: stored values are leaked, so they live for ever.
+    unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
+}
+
+/// Whether there is a region, also one that is inherited and not taken over yet.
+#[inline]
+pub fn exists() -> bool {
+    !MAPPINGS.load(Ordering::Relaxed).is_null() || has_inherited()
+}
+
+/// Publishes the process's region.
+fn publish(mappings: Mappings) {
+    static FIRST_TOUCH: fn() -> bool = || {
+        // A child that does not inherit may have made no call to usring yet.
+        process::current();
+        self::mappings().is_some()
+    };
+    mappings.region().set_first_touch(&FIRST_TOUCH);
+    MAPPINGS.store(Box::into_raw(Box::new(mappings)), Ordering::Release);
+    if let Some(hook) = HOOK.get() {
+        pinned_memory::set_pin_hook(hook);
+    }
+}
+
+/// Parses the launcher's text: `LIMIT MINIMUM MECHANISM STATISTICS BACKING`. The third and fourth
+/// are `-` if there is none. If the fourth is a path, it ends with a NUL instead of a space.
+fn options() -> Option<(Options<'static>, [u8; LONGEST_PATH])> {
+    let text = core::str::from_utf8(environment::swap()?).ok()?;
+    let mut words = text.splitn(5, ' ');
+    let limit = words.next()?.parse().ok()?;
+    let minimum = words.next()?.parse().ok()?;
+    let mechanism = Mechanism::of_name(words.next()?);
+    let path = words.next()?.as_bytes();
+    let mut statistics = [0; LONGEST_PATH];
+    if path != b"-" {
+        statistics.get_mut(..path.len())?.copy_from_slice(path);
+    }
+    let backing = words.next()?;
+    let socket = environment::swap_socket();
+    Some((Options { backing, limit, minimum, mechanism, statistics: None, socket }, statistics))
+}
+
+/// `/proc/PID/fd/NUMBER`, with room to spare.
+const LONGEST_PATH: usize = 64;
+
+fn path_in(statistics: &[u8]) -> Option<&CStr> {
+    CStr::from_bytes_until_nul(statistics).ok().filter(|path| !path.is_empty())
+}
+
+/// Returns the least length of a mapping that the launcher wants in the region, if the run's memory
+/// is to be swapped.
+///
+/// Errors: one sentence.
+pub fn wanted() -> Result<Option<usize>, &'static str> {
+    if environment::swap().is_none() {
+        return Ok(None);
+    }
+    let (options, _) = options().ok_or("the launcher's text about swapped memory is not of this build")?;
+    Ok(Some(options.minimum))
+}
+
+/// Lets mappings of at least `minimum` bytes come from a region. `hook` pins what a system call
+/// names in it.
+pub fn allow(minimum: usize, hook: &'static PinHook) {
+    HOOK.set(hook);
+    MINIMUM.store(minimum, Ordering::Relaxed);
+    ON.store(true, Ordering::Relaxed);
+}
+
+/// Announces whether a child that is forked now inherits.
+pub fn set_child_inherits(inherits: bool) {
+    CHILD_INHERITS.store(inherits, Ordering::Relaxed);
+}
+
+/// Resets the state in a forked child, which may be about to inherit.
+pub fn begin_after_fork() {
+    MAPPINGS.store(null_mut(), Ordering::Relaxed);
+    // The parent's unused inheritance is not this child's.
+    INHERITANCE.store(null_mut(), Ordering::Relaxed);
+    if !CHILD_INHERITS.load(Ordering::Relaxed) {
+        disown();
+    }
+}
+
+/// Gives up the region: this process will have none.
+pub fn disown() {
+    ON.store(false, Ordering::Relaxed);
+    pinned_memory::forget_pin_hook();
+}
+
+/// Keeps what this process has inherited, until its first use.
+pub fn inherit(inheritance: Inheritance) {
+    INHERITANCE.store(Box::into_raw(Box::new(inheritance)), Ordering::Release);
+}
+
+/// Takes over the inherited memory, if that has not been done.
+#[cold]
+fn take_over() -> Option<&'static Mappings> {
+    let (_, statistics) = options()?;
+    if !has_inherited() {
+        return known();
+    }
+    if !process::is_own() {
+        static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+        if !IS_REPORTED.swap(true, Ordering::Relaxed) {
+            message::say(format_args!(
+                "swap: process {} shares the memory of a forked child that has not used what it inherited: \
+                 it dies of a touch",
+                process::id()
+            ));
+        }
+        return None;
+    }
+    let _one_at_a_time = TAKING_OVER.get_or_make(|| Mutex::new(())).lock();
+    // This thread's own calls use no swapped memory.
+    let _exempt = pinned_memory::exempt();
+    let inheritance = INHERITANCE.load(Ordering::Acquire);
+    if !inheritance.is_null() {
+        // SAFETY: `inherit` released it, and only the lock's holder takes it, once. The next holder
+        // sees the store below.
+        let inheritance = unsafe { Box::from_raw(inheritance) };
+        match inheritance.adopt(path_in(&statistics)) {
+            Ok(mappings) => publish(mappings),
+            Err(error) => message::say(format_args!(
+                "swap: process {} cannot have the memory that it inherited ({error}): it dies of a touch",
+                process::id()
+            )),
+        }
+        INHERITANCE.store(null_mut(), Ordering::Release);
+    }
+    known()
+}
+
+/// Returns the region; makes it if there is none.
+pub fn made() -> Option<&'static Mappings> {
+    if let Some(mappings) = mappings() {
+        return Some(mappings);
+    }
+    // In a vfork child its threads would be the child's.
+    if !process::is_own() {
+        return None;
+    }
+    let _one_at_a_time = MAKING.get_or_make(|| Mutex::new(())).lock();
+    if let Some(mappings) = mappings() {
+        return Some(mappings);
+    }
+    let (mut options, statistics) = options()?;
+    options.statistics = path_in(&statistics);
+    match Mappings::open(&options) {
+        Ok(mappings) => {
+            publish(mappings);
+            known()
+        }
+        Err(refusal) => {
+            ON.store(false, Ordering::Relaxed);
+            let process = process::id();
+            match refusal {
+                Refusal::Failed(Errno::ENOMEM) => message::say(format_args!(
+                    "swap: the memory of process {process} stays as it is: there are no addresses for four times what \
+                     {} and the limit hold (ENOMEM); does a limit (ulimit -v) forbid it?",
+                    options.backing
+                )),
+                refusal => message::say(format_args!(
+                    "swap: the memory of process {process} stays as it is: {}",
+                    refusal.of(&options.backing)
+                )),
+            }
+            None
+        }
+    }
+}
