@@ -15,7 +15,7 @@ const SOURCES: [&str; 11] = [
     "engine/src",
     "aio/src",
     "swap/src",
-    "call_memory/src",
+    "call-memory/src",
     "interpose/src",
     "cli/src/environment.rs",
     "cli/src/swap.rs",

@@ -1,7 +1,7 @@
 //! `libusring.so`: the entry points by which an unmodified program's calls arrive, and the tables
 //! of descriptors that belong to usring.
 //!
-//! A call arrives at one of the entry points (`doors`), and `dispatch` decides by its number which
+//! A call arrives at one of the entry points (`entry`), and `dispatch` decides by its number which
 //! module serves it:
 //!
 //! | module | serves |
@@ -24,7 +24,7 @@ extern crate std;
 mod call;
 mod child;
 mod dispatch;
-mod doors;
+mod entry;
 mod files;
 mod filter;
 mod process;

@@ -1,6 +1,6 @@
 //! The constructor: prepares the entry points before any other code of the program runs.
 
-use crate::doors::{own_signal, patch, symbols};
+use crate::entry::{own_signal, patch, symbols};
 use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
 use crate::process::{self, environment, stacks};

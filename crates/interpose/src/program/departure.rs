@@ -24,7 +24,7 @@ use usring_uapi::general as linux;
 
 // usring_depart(rdi: *const SystemCall) -> the kernel's answer. C calling convention.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_depart",
     ".hidden usring_depart",
     ".type usring_depart,@function",

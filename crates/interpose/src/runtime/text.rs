@@ -27,14 +27,14 @@ impl Range {
 /// All code of this library.
 pub static LIBRARY: Range = Range::empty();
 /// The entry points.
-pub static DOORS: Range = Range::empty();
+pub static ENTRY_POINTS: Range = Range::empty();
 
 unsafe extern "C" {
     // Made by the linker: the library's own ELF header, and the bounds of the
-    // section `usring_door`.
+    // section `usring_entry`.
     static __ehdr_start: u8;
-    static __start_usring_door: u8;
-    static __stop_usring_door: u8;
+    static __start_usring_entry: u8;
+    static __stop_usring_entry: u8;
 }
 
 // ELF64: offsets in the header and in a program header.
@@ -61,12 +61,12 @@ pub fn find() {
             LIBRARY.set(start, start + *size as usize);
         }
     }
-    DOORS.set(&raw const __start_usring_door as usize, &raw const __stop_usring_door as usize);
+    ENTRY_POINTS.set(&raw const __start_usring_entry as usize, &raw const __stop_usring_entry as usize);
 }
 
 /// Whether an interrupted thread is inside the engine.
 pub fn is_engine(instruction_pointer: usize) -> bool {
-    LIBRARY.contains(instruction_pointer) && !DOORS.contains(instruction_pointer)
+    LIBRARY.contains(instruction_pointer) && !ENTRY_POINTS.contains(instruction_pointer)
 }
 
 /// Returns the address at which the loader has mapped the library.

@@ -43,7 +43,7 @@ const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 // enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only rbp is
 // known. The kernel delivers the other signals once they are unblocked.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_settle",
     ".hidden usring_settle",
     ".type usring_settle,@function",

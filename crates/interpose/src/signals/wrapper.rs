@@ -22,7 +22,7 @@ use usring_uapi::general as linux;
 // pushes nothing. So the second wrapper finds the first one's ucontext_t by rsp, and with it the
 // code that both signals interrupted.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_signal_entry, usring_signal_decided",
     ".hidden usring_signal_entry, usring_signal_decided",
     ".type usring_signal_entry,@function",
@@ -52,8 +52,8 @@ global_asm!(
     "sub rax, [rip + {library}]",
     "cmp rax, [rip + {library} + 8]",
     "jae 5f",
-    "sub rcx, [rip + {doors}]",
-    "cmp rcx, [rip + {doors} + 8]",
+    "sub rcx, [rip + {entry_points}]",
+    "cmp rcx, [rip + {entry_points} + 8]",
     "jb 5f",
     // The engine was interrupted. No further signal may arrive from here on, not even those that
     // are never blocked in the engine.
@@ -135,7 +135,7 @@ global_asm!(
     rip = const wait::CONTEXT_INSTRUCTION_POINTER,
     information = const 8 + context::SIZE,
     library = sym text::LIBRARY,
-    doors = sym text::DOORS,
+    entry_points = sym text::ENTRY_POINTS,
     put_off = sym put_off,
     every = sym EVERY,
     kept_open = sym OPEN,
@@ -156,7 +156,7 @@ global_asm!(
 // frame): runs it and returns to the restorer. A handler may change the mask in its ucontext_t,
 // which is in force afterwards. usring's signals stay open in that mask, too.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_run_handler",
     ".hidden usring_run_handler",
     ".type usring_run_handler,@function",

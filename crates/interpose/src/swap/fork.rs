@@ -156,7 +156,7 @@ static RETURN_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
 // All registers have the program's values, except rcx and r11, which a system call changes.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_change_stack",
     ".hidden usring_change_stack",
     ".type usring_change_stack,@function",

@@ -32,7 +32,7 @@ extern "C" fn begin(shares_descriptors: u32) {
 
 /// The handler that libc runs in each forked child.
 #[unsafe(naked)]
-#[unsafe(link_section = "usring_door")]
+#[unsafe(link_section = "usring_entry")]
 unsafe extern "C" fn after_fork() {
     naked_asm!(
         "push rbp",
@@ -56,7 +56,7 @@ unsafe extern "C" fn after_fork() {
 /// The requirements are those of libc's function.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
-#[unsafe(link_section = "usring_door")]
+#[unsafe(link_section = "usring_entry")]
 pub unsafe extern "C" fn _Fork() {
     naked_asm!(
         "push rbp",
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn _Fork() {
 /// The requirements are those of libc's function.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
-#[unsafe(link_section = "usring_door")]
+#[unsafe(link_section = "usring_entry")]
 pub unsafe extern "C" fn clone() {
     naked_asm!(
         "lea r11, [rip + {real}]",
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn clone() {
 
 /// The child's first instructions. rdi points to the values that `clone` has put on its stack.
 #[unsafe(naked)]
-#[unsafe(link_section = "usring_door")]
+#[unsafe(link_section = "usring_entry")]
 unsafe extern "C" fn begin_clone() {
     naked_asm!(
         "push rbx",

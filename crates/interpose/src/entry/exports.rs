@@ -13,7 +13,7 @@ macro_rules! exported {
         $(#[$attribute])*
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
-        #[unsafe(link_section = "usring_door")]
+        #[unsafe(link_section = "usring_entry")]
         pub unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 ".cfi_startproc",

@@ -6,7 +6,7 @@
 //! vector registers are never touched: the whole library is compiled for baseline x86-64.)
 //!
 //! # The two kinds of code in this library
-//! The section `usring_door` holds the entry points; all other code is the engine. Signals that
+//! The section `usring_entry` holds the entry points; all other code is the engine. Signals that
 //! find a thread in the engine are put off. In the entry points the program's handlers may run: no
 //! lock is held there, and the frames can be left by `siglongjmp` or unwound (hence the CFI). So
 //! the entry points call engine code only to run it to its end.
@@ -18,7 +18,7 @@
 
 use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
-use crate::doors::patch;
+use crate::entry::patch;
 use crate::process::stacks;
 use crate::swap::guard;
 use core::arch::global_asm;
@@ -47,7 +47,7 @@ const FRAME: usize = CALL_SIZE + XMM_SIZE;
 
 // usring_run_call(rdi: *mut Call) -> rax: the answer. C calling convention.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_run_call",
     ".hidden usring_run_call",
     ".type usring_run_call,@function",
@@ -217,7 +217,7 @@ macro_rules! enter {
 macro_rules! entrance {
     ($trap:literal, $patch:literal) => {
         concat!(
-            ".pushsection usring_door,\"ax\",@progbits\n",
+            ".pushsection usring_entry,\"ax\",@progbits\n",
             ".globl ",
             $trap,
             ", ",
@@ -284,11 +284,11 @@ macro_rules! leave {
 // instruction. Only rcx, which a system call destroys, differs: it holds the return address. r11,
 // which is destroyed too, distinguishes the trap from a patched site.
 global_asm!(
-    entrance!("usring_trap_door", "usring_patch_door"),
+    entrance!("usring_trap_entry", "usring_patched_entry"),
     run!(),
     leave!(""),
     ".cfi_endproc",
-    ".size usring_patch_door, . - usring_patch_door",
+    ".size usring_patched_entry, . - usring_patched_entry",
     ".popsection",
     frame = const FRAME,
     xmm = const CALL_SIZE,
@@ -299,7 +299,7 @@ global_asm!(
 // Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's,
 // unless this thread is already on it. That happens if a handler interrupted usring's exit.
 global_asm!(
-    entrance!("usring_trap_door_aside", "usring_patch_door_aside"),
+    entrance!("usring_trap_entry_aside", "usring_patched_entry_aside"),
     "push rdi",
     "push rsi",
     "push rdx",
@@ -388,7 +388,7 @@ global_asm!(
     run!(),
     leave!(""),
     ".cfi_endproc",
-    ".size usring_patch_door_aside, . - usring_patch_door_aside",
+    ".size usring_patched_entry_aside, . - usring_patched_entry_aside",
     ".popsection",
     frame = const FRAME,
     xmm = const CALL_SIZE,
@@ -405,20 +405,20 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    fn usring_trap_door();
-    fn usring_patch_door();
-    fn usring_trap_door_aside();
-    fn usring_patch_door_aside();
+    fn usring_trap_entry();
+    fn usring_patched_entry();
+    fn usring_trap_entry_aside();
+    fn usring_patched_entry_aside();
 }
 
 /// Returns the address to which the trap's handler sends the program.
-pub fn trap_door() -> u64 {
-    let door = if stacks::are_small() { usring_trap_door_aside } else { usring_trap_door };
-    door as *const () as u64
+pub fn trap_entry() -> u64 {
+    let entry = if stacks::are_small() { usring_trap_entry_aside } else { usring_trap_entry };
+    entry as *const () as u64
 }
 
 /// Returns the address to which a patched call site jumps.
-pub fn patch_door() -> u64 {
-    let door = if stacks::are_small() { usring_patch_door_aside } else { usring_patch_door };
-    door as *const () as u64
+pub fn patched_entry() -> u64 {
+    let entry = if stacks::are_small() { usring_patched_entry_aside } else { usring_patched_entry };
+    entry as *const () as u64
 }

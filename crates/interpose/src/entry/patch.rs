@@ -23,9 +23,9 @@
 //! correct.
 
 use crate::call::Call;
-use crate::doors::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
-use crate::doors::door;
-use crate::doors::maps::{self, CodeArea};
+use crate::entry::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
+use crate::entry::maps::{self, CodeArea};
+use crate::entry::point;
 use crate::process::{self, environment};
 use crate::runtime::text;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
@@ -229,10 +229,10 @@ fn membarrier(command: u32) -> bool {
 mod stubs {
     use super::*;
 
-    /// mov $number,%eax; …; lea return(%rip),%rcx; jmp *door(%rip); door
+    /// mov $number,%eax; …; lea return(%rip),%rcx; jmp *entry(%rip); entry
     const SIZE: usize = 48;
     /// Offset of the entry point's address.
-    const DOOR: usize = 40;
+    const ENTRY: usize = 40;
     const PAGES: usize = 64;
     /// How far a jump reaches, less room for rounding.
     const REACH: usize = (1 << 31) - (1 << 20);
@@ -277,8 +277,8 @@ mod stubs {
         code[lea + 3..jump].copy_from_slice(&(return_address as i32).to_le_bytes());
         code[jump..jump + 2].copy_from_slice(&[0xff, 0x25]);
         let end = jump + 6;
-        code[jump + 2..end].copy_from_slice(&((DOOR - end) as u32).to_le_bytes());
-        code[DOOR..].copy_from_slice(&door::patch_door().to_le_bytes());
+        code[jump + 2..end].copy_from_slice(&((ENTRY - end) as u32).to_le_bytes());
+        code[ENTRY..].copy_from_slice(&point::patched_entry().to_le_bytes());
         code
     }
 

@@ -9,15 +9,15 @@
 //! | [`limit_symbols`] | symbols about the limit of open files |
 //! | [`fork_symbols`] | symbols that fork |
 //! | [`exports`] | functions of usring itself |
-//! | [`door`] | shared by all entry points: saves registers, calls [`crate::dispatch`] |
+//! | [`point`] | shared by all entry points: saves registers, calls [`crate::dispatch`] |
 
 mod code;
-pub mod door;
 pub mod exports;
 pub mod fork_symbols;
 pub mod limit_symbols;
 mod maps;
 pub mod own_signal;
 pub mod patch;
+pub mod point;
 pub mod stack_symbol;
 pub mod symbols;

@@ -16,7 +16,7 @@ pub static REAL: AtomicUsize = AtomicUsize::new(0);
 /// The requirements are those of libc's function.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
-#[unsafe(link_section = "usring_door")]
+#[unsafe(link_section = "usring_entry")]
 pub unsafe extern "C" fn pthread_attr_setstack() {
     naked_asm!(
         ".cfi_startproc",

@@ -9,7 +9,7 @@
 //! like need no symbol here.
 
 use crate::call::{CALL_SIZE, Call};
-use crate::doors::{fork_symbols, limit_symbols, stack_symbol};
+use crate::entry::{fork_symbols, limit_symbols, stack_symbol};
 use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::files::{device_calls, devices};
 use crate::process;
@@ -35,7 +35,7 @@ const SLOW_FRAME: usize = CALL_SIZE + 16;
 // The path from a symbol to the engine. eax: number of the system call; r11: address of the pointer
 // to libc's function; arguments as in C.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_symbol_call, usring_symbol_sleep, usring_symbol_answer",
     ".hidden usring_symbol_call, usring_symbol_sleep, usring_symbol_answer",
     ".type usring_symbol_call,@function",
@@ -160,7 +160,7 @@ macro_rules! with_descriptor {
             /// The requirements are those of libc's function.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
-            #[unsafe(link_section = "usring_door")]
+            #[unsafe(link_section = "usring_entry")]
             pub unsafe extern "C" fn $name() {
                 naked_asm!(
                     concat!("lea eax, [", $register, " - {base}]"),
@@ -206,7 +206,7 @@ macro_rules! with_devices {
             /// The requirements are those of libc's function.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
-            #[unsafe(link_section = "usring_door")]
+            #[unsafe(link_section = "usring_entry")]
             pub unsafe extern "C" fn $name() {
                 naked_asm!(
                     "cmp qword ptr [rip + {real}], 0",
@@ -239,7 +239,7 @@ macro_rules! sleeping {
             /// The requirements are those of libc's function.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
-            #[unsafe(link_section = "usring_door")]
+            #[unsafe(link_section = "usring_entry")]
             pub unsafe extern "C" fn $name() {
                 naked_asm!(
                     "cmp qword ptr [rip + {real}], 0",
@@ -271,7 +271,7 @@ macro_rules! sleeping {
 macro_rules! raw {
     ($name:ident, $number:expr, $adjust:literal) => {
         #[unsafe(naked)]
-        #[unsafe(link_section = "usring_door")]
+        #[unsafe(link_section = "usring_entry")]
         unsafe extern "C" fn $name() {
             naked_asm!(
                 "mov r10, rcx",
@@ -328,7 +328,7 @@ static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 /// The requirements are those of libc's function.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
-#[unsafe(link_section = "usring_door")]
+#[unsafe(link_section = "usring_entry")]
 pub unsafe extern "C" fn syscall() {
     naked_asm!(
         ".cfi_startproc",
@@ -392,7 +392,7 @@ pub unsafe extern "C" fn syscall() {
 // A call by its number, with the arguments of `syscall`, which may poll a ring; then the jump to
 // libc's function, or the bare call.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_symbol_number, usring_symbol_libc",
     ".hidden usring_symbol_number, usring_symbol_libc",
     ".type usring_symbol_number,@function",

@@ -21,7 +21,7 @@ macro_rules! limit_call {
             /// The requirements are those of libc's function.
             #[unsafe(naked)]
             #[unsafe(no_mangle)]
-            #[unsafe(link_section = "usring_door")]
+            #[unsafe(link_section = "usring_entry")]
             pub unsafe extern "C" fn $name() {
                 naked_asm!(
                     "lea r11, [rip + {real}]",
@@ -64,7 +64,7 @@ macro_rules! limit_question {
         /// The requirements are those of libc's function.
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
-        #[unsafe(link_section = "usring_door")]
+        #[unsafe(link_section = "usring_entry")]
         pub unsafe extern "C" fn $name() {
             naked_asm!(
                 $condition,

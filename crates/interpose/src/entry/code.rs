@@ -13,7 +13,7 @@
 //! If a step fails (no table, an encoding that compilers do not use, unknown bytes), the answer is
 //! no, and the site keeps trapping.
 
-use crate::doors::maps::CodeArea;
+use crate::entry::maps::CodeArea;
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, Ordering};
 use usring_sys::mapping::PAGE;

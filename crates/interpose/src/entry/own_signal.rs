@@ -9,7 +9,7 @@
 //! a function call. (Inside a handler, changes of the mask would be undone, waits would not be
 //! interrupted, and nested signals would land on a small alternate stack.)
 
-use crate::doors::{door, patch};
+use crate::entry::{patch, point};
 use crate::filter::TAG;
 use crate::process;
 use crate::runtime::text;
@@ -32,7 +32,7 @@ const ACTION_OPTIONAL: i32 = 5;
 // Entered by the kernel with all signals blocked: rdi signal, rsi siginfo_t, rdx ucontext_t. If the
 // program has a handler, it runs on the kernel's frame, under the mask that it would have had.
 global_asm!(
-    ".pushsection usring_door,\"ax\",@progbits",
+    ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_own_signal_entry, usring_restorer_of_own",
     ".hidden usring_own_signal_entry, usring_restorer_of_own",
     ".type usring_own_signal_entry,@function",
@@ -161,7 +161,7 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
         // holds the number again.
         let return_address = arrival.instruction_pointer();
         *arrival.word(context::RCX) = return_address as u64;
-        arrival.continue_at(door::trap_door() as usize);
+        arrival.continue_at(point::trap_entry() as usize);
         return true;
     }
     if !information.is_ours() {
