@@ -2,7 +2,7 @@
 //! [`process`](crate::process) notices the fork, and calls this before the child's first call is
 //! served.
 
-use crate::files::{descriptors, devices, registered};
+use crate::files::{descriptors, devices, numbers, registered};
 use crate::process::{Birth, Disown, stacks};
 use crate::signals::frames;
 use crate::swap::region;
@@ -40,6 +40,6 @@ fn shares_descriptors(birth: Birth, parent: u32) -> bool {
         Birth::Unknown => {}
     }
     let Ok(probe) = eventfd::create() else { return false };
-    let own = descriptors::eventfd_id(None, probe.number());
-    own.is_some() && own == descriptors::eventfd_id(Some(parent), probe.number())
+    let own = numbers::eventfd_id(None, probe.number());
+    own.is_some() && own == numbers::eventfd_id(Some(parent), probe.number())
 }

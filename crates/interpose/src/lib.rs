@@ -9,7 +9,7 @@
 //! | `files` | rings, devices and AIO contexts among the program's descriptors |
 //! | `swap` | the program's swapped memory |
 //! | `signals` | the program's signal handlers, which are kept out of the engine |
-//! | `program` | start, fork and exec of the program |
+//! | `program` | execve(2), which starts the next program |
 //!
 //! No code here knows how an operation works, and none calls libc: a call may arrive in a signal
 //! handler, under malloc's lock, or in a vfork child.

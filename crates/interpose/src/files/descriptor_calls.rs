@@ -7,7 +7,8 @@
 //! the program that it executes.)
 
 use crate::call::{Call, Outcome};
-use crate::files::descriptors::{self, Found, duplicate_reserved};
+use crate::files::descriptors::{self, Found};
+use crate::files::numbers::duplicate_reserved;
 use crate::files::{device_calls, devices};
 use crate::process;
 use usring_sys::descriptor::{self, RESERVED_BASE};

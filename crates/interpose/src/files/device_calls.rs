@@ -2,7 +2,7 @@
 //! and updates the table of devices after the others.
 
 use crate::call::{Call, Outcome};
-use crate::files::{descriptors, devices};
+use crate::files::{devices, numbers};
 use crate::filter;
 use usring_engine::device_file;
 use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
@@ -97,7 +97,7 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     };
     let opened = OwnedDescriptor::from_raw(SystemCall::new(number, arguments).run_once()? as i32);
     let close_on_exec = flags as u32 & linux::O_CLOEXEC != 0;
-    let reserved = descriptors::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
+    let reserved = numbers::duplicate_reserved(opened.number(), RESERVED_BASE, close_on_exec);
     // fcntl(2) answers EINVAL if the limit leaves no number there.
     let reserved = reserved.map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })?;
     Ok(devices::enter(reserved) as u64)

@@ -9,7 +9,7 @@
 //! unseen, so a low number is checked at each use. Dropping an entry too early does no harm.
 
 use crate::call::{Call, Outcome};
-use crate::files::descriptors::{self, NUMBERS};
+use crate::files::numbers::{self, NUMBERS};
 use crate::filter;
 use crate::process::{self, environment};
 use crate::runtime::message;
@@ -131,7 +131,7 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
         let answer = work(&file);
         // The engine calls this with a ring's lock held.
         if let Some(held) = held {
-            descriptors::end_inside(held);
+            numbers::end_inside(held);
         }
         return Some(answer);
     }

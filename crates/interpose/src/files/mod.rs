@@ -3,6 +3,7 @@
 //! | file | content |
 //! |---|---|
 //! | [`descriptors`] | numbers of rings |
+//! | [`numbers`] | numbers in the reserved range |
 //! | [`registered`] | rings registered by index |
 //! | [`devices`] | numbers of block devices |
 //! | [`rings`], [`contexts`] | the calls of io_uring and of AIO |
@@ -16,5 +17,6 @@ pub mod descriptors;
 pub mod device_calls;
 pub mod devices;
 pub mod limits;
+pub mod numbers;
 pub mod registered;
 pub mod rings;

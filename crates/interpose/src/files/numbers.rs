@@ -1,0 +1,71 @@
+//! Descriptor numbers in the reserved range, which the tables of rings and devices share.
+
+use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
+use usring_sys::{Errno, SystemCall, hazard, own_numbers};
+use usring_uapi::general as linux;
+
+/// Numbers from here on are neither rings nor devices.
+pub const NUMBERS: usize = 65536;
+
+/// Ends a use with a ring's lock held: the object that it kept alive is freed later, where no lock
+/// is held.
+pub fn end_inside(held: hazard::Use) {
+    if held.end_inside() {
+        usring_engine::host::run_later(hazard::sweep);
+    }
+}
+
+/// Makes a duplicate in the reserved range, at `lowest` or above.
+pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
+    let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
+    let lowest = lowest.max(RESERVED_BASE);
+    let arguments = [number as u64, u64::from(command), lowest as u64, 0, 0];
+    match SystemCall::new(linux::__NR_fcntl, arguments).run() {
+        // The program's soft limit leaves no room there.
+        Err(Errno::EINVAL | Errno::EMFILE) => own_numbers::duplicate_for_program(number, close_on_exec),
+        made => made.map(|new| OwnedDescriptor::from_raw(new as i32)),
+    }
+}
+
+/// Returns the id in /proc of an eventfd of `process`, or of this process if it is `None`. Returns
+/// `None` for any other file.
+pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
+    let mut path = PathTo { bytes: [0; 40], length: 0 };
+    path.push(b"/proc/");
+    match process {
+        Some(process) => path.push_number(process),
+        None => path.push(b"self"),
+    }
+    path.push(b"/fdinfo/");
+    path.push_number(number as u32);
+    let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+    let arguments = [linux::AT_FDCWD as u64, path.bytes.as_ptr() as u64, flags, 0, 0];
+    let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
+    let mut text = [0u8; 512];
+    let arguments = [file.number() as u64, text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+    let length = SystemCall::new(linux::__NR_read, arguments).run().ok()? as usize;
+    let label = b"eventfd-id:";
+    let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
+    let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
+    // Never 0, which means "not known".
+    Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
+}
+
+struct PathTo {
+    bytes: [u8; 40],
+    length: usize,
+}
+
+impl PathTo {
+    fn push(&mut self, text: &[u8]) {
+        self.bytes[self.length..self.length + text.len()].copy_from_slice(text);
+        self.length += text.len();
+    }
+
+    fn push_number(&mut self, number: u32) {
+        if number >= 10 {
+            self.push_number(number / 10);
+        }
+        self.push(&[b'0' + (number % 10) as u8]);
+    }
+}
