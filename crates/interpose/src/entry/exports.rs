@@ -4,6 +4,7 @@
 //! number is trapped for it. [`crate::swap::functions`] has those of swap.
 
 use crate::files::contexts::SETUP2;
+use crate::runtime::assembler::begin_frame;
 use crate::swap::functions::{FIRST, for_each_function};
 
 /// Defines a function that goes through the entry point by this number, with at most five
@@ -17,11 +18,7 @@ macro_rules! exported {
         pub unsafe extern "C" fn $name() {
             core::arch::naked_asm!(
                 ".cfi_startproc",
-                "push rbp",
-                ".cfi_def_cfa_offset 16",
-                ".cfi_offset rbp, -16",
-                "mov rbp, rsp",
-                ".cfi_def_cfa_register rbp",
+    begin_frame!(),
                 "sub rsp, {size}",
                 "mov qword ptr [rsp], {number}",
                 "mov [rsp + 8], rdi",

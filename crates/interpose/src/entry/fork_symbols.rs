@@ -13,6 +13,7 @@
 //! end with its exec.
 
 use crate::process::{self, Birth};
+use crate::runtime::assembler::settle;
 use crate::runtime::libc;
 use core::arch::naked_asm;
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -39,10 +40,7 @@ unsafe extern "C" fn after_fork() {
         "mov rbp, rsp",
         "xor edi, edi",
         "call {begin}",
-        "cmp dword ptr [rip + {deferred}], 0",
-        "je 2f",
-        "call usring_settle",
-        "2:",
+    settle!(),
         "pop rbp",
         "ret",
         begin = sym begin,
@@ -131,10 +129,7 @@ unsafe extern "C" fn begin_clone() {
         "mov edi, [rbx + 16]",
         "and edi, {shares_descriptors}",
         "call {begin}",
-        "cmp dword ptr [rip + {deferred}], 0",
-        "je 2f",
-        "call usring_settle",
-        "2:",
+    settle!(),
         "mov rax, [rbx]",
         "mov rdi, [rbx + 8]",
         "pop rbx",

@@ -12,6 +12,7 @@
 use crate::entry::{patch, point};
 use crate::filter::TAG;
 use crate::process;
+use crate::runtime::assembler::change_mask;
 use crate::runtime::text;
 use crate::signals::table::{Action, DEFAULT, IGNORE};
 use crate::signals::{context, table, wrapper};
@@ -54,13 +55,9 @@ global_asm!(
     "mov [rsp + 8], rax",
     "test rax, rax",
     "jz 2f",
-    "mov edi, {set_mask}",
     "mov rsi, rsp",
     "xor edx, edx",
-    "mov r10d, 8",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{set_mask}"),
     "2:",
     "mov rcx, [rsp + 8]",
     "add rsp, 16",

@@ -20,6 +20,7 @@ use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
 use crate::entry::patch;
 use crate::process::stacks;
+use crate::runtime::assembler::load_mmap;
 use crate::swap::guard;
 use core::arch::global_asm;
 use core::mem::offset_of;
@@ -44,6 +45,24 @@ fn serve_other(call: &mut Call) -> Outcome {
 
 const XMM_SIZE: usize = 16 * 16;
 const FRAME: usize = CALL_SIZE + XMM_SIZE;
+
+/// Makes the call in `Call::forward`; rbx is the [`Call`]. Afterwards r9 is 0: libc's next call may
+/// not set it, and must not carry the mark.
+macro_rules! make_forwarded_call {
+    () => {
+        concat!(
+            "mov rax, [rbx + {forward}]\n",
+            "mov rdi, [rbx + {forward} + 8]\n",
+            "mov rsi, [rbx + {forward} + 16]\n",
+            "mov rdx, [rbx + {forward} + 24]\n",
+            "mov r10, [rbx + {forward} + 32]\n",
+            "mov r8, [rbx + {forward} + 40]\n",
+            "mov r9, [rbx + {forward} + 48]\n",
+            "syscall\n",
+            "xor r9d, r9d\n",
+        )
+    };
+}
 
 // usring_run_call(rdi: *mut Call) -> rax: the answer. C calling convention.
 global_asm!(
@@ -78,15 +97,7 @@ global_asm!(
     "je 2b",
     "cmp edx, {pinned}",
     "je 7f",
-    "mov rax, [rbx + {forward}]",
-    "mov rdi, [rbx + {forward} + 8]",
-    "mov rsi, [rbx + {forward} + 16]",
-    "mov rdx, [rbx + {forward} + 24]",
-    "mov r10, [rbx + {forward} + 32]",
-    "mov r8, [rbx + {forward} + 40]",
-    "mov r9, [rbx + {forward} + 48]",
-    "syscall",
-    "xor r9d, r9d", // libc's next call may not set it, and must not carry the mark
+    make_forwarded_call!(),
     "pop rbx",
     ".cfi_remember_state",
     ".cfi_def_cfa_offset 8",
@@ -94,15 +105,7 @@ global_asm!(
     ".cfi_restore_state",
     // Forwards the call, and handles the kernel's answer afterwards.
     "7:",
-    "mov rax, [rbx + {forward}]",
-    "mov rdi, [rbx + {forward} + 8]",
-    "mov rsi, [rbx + {forward} + 16]",
-    "mov rdx, [rbx + {forward} + 24]",
-    "mov r10, [rbx + {forward} + 32]",
-    "mov r8, [rbx + {forward} + 40]",
-    "mov r9, [rbx + {forward} + 48]",
-    "syscall",
-    "xor r9d, r9d",
+    make_forwarded_call!(),
     "mov rdi, rbx",
     "mov rsi, rax",
     "call {after}",
@@ -340,13 +343,8 @@ global_asm!(
     "push r10",
     "push r8",
     "push r9",
-    "xor edi, edi",
     "mov esi, {stack}",
-    "mov edx, {protection}",
-    "mov r10d, {flags}",
-    "mov r8, -1",
-    "xor r9d, r9d",
-    "mov eax, {mmap}",
+    load_mmap!(),
     "syscall",
     "pop r9",
     "pop r8",

@@ -2,6 +2,7 @@
 //! cannot hold a stack.
 
 use crate::call::{CALL_SIZE, Call};
+use crate::runtime::assembler::begin_frame;
 use crate::swap::{mapping_calls, region};
 use core::arch::naked_asm;
 use core::mem::offset_of;
@@ -22,11 +23,7 @@ pub unsafe extern "C" fn pthread_attr_setstack() {
         ".cfi_startproc",
         "cmp byte ptr [rip + {is_on}], 0",
         "je 2f",
-        "push rbp",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset rbp, -16",
-        "mov rbp, rsp",
-        ".cfi_def_cfa_register rbp",
+    begin_frame!(),
         "push rdi",
         "push rsi",
         "push rdx",

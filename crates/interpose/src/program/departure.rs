@@ -15,6 +15,7 @@
 //!
 //! A handler may leave by `siglongjmp`, so the caller of [`call`] must hold no lock.
 
+use crate::runtime::assembler::{change_mask, settle};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::{ALL_BLOCKED, DEFERRED, SignalSet, set_mask};
@@ -35,10 +36,7 @@ global_asm!(
     ".cfi_def_cfa_offset 16",
     ".cfi_offset rbx, -16",
     "mov rbx, rdi",
-    "cmp dword ptr [rip + {deferred}], 0",
-    "je 2f",
-    "call usring_settle",
-    "2:",
+    settle!(),
     "mov eax, [rbx + {number}]",
     "mov rdi, [rbx + {arguments}]",
     "mov rsi, [rbx + {arguments} + 8]",
@@ -62,17 +60,10 @@ global_asm!(
     ".cfi_startproc",
     "push rdi",
     ".cfi_def_cfa_offset 16",
-    "cmp dword ptr [rip + {deferred}], 0",
-    "je 2f",
-    "call usring_settle",
-    "2:",
-    "mov edi, {set_mask}",
+    settle!(),
     "mov rsi, [rsp]",
     "mov rdx, rsp",
-    "mov r10d, 8",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{set_mask}"),
     "xor r9d, r9d",
     "pop rax",
     ".cfi_def_cfa_offset 8",

@@ -7,9 +7,11 @@
 //! | [`text`] | the addresses of the library's own code |
 //! | [`libc`] | what the program's libc is asked for, if it has one |
 //! | [`message`] | lines on standard error; panics |
+//! | [`assembler`] | pieces of assembler that several sections share |
 //! | [`identity`] | the note by which the launcher recognises this build |
 
 mod allocator;
+pub mod assembler;
 mod identity;
 pub mod libc;
 pub mod message;

@@ -2,6 +2,7 @@
 //! program's call returns.
 
 use crate::process;
+use crate::runtime::assembler::{begin_frame, change_mask};
 use crate::signals::table::{
     DEFAULT, DEFAULT_ACTION, EVERY, IGNORE, RESET_HANDLER, UNBLOCKABLE, installed, kernel_exchange, mask_in_handler,
 };
@@ -50,11 +51,7 @@ global_asm!(
     ".p2align 4",
     "usring_settle:",
     ".cfi_startproc",
-    "push rbp",
-    ".cfi_def_cfa_offset 16",
-    ".cfi_offset rbp, -16",
-    "mov rbp, rsp",
-    ".cfi_def_cfa_register rbp",
+    begin_frame!(),
     "push rbx",
     "push r12",
     "push r13",
@@ -92,11 +89,7 @@ global_asm!(
     "mov rsp, rax",
     "lea rsi, [rbx + {handler_mask}]",
     "xor edx, edx",
-    "mov edi, {set_mask}",
-    "mov r10d, 8",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{set_mask}"),
     "mov rcx, [rbx + {handler}]",
     "lea rsi, [rsp + 8 + {context_size}]",
     "lea rdx, [rsp + 8]",
@@ -169,11 +162,7 @@ global_asm!(
     // Sets the mask: rsi new mask, rdx address for the old one.
     "8:",
     ".cfi_startproc",
-    "mov edi, {set_mask}",
-    "mov r10d, 8",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{set_mask}"),
     "xor edx, edx",
     "xor r9d, r9d", // libc's next call may not set it: no mark for that one
     "ret",

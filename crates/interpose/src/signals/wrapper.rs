@@ -1,6 +1,7 @@
 //! The wrapper in front of every handler of the program, and how a signal is put off.
 
 use crate::process;
+use crate::runtime::assembler::change_mask;
 use crate::runtime::text;
 use crate::signals::table::{
     DEFAULT_ACTION, EVERY, Entry, IGNORE, KEPT_OPEN, OPEN, RESET_HANDLER, TABLE, mask_in_handler,
@@ -57,13 +58,9 @@ global_asm!(
     "jb 5f",
     // The engine was interrupted. No further signal may arrive from here on, not even those that
     // are never blocked in the engine.
-    "mov edi, {set_mask}",
     "lea rsi, [rip + {every}]",
     "xor edx, edx",
-    "mov r10d, 8",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{set_mask}"),
     // Decided: a wrapper that interrupts this code may push.
     "usring_signal_decided:",
     "lea rsi, [rsp + {information}]",
@@ -81,25 +78,17 @@ global_asm!(
     "6:",
     "push rdx",
     ".cfi_def_cfa_offset 16",
-    "mov edi, {set_mask}",
     "mov rsi, rsp",
     "xor edx, edx",
-    "mov r10d, 8",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{set_mask}"),
     "pop rax",
     ".cfi_def_cfa_offset 8",
     // The program's handler. It may run under the mask of a sigsuspend(2) or ppoll(2) that usring
     // has not seen, so usring's signals are unblocked here.
     "5:",
-    "mov edi, {unblock}",
     "lea rsi, [rip + {kept_open}]",
     "xor edx, edx",
-    "mov r10d, 8",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{unblock}"),
     "mov r8d, [rsp + {information}]",
     "mov ecx, r8d",
     "shl ecx, 5",

@@ -20,6 +20,7 @@
 
 use super::SET_SIZE;
 use crate::filter::TAG;
+use crate::runtime::assembler::{change_mask, wait_for_child};
 use crate::signals::context;
 use core::arch::global_asm;
 use usring_sys::syscall::PASS_MARK;
@@ -96,11 +97,7 @@ global_asm!(
     "syscall",
     "mov [rbx + {rax}], rax",
     "mov edi, [rsp + 16]",
-    "xor esi, esi",
-    "mov edx, {wait_all}",
-    "xor r10d, r10d",
-    "mov eax, {wait4}",
-    "syscall",
+    wait_for_child!("{wait_all}"),
     "mov rsi, rsp",
     "xor edx, edx",
     "call usring_unserved_set_mask",
@@ -134,20 +131,12 @@ global_asm!(
     "ret",
     // Sets the mask to the one at rsi; the one before goes to rdx.
     "usring_unserved_set_mask:",
-    "mov edi, {set_mask}",
-    "mov r10d, {set_size}",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{set_mask}"),
     "ret",
     // Whether the kernel can read 8 bytes at rsi: "not equal" if it can.
     "usring_unserved_probe:",
-    "mov edi, {no_operation}",
     "xor edx, edx",
-    "mov r10d, {set_size}",
-    "mov r9, {mark}",
-    "mov eax, {rt_sigprocmask}",
-    "syscall",
+    change_mask!("{no_operation}"),
     "cmp rax, -{EFAULT}",
     "ret",
     // io_uring is not there. io_uring_setup(0, NULL) makes no ring, and shows whether it is denied.

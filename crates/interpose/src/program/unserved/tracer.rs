@@ -27,6 +27,7 @@
 //! wait(2) without `__WALL` does not find it.
 
 use super::SET_SIZE;
+use crate::runtime::assembler::{load_mmap, wait_for_child};
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::syscall::PASS_MARK;
@@ -97,13 +98,8 @@ global_asm!(
     "sub rsp, 16",
     "mov r14, rdi",
     "xor r12d, r12d",
-    "xor edi, edi",
     "mov esi, {page}",
-    "mov edx, {protection}",
-    "mov r10d, {flags}",
-    "mov r8, -1",
-    "xor r9d, r9d",
-    "mov eax, {mmap}",
+    load_mmap!(),
     "syscall",
     "cmp rax, -4095",
     "jae 5f",
@@ -138,11 +134,7 @@ global_asm!(
     "cmp dword ptr [r13], 0",
     "jne 4f",
     "mov rdi, r12",
-    "xor esi, esi",
-    "mov edx, {wait_all} | {no_hang}",
-    "xor r10d, r10d",
-    "mov eax, {wait4}",
-    "syscall",
+    wait_for_child!("{wait_all} | {no_hang}"),
     "test rax, rax",
     "jz 2b",
     "xor r12d, r12d", // it has ended
@@ -179,11 +171,7 @@ global_asm!(
     // The new image's first code: the tracer edi ends, and is reaped. The program begins at rbx,
     // with the registers as the kernel has them at an exec.
     "usring_unserved_begin:",
-    "xor esi, esi",
-    "mov edx, {wait_all}",
-    "xor r10d, r10d",
-    "mov eax, {wait4}",
-    "syscall",
+    wait_for_child!("{wait_all}"),
     "mov rcx, rbx",
     "xor eax, eax",
     "xor ebx, ebx",
@@ -406,15 +394,10 @@ global_asm!(
     "mov ecx, {registers} / 8",
     "cld",
     "rep movsq",
-    "xor edi, edi",
     "lea rax, [rip + __start_usring_unserved]",
     "lea rsi, [rip + __stop_usring_unserved + {action_size}]",
     "sub rsi, rax",
-    "mov edx, {protection}",
-    "mov r10d, {flags}",
-    "mov r8, -1",
-    "xor r9d, r9d",
-    "mov eax, {mmap}",
+    load_mmap!(),
     "call usring_unserved_call",
     "cmp rax, -4095",
     "jae 3f",

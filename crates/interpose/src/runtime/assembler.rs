@@ -1,0 +1,58 @@
+//! Pieces of assembler that several sections share. The user of a piece supplies its operands.
+
+/// Calls rt_sigprocmask(2), past usring's own filter: `$how` is the operand that says how the set
+/// at rsi changes the mask. The mask before goes to rdx unless that is 0. Operands: `mark`,
+/// `rt_sigprocmask`. The mark stays in r9.
+macro_rules! change_mask {
+    ($how:literal) => {
+        concat!("mov edi, ", $how, "\nmov r10d, 8\nmov r9, {mark}\nmov eax, {rt_sigprocmask}\nsyscall\n")
+    };
+}
+pub(crate) use change_mask;
+
+/// Delivers this thread's put-off signals, if any thread has some. Uses the label 2. Operand:
+/// `deferred`.
+macro_rules! settle {
+    () => {
+        "cmp dword ptr [rip + {deferred}], 0\nje 2f\ncall usring_settle\n2:\n"
+    };
+}
+pub(crate) use settle;
+
+/// Begins a frame by rbp, and its unwind information.
+macro_rules! begin_frame {
+    () => {
+        concat!(
+            "push rbp\n",
+            ".cfi_def_cfa_offset 16\n",
+            ".cfi_offset rbp, -16\n",
+            "mov rbp, rsp\n",
+            ".cfi_def_cfa_register rbp\n",
+        )
+    };
+}
+pub(crate) use begin_frame;
+
+/// Loads the registers for an mmap(2) of memory without a file; rsi is its length. Operands:
+/// `protection`, `flags`, `mmap`.
+macro_rules! load_mmap {
+    () => {
+        concat!(
+            "xor edi, edi\n",
+            "mov edx, {protection}\n",
+            "mov r10d, {flags}\n",
+            "mov r8, -1\n",
+            "xor r9d, r9d\n",
+            "mov eax, {mmap}\n",
+        )
+    };
+}
+pub(crate) use load_mmap;
+
+/// Waits for the child edi. Operands: those in `$options`, `wait4`.
+macro_rules! wait_for_child {
+    ($options:literal) => {
+        concat!("xor esi, esi\nmov edx, ", $options, "\nxor r10d, r10d\nmov eax, {wait4}\nsyscall\n")
+    };
+}
+pub(crate) use wait_for_child;
