@@ -96,12 +96,12 @@ enum When {
     /// rt_sigprocmask: there is a set, and the call may block signals.
     Blocks,
     /// For calls on files, if the run has devices.
-    Concerns(File),
+    Concerns(FileRule),
 }
 
 /// The condition on which a call on files traps.
 #[derive(Clone, Copy)]
-enum File {
+enum FileRule {
     /// Always.
     Any,
     /// Always; the sixth argument is 32 bits of flags, and the mark lies above them.
@@ -173,35 +173,35 @@ const RULES: [(u32, When); 34] = [
 /// calls are recognised by their arguments. (A program's calls with such arguments, if made by
 /// libc's functions, are seen by their symbols.)
 const DEVICE_RULES: [(u32, When); 28] = [
-    (linux::__NR_read, When::Concerns(File::Reads)),
-    (linux::__NR_write, When::Concerns(File::Any)),
-    (linux::__NR_openat, When::Concerns(File::Opens(2))),
-    (linux::__NR_open, When::Concerns(File::Opens(1))),
-    (linux::__NR_creat, When::Concerns(File::Any)),
-    (linux::__NR_openat2, When::Concerns(File::Any)),
-    (linux::__NR_pread64, When::Concerns(File::ReadsAt)),
-    (linux::__NR_pwrite64, When::Concerns(File::Any)),
-    (linux::__NR_lseek, When::Concerns(File::SeeksHoles)),
-    (linux::__NR_fcntl, When::Concerns(File::SetsFlags)),
-    (linux::__NR_readv, When::Concerns(File::ReadsVector)),
-    (linux::__NR_writev, When::Concerns(File::WritesVector)),
-    (linux::__NR_preadv, When::Concerns(File::Any)),
-    (linux::__NR_pwritev, When::Concerns(File::Any)),
-    (linux::__NR_preadv2, When::Concerns(File::AnyWithFlags)),
-    (linux::__NR_pwritev2, When::Concerns(File::AnyWithFlags)),
-    (linux::__NR_fsync, When::Concerns(File::Any)),
-    (linux::__NR_fdatasync, When::Concerns(File::Any)),
-    (linux::__NR_sync_file_range, When::Concerns(File::Any)),
-    (linux::__NR_truncate, When::Concerns(File::Any)),
-    (linux::__NR_ftruncate, When::Concerns(File::Any)),
-    (linux::__NR_fallocate, When::Concerns(File::Any)),
-    (linux::__NR_sendfile, When::Concerns(File::Any)),
-    (linux::__NR_splice, When::Concerns(File::AnyWithFlags)),
-    (linux::__NR_copy_file_range, When::Concerns(File::AnyWithFlags)),
-    (linux::__NR_mmap, When::Concerns(File::Shares)),
-    (linux::__NR_ioctl, When::Concerns(File::Clones)),
+    (linux::__NR_read, When::Concerns(FileRule::Reads)),
+    (linux::__NR_write, When::Concerns(FileRule::Any)),
+    (linux::__NR_openat, When::Concerns(FileRule::Opens(2))),
+    (linux::__NR_open, When::Concerns(FileRule::Opens(1))),
+    (linux::__NR_creat, When::Concerns(FileRule::Any)),
+    (linux::__NR_openat2, When::Concerns(FileRule::Any)),
+    (linux::__NR_pread64, When::Concerns(FileRule::ReadsAt)),
+    (linux::__NR_pwrite64, When::Concerns(FileRule::Any)),
+    (linux::__NR_lseek, When::Concerns(FileRule::SeeksHoles)),
+    (linux::__NR_fcntl, When::Concerns(FileRule::SetsFlags)),
+    (linux::__NR_readv, When::Concerns(FileRule::ReadsVector)),
+    (linux::__NR_writev, When::Concerns(FileRule::WritesVector)),
+    (linux::__NR_preadv, When::Concerns(FileRule::Any)),
+    (linux::__NR_pwritev, When::Concerns(FileRule::Any)),
+    (linux::__NR_preadv2, When::Concerns(FileRule::AnyWithFlags)),
+    (linux::__NR_pwritev2, When::Concerns(FileRule::AnyWithFlags)),
+    (linux::__NR_fsync, When::Concerns(FileRule::Any)),
+    (linux::__NR_fdatasync, When::Concerns(FileRule::Any)),
+    (linux::__NR_sync_file_range, When::Concerns(FileRule::Any)),
+    (linux::__NR_truncate, When::Concerns(FileRule::Any)),
+    (linux::__NR_ftruncate, When::Concerns(FileRule::Any)),
+    (linux::__NR_fallocate, When::Concerns(FileRule::Any)),
+    (linux::__NR_sendfile, When::Concerns(FileRule::Any)),
+    (linux::__NR_splice, When::Concerns(FileRule::AnyWithFlags)),
+    (linux::__NR_copy_file_range, When::Concerns(FileRule::AnyWithFlags)),
+    (linux::__NR_mmap, When::Concerns(FileRule::Shares)),
+    (linux::__NR_ioctl, When::Concerns(FileRule::Clones)),
     // No program makes this call otherwise: it detects whether the filter is installed.
-    (PROBE, When::Concerns(File::Any)),
+    (PROBE, When::Concerns(FileRule::Any)),
 ];
 
 /// _sysctl(2), which Linux 5.5 and later do not have.
@@ -292,9 +292,9 @@ impl Assembler {
     }
 
     /// Answers ALLOW if the arguments are like the loader's.
-    const fn unless_loader(&mut self, file: File) {
+    const fn unless_loader(&mut self, file: FileRule) {
         match file {
-            File::Reads => {
+            FileRule::Reads => {
                 self.load(low(0));
                 self.add(JUMP_GREATER_OR_EQUAL, BASE, 4, 0);
                 self.load(low(2));
@@ -302,14 +302,14 @@ impl Assembler {
                 self.add(JUMP_EQUAL, LOADER_READS[1], 0, 1);
                 self.answer(RET_ALLOW);
             }
-            File::ReadsAt => {
+            FileRule::ReadsAt => {
                 self.load(low(0));
                 self.add(JUMP_GREATER_OR_EQUAL, BASE, 3, 0);
                 self.load(low(2));
                 self.add(JUMP_BITS, SECTOR - 1, 0, 1);
                 self.answer(RET_ALLOW);
             }
-            File::ReadsVector => {
+            FileRule::ReadsVector => {
                 self.load(low(0));
                 self.add(JUMP_EQUAL, 0, 4, 0);
                 self.add(JUMP_GREATER_OR_EQUAL, BASE, 3, 0);
@@ -317,7 +317,7 @@ impl Assembler {
                 self.add(JUMP_EQUAL, TWO, 0, 1);
                 self.answer(RET_ALLOW);
             }
-            File::WritesVector => {
+            FileRule::WritesVector => {
                 self.load(low(0));
                 self.add(JUMP_EQUAL, STANDARD_ERROR, 0, 1);
                 self.answer(RET_ALLOW);
@@ -326,34 +326,36 @@ impl Assembler {
         }
     }
 
-    const fn file_rule(&mut self, file: File) {
+    const fn file_rule(&mut self, file: FileRule) {
         match file {
-            File::Any => {}
-            File::AnyWithFlags => {
+            FileRule::Any => {}
+            FileRule::AnyWithFlags => {
                 self.load(high(5));
                 self.add(JUMP_EQUAL, (PASS_MARK >> 32) as u32, 0, 1);
                 self.answer(RET_ALLOW);
                 self.answer(RET_TRAP);
                 return;
             }
-            File::Reads | File::ReadsAt | File::ReadsVector | File::WritesVector => self.unless_loader(file),
-            File::Opens(argument) => {
+            FileRule::Reads | FileRule::ReadsAt | FileRule::ReadsVector | FileRule::WritesVector => {
+                self.unless_loader(file)
+            }
+            FileRule::Opens(argument) => {
                 self.load(low(argument));
                 self.add(AND, !linux::O_LARGEFILE & !LARGE_FILE, 0, 0);
                 self.add(JUMP_EQUAL, linux::O_RDONLY | linux::O_CLOEXEC, 0, 1);
                 self.answer(RET_ALLOW);
             }
-            File::SeeksHoles => {
+            FileRule::SeeksHoles => {
                 self.load(low(2));
                 self.add(JUMP_GREATER_OR_EQUAL, linux::SEEK_DATA, 1, 0);
                 self.answer(RET_ALLOW);
             }
-            File::SetsFlags => {
+            FileRule::SetsFlags => {
                 self.load(low(1));
                 self.add(JUMP_EQUAL, linux::F_SETFL, 1, 0);
                 self.answer(RET_ALLOW);
             }
-            File::Shares => {
+            FileRule::Shares => {
                 self.load(low(3));
                 self.add(JUMP_BITS, linux::MAP_DENYWRITE | linux::MAP_ANONYMOUS, 1, 0);
                 self.add(JUMP_BITS, linux::MAP_SHARED, 1, 0);
@@ -361,7 +363,7 @@ impl Assembler {
                 self.answer(RET_TRAP);
                 return;
             }
-            File::Clones => {
+            FileRule::Clones => {
                 self.load(low(1));
                 self.add(JUMP_EQUAL, FICLONE, 3, 0);
                 self.add(JUMP_EQUAL, FICLONERANGE, 2, 0);

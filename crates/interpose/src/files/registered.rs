@@ -16,35 +16,35 @@ use usring_uapi::general as linux;
 use usring_uapi::io_uring::io_uring_rsrc_update;
 
 /// IO_RINGFD_REG_MAX.
-const FAULT_SLOTS: usize = 16;
+const MOST_RINGS: usize = 16;
 /// Most threads with registered rings at the same time; more get `ENOMEM`.
 const ROWS: usize = 1024;
 
 /// In place of a thread pointer: a released row, behind which rows in use may lie.
 const GIVEN_UP: usize = 1;
 
-struct Row {
+struct ThreadRings {
     thread: AtomicUsize,
     id: AtomicU32,
     /// Each is an `Arc` from `into_raw`.
-    files: [AtomicPtr<File>; FAULT_SLOTS],
+    files: [AtomicPtr<File>; MOST_RINGS],
 }
 
-static TABLE: [Row; ROWS] = [const {
-    Row {
+static TABLE: [ThreadRings; ROWS] = [const {
+    ThreadRings {
         thread: AtomicUsize::new(0),
         id: AtomicU32::new(0),
-        files: [const { AtomicPtr::new(null_mut()) }; FAULT_SLOTS],
+        files: [const { AtomicPtr::new(null_mut()) }; MOST_RINGS],
     }
 }; ROWS];
 
 /// Returns the rows in the order in which a thread searches for its own.
-fn places_of(thread: usize) -> impl Iterator<Item = &'static Row> {
+fn places_of(thread: usize) -> impl Iterator<Item = &'static ThreadRings> {
     let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
     (0..ROWS).map(move |step| &TABLE[(start + step) % ROWS])
 }
 
-fn row_of_this_thread() -> Option<&'static Row> {
+fn row_of_this_thread() -> Option<&'static ThreadRings> {
     let thread = thread::current().0;
     for row in places_of(thread) {
         match row.thread.load(Ordering::Relaxed) {
@@ -69,7 +69,7 @@ pub fn acquaint() {
 /// The result may only be used until this thread next takes a ring out of its row.
 #[inline(always)]
 pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
-    if index as usize >= FAULT_SLOTS {
+    if index as usize >= MOST_RINGS {
         return Err(Errno::EINVAL);
     }
     let row = row_of_this_thread().ok_or(Errno::EINVAL)?;
@@ -85,7 +85,7 @@ pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
 }
 
 /// Returns the row of the calling thread; claims one if it has none.
-fn claim() -> Result<&'static Row, Errno> {
+fn claim() -> Result<&'static ThreadRings, Errno> {
     let (thread, id) = (thread::current().0, signals::thread_id());
     let _one_at_a_time = process::current().registered.lock();
     clear_ended();
@@ -129,7 +129,7 @@ fn put(file: Arc<File>, mut range: core::ops::Range<usize>) -> Result<u32, Errno
 
 /// Registers a ring that has no descriptor (IORING_SETUP_REGISTERED_FD_ONLY).
 pub fn put_anywhere(file: Arc<File>) -> Result<u32, Errno> {
-    put(file, 0..FAULT_SLOTS)
+    put(file, 0..MOST_RINGS)
 }
 
 /// Answers IORING_REGISTER_RING_FDS; returns how many were registered.
@@ -139,8 +139,8 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
             return Err(Errno::EINVAL);
         }
         let range = match update.offset {
-            u32::MAX => 0..FAULT_SLOTS,
-            offset if (offset as usize) < FAULT_SLOTS => offset as usize..offset as usize + 1,
+            u32::MAX => 0..MOST_RINGS,
+            offset if (offset as usize) < MOST_RINGS => offset as usize..offset as usize + 1,
             _ => return Err(Errno::EINVAL),
         };
         let file = match descriptors::with(update.data as i32, Arc::clone) {
@@ -159,7 +159,7 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
 pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     let row = row_of_this_thread();
     for_each(argument, count, |update, _| {
-        if update.resv != 0 || update.data != 0 || update.offset as usize >= FAULT_SLOTS {
+        if update.resv != 0 || update.data != 0 || update.offset as usize >= MOST_RINGS {
             return Err(Errno::EINVAL);
         }
         drop(row.and_then(|row| take(&row.files[update.offset as usize])));
@@ -174,7 +174,7 @@ fn for_each(
     count: u32,
     mut work: impl FnMut(io_uring_rsrc_update, UserAddress) -> Result<(), Errno>,
 ) -> Result<u32, Errno> {
-    if count == 0 || count as usize > FAULT_SLOTS {
+    if count == 0 || count as usize > MOST_RINGS {
         return Err(Errno::EINVAL);
     }
     for index in 0..count {

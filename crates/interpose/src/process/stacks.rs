@@ -24,14 +24,14 @@ pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Read by the entry points: a thread pointer and the top of its stack. The word at the top says
 /// whether the stack is in use.
 #[repr(C)]
-pub struct Row {
+pub struct OwnStack {
     thread: AtomicU64,
     top: AtomicU64,
 }
 
-pub static TABLE: [Row; ROWS] = [const { Row { thread: AtomicU64::new(0), top: AtomicU64::new(0) } }; ROWS];
+pub static TABLE: [OwnStack; ROWS] = [const { OwnStack { thread: AtomicU64::new(0), top: AtomicU64::new(0) } }; ROWS];
 
-const _: () = assert!(size_of::<Row>() == 16 && ROWS.is_power_of_two());
+const _: () = assert!(size_of::<OwnStack>() == 16 && ROWS.is_power_of_two());
 
 static SMALL: AtomicU32 = AtomicU32::new(0);
 

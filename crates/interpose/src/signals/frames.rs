@@ -15,7 +15,7 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Frames kept at the same time: one for each thread with a put-off signal.
-const FAULT_SLOTS: usize = 64;
+const MOST_FRAMES: usize = 64;
 /// Room for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
 
@@ -29,7 +29,7 @@ const OLD_STATE: usize = 512;
 /// A signal frame without the state: return address, ucontext_t, siginfo_t.
 const HEAD: usize = 8 + context::SIZE + 128;
 
-struct Place {
+struct KeptFrame {
     used: AtomicU32,
     /// Original address of the frame, and its length.
     origin: AtomicUsize,
@@ -38,18 +38,18 @@ struct Place {
 }
 
 // SAFETY: only the thread that has set `used` touches the bytes.
-unsafe impl Sync for Place {}
+unsafe impl Sync for KeptFrame {}
 
-static TABLE: [Place; FAULT_SLOTS] = [const {
-    Place {
+static TABLE: [KeptFrame; MOST_FRAMES] = [const {
+    KeptFrame {
         used: AtomicU32::new(0),
         origin: AtomicUsize::new(0),
         length: AtomicUsize::new(0),
         bytes: UnsafeCell::new([0; SIZE]),
     }
-}; FAULT_SLOTS];
+}; MOST_FRAMES];
 
-fn place_of(note: u32) -> Option<&'static Place> {
+fn place_of(note: u32) -> Option<&'static KeptFrame> {
     TABLE.get((note as usize).wrapping_sub(1))
 }
 
@@ -64,7 +64,7 @@ pub unsafe fn keep(frame: *const u8) -> Option<u32> {
         return None;
     }
     // Acquire and release: the thread that had the place before has finished with it.
-    let free = |place: &Place| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+    let free = |place: &KeptFrame| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(free)?;
     let place = &TABLE[index];
     place.origin.store(frame as usize, Ordering::Relaxed);

@@ -31,20 +31,25 @@ pub struct Action {
 /// The action that the program last installed for a signal. For a signal that does not belong to
 /// usring, the action is valid only while the kernel's handler is the wrapper.
 #[repr(C)]
-pub struct Entry {
+pub struct StoredAction {
     pub handler: AtomicU64,
     pub flags: AtomicU64,
     restorer: AtomicU64,
     mask: AtomicU64,
 }
 
-pub static TABLE: [Entry; LAST_SIGNAL + 1] = [const {
-    Entry { handler: AtomicU64::new(0), flags: AtomicU64::new(0), restorer: AtomicU64::new(0), mask: AtomicU64::new(0) }
+pub static TABLE: [StoredAction; LAST_SIGNAL + 1] = [const {
+    StoredAction {
+        handler: AtomicU64::new(0),
+        flags: AtomicU64::new(0),
+        restorer: AtomicU64::new(0),
+        mask: AtomicU64::new(0),
+    }
 }; LAST_SIGNAL + 1];
 
-const _: () = assert!(size_of::<Entry>() == 32);
+const _: () = assert!(size_of::<StoredAction>() == 32);
 
-impl Entry {
+impl StoredAction {
     pub fn get(&self) -> Action {
         Action {
             handler: self.handler.load(Ordering::Acquire),

@@ -4,7 +4,7 @@ use crate::process;
 use crate::runtime::assembler::change_mask;
 use crate::runtime::text;
 use crate::signals::table::{
-    DEFAULT_ACTION, EVERY, Entry, IGNORE, KEPT_OPEN, OPEN, RESET_HANDLER, TABLE, mask_in_handler,
+    DEFAULT_ACTION, EVERY, IGNORE, KEPT_OPEN, OPEN, RESET_HANDLER, StoredAction, TABLE, mask_in_handler,
 };
 use crate::signals::{context, frames};
 use core::arch::global_asm;
@@ -130,8 +130,8 @@ global_asm!(
     kept_open = sym OPEN,
     default_action = sym DEFAULT_ACTION,
     table = sym TABLE,
-    flags = const offset_of!(Entry, flags),
-    handler = const offset_of!(Entry, handler),
+    flags = const offset_of!(StoredAction, flags),
+    handler = const offset_of!(StoredAction, handler),
     reset_handler = const RESET_HANDLER,
     ignore = const IGNORE,
     mark = const PASS_MARK,
@@ -195,14 +195,14 @@ pub fn address() -> u64 {
 
 /// Whether the handler has to run now, and under which mask.
 #[repr(C)]
-struct Verdict {
+struct Decision {
     runs: u64,
     mask: SignalSet,
 }
 
 /// Puts a signal off that found its thread in the engine. `first` is the ucontext_t of the frame
 /// that interrupted the engine, `own` that of this signal. Every signal is blocked.
-extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Verdict {
+extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Decision {
     // SAFETY: these are the kernel's frames on this stack. They may be changed until the handlers
     // return.
     let (information, original_mask, own_mask, instruction_pointer) = unsafe {
@@ -213,7 +213,7 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             &mut *first.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>(),
         )
     };
-    let runs = |own_mask| Verdict { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
+    let runs = |own_mask| Decision { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
     // An instruction of the engine raised the signal, and would raise it again.
     if information.code > 0 && matches!(information.signal as u32, linux::SIGILL | linux::SIGFPE) {
         return runs(*own_mask);
@@ -244,7 +244,7 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
         *instruction_pointer = way_out as u64;
     }
     *own_mask = ALL_BLOCKED;
-    Verdict { runs: 0, mask: 0 }
+    Decision { runs: 0, mask: 0 }
 }
 
 /// Puts a signal into this thread's queue, with its siginfo_t.
