@@ -63,7 +63,7 @@ fn in_use() -> Option<&'static AtomicU32> {
 /// Runs `exec`, which returns only if it fails. If it succeeds in a vfork child, the kernel clears
 /// the top word of the child's stack (set_tid_address(2)). So the parent, which has that stack too,
 /// finds it free. Until then handlers in the child find it in use.
-pub fn given_back_by<T>(exec: impl FnOnce() -> T) -> T {
+pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     let Some(word) = in_use().filter(|_| !process::is_own()) else { return exec() };
     let clear_at_end = |word: u64| {
         let _ = SystemCall::new(linux::__NR_set_tid_address, [word, 0, 0, 0, 0]).run_once();

@@ -20,7 +20,7 @@ use crate::call::{Call, Outcome};
 use crate::process::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
 use crate::process::stacks;
 use crate::program::executable::{self, Runtime, Verdict};
-use crate::program::{departure, unserved};
+use crate::program::{exec_call, unserved};
 use crate::runtime::message;
 use crate::signals::table;
 use alloc::vec::Vec;
@@ -361,18 +361,18 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
 fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;
-    let depart = || if execution.is_unserved { depart_unserved(execution, &call) } else { departure::call(&call) };
-    table::with_ignored(|| stacks::given_back_by(|| own_numbers::with_program_limit(depart)))
+    let make = || if execution.is_unserved { make_unserved(execution, &call) } else { exec_call::call(&call) };
+    table::with_ignored(|| stacks::released_by(|| own_numbers::with_program_limit(make)))
 }
 
 /// Makes the call that starts a program without usring. Error: `ELIBBAD` if no handler can be
 /// installed in it.
-fn depart_unserved(execution: &Execution, call: &SystemCall) -> Result<u64, Errno> {
-    let depart = || {
+fn make_unserved(execution: &Execution, call: &SystemCall) -> Result<u64, Errno> {
+    let make = || {
         explain(execution, "it is statically linked; it runs without usring");
         call.run_once()
     };
-    departure::with_signals_blocked(|mask| unserved::attended(mask, depart)).unwrap_or_else(|| {
+    exec_call::with_signals_blocked(|mask| unserved::attended(mask, make)).unwrap_or_else(|| {
         explain(
             execution,
             "it is statically linked, and this process cannot be traced, so it cannot run without usring",

@@ -4,10 +4,10 @@
 //! |---|---|
 //! | [`exec`] | takes the library along into the next program |
 //! | [`executable`] | whether that program's loader will load the library |
-//! | [`departure`] | makes the call, with put-off signals delivered before |
+//! | [`exec_call`] | makes the call, with put-off signals delivered before |
 //! | [`unserved`] | lets static programs run without the library |
 
-mod departure;
 pub mod exec;
+mod exec_call;
 mod executable;
 mod unserved;

@@ -23,14 +23,14 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, syscall};
 use usring_uapi::general as linux;
 
-// usring_depart(rdi: *const SystemCall) -> the kernel's answer. C calling convention.
+// usring_make_exec(rdi: *const SystemCall) -> the kernel's answer. C calling convention.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
-    ".globl usring_depart",
-    ".hidden usring_depart",
-    ".type usring_depart,@function",
+    ".globl usring_make_exec",
+    ".hidden usring_make_exec",
+    ".type usring_make_exec,@function",
     ".p2align 4",
-    "usring_depart:",
+    "usring_make_exec:",
     ".cfi_startproc",
     "push rbx",
     ".cfi_def_cfa_offset 16",
@@ -50,7 +50,7 @@ global_asm!(
     ".cfi_def_cfa_offset 8",
     "ret",
     ".cfi_endproc",
-    ".size usring_depart, . - usring_depart",
+    ".size usring_make_exec, . - usring_make_exec",
     // usring_block(rdi: *const SignalSet) -> the mask before. C calling convention.
     ".globl usring_block",
     ".hidden usring_block",
@@ -80,7 +80,7 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    fn usring_depart(call: *const SystemCall) -> u64;
+    fn usring_make_exec(call: *const SystemCall) -> u64;
     fn usring_block(all: &SignalSet) -> SignalSet;
 }
 
@@ -97,8 +97,8 @@ pub fn with_signals_blocked<T>(work: impl FnOnce(SignalSet) -> T) -> T {
 
 /// Makes an exec, after it has delivered put-off signals; returns only if the exec fails.
 pub fn call(call: &SystemCall) -> Result<u64, Errno> {
-    // SAFETY: 1. `usring_depart` keeps the C ABI, and the call lives across it. 2. The kernel
+    // SAFETY: 1. `usring_make_exec` keeps the C ABI, and the call lives across it. 2. The kernel
     // checks the arguments. 3. Handlers that run in between find no lock held and no work half
     // done.
-    syscall::check(unsafe { usring_depart(call) })
+    syscall::check(unsafe { usring_make_exec(call) })
 }
