@@ -2,8 +2,8 @@
 //! [`process`](crate::process) notices the fork, and calls this before the child's first call is
 //! served.
 
-use crate::files::{descriptors, devices, numbers, registered};
-use crate::process::{Birth, Disown, stacks};
+use crate::files::{self, devices, numbers, registered};
+use crate::process::{ChildDescriptors, Disown, stacks};
 use crate::signals::frames;
 use crate::swap::region;
 use core::sync::atomic::Ordering;
@@ -12,20 +12,20 @@ use usring_sys::{credentials, descriptor, eventfd, page_fault, pinned_memory, si
 
 pub static DISOWN: Disown = disown;
 
-fn disown(birth: Birth, parent: u32) {
+fn disown(descriptors: ChildDescriptors, parent: u32) {
     credentials::forget_after_fork();
     signals::forget_after_fork();
     frames::forget_after_fork();
     stacks::forget_after_fork();
     readiness::SIGNALLED.store(0, Ordering::Relaxed);
-    if shares_descriptors(birth, parent) {
+    if shares_descriptors(descriptors, parent) {
         descriptor::leave_to_parent();
     } else {
         descriptor::close_private_after_fork();
     }
     page_fault::forget_after_fork();
     pinned_memory::forget_after_fork();
-    descriptors::disown();
+    files::descriptors::disown();
     devices::disown();
     region::begin_after_fork();
     registered::disown();
@@ -33,11 +33,11 @@ fn disown(birth: Birth, parent: u32) {
 
 /// Whether this child shares its parent's descriptors. If the fork was not seen, this is tested: a
 /// descriptor that the child opens then exists in its parent, too.
-fn shares_descriptors(birth: Birth, parent: u32) -> bool {
-    match birth {
-        Birth::OwnDescriptors => return false,
-        Birth::SharedDescriptors => return true,
-        Birth::Unknown => {}
+fn shares_descriptors(known: ChildDescriptors, parent: u32) -> bool {
+    match known {
+        ChildDescriptors::Own => return false,
+        ChildDescriptors::Shared => return true,
+        ChildDescriptors::Unknown => {}
     }
     let Ok(probe) = eventfd::create() else { return false };
     let own = numbers::eventfd_id(None, probe.number());

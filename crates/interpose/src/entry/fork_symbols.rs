@@ -12,7 +12,7 @@
 //! A child that shares its parent's memory (vfork, posix_spawn) has descriptors of its own, which
 //! end with its exec.
 
-use crate::process::{self, Birth};
+use crate::process::{self, ChildDescriptors};
 use crate::runtime::assembler::settle;
 use crate::runtime::libc;
 use core::arch::naked_asm;
@@ -27,7 +27,7 @@ static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
 /// Begins a child that has its own memory.
 extern "C" fn begin(shares_descriptors: u32) {
     if descriptor::has_private() {
-        process::begin_child(if shares_descriptors == 0 { Birth::OwnDescriptors } else { Birth::SharedDescriptors });
+        process::begin_child(if shares_descriptors == 0 { ChildDescriptors::Own } else { ChildDescriptors::Shared });
     }
 }
 

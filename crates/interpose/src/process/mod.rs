@@ -42,7 +42,7 @@ static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
 /// Disowns, in a forked child, all that it has inherited. Arguments: how the child was made, and
 /// the id of the process that began last, its parent.
-pub type Disown = fn(Birth, u32);
+pub type Disown = fn(ChildDescriptors, u32);
 
 static DISOWN: SetOnce<Disown> = SetOnce::new();
 
@@ -67,9 +67,9 @@ fn begin() -> &'static Process {
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
         // A child starts with one thread, and begins here before it makes another
         // (`entry::fork_symbols`). So there is no other thread.
-        let birth = Birth::take();
+        let descriptors = ChildDescriptors::take();
         if let Some(disown) = DISOWN.get() {
-            disown(birth, LAST_BEGUN.load(Ordering::Relaxed));
+            disown(descriptors, LAST_BEGUN.load(Ordering::Relaxed));
         }
         environment::count_for(id);
     }
@@ -85,35 +85,35 @@ fn begin() -> &'static Process {
 
 /// How a child was made, with regard to its descriptors.
 #[derive(Clone, Copy)]
-pub enum Birth {
+pub enum ChildDescriptors {
     Unknown,
-    OwnDescriptors,
+    Own,
     /// clone(2) with CLONE_FILES: a descriptor that the child closes is closed for its parent.
-    SharedDescriptors,
+    Shared,
 }
 
-impl Birth {
+impl ChildDescriptors {
     /// Returns how this child was made, once.
-    fn take() -> Birth {
-        const OWN: u8 = Birth::OwnDescriptors as u8;
-        const SHARED: u8 = Birth::SharedDescriptors as u8;
-        match BIRTH.swap(Birth::Unknown as u8, Ordering::Relaxed) {
-            OWN => Birth::OwnDescriptors,
-            SHARED => Birth::SharedDescriptors,
-            _ => Birth::Unknown,
+    fn take() -> ChildDescriptors {
+        const OWN: u8 = ChildDescriptors::Own as u8;
+        const SHARED: u8 = ChildDescriptors::Shared as u8;
+        match OF_CHILD.swap(ChildDescriptors::Unknown as u8, Ordering::Relaxed) {
+            OWN => ChildDescriptors::Own,
+            SHARED => ChildDescriptors::Shared,
+            _ => ChildDescriptors::Unknown,
         }
     }
 }
 
-/// A [`Birth`], of this process or of one of its ancestors.
-static BIRTH: AtomicU8 = AtomicU8::new(Birth::Unknown as u8);
+/// A [`ChildDescriptors`], of this process or of one of its ancestors.
+static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
 /// The last process that has begun: the parent, in a child that begins now.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
 /// Begins a child that has just been made, if it has not begun yet.
-pub fn begin_child(birth: Birth) {
+pub fn begin_child(descriptors: ChildDescriptors) {
     if PROCESS.get().is_none() {
-        BIRTH.store(birth as u8, Ordering::Relaxed);
+        OF_CHILD.store(descriptors as u8, Ordering::Relaxed);
         begin();
     }
 }

@@ -21,7 +21,7 @@
 //! and threads would end with it.
 
 use crate::call::{Call, Outcome};
-use crate::process::{self, Birth};
+use crate::process::{self, ChildDescriptors};
 use crate::runtime::message;
 use crate::swap::filter::VFORK_MARKED;
 use crate::swap::in_flight::{self, OfThread};
@@ -109,7 +109,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let answer = unsafe { syscall6(call.number as u32, arguments) };
     if answer == 0 {
         let shares = flags & linux::CLONE_FILES != 0;
-        process::begin_child(if shares { Birth::SharedDescriptors } else { Birth::OwnDescriptors });
+        process::begin_child(if shares { ChildDescriptors::Shared } else { ChildDescriptors::Own });
         if withheld.map_or(Ok(()), Withheld::renounce).is_err() {
             die_of_zeroes();
         }
