@@ -1,5 +1,5 @@
-//! Translates an iocb into the engine's SQE, and refuses it where the kernel does (`fs/aio.c`, with
-//! checks in that order).
+//! Translates an iocb into the engine's SQE. Refuses each iocb that the kernel refuses, with the
+//! checks in the kernel's order (`fs/aio.c`).
 
 use crate::context_kind::ContextKind;
 use usring_engine::FileUses;

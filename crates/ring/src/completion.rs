@@ -24,7 +24,7 @@ pub struct CompletionQueue {
     /// Next slot to fill; [`CompletionQueue::publish`] shows it to the program.
     tail: u32,
     published: u32,
-    /// The slot numbers of `tail` and `published` in an AIO context's ring.
+    /// Slot numbers of `tail` and `published`, if the CQ is an AIO context's ring.
     slot: u32,
     published_slot: u32,
     /// Number of slots known to be free. The program can only free more, so the head is loaded

@@ -305,7 +305,7 @@ impl SwapRegion {
         self.pager.kind
     }
 
-    /// Returns the size of the region's pages in bytes: what is brought in and evicted together.
+    /// Returns the size of the region's pages (its units) in bytes.
     pub fn page_size(&self) -> usize {
         self.pager.unit()
     }

@@ -90,7 +90,7 @@ impl Store {
         one_of(&self.queues, fault_slot)
     }
 
-    /// Locks a bounce buffer for [`Store::wide_pages`].
+    /// Locks a bounce buffer for a request of up to [`Store::wide_pages`] pages.
     pub fn wide_bounce(&self, fault_slot: usize) -> Guard<'_, Bounce> {
         one_of(&self.wide, fault_slot)
     }

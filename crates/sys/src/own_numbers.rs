@@ -232,7 +232,7 @@ pub fn allow_reserve() {
 /// Errors: `EBADF`; `EMFILE` if the limits leave no number.
 pub fn duplicate(of: i32, wish: Option<i32>) -> Result<OwnedDescriptor, Errno> {
     match duplicate_by(Layout::current(), of, wish) {
-        // The program has lowered its limit.
+        // The program has lowered its limit, so the layout is made anew.
         Err(Errno::EINVAL) => duplicate_by(Layout::make(), of, None),
         answer => answer,
     }

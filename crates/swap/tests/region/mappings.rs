@@ -220,8 +220,8 @@ fn no_increment_is_lost_while_pages_go_to_the_kernel_and_back() {
             });
             let mut random = Random(9);
             for round in 0..80 {
-                // First release pages to the kernel that the threads use. Then release, unmap and
-                // remap part of the others.
+                // Release pages that the adders use to the kernel. Then release, unmap and remap a
+                // part of `others`.
                 let given = range.start + random.below(range.len() / PAGE - 40) * PAGE;
                 mappings.change().release_to_kernel(&(given..given + (1 + random.below(40)) * PAGE)).unwrap();
                 let unit = mappings.region().page_size();

@@ -32,7 +32,7 @@ impl Switch {
                 if self.stalls_writes.load(Ordering::Relaxed) {
                     self.stalled.fetch_add(1, Ordering::Relaxed);
                     while self.stalls_writes.load(Ordering::Relaxed) {
-                        // No function of libc, which may not know this thread.
+                        // usring's system call, not libc's: libc may not know this thread.
                         let _ = usring_sys::wait::nanosleep(1_000_000);
                     }
                     self.stalled.fetch_sub(1, Ordering::Relaxed);
