@@ -11,7 +11,9 @@ mod skipped;
 
 use common::Subject;
 use common::harness::{LONGEST, Memory, Rig, Traffic, is_error, is_readable, transfer};
-use file::place::{Place, answer_for_kernel, denied, in_child, loop_device, with_small_file_system};
+use file::place::{
+    Place, answer_for_kernel, denied, in_child, loop_device, refuse_single_requests, with_small_file_system,
+};
 use skipped::skip;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -312,6 +314,40 @@ fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
         tell.send(rig.wait().iter().map(|completion| completion.result).collect::<Vec<_>>())
     });
     assert_eq!(told.recv_timeout(LONGEST).expect("no answer"), [Errno::EAGAIN.negative(); 2]);
+}
+
+/// Reads alone and then in pairs, in a thread for which `refuse` changes io_submit(2). Returns the
+/// results, and whether the pairs were left to workers.
+fn read_when(refuse: impl FnOnce() + Send + 'static) -> (i32, Vec<i32>, bool) {
+    let file = Place::on_disk();
+    file.make(SIZE);
+    let driver = open(&file.text(""));
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        let memory = Memory::new(4096);
+        let mut rig = Rig::new(&*driver, POLLED);
+        refuse();
+        let alone = rig.transfer(Operation::Read, 0, &[memory.segment(0, 4096)]);
+        for token in 0..2 {
+            rig.submit(&transfer(token, Operation::Read, 0, &[memory.segment(0, 4096)]));
+        }
+        let by_workers = rig.is_answered();
+        rig.queue.ring_doorbell();
+        let mut pair = Vec::new();
+        while rig.in_flight > 0 {
+            pair.extend(rig.wait().iter().map(|completion| completion.result));
+        }
+        tell.send((alone, pair, by_workers))
+    });
+    told.recv_timeout(LONGEST).expect("no answer")
+}
+
+/// A security module refuses a request, and a filter the call: both may answer EPERM.
+#[test]
+fn a_refused_request_leaves_the_others_to_the_kernel_and_a_refused_call_to_workers() {
+    let refused = Errno::EPERM.negative();
+    assert_eq!(read_when(|| refuse_single_requests(libc::EPERM)), (refused, vec![4096; 2], false));
+    assert_eq!(read_when(|| answer_for_kernel(libc::SYS_io_submit, libc::EPERM)), (refused, vec![4096; 2], true));
 }
 
 #[test]

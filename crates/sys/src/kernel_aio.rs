@@ -219,6 +219,12 @@ mod context {
             Ok(taken)
         }
 
+        /// Returns whether io_submit(2) itself is refused, as by a seccomp filter: a call without
+        /// requests fails, too.
+        pub fn is_call_refused(&self) -> bool {
+            SystemCall::new(linux::__NR_io_submit, [self.kernels.address, 0, 0, 0, 0]).run().is_err()
+        }
+
         fn advance(&mut self, count: usize) {
             self.first += count;
             if self.first == self.last {

@@ -48,6 +48,8 @@ pub(super) struct Parcel {
     pub interrupt: Option<Arc<OwnedDescriptor>>,
     /// Completions of the requests that the kernel did not take.
     pub refused: Vec<IoEvent>,
+    /// Whether io_submit(2) itself is refused, whatever it submits.
+    pub is_denied: bool,
     /// The next batch, of requests that were accepted later: this batch had no room for their
     /// segments.
     pub next: Option<Box<Parcel>>,
@@ -68,9 +70,16 @@ impl Parcel {
                 let _ = wait::nanosleep(PAUSE);
                 continue;
             }
+            self.is_denied = self.is_denied || is_filters(error) && self.batch.is_call_refused();
             // The error is the first request's; the kernel may accept the others.
             let data = self.batch.drop_first();
             self.refused.push(IoEvent { data, res: error.negative().into(), ..IoEvent::default() });
         }
     }
+}
+
+/// Whether the error may come from a seccomp filter. It may also be a security module's answer to
+/// one request.
+fn is_filters(error: Errno) -> bool {
+    matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

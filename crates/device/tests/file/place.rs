@@ -110,10 +110,30 @@ impl Driver for Denied {
 
 /// Makes a system call return an error to this thread without being executed.
 pub fn answer_for_kernel(number: libc::c_long, error: i32) {
+    install(number, None, error);
+    let mut context = 0u64;
+    // SAFETY: the call is not executed.
+    assert_eq!(unsafe { libc::syscall(number, 1, &mut context, 0) }, if error == 0 { 0 } else { -1 });
+}
+
+/// Makes io_submit(2) return an error to this thread if it submits a single request.
+pub fn refuse_single_requests(error: i32) {
+    install(libc::SYS_io_submit, Some(1), error);
+}
+
+/// Adds a filter to this thread: a call whose second argument is `second`, if given, returns an
+/// error.
+fn install(number: libc::c_long, second: Option<u32>, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = |place: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, place);
+    let unless = |k: u32, skip: u8| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skip, k);
+    // Without a value, the loaded number is compared again.
+    let (place, value) = second.map_or((0, number as u32), |value| (24, value));
     let mut filter = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number as u32),
+        load(0),
+        unless(number as u32, 3),
+        load(place),
+        unless(value, 1),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | error as u32),
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
@@ -122,8 +142,6 @@ pub fn answer_for_kernel(number: libc::c_long, error: i32) {
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
-        let mut context = 0u64;
-        assert_eq!(libc::syscall(number, 1, &mut context, 0), if error == 0 { 0 } else { -1 });
     }
 }
 

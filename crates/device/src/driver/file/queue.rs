@@ -73,7 +73,7 @@ pub struct AioQueue {
     spare: Vec<Box<Parcel>>,
     /// Completions of requests that the kernel did not take.
     refused: Vec<IoEvent>,
-    /// Whether a seccomp filter of the program forbids io_submit(2).
+    /// Whether a seccomp filter of the program refuses io_submit(2), whatever the call submits.
     is_denied: bool,
     /// Requests in flight whose completions do not signal the interrupt.
     silent: u32,
@@ -195,7 +195,7 @@ impl AioQueue {
         self.context.expect(self.parcel.batch.length());
         self.parcel.hand_over();
         let mut refused = core::mem::take(&mut self.parcel.refused);
-        self.note_refused(&mut refused);
+        self.note_refused(&mut refused, self.parcel.is_denied);
     }
 
     #[inline]
@@ -211,9 +211,9 @@ impl AioQueue {
     }
 
     #[inline]
-    fn note_refused(&mut self, refused: &mut Vec<IoEvent>) {
+    fn note_refused(&mut self, refused: &mut Vec<IoEvent>, is_denied: bool) {
         if !refused.is_empty() {
-            self.is_denied |= refused.iter().any(is_denial);
+            self.is_denied |= is_denied;
             self.context.give_up(refused.len());
             self.refused.append(refused);
             ring(&mut self.interrupt);
@@ -223,7 +223,7 @@ impl AioQueue {
     /// Keeps a submitted batch for reuse, and records the requests that the kernel did not take.
     #[inline]
     fn put_aside(&mut self, mut parcel: Box<Parcel>) {
-        self.note_refused(&mut parcel.refused);
+        self.note_refused(&mut parcel.refused, parcel.is_denied);
         if self.spare.len() < SPARE {
             self.spare.push(parcel);
         }
@@ -242,7 +242,7 @@ fn empty_parcel(
     };
     let interrupt = interrupt.as_ref().map(|interrupt| interrupt.eventfd.clone());
     let batch = Batch::new(context, depth as usize, VECTORS)?;
-    Ok(Box::new(Parcel { batch, file, interrupt, refused: Vec::new(), next: None }))
+    Ok(Box::new(Parcel { batch, file, interrupt, refused: Vec::new(), is_denied: false, next: None }))
 }
 
 impl QueuePair for AioQueue {
@@ -393,11 +393,6 @@ impl QueuePair for AioQueue {
         }
         is_silent
     }
-}
-
-/// Whether the error comes from a seccomp filter: the kernel never refuses a request with it.
-fn is_denial(event: &IoEvent) -> bool {
-    [Errno::EPERM, Errno::ENOSYS, Errno::EACCES].iter().any(|error| event.res == i64::from(error.negative()))
 }
 
 #[inline]
