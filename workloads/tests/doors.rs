@@ -94,10 +94,44 @@ fn a_process_ends_with_its_last_thread() {
 #[test]
 fn a_process_ends_when_its_threads_end_without_libc() {
     let stage = Stage::new();
-    let program = stage.compile("last_exit.c", &["-pthread"]);
-    for way in ["0", "1", "2", "3", "4"] {
+    require(&LIBURING);
+    let program = stage.compile("last_exit.c", &["-pthread", "-luring"]);
+    for way in ["0", "1", "2", "3", "4", "5"] {
         let finished = stage.program(World::Transparent, &program).arg(way).finish();
         assert_eq!(finished.status.code(), Some(7), "way {way}: {}", finished.report());
+    }
+}
+
+/// Several tries: the ring watcher seldom meets a worker in the moment of its end.
+#[test]
+fn an_ending_worker_is_not_taken_for_the_last_thread() {
+    if on_kernel() {
+        return skip("there the status may be a worker's");
+    }
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("last_exit.c", &["-pthread", "-luring"]);
+    let runs = [(); 24].map(|()| stage.program(World::Transparent, &program).arg("6").start());
+    for run in runs {
+        let finished = run.finish();
+        assert_eq!(finished.status.code(), Some(7), "{}", finished.report());
+    }
+}
+
+/// Linux before 6.9 has no descriptors of threads; before 6.15 they do not tell a thread's status.
+#[test]
+fn a_process_whose_last_status_the_kernel_does_not_tell_ends_without_success() {
+    if on_kernel() {
+        return skip("there is no usring");
+    }
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("last_exit.c", &["-pthread", "-luring"]);
+    for missing in ["pidfd_open", "status"] {
+        for (way, status) in [("0", 7), ("1", 7), ("5", 1)] {
+            let finished = stage.program(World::Transparent, &program).args([way, missing]).finish();
+            assert_eq!(finished.status.code(), Some(status), "way {way}, no {missing}: {}", finished.report());
+        }
     }
 }
 

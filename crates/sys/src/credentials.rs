@@ -20,7 +20,7 @@ use crate::credential_change::{Generations, Order};
 #[cfg(not(loom))]
 use crate::futex;
 use crate::mapping::{self, private_pages};
-use crate::own_threads::{self, Slot};
+use crate::own_threads::{self, Owner, Slot};
 use crate::signals::thread_id;
 use crate::thread::Credentials;
 use crate::unusual::{self, Unusual};
@@ -263,8 +263,8 @@ fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
 
-/// Maximum number of times that the thread list is read. A thread of usring that is just ending is
-/// still in the list, but no longer in the table, so the list is read again.
+/// Maximum number of times that the thread list is read. A thread of usring that is being started
+/// may already be in the list, but not in the table, so the list is read again.
 const LOOKS: u32 = 20;
 
 /// Whether the caller is the program's only thread. `false` if that is not known.
@@ -279,13 +279,8 @@ fn is_programs_only_thread() -> bool {
 
 fn lists_only_ours() -> Result<bool, Errno> {
     let caller = thread_id();
-    let is_ours = |thread: u32| own_threads::all().any(|slot| slot.serves(thread));
-    program_threads::find(|thread| thread != caller && !is_ours(thread)).map(|found| found.is_none())
-}
-
-/// Whether a thread of the process belongs to usring.
-pub fn is_ours(thread: u32) -> bool {
-    own_threads::all().any(|slot| slot.thread() == Some(thread))
+    let is_other = |thread: u32| thread != caller && own_threads::owner_of(thread) != Owner::Usring;
+    program_threads::find(is_other).map(|found| found.is_none())
 }
 
 /// Arguments for followers, in place of the caller's pointers: the calling thread's credentials

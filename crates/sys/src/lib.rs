@@ -36,7 +36,7 @@ pub mod message;
 pub mod mutex;
 pub mod ordering;
 pub mod own_numbers;
-mod own_threads;
+pub mod own_threads;
 pub mod owner_lock;
 pub mod page_array;
 pub mod page_fault;

@@ -3,10 +3,10 @@
 //! [`crate::credentials`] finds in it the threads that follow a change. No change can fall between
 //! a thread's start and its entry, and no thread of usring is mistaken for a thread of the program.
 
-use crate::Errno;
 use crate::credential_change::{Follower, Generations, Order};
-use crate::signals::thread_id;
+use crate::signals::{is_alive, thread_id};
 use crate::thread::Credentials;
+use crate::{Errno, program_threads};
 use core::sync::atomic::{AtomicU32, Ordering};
 
 /// Most threads of usring in a process; no more are started.
@@ -17,6 +17,9 @@ pub(crate) struct Slot {
     /// Thread id; [`FREE`]; or [`RESERVED`] until clone(2) has written the id. The kernel frees it
     /// when the thread has ended (CLONE_CHILD_CLEARTID).
     thread: AtomicU32,
+    /// The thread that has the slot or had it last. A thread whose word the kernel has cleared is
+    /// still in the process's list for a moment.
+    last: AtomicU32,
     /// The thread's [`Credentials`], as a number.
     kind: AtomicU32,
     /// The generation of the credentials that the thread started with, or [`UNKNOWN`].
@@ -46,6 +49,7 @@ impl Slot {
     const fn new() -> Slot {
         Slot {
             thread: AtomicU32::new(FREE),
+            last: AtomicU32::new(FREE),
             kind: AtomicU32::new(0),
             generation: AtomicU32::new(UNKNOWN),
             follower: Follower::new(),
@@ -55,7 +59,13 @@ impl Slot {
     #[cfg(loom)]
     fn new() -> Slot {
         let word = AtomicU32::new;
-        Slot { thread: word(FREE), kind: word(0), generation: word(UNKNOWN), follower: Follower::new() }
+        Slot {
+            thread: word(FREE),
+            last: word(FREE),
+            kind: word(0),
+            generation: word(UNKNOWN),
+            follower: Follower::new(),
+        }
     }
 
     /// Returns the thread's id, if the slot has a thread.
@@ -73,9 +83,17 @@ impl Slot {
         self.thread().filter(|_| self.has(Credentials::Following) || self.has(Credentials::Service))
     }
 
-    /// Whether this is the slot of `thread`, and the thread does not count as one of the program's.
-    pub fn serves(&self, thread: u32) -> bool {
-        self.thread() == Some(thread) && !self.has(Credentials::OfSubmitter)
+    /// Reserves the slot for a new thread, if the slot is free and its last thread has left the
+    /// process's list.
+    fn reserve(&self) -> bool {
+        let is_taken = || self.thread.compare_exchange(FREE, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let has_left = |last| last == FREE || !is_alive(last);
+        self.thread.load(Ordering::Acquire) == FREE && has_left(self.last.load(Ordering::Acquire)) && is_taken()
+    }
+
+    /// Whether `thread` had the slot and is ending. (Its id may also be another thread's by now.)
+    fn is_left_by(&self, thread: u32) -> bool {
+        self.last.load(Ordering::Acquire) == thread && program_threads::is_ending(thread)
     }
 
     /// Returns the generation of the thread's credentials, if known.
@@ -96,10 +114,38 @@ pub(crate) fn current() -> Option<&'static Slot> {
     all().find(|slot| slot.thread() == Some(thread))
 }
 
+/// The owner of a thread of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Program,
+    Usring,
+    /// A thread of usring that submits with rights of its own ([`Credentials::OfSubmitter`]).
+    Submitter,
+    /// A thread of usring is being started. It may be this thread.
+    Unknown,
+}
+
+/// Returns the owner of a thread that the caller has found in the process's list.
+pub fn owner_of(thread: u32) -> Owner {
+    let mut owner = Owner::Program;
+    for slot in all() {
+        // One load: a thread in the list has had its slot reserved before.
+        match slot.thread.load(Ordering::Acquire) {
+            found if found == thread && slot.has(Credentials::OfSubmitter) => return Owner::Submitter,
+            found if found == thread => return Owner::Usring,
+            RESERVED => owner = Owner::Unknown,
+            _ if slot.is_left_by(thread) => return Owner::Usring,
+            _ => {}
+        }
+    }
+    owner
+}
+
 /// Frees all slots, in a fork child, which has no thread of usring.
 pub(crate) fn forget() {
-    for slot in all().filter(|slot| slot.thread.load(Ordering::Relaxed) != FREE) {
+    for slot in all() {
         slot.thread.store(FREE, Ordering::Relaxed);
+        slot.last.store(FREE, Ordering::Relaxed);
     }
 }
 
@@ -131,9 +177,7 @@ impl Place {
             Some(creator) => Origin::Inherited(creator.generation.load(Ordering::Acquire)),
             None => Origin::Seen(generation),
         };
-        let take =
-            |slot: &Slot| slot.thread.compare_exchange(FREE, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        let index = TABLE.iter().position(take).ok_or(Errno::EAGAIN)?;
+        let index = TABLE.iter().position(Slot::reserve).ok_or(Errno::EAGAIN)?;
         USED.fetch_max(index as u32 + 1, Ordering::AcqRel);
         TABLE[index].kind.store(kind as u32, Ordering::Release);
         TABLE[index].generation.store(UNKNOWN, Ordering::Release);
@@ -161,7 +205,9 @@ impl Place {
             slot.follower.answer(last, 0);
         }
         slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);
-        slot.thread.store(thread_id(), Ordering::Release);
+        let thread = thread_id();
+        slot.last.store(thread, Ordering::Release);
+        slot.thread.store(thread, Ordering::Release);
     }
 }
 

@@ -1,6 +1,5 @@
-//! The threads of the program: every thread of the process except usring's own, which
-//! [`crate::credentials`] has in a table. A thread of usring that is just ending may be mistaken
-//! for one of the program's.
+//! The threads of the process, as the kernel lists them, and how one of them has ended.
+//! [`crate::own_threads`] tells which of them are usring's.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
@@ -13,7 +12,7 @@ pub fn find(is_sought: impl Fn(u32) -> bool) -> Result<Option<u32>, Errno> {
     let flags = u64::from(linux::O_RDONLY | linux::O_DIRECTORY | linux::O_CLOEXEC);
     let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path, flags, 0, 0]).run()?;
     let directory = OwnedDescriptor::from_raw(opened as i32);
-    let mut entries = [0u8; 1024];
+    let mut entries = [0u8; 512];
     loop {
         let arguments = [directory.number() as u64, entries.as_mut_ptr() as u64, entries.len() as u64, 0, 0];
         let length = SystemCall::new(linux::__NR_getdents64, arguments).run()? as usize;
@@ -51,6 +50,20 @@ pub fn first() -> u32 {
 
 /// Returns the status that a thread passed to exit(2), if it has ended and is still in the list.
 pub fn status_of_ended(thread: u32) -> Option<u8> {
+    let mut text = [0u8; 1024];
+    status_in(read_stat(thread, &mut text)?)
+}
+
+/// Whether a thread in the list has begun to end: it runs no more code of the process.
+pub fn is_ending(thread: u32) -> bool {
+    // Room up to the flags: nine numbers and a name of 15 bytes. The caller's stack may be a small
+    // one of the program's, for signals.
+    let mut text = [0u8; 128];
+    read_stat(thread, &mut text).and_then(has_begun_to_end).unwrap_or(false)
+}
+
+/// Reads `/proc/self/task/TID/stat`.
+fn read_stat(thread: u32, text: &mut [u8]) -> Option<&[u8]> {
     let mut path = [0u8; 40];
     let mut at = 0;
     let mut put = |bytes: &[u8]| {
@@ -65,17 +78,32 @@ pub fn status_of_ended(thread: u32) -> Option<u8> {
     let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
     let file = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run().ok()? as i32);
-    let mut text = [0u8; 1024];
     let arguments = [file.number() as u64, text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
     let length = SystemCall::new(linux::__NR_read, arguments).run().ok()? as usize;
-    status_in(&text[..length])
+    Some(&text[..length])
+}
+
+/// Returns the fields of `/proc/PID/stat` from the state on.
+fn fields_of(text: &[u8]) -> Option<impl DoubleEndedIterator<Item = &[u8]>> {
+    // The name before the state may hold any character, also parentheses.
+    let name_end = text.iter().rposition(|byte| *byte == b')')?;
+    Some(text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()))
+}
+
+/// The kernel's PF_EXITING, in the field of flags. Linux sets it before it clears the thread's word
+/// (CLONE_CHILD_CLEARTID).
+const EXITING: u32 = 0x4;
+/// Fields between the state and the flags.
+const BEFORE_FLAGS: usize = 5;
+
+fn has_begun_to_end(text: &[u8]) -> Option<bool> {
+    let flags = fields_of(text)?.nth(1 + BEFORE_FLAGS).and_then(number_in)?;
+    Some(flags & EXITING != 0)
 }
 
 /// Returns the exit status from `/proc/PID/stat`: the last field, for a thread in state Z or X.
 fn status_in(text: &[u8]) -> Option<u8> {
-    // The name before the state may hold any character, also parentheses.
-    let name_end = text.iter().rposition(|byte| *byte == b')')?;
-    let mut fields = text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty());
+    let mut fields = fields_of(text)?;
     let has_ended = matches!(fields.next()?, b"Z" | b"X");
     let status = fields.next_back().and_then(number_in)?;
     has_ended.then_some((status >> 8) as u8)
@@ -114,11 +142,18 @@ impl ThreadDescriptor {
         self.0.number()
     }
 
-    /// Returns the status that the thread passed to exit(2), if the kernel still knows it.
-    pub fn exit_code(&self) -> Option<u8> {
+    /// Returns the status that the thread, which has ended, passed to exit(2). `None`: the kernel
+    /// does not tell.
+    ///
+    /// Error: `EAGAIN` if the thread has not left the list yet.
+    pub fn exit_code(&self) -> Result<Option<u8>, Errno> {
         let mut information = Information { mask: EXIT, ..Information::default() };
         let arguments = [self.number() as u64, GET_INFORMATION, &raw mut information as u64, 0, 0];
-        let asked = SystemCall::new(linux::__NR_ioctl, arguments).run();
-        (asked.is_ok() && information.mask & EXIT != 0).then_some((information.exit_status >> 8) as u8)
+        match SystemCall::new(linux::__NR_ioctl, arguments).run() {
+            Ok(_) if information.mask & EXIT != 0 => Ok(Some((information.exit_status >> 8) as u8)),
+            Ok(_) => Err(Errno::EAGAIN),
+            // ENOTTY before Linux 6.13; ESRCH before 6.15, once the thread has left the list.
+            Err(_) => Ok(None),
+        }
     }
 }

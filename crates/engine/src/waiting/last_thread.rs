@@ -7,22 +7,39 @@
 //! 1. It looks at the first thread of the process once a second: no event marks its end.
 //! 2. Once that has ended, it opens the descriptor of another thread of the program (Linux 6.9).
 //!    The descriptor becomes readable when that thread has ended, and the next one is watched.
+//!    Without a descriptor, the ring watcher looks for threads of the program once a second.
 //! 3. If the program has no thread left, the ring watcher ends the process, with the status of the
 //!    thread that was watched last.
 //!
 //! The kernel gives a process the status of the thread that ends last. If several end between two
-//! looks, the process may get the status of another one of them.
+//! looks, the process may get the status of another one of them. Before Linux 6.15 the kernel tells
+//! no status of a thread other than the first. The process then ends with [`UNKNOWN_STATUS`]: it
+//! never reports a success that the program may not have had.
 
+use core::cell::Cell;
+use usring_sys::clock::Nanoseconds;
 use usring_sys::epoll::{self, Epoll};
+use usring_sys::own_threads::{self, Owner};
 use usring_sys::program_threads::{self, ThreadDescriptor};
-use usring_sys::{Errno, SystemCall, credentials, thread};
+use usring_sys::{Errno, SystemCall, thread, wait};
 use usring_uapi::general as linux;
+
+/// Exit status of a process whose last status is not known: EXIT_FAILURE.
+const UNKNOWN_STATUS: u8 = 1;
+
+/// Pause before another look at a thread that is just starting or ending.
+const PAUSE: Nanoseconds = 1_000_000;
+/// Most looks in a row at the list of threads.
+const LOOKS: u32 = 20;
 
 /// The thread of the program that is watched. Only the ring watcher has one of these.
 pub(super) enum LastThread {
     First,
     Other(ThreadDescriptor),
-    /// libc knows the threads of the engine, or the kernel has no descriptors of threads.
+    /// The thread that was watched has ended with this status, if known. No other thread is
+    /// watched, although there may be one.
+    Ended(Option<u8>),
+    /// libc knows the threads of the engine.
     Nobody,
 }
 
@@ -33,50 +50,80 @@ impl LastThread {
 
     /// Returns whether [`LastThread::look`] has to be called now and then.
     pub fn needs_looks(&self) -> bool {
-        matches!(self, LastThread::First)
+        matches!(self, LastThread::First | LastThread::Ended(_))
     }
 
-    /// Checks whether the first thread has ended. `event`: data for the next thread's descriptor in
-    /// the set.
+    /// Checks whether the first thread has ended, or looks again for a thread to watch. `event`:
+    /// data for the next thread's descriptor in the set.
     pub fn look(&mut self, set: &Epoll, event: u64) {
-        if self.needs_looks()
-            && let Some(status) = program_threads::status_of_ended(program_threads::first())
-        {
-            self.go_on(set, event, status);
+        match *self {
+            LastThread::First => {
+                if let Some(status) = program_threads::status_of_ended(program_threads::first()) {
+                    self.go_on(set, event, Some(status));
+                }
+            }
+            LastThread::Ended(status) => self.go_on(set, event, status),
+            LastThread::Other(_) | LastThread::Nobody => {}
         }
     }
 
     /// Goes on to the next thread, because the watched thread's descriptor is readable.
     pub fn has_ended(&mut self, set: &Epoll, event: u64) {
         if let LastThread::Other(ended) = self {
-            let status = ended.exit_code().unwrap_or(0);
-            self.go_on(set, event, status);
+            match ended.exit_code() {
+                Ok(status) => self.go_on(set, event, status),
+                // The descriptor stays readable, so this function is called again.
+                Err(_) => drop(wait::nanosleep(PAUSE)),
+            }
         }
     }
 
     /// Finds the next thread to watch; ends the process if there is none. The watched thread has
     /// ended, and so has the first thread, which was watched before it.
-    fn go_on(&mut self, set: &Epoll, event: u64, status: u8) {
-        *self = LastThread::Nobody;
-        let first = program_threads::first();
-        let mut looks = 0;
-        // A thread that ends while the list is read may hide another thread. So only two looks in a
-        // row that find no thread prove that there is none.
-        while looks < 2 {
-            let found = program_threads::find(|thread| thread != first && !credentials::is_ours(thread));
-            match found.map(|thread| thread.map(ThreadDescriptor::open)) {
-                Ok(Some(Ok(next))) => {
-                    if set.add(next.number(), epoll::IN, event).is_ok() {
-                        *self = LastThread::Other(next);
-                    }
-                    return;
+    fn go_on(&mut self, set: &Epoll, event: u64, status: Option<u8>) {
+        *self = LastThread::Ended(status);
+        let mut empty_looks = 0;
+        for _ in 0..LOOKS {
+            match find_other() {
+                Ok(Some(other)) => match watch(other, set, event) {
+                    Ok(watched) => return *self = LastThread::Other(watched),
+                    // The thread has ended by now.
+                    Err(Errno::ESRCH) => empty_looks = 0,
+                    Err(_) => return *self = LastThread::Ended(None),
+                },
+                Ok(None) => empty_looks += 1,
+                Err(Errno::EAGAIN) => {
+                    empty_looks = 0;
+                    let _ = wait::nanosleep(PAUSE);
                 }
-                // The thread has ended by now.
-                Ok(Some(Err(Errno::ESRCH))) => looks = 0,
-                Ok(None) => looks += 1,
-                Ok(Some(Err(_))) | Err(_) => return,
+                Err(_) => return,
+            }
+            // A thread that ends while the list is read may hide another thread. So only two looks
+            // in a row that find no thread prove that there is none.
+            if empty_looks == 2 {
+                let status = u64::from(status.unwrap_or(UNKNOWN_STATUS));
+                let _ = SystemCall::new(linux::__NR_exit_group, [status, 0, 0, 0, 0]).run_once();
             }
         }
-        let _ = SystemCall::new(linux::__NR_exit_group, [u64::from(status), 0, 0, 0, 0]).run_once();
     }
+}
+
+fn watch(thread: u32, set: &Epoll, event: u64) -> Result<ThreadDescriptor, Errno> {
+    let thread = ThreadDescriptor::open(thread)?;
+    set.add(thread.number(), epoll::IN, event)?;
+    Ok(thread)
+}
+
+/// Returns a thread of the program other than the first, if there is one.
+///
+/// Errors: `EAGAIN` if that is not certain at this moment; those of reading the list.
+fn find_other() -> Result<Option<u32>, Errno> {
+    let first = program_threads::first();
+    let is_certain = Cell::new(true);
+    let found = program_threads::find(|thread| {
+        let owner = if thread == first { Owner::Usring } else { own_threads::owner_of(thread) };
+        is_certain.set(is_certain.get() && owner != Owner::Unknown);
+        owner == Owner::Program
+    })?;
+    if found.is_some() || is_certain.get() { Ok(found) } else { Err(Errno::EAGAIN) }
 }
