@@ -6,14 +6,15 @@
 //!   generation n.
 //! - [`Order`] is the change that the service threads (threads of usring) have to make.
 //! - [`Follower`] is the answer of one service thread.
+//! - [`Origin`] is where a new thread has its credentials from.
 //!
 //! ```text
 //! thread that changes              service thread (creator)          new thread
-//! 1. begun + 1                     1. take the order                 1. begun = seen?
-//! 2. make the call                 2. make the call                     yes: of generation seen
-//! 3. give the order, signal        3. answer                            no: of none
-//! 4. wait for all answers          before a clone(2): seen = ended
-//! 5. ended + 1
+//! 1. begun + 1                     1. take the order                 1. last = order's number
+//! 2. make the call                 2. make the call                  2. begun = seen?
+//! 3. give the order, signal        3. answer                            yes: of generation seen,
+//! 4. wait for all answers          before a clone(2): seen = ended           answer last
+//! 5. ended + 1                                                          no: of none
 //! ```
 
 use crate::ordering::Edge;
@@ -74,6 +75,15 @@ impl Generations {
     pub fn of_newborn(&self, seen: u32) -> Option<u32> {
         (self.begun.load(Edge::Change.acquire()) == seen).then_some(seen)
     }
+}
+
+/// The source of the credentials that a new thread has.
+#[derive(Clone, Copy, Debug)]
+pub enum Origin {
+    /// The creator has this generation, unless a change begins before the thread starts.
+    Seen(u32),
+    /// The creator keeps the credentials that it started with, of this generation, if known.
+    Inherited(Option<u32>),
 }
 
 /// Words of an order: the call's number, its arguments, the securebits of its caller.
@@ -154,6 +164,21 @@ impl Follower {
         fn new() -> Follower {
             Follower { made: AtomicU32::new(0), state: AtomicU64::new(0) }
         }
+    }
+
+    /// Begins the life of the calling thread. Returns the generation of its credentials, if known.
+    pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
+        // Read first: an order of a change that begins after this is still to be carried out.
+        let last = order.last();
+        let generation = match origin {
+            Origin::Seen(seen) => generations.of_newborn(seen),
+            Origin::Inherited(generation) => generation,
+        };
+        if generation.is_some() {
+            // The thread starts with the effect of all earlier orders.
+            self.answer(last, 0);
+        }
+        generation
     }
 
     /// Returns the last order that the thread has carried out.

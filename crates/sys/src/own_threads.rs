@@ -3,7 +3,7 @@
 //! [`crate::credentials`] finds in it the threads that follow a change. No change can fall between
 //! a thread's start and its entry, and no thread of usring is mistaken for a thread of the program.
 
-use crate::credential_change::{Follower, Generations, Order};
+use crate::credential_change::{Follower, Generations, Order, Origin};
 use crate::signals::{is_alive, thread_id};
 use crate::thread::Credentials;
 use crate::{Errno, program_threads};
@@ -149,16 +149,6 @@ pub(crate) fn forget() {
     }
 }
 
-/// The source of the credentials that a new thread has.
-#[derive(Clone, Copy, Debug)]
-enum Origin {
-    /// The creator saw this generation. The thread has it, too, unless a change begins before it
-    /// starts.
-    Seen(u32),
-    /// The creator keeps the credentials that it started with, of this generation.
-    Inherited(u32),
-}
-
 /// A thread's reserved slot. The kernel frees a bare thread's slot; for other threads, dropping
 /// this value does.
 #[derive(Debug)]
@@ -174,7 +164,7 @@ impl Place {
     /// Errors: `EAGAIN` if there are too many threads.
     pub fn reserve(kind: Credentials, generation: u32) -> Result<Place, Errno> {
         let origin = match current().filter(|creator| creator.has(Credentials::OfBirth)) {
-            Some(creator) => Origin::Inherited(creator.generation.load(Ordering::Acquire)),
+            Some(creator) => Origin::Inherited(creator.generation()),
             None => Origin::Seen(generation),
         };
         let index = TABLE.iter().position(Slot::reserve).ok_or(Errno::EAGAIN)?;
@@ -193,17 +183,7 @@ impl Place {
     /// Enters the calling thread into its slot.
     pub fn begin(&self, generations: &Generations, order: &Order) {
         let slot = &TABLE[self.index];
-        // Read first, so that this thread still carries out the order of a change that begins from
-        // now on.
-        let last = order.last();
-        let generation = match self.origin {
-            Origin::Seen(seen) => generations.of_newborn(seen),
-            Origin::Inherited(generation) => Some(generation),
-        };
-        if generation.is_some() {
-            // The thread starts with the effect of all earlier orders.
-            slot.follower.answer(last, 0);
-        }
+        let generation = slot.follower.begin(self.origin, generations, order);
         slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);
         let thread = thread_id();
         slot.last.store(thread, Ordering::Release);
