@@ -8,8 +8,10 @@
 #include <dirent.h>
 #include <grp.h>
 #include <linux/capability.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -200,17 +202,61 @@ static void user_for_a_while(void)
 	only_threads_like(AS_NOBODY);
 }
 
+static void set_effective(int all)
+{
+	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct sets[2];
+	EQUAL(syscall(SYS_capget, &header, sets), 0);
+	for (int half = 0; half < 2; half++)
+		sets[half].effective = all ? sets[half].permitted : 0;
+	EQUAL(syscall(SYS_capset, &header, sets), 0);
+}
+
+/* Accepts a connection. usring has a thread that watches such calls, for some seconds. */
+static void accept_one(struct io_uring *ring)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof address;
+	int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+	EQUAL(bind(listener, (struct sockaddr *)&address, length), 0);
+	EQUAL(listen(listener, 1), 0);
+	EQUAL(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+	EQUAL(connect(client, (struct sockaddr *)&address, length), 0);
+	struct io_uring_sqe *sqe = request(ring);
+	io_uring_prep_accept(sqe, listener, NULL, NULL, 0);
+	named(sqe, 1, 0);
+	EQUAL(io_uring_submit(ring), 1);
+	HOLDS(answer_to(ring, 1).res >= 0);
+}
+
+/*
+ * Lays its capabilities aside and takes them up again. Then it changes its groups. The threads
+ * follow before the call returns.
+ */
+static void groups(void)
+{
+	static const gid_t few[] = { NOBODY };
+	struct io_uring ring = new_ring(8, 0);
+	accept_one(&ring);
+	set_effective(0);
+	set_effective(1);
+	EQUAL(setgroups(1, few), 0);
+	EQUAL(threads_unlike("Groups:\t65534 \n"), 0);
+}
+
 #define CHILD(work) static void in_child_##work(void) { in_child(work); }
 CHILD(user)
 CHILD(user_of_a_waiting_thread)
 CHILD(capabilities)
 CHILD(user_for_a_while)
+CHILD(groups)
 
 static const struct check checks[] = {
 	{ "setresuid", in_child_user },
 	{ "setresuid with a thread that waits", in_child_user_of_a_waiting_thread },
 	{ "capset", in_child_capabilities },
 	{ "seteuid to and fro", in_child_user_for_a_while },
+	{ "setgroups", in_child_groups },
 };
 
 int main(int count, char **arguments)

@@ -45,6 +45,18 @@ pub fn limit(most: &Sets) -> Result<(), Errno> {
     if is_less { set(&sets) } else { Ok(()) }
 }
 
+/// Gives up all capabilities that `most` does not have, and makes exactly those effective that are
+/// effective in `most`, as far as the calling thread still has them.
+pub fn follow(most: &Sets) -> Result<(), Errno> {
+    let own = get()?;
+    let mut sets = own;
+    for (set, most) in sets.iter_mut().zip(most) {
+        let permitted = set[1] & most[1];
+        *set = [permitted & most[0], permitted, set[2] & most[2]];
+    }
+    if sets == own { Ok(()) } else { self::set(&sets) }
+}
+
 /// Gives up the capabilities of the calling thread that are not effective. Such a capability gives
 /// no right to a system call, but the thread could make it effective.
 pub fn keep_effective_only() -> Result<(), Errno> {

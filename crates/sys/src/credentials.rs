@@ -394,11 +394,12 @@ pub fn follow() {
     assume_secure_bits(bits);
     let refused = if number == linux::__NR_capset {
         let sets = unpacked([a, b, c]);
-        if slot.has(Credentials::Service) { capability::limit(&sets) } else { capability::set(&sets) }.is_err()
+        if slot.has(Credentials::Service) { capability::follow(&sets) } else { capability::set(&sets) }.is_err()
     } else {
         syscall::check(change_alone(number, [a, b, c])).is_err()
     };
-    let has_failed = number == LANDLOCK_RESTRICT_SELF && refused;
+    // A state shows the effect of all other calls.
+    let has_failed = matches!(number, LANDLOCK_RESTRICT_SELF | linux::__NR_setgroups) && refused;
     slot.follower.answer(order, if has_failed { !state() } else { state() });
     ANSWERS.fetch_add(1, Ordering::Release);
     futex::wake(&ANSWERS, u32::MAX);
