@@ -5,9 +5,9 @@
 
 use crate::credential_change::{Follower, Generations, Order, Origin};
 use crate::signals::{is_alive, thread_id};
-use crate::thread::Credentials;
+use crate::thread::{self, Credentials, ThreadId};
 use crate::{Errno, program_threads};
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Most threads of usring in a process; no more are started.
 const THREADS: usize = 4096;
@@ -20,6 +20,8 @@ pub(crate) struct Slot {
     /// The thread that has the slot or had it last. A thread whose word the kernel has cleared is
     /// still in the process's list for a moment.
     last: AtomicU32,
+    /// The thread's [`ThreadId`] while the thread runs usring's code; otherwise 0.
+    locals: AtomicUsize,
     /// The thread's [`Credentials`], as a number.
     kind: AtomicU32,
     /// The generation of the credentials that the thread started with, or [`UNKNOWN`].
@@ -50,6 +52,7 @@ impl Slot {
         Slot {
             thread: AtomicU32::new(FREE),
             last: AtomicU32::new(FREE),
+            locals: AtomicUsize::new(0),
             kind: AtomicU32::new(0),
             generation: AtomicU32::new(UNKNOWN),
             follower: Follower::new(),
@@ -62,6 +65,7 @@ impl Slot {
         Slot {
             thread: word(FREE),
             last: word(FREE),
+            locals: AtomicUsize::new(0),
             kind: word(0),
             generation: word(UNKNOWN),
             follower: Follower::new(),
@@ -108,10 +112,10 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
     TABLE.iter().take(USED.load(Ordering::Acquire) as usize)
 }
 
-/// Returns the calling thread's slot. `None`: it is a thread of the program.
+/// Returns the calling thread's slot, without a system call. `None`: it is a thread of the program.
 pub(crate) fn current() -> Option<&'static Slot> {
-    let thread = thread_id();
-    all().find(|slot| slot.thread() == Some(thread))
+    let ThreadId(locals) = thread::current();
+    all().find(|slot| slot.locals.load(Ordering::Acquire) == locals)
 }
 
 /// The owner of a thread of this process.
@@ -146,6 +150,7 @@ pub(crate) fn forget() {
     for slot in all() {
         slot.thread.store(FREE, Ordering::Relaxed);
         slot.last.store(FREE, Ordering::Relaxed);
+        slot.locals.store(0, Ordering::Relaxed);
     }
 }
 
@@ -187,7 +192,17 @@ impl Place {
         slot.generation.store(generation.unwrap_or(UNKNOWN), Ordering::Release);
         let thread = thread_id();
         slot.last.store(thread, Ordering::Release);
+        slot.locals.store(thread::current().0, Ordering::Release);
         slot.thread.store(thread, Ordering::Release);
+    }
+
+    /// Ends the use of the slot by the calling thread, whose thread-local block may soon be another
+    /// thread's. The kernel frees the slot of a bare thread.
+    pub fn end(self, is_bare: bool) {
+        TABLE[self.index].locals.store(0, Ordering::Release);
+        if is_bare {
+            core::mem::forget(self);
+        }
     }
 }
 

@@ -139,9 +139,7 @@ extern "C" fn run(argument: *mut c_void) {
     }
     let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_NAME, name.as_ptr() as u64, 0, 0, 0]).run();
     work();
-    if is_bare {
-        core::mem::forget(place);
-    }
+    place.end(is_bare);
 }
 
 /// The signal that libc's setuid() and its kin send to every thread that libc knows, and wait for:

@@ -174,10 +174,23 @@ impl Drop for Group {
 
 /// A thread's group, valid as long as the thread's credentials have not changed since.
 struct Member {
+    id: u32,
     thread: ThreadId,
     life: ThreadLife,
     changes: u32,
     group: Arc<Group>,
+}
+
+impl Member {
+    /// Whether this is the calling thread, unchanged. Takes two system calls: the id is another
+    /// thread's if the thread-local block has been used again, and the life has ended if the id
+    /// has.
+    fn is_caller(&self) -> bool {
+        self.thread == thread::current()
+            && self.changes == credentials::changes_of(self.id)
+            && self.id == signals::thread_id()
+            && !self.life.has_ended()
+    }
 }
 
 #[derive(Default)]
@@ -186,7 +199,7 @@ struct GroupsState {
     /// The last common group before threads differed, with an anchor.
     last_alike: Option<Arc<Group>>,
     /// By thread id.
-    members: BTreeMap<u32, Member>,
+    members: BTreeMap<u32, Arc<Member>>,
     /// Generation and group of a personality that was registered while threads did not differ. It
     /// has the common rights until the next change. (Where changes cannot be observed, it is never
     /// taken for the common group.)
@@ -260,43 +273,51 @@ impl Groups {
         }
     }
 
-    /// Returns the calling thread's own group, with an anchor.
+    /// Returns the calling thread with its own group, which has an anchor.
     ///
     /// Errors: `EAGAIN` if there are too many groups or threads; `ENOMEM`.
-    fn of_this_thread(&self) -> Result<Arc<Group>, Errno> {
+    fn of_this_thread(&self) -> Result<Arc<Member>, Errno> {
         loop {
-            let (id, changes) = this_thread();
-            let group = self.member(id, changes)?;
+            let member = match self.caller() {
+                Some(member) => member,
+                None => self.enter()?,
+            };
             // A signal of libc's may have changed the thread's credentials since the group was
             // looked up.
-            if !group.settle()? || credentials::changes_of(id) == changes {
-                return Ok(group);
+            if !member.group.settle()? || credentials::changes_of(member.id) == member.changes {
+                return Ok(member);
             }
         }
     }
 
-    fn member(&self, id: u32, changes: u32) -> Result<Arc<Group>, Errno> {
-        let mut state = self.state.lock();
-        if let Some(group) = state.group_of(id, changes) {
-            return Ok(group);
-        }
-        let group = state.new_group()?;
+    /// Returns the calling thread, if it is known as it is now.
+    fn caller(&self) -> Option<Arc<Member>> {
+        let id = signals::thread_id();
+        let member = self.state.lock().members.get(&id).cloned()?;
+        member.is_caller().then_some(member)
+    }
+
+    /// Enters the calling thread with a new group.
+    fn enter(&self) -> Result<Arc<Member>, Errno> {
+        let id = signals::thread_id();
+        let changes = credentials::changes_of(id);
         let life = ThreadLife::of_this_thread();
-        let member = Member { thread: thread::current(), life, changes, group: group.clone() };
-        let before = state.members.insert(id, member);
+        let mut state = self.state.lock();
+        let group = state.new_group()?;
+        let member = Arc::new(Member { id, thread: thread::current(), life, changes, group });
+        let before = state.members.insert(id, member.clone());
         drop(state);
         drop(before);
-        Ok(group)
+        Ok(member)
     }
 
     /// Returns whether the calling thread has the rights of the group with this number. The group
     /// is either its own, or a personality with the rights of all threads.
     fn has_rights_of(&self, number: GroupNumber) -> bool {
-        let (id, changes) = this_thread();
-        let state = self.state.lock();
-        if state.group_of(id, changes).is_some_and(|group| group.number == number) {
+        if self.caller().is_some_and(|member| member.group.number == number) {
             return true;
         }
+        let state = self.state.lock();
         let (generation, personality) = &state.personality;
         credentials::are_alike()
             && *generation == credentials::generation()
@@ -307,7 +328,7 @@ impl Groups {
     /// Returns the group of a personality that the calling thread registers.
     fn of_personality(&self) -> Result<Arc<Group>, Errno> {
         if credentials::differ() {
-            return self.of_this_thread();
+            return Ok(self.of_this_thread()?.group.clone());
         }
         let generation = credentials::generation();
         let mut state = self.state.lock();
@@ -342,18 +363,7 @@ impl Groups {
     }
 }
 
-fn this_thread() -> (u32, u32) {
-    let id = signals::thread_id();
-    (id, credentials::changes_of(id))
-}
-
 impl GroupsState {
-    fn group_of(&self, id: u32, changes: u32) -> Option<Arc<Group>> {
-        let member = self.members.get(&id)?;
-        let is_same = member.thread == thread::current() && member.changes == changes;
-        (is_same && !member.life.has_ended()).then(|| member.group.clone())
-    }
-
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
             // The threads of the dropped members have ended, so none waits for its groups to end.
@@ -371,7 +381,7 @@ impl GroupsState {
         Err(Errno::EAGAIN)
     }
 
-    fn take_stale(&mut self, keeps: impl Fn(u32, &Member) -> bool) -> Vec<Member> {
+    fn take_stale(&mut self, keeps: impl Fn(u32, &Member) -> bool) -> Vec<Arc<Member>> {
         let stale: Vec<u32> =
             self.members.iter().filter(|(id, member)| !keeps(**id, member)).map(|(id, _)| *id).collect();
         stale.into_iter().filter_map(|id| self.members.remove(&id)).collect()
@@ -388,6 +398,8 @@ pub(crate) struct RingRights {
     last_personality: u16,
     /// Group of the creator, for a ring that another ring's SQ thread serves.
     creator: Option<Arc<Group>>,
+    /// The thread that submitted last while threads differed. Weak: the ring keeps no group alive.
+    last: Weak<Member>,
     /// Group of the submission under way; `Some(None)`: the submitting thread has no group.
     submitter: Option<Option<Arc<Group>>>,
 }
@@ -397,6 +409,13 @@ impl RingRights {
     #[inline(always)]
     pub fn count_requests(&self) -> bool {
         !self.held.is_empty()
+    }
+
+    /// Returns the calling thread's group if this thread was the last to submit. Without the lock
+    /// of all groups.
+    fn of_last(&self) -> Option<Arc<Group>> {
+        let last = self.last.upgrade()?;
+        last.is_caller().then(|| last.group.clone())
     }
 
     fn join(&mut self, group: &Arc<Group>) {
@@ -410,12 +429,16 @@ pub(crate) fn begin_submission(locked: &mut LockedRing) {
     if locked.drain.outstanding() == 0 {
         locked.rights.held.clear();
     }
-    let group = match locked.rights.creator.clone() {
-        Some(group) => Ok(group),
-        None => process().groups.of_this_thread(),
-    };
+    let rights = &mut locked.rights;
+    let mut group = rights.creator.clone().or_else(|| rights.of_last());
+    if group.is_none()
+        && let Ok(member) = process().groups.of_this_thread()
+    {
+        rights.last = Arc::downgrade(&member);
+        group = Some(member.group.clone());
+    }
     // Without a group, only work that needs no rights is carried out.
-    locked.rights.submitter = Some(group.ok());
+    rights.submitter = Some(group);
 }
 
 /// Ends a submission that was begun while threads differ.
@@ -484,7 +507,8 @@ pub(crate) fn is_foreign(locked: &LockedRing, request: &Request) -> bool {
     // The SQ thread of another ring submits for a group that it does not belong to.
     let submitter = locked.rights.submitter.as_ref().and_then(Option::as_ref);
     let submits = submitter.is_some_and(|group| group.number == number) && locked.rights.creator.is_none();
-    !submits && !process().groups.has_rights_of(number)
+    let is_own = || locked.rights.of_last().is_some_and(|group| group.number == number);
+    !submits && !is_own() && !process().groups.has_rights_of(number)
 }
 
 /// Returns the group whose workers are to carry out a request; `None`: the group is gone.
@@ -498,7 +522,7 @@ pub(crate) fn group_of(request: &Request) -> Option<Arc<Group>> {
 /// Gives the ring's requests the calling thread's rights, whichever thread submits them.
 pub(crate) fn submit_for_creator(locked: &mut LockedRing) -> Result<(), Errno> {
     if credentials::differ() {
-        locked.rights.creator = Some(process().groups.of_this_thread()?);
+        locked.rights.creator = Some(process().groups.of_this_thread()?.group.clone());
     }
     Ok(())
 }
