@@ -252,6 +252,11 @@ case!(file_system_user => "
 
 /// Makes Landlock forbid this thread everything that it can forbid.
 fn restrict(t: &mut Transcript) {
+    call(t, "restrict", restrict_by_landlock());
+}
+
+/// Returns the answer of landlock_restrict_self(2).
+pub(super) fn restrict_by_landlock() -> i64 {
     // struct landlock_ruleset_attr in its first version: all rights to files.
     let handled = 0x1fffu64;
     // SAFETY: the kernel only reads the rules. The numbers are landlock_create_ruleset(2)'s and
@@ -259,7 +264,7 @@ fn restrict(t: &mut Transcript) {
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         let rules = libc::syscall(libc::SYS_landlock_create_ruleset, &raw const handled, 8, 0);
-        call(t, "restrict", libc::syscall(libc::SYS_landlock_restrict_self, rules, 0));
+        libc::syscall(libc::SYS_landlock_restrict_self, rules, 0)
     }
 }
 

@@ -127,13 +127,12 @@ case!(of_a_personality => "
     exit 0
 ");
 
-/// A request is submitted while all threads have equal rights. Then another thread takes more
-/// rights.
-fn another_thread_raises_itself(t: &mut Transcript) {
-    let place = Place::new();
+/// Submits an open behind a read, as this user, while all threads have equal rights. Then another
+/// thread changes its rights and completes the read.
+fn opens_behind_a_change(t: &mut Transcript, user: u32, open: Sqe, change: fn()) {
     for flags in [0, sqe_flags::ASYNC] {
         rights::alone(t, |t| {
-            set_effective_user(NOBODY);
+            set_effective_user(user);
             let mut ring = Ring::new(8);
             let (reader, writer) = files::pipe();
             let (go, wait) = std::sync::mpsc::channel();
@@ -141,13 +140,13 @@ fn another_thread_raises_itself(t: &mut Transcript) {
             std::thread::scope(|scope| {
                 scope.spawn(move || {
                     let () = wait.recv().expect("a word");
-                    set_effective_user(0);
+                    change();
                     files::put(&writer, b"x");
                     let _ = hold.recv();
                 });
                 let mut buffer = [0u8; 1];
                 ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1).flagged(sqe_flags::IO_LINK));
-                ring.push(open_secret(&place, 2).flagged(flags));
+                ring.push(open.flagged(flags));
                 ring.submit();
                 go.send(()).expect("a listener");
                 let seen = rights::seen_in_memory(&mut ring, 2);
@@ -157,12 +156,52 @@ fn another_thread_raises_itself(t: &mut Transcript) {
         });
     }
 }
+/// Another thread takes more rights.
+fn another_thread_raises_itself(t: &mut Transcript) {
+    let place = Place::new();
+    opens_behind_a_change(t, NOBODY, open_secret(&place, 2), || set_effective_user(0));
+}
 case!(another_thread_raises_itself => "
     flags 0x0: -EACCES
     exit 0
     flags 0x10: -EACCES
     exit 0
 ");
+
+/// Another thread gives up its rights, in a process with effective capabilities.
+fn another_thread_changes_beside_capabilities(t: &mut Transcript) {
+    let place = Place::new();
+    opens_behind_a_change(t, 0, open_secret(&place, 2), || set_effective_user(NOBODY));
+}
+case!(another_thread_changes_beside_capabilities => "
+    flags 0x0: done
+    exit 0
+    flags 0x10: done
+    exit 0
+", usring => "
+    flags 0x0: -EAGAIN
+    exit 0
+    flags 0x10: -EAGAIN
+    exit 0
+", because "no thread keeps capabilities that a thread of the program has given up");
+
+/// Another thread restricts itself, in a process without effective capabilities.
+fn another_thread_restricts_itself(t: &mut Transcript) {
+    let place = Place::new();
+    let open = Sqe { user_data: 2, ..rights::open(place.fd(), c".", libc::O_RDONLY) };
+    opens_behind_a_change(t, NOBODY, open, || assert_eq!(rights::restrict_by_landlock(), 0));
+}
+case!(another_thread_restricts_itself => "
+    flags 0x0: done
+    exit 0
+    flags 0x10: done
+    exit 0
+", usring => "
+    flags 0x0: -EAGAIN
+    exit 0
+    flags 0x10: -EAGAIN
+    exit 0
+", because "no thread keeps access that a thread of the program has given up");
 
 /// Calls setresuid(2) for this thread alone. Its effective capabilities come and go with user 0.
 fn set_effective_user(user: u32) {
@@ -356,8 +395,9 @@ case!(send_of_a_selected_buffer => "
     exit 0
 ");
 
-/// A ring that always has requests, of a thread that changes its rights back and forth. At the end
-/// about as many threads serve it as at the beginning.
+/// A ring that always has requests, of a thread that changes its rights back and forth. Each
+/// request has the rights of its moment. At the end about as many threads serve the ring as at the
+/// beginning.
 fn changes_while_requests_wait(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -368,10 +408,17 @@ fn changes_while_requests_wait(t: &mut Transcript) {
         ring.submit();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for user in [NOBODY, 0].repeat(200) {
+                let mut answers = std::collections::BTreeMap::new();
+                for (user, flags) in
+                    [(NOBODY, 0), (0, sqe_flags::ASYNC), (NOBODY, sqe_flags::ASYNC), (0, 0)].repeat(100)
+                {
                     rights::set_file_system_user(user);
-                    let entry = ring.one(open_secret(&place, 2));
+                    let entry = ring.one(open_secret(&place, 2).flagged(flags));
+                    *answers.entry((user, flags, rights::describe(&entry))).or_insert(0) += 1;
                     rights::shut(entry.res);
+                }
+                for ((user, flags, answer), count) in answers {
+                    t.say(format_args!("user {user}, flags {flags:#x}: {answer}, {count} times"));
                 }
                 let few = || std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() < 40);
                 t.say(format_args!("few threads: {}", crate::time::until(few)));
@@ -380,7 +427,42 @@ fn changes_while_requests_wait(t: &mut Transcript) {
     });
 }
 case!(changes_while_requests_wait => "
+    user 0, flags 0x0: done, 100 times
+    user 0, flags 0x10: done, 100 times
+    user 65534, flags 0x0: -EACCES, 100 times
+    user 65534, flags 0x10: -EACCES, 100 times
     few threads: true
+    exit 0
+");
+
+/// Children that are forked while another thread changes its rights again and again.
+fn forked_during_a_change(t: &mut Transcript) {
+    const CHILDREN: u32 = 300;
+    let place = Place::new();
+    rights::alone(t, |t| {
+        // Its ring gives the process threads that follow each change.
+        let ring = Ring::new(8);
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let opens = || {
+            let entry = Ring::new(8).one(open_secret(&place, 2).forced_async());
+            i32::from(entry.res < 0)
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                    rights::set_file_system_user(NOBODY);
+                    rights::set_file_system_user(0);
+                }
+            });
+            let opened = (0..CHILDREN).filter(|_| process::forked(opens) == "exit 0").count();
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            t.say(format_args!("{opened} children have opened"));
+        });
+        drop(ring);
+    });
+}
+case!(forked_during_a_change => "
+    300 children have opened
     exit 0
 ");
 
