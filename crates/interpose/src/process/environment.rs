@@ -214,7 +214,7 @@ pub fn forbids_patching() -> bool {
     kept().is_some_and(|kept| kept.no_patch)
 }
 
-/// Tells the launcher that calls reach usring.
+/// Signals to the launcher that calls reach usring.
 pub fn report_probe() {
     if let Some(probe) = kept().and_then(|kept| kept.probe) {
         eventfd::signal(probe);

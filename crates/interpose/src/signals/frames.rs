@@ -100,7 +100,7 @@ pub fn give_back(note: u32) {
 }
 
 /// Frees all places, in a forked child: they belong to other threads of the parent. (The forking
-/// thread has none: `forked` delivers a put-off signal before the fork.)
+/// thread has none: `swap::fork` delivers a put-off signal before the fork.)
 pub fn forget_after_fork() {
     // Writes only where a change is needed: the child shares these pages with its parent.
     for place in TABLE.iter().filter(|place| place.used.load(Ordering::Relaxed) != 0) {

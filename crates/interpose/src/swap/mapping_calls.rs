@@ -40,7 +40,7 @@ pub fn serve(call: &mut Call) -> Option<Outcome> {
     let answer = match number {
         linux::__NR_mmap if fourth as u32 & linux::MAP_ANONYMOUS != 0 || is_in_window(first) => map(arguments),
         PROBE if first == PROBE_ARGUMENT => Some(Ok(PROBE_ANSWER)),
-        linux::__NR_mlockall => Some(Err(refused(Refusal::LockAll))),
+        linux::__NR_mlockall => Some(Err(refused(Unsupported::LockAll))),
         linux::__NR_sigaltstack => {
             keep_alternate_stack(first);
             None
@@ -182,8 +182,8 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
     match changes.replace(&range, || map_by_kernel(arguments)) {
         // A later layer knows a descriptor of usring's: the call goes there, with a range that
         // belongs to the kernel alone.
-        Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Refusal::MapOver))),
-        answer => Some(answer.map_err(|error| busy(error, Refusal::MapOver))),
+        Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Unsupported::MapOver))),
+        answer => Some(answer.map_err(|error| busy(error, Unsupported::MapOver))),
     }
 }
 
@@ -221,14 +221,14 @@ fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: O
     }
     let range = pages(start, length).map_err(|_| Errno::ENOMEM)?;
     let is_as_ever = protection & !linux::PROT_SEM == READ_WRITE && key.is_none_or(|key| key as u32 == u32::MAX);
-    in_order(mappings, &range, (!is_as_ever).then_some(Refusal::Protect), ask)
+    in_order(mappings, &range, (!is_as_ever).then_some(Unsupported::Protect), ask)
 }
 
 /// Answers mlock(2) and mlock2(2).
 fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -> Result<u64, Errno> {
     let ask = |start, length| kernel(number, [start, length, flags, 0]);
     ask(start / PAGE as u64 * PAGE as u64, 0)?;
-    in_order(mappings, &around(start, length)?, Some(Refusal::Lock), ask)
+    in_order(mappings, &around(start, length)?, Some(Unsupported::Lock), ask)
 }
 
 /// Makes the kernel's call for the parts of a range that belong to the kernel, up to the first
@@ -237,7 +237,7 @@ fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -
 fn in_order(
     mappings: &Mappings,
     range: &Range<usize>,
-    becomes: Option<Refusal>,
+    becomes: Option<Unsupported>,
     ask: impl Fn(u64, u64) -> Result<u64, Errno>,
 ) -> Result<u64, Errno> {
     let mut changes = mappings.change();
@@ -265,7 +265,7 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
     | linux::MADV_SOFT_OFFLINE
     | linux::MADV_GUARD_INSTALL = advice
     {
-        changes.release_to_kernel(&range).map_err(|_| refused(Refusal::Advice))?;
+        changes.release_to_kernel(&range).map_err(|_| refused(Unsupported::Advice))?;
         return advise_parts(mappings, &changes.parts(&range), advice);
     }
     drop(changes);
@@ -368,9 +368,9 @@ fn remap([start, old, new, flags, target, _]: [u64; 6]) -> Answer {
             if changes.mapped_end(&from) != from.end {
                 return Err(Errno::EFAULT);
             }
-            changes.release_to_kernel(&from).map_err(|_| refused(Refusal::Remap))?;
+            changes.release_to_kernel(&from).map_err(|_| refused(Unsupported::Remap))?;
         }
-        let answer = changes.replace(&to, ask).map_err(|error| busy(error, Refusal::Remap))?;
+        let answer = changes.replace(&to, ask).map_err(|error| busy(error, Unsupported::Remap))?;
         if flags & linux::MREMAP_DONTUNMAP == 0 && is_in_window(start) {
             changes.is_gone(&from);
         }
@@ -433,7 +433,7 @@ fn keep_stack(start: u64, length: u64) {
         return;
     };
     if mappings.change().release_to_kernel(&range).is_err() {
-        refused(Refusal::Stack);
+        refused(Unsupported::Stack);
         // Pinned for good.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }
@@ -448,7 +448,7 @@ fn keep_alternate_stack(new: u64) {
 
 /// Requests that are refused on memory of the region if it cannot be released to the kernel.
 #[derive(Clone, Copy)]
-enum Refusal {
+enum Unsupported {
     MapOver,
     Remap,
     Protect,
@@ -460,20 +460,20 @@ enum Refusal {
 
 /// Returns the error of a call that failed because memory could not be released to the kernel
 /// (`EBUSY`), or for the kernel's own reason.
-fn busy(error: Errno, what: Refusal) -> Errno {
+fn busy(error: Errno, what: Unsupported) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }
 
 /// Reports the refusal, once, and returns `ENOMEM`.
-fn refused(what: Refusal) -> Errno {
+fn refused(what: Unsupported) -> Errno {
     let call = match what {
-        Refusal::MapOver => "something else mapped over it",
-        Refusal::Remap => "a given place to be moved to or from (mremap)",
-        Refusal::Protect => "another protection than reading and writing (mprotect)",
-        Refusal::Advice => "this advice (madvise)",
-        Refusal::Lock => "a lock (mlock)",
-        Refusal::LockAll => "a lock on everything (mlockall)",
-        Refusal::Stack => "a stack",
+        Unsupported::MapOver => "something else mapped over it",
+        Unsupported::Remap => "a given place to be moved to or from (mremap)",
+        Unsupported::Protect => "another protection than reading and writing (mprotect)",
+        Unsupported::Advice => "this advice (madvise)",
+        Unsupported::Lock => "a lock (mlock)",
+        Unsupported::LockAll => "a lock on everything (mlockall)",
+        Unsupported::Stack => "a stack",
     };
     if REPORTED.fetch_or(1 << what as u32, Ordering::Relaxed) & 1 << what as u32 == 0 {
         message::say(format_args!("swap: swapped memory does not have {call}: the program is answered ENOMEM"));
