@@ -1,7 +1,7 @@
 //! `cargo xtask check`: everything that CI runs. Cheap steps that fail often come first.
 
 use crate::step::{self, Report, Tally};
-use crate::{Outcome, floors, loom, packages, product, prose, size};
+use crate::{Outcome, layers, loom, packages, product, prose, size};
 
 const STEPS: usize = 12;
 
@@ -11,7 +11,7 @@ pub fn run() -> bool {
     let mut report = Report::of(STEPS);
     report.step("packages", |_| packages::provide());
     report.step("format", |_| step::run(&mut step::cargo(&["fmt", "--all", "--check"])));
-    report.step("floors", |_| floors::run(false, false));
+    report.step("layers", |_| layers::run(false, false));
     report.step("size", |_| size::run());
     report.step("prose", |_| prose::run(None, false));
     report.step("lints", |_| lints(&["--all-targets"]));

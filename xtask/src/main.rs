@@ -2,7 +2,7 @@
 //! project's rules, and running everything that CI runs.
 
 mod check;
-mod floors;
+mod layers;
 mod loom;
 mod packages;
 mod product;
@@ -44,7 +44,8 @@ enum Chore {
     },
     /// Fail if a crate depends on one that its layer may not use, or if a crate's modules have more
     /// upward arrows or a larger circle than xtask/arrow-limits allows
-    Floors {
+    #[command(alias = "floors")]
+    Layers {
         /// Print each pair of files that forms an upward arrow, and the files of each circle
         #[arg(long)]
         list: bool,
@@ -118,7 +119,7 @@ fn main() -> ExitCode {
         Chore::Build { release } => product::build(release),
         Chore::Check => return if check::run() { ExitCode::SUCCESS } else { ExitCode::FAILURE },
         Chore::Quick { rooms } => product::quick(&rooms),
-        Chore::Floors { list, tighten } => floors::run(list, tighten),
+        Chore::Layers { list, tighten } => layers::run(list, tighten),
         Chore::Size => size::run(),
         Chore::Prose { list, tighten } => prose::run(list.as_deref(), tighten),
         Chore::Loom => loom::run(),

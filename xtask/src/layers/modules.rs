@@ -16,7 +16,7 @@ use std::fmt::Write;
 const ORDER: &str = "xtask/module-order";
 const LIMITS: &str = "xtask/arrow-limits";
 const HEAD: &str = "# Upward arrows between the groups of xtask/module-order, pairs of files in these arrows, and\n\
-    # files of the largest circle. The numbers only fall: `cargo xtask floors --tighten` lowers them\n\
+    # files of the largest circle. The numbers only fall: `cargo xtask layers --tighten` lowers them\n\
     # to what is there.\n";
 const NAMES: [&str; 3] = ["arrows", "files", "circle"];
 

@@ -75,7 +75,9 @@ fn breaches(metadata: &Metadata) -> Vec<String> {
         match rows.get(name) {
             Some(row) => breaches.extend(breaches_of(package, row, &rows)),
             None if BESIDE.contains(&name) => {}
-            None => breaches.push(format!("{name} has no row in xtask/src/floors.rs and ARCHITECTURE.md")),
+            None => {
+                breaches.push(format!("{name} has no row in xtask/src/layers/mod.rs and in ARCHITECTURE.md; add both"))
+            }
         }
     }
     breaches
@@ -91,14 +93,17 @@ fn breaches_of(package: &Package, row: &Floor, rows: &BTreeMap<&str, &Floor>) ->
 fn breach(row: &Floor, used: &str, rows: &BTreeMap<&str, &Floor>) -> Option<String> {
     let user = row.crate_name;
     match rows.get(used) {
-        Some(lower) if lower.level >= row.level => {
-            Some(format!("{user} (floor {}) uses {used} (floor {})", row.level, lower.level))
-        }
-        Some(_) if row.hidden.contains(&used) => Some(format!("{user} may not know {used}")),
+        Some(lower) if lower.level >= row.level => Some(format!(
+            "{user} (layer {}) uses {used} (layer {}); a crate uses only lower layers",
+            row.level, lower.level
+        )),
+        Some(_) if row.hidden.contains(&used) => Some(format!("{user} must not use {used}")),
         Some(_) => None,
-        None if BESIDE.contains(&used) => Some(format!("{user} is product and uses {used}, which lies beside it")),
+        None if BESIDE.contains(&used) => {
+            Some(format!("{user} is part of the product and uses {used}, which is for development only"))
+        }
         None if row.freestanding && !FREESTANDING_DEPENDENCIES.contains(&used) => Some(format!(
-            "{user} is freestanding and uses {used}; if that calls no libc, name it in xtask/src/floors.rs"
+            "{user} is freestanding and uses {used}; if that calls no libc, add it to FREESTANDING_DEPENDENCIES"
         )),
         None => None,
     }
@@ -114,26 +119,26 @@ mod tests {
     }
 
     #[test]
-    fn looking_down_is_allowed_and_looking_up_or_sideways_is_not() {
+    fn a_crate_may_use_only_lower_layers() {
         assert!(!is_breach("usring-engine", "usring-sys"));
         assert!(is_breach("usring-sys", "usring-engine"));
         assert!(is_breach("usring-ring", "usring-device"));
     }
 
     #[test]
-    fn some_lower_floors_are_hidden() {
+    fn some_lower_layers_are_hidden() {
         assert!(is_breach("usring-swap", "usring-ring"));
         assert!(!is_breach("usring-swap", "usring-device"));
         assert!(is_breach("usring", "usring-interpose"));
     }
 
     #[test]
-    fn product_never_uses_what_lies_beside_it() {
+    fn the_product_uses_no_crate_that_is_for_development_only() {
         assert!(is_breach("usring", "workloads"));
     }
 
     #[test]
-    fn freestanding_crates_take_nothing_that_calls_libc() {
+    fn freestanding_crates_use_no_crate_that_calls_libc() {
         assert!(is_breach("usring-engine", "libc"));
         assert!(!is_breach("usring", "clap"));
         assert!(!is_breach("usring-sys", "linux-raw-sys"));
