@@ -7,20 +7,15 @@
  * - argv[2]: if given, run only the check of children that do not inherit the memory.
  */
 #define _GNU_SOURCE
+#include "check.h"
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 extern char **environ;
 static size_t pages;
@@ -28,30 +23,23 @@ static volatile uint64_t *memory;
 #define WORDS 512
 #define AT(page) memory[(page) * WORDS + (page) % WORDS]
 
-static void die(const char *what) { perror(what); _exit(99); }
-
 static void check(const char *where, uint64_t plus) {
-	for (size_t page = 0; page < pages; page++) {
-		uint64_t want = page * 7 + plus;
-		if (AT(page) != want) {
-			fprintf(stderr, "%s: page %zu holds %llu, not %llu\n", where, page,
-					(unsigned long long)AT(page), (unsigned long long)want);
-			_exit(98);
-		}
-	}
+	running = where;
+	for (size_t page = 0; page < pages; page++) EQUAL(AT(page), page * 7 + plus);
 }
 static void add(uint64_t what) { for (size_t page = 0; page < pages; page++) AT(page) += what; }
 static void wait_for(pid_t child, int want, const char *what) {
 	int status;
-	if (waitpid(child, &status, 0) != child) die("waitpid");
-	if (status != want << 8) { fprintf(stderr, "%s: child ended with %#x\n", what, status); _exit(97); }
+	running = what;
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, want << 8);
 	printf("%s\n", what);
 	fflush(stdout);
 }
 
 static void both_sides(void) {
 	pid_t child = fork();
-	if (child < 0) die("fork");
+	HOLDS(child >= 0);
 	if (child == 0) {
 		check("child at first", 0);
 		add(1000);
@@ -69,7 +57,7 @@ static void both_sides(void) {
 
 static void nested(int depth, uint64_t plus) {
 	pid_t child = fork();
-	if (child < 0) die("fork");
+	HOLDS(child >= 0);
 	if (child == 0) {
 		add(10);
 		plus += 10;
@@ -99,12 +87,12 @@ static void *faults(void *argument) {
 static void fork_while_threads_fault(void) {
 	pthread_t threads[8];
 	for (uintptr_t index = 0; index < 8; index++)
-		if (pthread_create(&threads[index], NULL, faults, (void *)index)) die("pthread_create");
+		EQUAL(pthread_create(&threads[index], NULL, faults, (void *)index), 0);
 	for (int round = 0; round < 6; round++) {
 		unsigned long long before = atomic_load(&rounds);
 		while (atomic_load(&rounds) < before + 2000) sched_yield();
 		pid_t child = fork();
-		if (child < 0) die("fork");
+		HOLDS(child >= 0);
 		if (child == 0) {
 			for (size_t page = 0; page < pages; page++)
 				AT(page) &= ~0x8000000000000000u;
@@ -133,21 +121,19 @@ static void *counts(void *argument) {
 static void child_has_all_of_one_moment(void) {
 	uint64_t first = AT(pages - 2), second = AT(3);
 	pthread_t thread;
-	if (pthread_create(&thread, NULL, counts, NULL)) die("pthread_create");
+	EQUAL(pthread_create(&thread, NULL, counts, NULL), 0);
 	for (int round = 0; round < 40; round++) {
 		uint64_t before = counted;
 		while (counted < before + 1000) sched_yield();
 		pid_t child = fork();
-		if (child < 0) die("fork");
+		HOLDS(child >= 0);
 		if (child == 0) {
 			uint64_t one = AT(pages - 2) - first, two = AT(3) - second, three = counted;
-			if (one >= two && two >= three && one <= three + 1) _exit(18);
-			fprintf(stderr, "round %d: %llu %llu %llu\n", round, (unsigned long long)one, (unsigned long long)two,
-					(unsigned long long)three);
-			_exit(82);
+			HOLDS(one >= two && two >= three && one <= three + 1);
+			_exit(18);
 		}
 		int status;
-		if (waitpid(child, &status, 0) != child || status != 18 << 8) _exit(81);
+		HOLDS(waitpid(child, &status, 0) == child && status == 18 << 8);
 	}
 	atomic_store(&stop, 1);
 	pthread_join(thread, NULL);
@@ -170,7 +156,7 @@ static void child_execs(void) {
 	if (child == 0) { execl("/bin/true", "true", (char *)NULL); _exit(96); }
 	wait_for(child, 0, "vfork");
 	char *arguments[] = {"true", NULL};
-	if (posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ)) die("posix_spawn");
+	EQUAL(posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ), 0);
 	wait_for(child, 0, "posix_spawn");
 	int answer = system("exit 3");
 	printf("system %d\n", WEXITSTATUS(answer));
@@ -179,11 +165,11 @@ static void child_execs(void) {
 
 static void child_outlives_parent(void) {
 	int ends[2];
-	if (pipe(ends)) die("pipe");
+	EQUAL(pipe(ends), 0);
 	pid_t child = fork();
 	if (child == 0) {
 		int gone[2];
-		if (pipe(gone)) die("pipe");
+		EQUAL(pipe(gone), 0);
 		pid_t grandchild = fork();
 		if (grandchild == 0) {
 			close(gone[1]);
@@ -192,7 +178,7 @@ static void child_outlives_parent(void) {
 			check("grandchild", 0);
 			add(9);
 			check("grandchild again", 9);
-			if (write(ends[1], "fine", 4) != 4) die("write");
+			HOLDS(write(ends[1], "fine", 4) == 4);
 			_exit(0);
 		}
 		close(gone[0]);
@@ -218,15 +204,15 @@ static void system_calls(void) {
 	pid_t child = fork();
 	if (child == 0) {
 		int ends[2];
-		if (pipe(ends)) die("pipe");
+		EQUAL(pipe(ends), 0);
 		size_t bytes = 32768, page = pages / 3;
 		char *from = (char *)memory + page * 4096, *to = (char *)memory + (pages / 2) * 4096, *copy = malloc(bytes);
-		if (write(ends[1], from, bytes) != (ssize_t)bytes) die("write");
-		if (read(ends[0], to, bytes) != (ssize_t)bytes) die("read");
+		HOLDS(write(ends[1], from, bytes) == (ssize_t)bytes);
+		HOLDS(read(ends[0], to, bytes) == (ssize_t)bytes);
 		memcpy(copy, from, bytes);
-		if (memcmp(copy, to, bytes)) _exit(95);
+		HOLDS(memcmp(copy, to, bytes) == 0);
 		char *fresh = mmap(NULL, 8 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		for (size_t at = 0; at < 8 << 20; at += 4096) if (fresh[at]) _exit(94);
+		for (size_t at = 0; at < 8 << 20; at += 4096) HOLDS(fresh[at] == 0);
 		memset(fresh, 7, 8 << 20);
 		munmap(fresh, 8 << 20);
 		munmap((void *)memory, pages * 4096 / 2);
@@ -274,18 +260,15 @@ static void heir_starts_programs(void) {
 			pid_t other = -1;
 			int status = 0;
 			if (way == 0) {
-				if (posix_spawn(&other, "/bin/sh", NULL, NULL, shell, environ)) _exit(90);
+				EQUAL(posix_spawn(&other, "/bin/sh", NULL, NULL, shell, environ), 0);
 			} else if (way == 1) {
 				other = vfork();
 				if (other == 0) { execve("/bin/sh", shell, environ); _exit(91); }
 			} else {
 				status = system(command);
-				if (status != 12 << 8) _exit(92);
+				EQUAL(status, 12 << 8);
 			}
-			if (other > 0 && (waitpid(other, &status, 0) != other || status != 9 << 8)) {
-				fprintf(stderr, "way %d: program ended with %#x\n", way, status);
-				_exit(93);
-			}
+			HOLDS(other <= 0 || (waitpid(other, &status, 0) == other && status == 9 << 8));
 			check("heir that has started a program", 0);
 			add(4);
 			check("heir that has started a program, again", 4);
@@ -312,7 +295,7 @@ static int on_stack_of_its_own(void *touches) {
 }
 static pid_t clone_with_stack(void *stack, int touches) {
 	pid_t child = clone(on_stack_of_its_own, (char *)stack + (256 << 10), SIGCHLD, touches ? stack : NULL);
-	if (child < 0) die("clone");
+	HOLDS(child >= 0);
 	return child;
 }
 static void by_other_calls(void) {
@@ -343,11 +326,11 @@ static void *makes_children(void *argument) {
 			child = fork();
 			if (child == 0) { check("one of several", 0); _exit(14); }
 		} else {
-			if (posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ)) die("posix_spawn");
+			EQUAL(posix_spawn(&child, "/bin/true", NULL, NULL, arguments, environ), 0);
 			want = 0;
 		}
-		if (waitpid(child, &status, 0) != child) die("waitpid");
-		if (status != want) { fprintf(stderr, "one of several ended with %#x\n", status); _exit(88); }
+		EQUAL(waitpid(child, &status, 0), child);
+		EQUAL(status, want);
 	}
 	munmap(stack, 256 << 10);
 	return NULL;
@@ -355,7 +338,7 @@ static void *makes_children(void *argument) {
 static void threads_fork_together(void) {
 	pthread_t threads[3];
 	for (uintptr_t index = 0; index < 3; index++)
-		if (pthread_create(&threads[index], NULL, makes_children, (void *)index)) die("pthread_create");
+		EQUAL(pthread_create(&threads[index], NULL, makes_children, (void *)index), 0);
 	for (int index = 0; index < 3; index++) pthread_join(threads[index], NULL);
 	printf("threads fork together\n");
 }
@@ -380,10 +363,9 @@ static void none_reads_zeroes(void) {
 	for (int round = 0; round < 100; round++) {
 		int status;
 		pid_t child = clone_with_stack(stack, 1);
-		if (waitpid(child, &status, 0) != child) die("waitpid");
+		EQUAL(waitpid(child, &status, 0), child);
 		if (WIFSIGNALED(status)) killed++;
-		else if (status == 14 << 8) fine++;
-		else { printf("child ended with %#x\n", status); _exit(83); }
+		else { EQUAL(status, 14 << 8); fine++; }
 	}
 	atomic_store(&stop, 1);
 	pthread_join(thread, NULL);
@@ -405,8 +387,8 @@ static void signals_come_while_it_forks(void) {
 			_exit(sigisemptyset(&mask) ? 16 : 87);
 		}
 		int status;
-		if (child < 0 || waitpid(child, &status, 0) != child) die("fork");
-		if (status != 16 << 8) { fprintf(stderr, "round %d: child ended with %#x\n", round, status); _exit(86); }
+		HOLDS(child >= 0 && waitpid(child, &status, 0) == child);
+		EQUAL(status, 16 << 8);
 	}
 	setitimer(ITIMER_REAL, &never, NULL);
 	printf("signals while it forks\n");
@@ -420,24 +402,22 @@ static void fork_in_handler(int signal) {
 	from_handler = fork();
 	if (from_handler == 0) return;
 	int status;
-	if (write(pipe_ends[1], "for the child", 14) != 14) die("write");
-	if (waitpid(from_handler, &status, 0) != from_handler || status != 17 << 8) {
-		fprintf(stderr, "child of a handler ended with %#x\n", status);
-		_exit(85);
-	}
-	if (write(pipe_ends[1], "for the parent", 15) != 15) die("write");
+	HOLDS(write(pipe_ends[1], "for the child", 14) == 14);
+	EQUAL(waitpid(from_handler, &status, 0), from_handler);
+	EQUAL(status, 17 << 8);
+	HOLDS(write(pipe_ends[1], "for the parent", 15) == 15);
 }
 static void handler_forks(void) {
 	struct sigaction action = {.sa_handler = fork_in_handler, .sa_flags = SA_RESTART};
 	sigaction(SIGALRM, &action, NULL);
-	if (pipe(pipe_ends)) die("pipe");
+	EQUAL(pipe(pipe_ends), 0);
 	check("before the handler", 0);
 	char *place = (char *)memory + 302 * 4096 + 3000;
 	struct itimerval once = {{0, 0}, {0, 50000}};
 	setitimer(ITIMER_REAL, &once, NULL);
 	ssize_t got = read(pipe_ends[0], place, 64);
 	if (from_handler == 0) {
-		if (got != 14 || strcmp(place, "for the child")) { fprintf(stderr, "child got %zd: %s\n", got, place); _exit(84); }
+		HOLDS(got == 14 && strcmp(place, "for the child") == 0);
 		check("child of a handler", 0);
 		_exit(17);
 	}
@@ -453,7 +433,7 @@ static int begun[2], held_back[2];
 static volatile pid_t borrower;
 static void *kills(void *argument) {
 	char byte;
-	if (read(begun[0], &byte, 1) != 1) die("read");
+	HOLDS(read(begun[0], &byte, 1) == 1);
 	kill(borrower, SIGKILL);
 	return argument;
 }
@@ -472,22 +452,20 @@ static void vfork_in_handler(int signal) {
 		}
 		syscall(SYS_exit_group, 80);
 	}
-	if (waitpid(child, &status, 0) != child || status != SIGKILL) {
-		fprintf(stderr, "child that forks ended with %#x\n", status);
-		_exit(80);
-	}
-	if (write(pipe_ends[1], "for both", 9) != 9) die("write");
+	EQUAL(waitpid(child, &status, 0), child);
+	EQUAL(status, SIGKILL);
+	HOLDS(write(pipe_ends[1], "for both", 9) == 9);
 }
 static void vfork_child_is_killed_while_it_forks(void) {
 	struct sigaction action = {.sa_handler = vfork_in_handler, .sa_flags = SA_RESTART};
 	sigaction(SIGALRM, &action, NULL);
-	if (pipe(pipe_ends) || pipe(begun) || pipe(held_back)) die("pipe");
+	HOLDS(pipe(pipe_ends) == 0 && pipe(begun) == 0 && pipe(held_back) == 0);
 	pthread_t thread;
 	sigset_t alarms_alone;
 	sigemptyset(&alarms_alone);
 	sigaddset(&alarms_alone, SIGALRM);
 	pthread_sigmask(SIG_BLOCK, &alarms_alone, NULL);
-	if (pthread_create(&thread, NULL, kills, NULL)) die("pthread_create");
+	EQUAL(pthread_create(&thread, NULL, kills, NULL), 0);
 	pthread_sigmask(SIG_UNBLOCK, &alarms_alone, NULL);
 	char *place = (char *)memory + 304 * 4096 + 3000;
 	struct itimerval once = {{0, 0}, {0, 50000}};
@@ -505,7 +483,7 @@ int main(int count, char **arguments) {
 	size_t mebibytes = count > 1 ? strtoul(arguments[1], NULL, 10) : 32;
 	pages = (mebibytes << 20) / 4096;
 	memory = mmap(NULL, pages * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED) die("mmap");
+	HOLDS(memory != MAP_FAILED);
 	for (size_t page = 0; page < pages; page++) AT(page) = page * 7;
 	if (count > 2) { none_reads_zeroes(); return 0; }
 	both_sides();

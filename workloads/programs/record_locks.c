@@ -1,74 +1,81 @@
-// A POSIX record lock of the program survives requests, registrations and rings on the same file:
-// none of these counts as a close(2) of it.
-#include <fcntl.h>
-#include <liburing.h>
-#include <stdio.h>
-#include <stdlib.h>
+/*
+ * A POSIX record lock of the program survives requests, registrations and rings on the same file:
+ * none of these counts as a close(2) of it.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
 #include <sys/wait.h>
-#include <unistd.h>
 
-static int number;
+static struct io_uring ring;
+static int file;
 
-// Returns whether another process sees the lock.
-static int is_locked(void) {
-    pid_t child = fork();
-    if (child == 0) {
-        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-        int other = open("record_locks.file", O_RDWR);
-        _exit(fcntl(other, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    return WEXITSTATUS(status);
+/* Returns whether another process sees the lock. */
+static int is_locked(void)
+{
+	pid_t child = fork();
+	if (child == 0) {
+		struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+		int other = open("record_locks.file", O_RDWR);
+		_exit(fcntl(other, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK);
+	}
+	int status = 0;
+	EQUAL(waitpid(child, &status, 0), child);
+	return WEXITSTATUS(status);
 }
 
-static void expect_lock(const char *when) {
-    if (!is_locked()) {
-        printf("the lock is gone %s\n", when);
-        exit(1);
-    }
-    number++;
+static void before_anything(void)
+{
+	struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+	file = open("record_locks.file", O_RDWR | O_CREAT, 0600);
+	HOLDS(file >= 0 && fcntl(file, F_SETLK, &lock) == 0);
+	ring = new_ring(8, 0);
+	HOLDS(is_locked());
 }
 
-static void complete(struct io_uring *ring) {
-    struct io_uring_cqe *cqe;
-    io_uring_submit(ring);
-    if (io_uring_wait_cqe(ring, &cqe) || cqe->res < 0) {
-        printf("a request failed: %d\n", cqe->res);
-        exit(1);
-    }
-    io_uring_cqe_seen(ring, cqe);
+/* A worker carries out syncs and buffered writes, and holds the file meanwhile. */
+static void after_requests(void)
+{
+	for (int round = 0; round < 8; round++) {
+		struct io_uring_sqe *sqe = request(&ring);
+		io_uring_prep_fsync(sqe, file, 0);
+		EQUAL(result_of(&ring, sqe), 0);
+		sqe = request(&ring);
+		io_uring_prep_write(sqe, file, "x", 1, round);
+		EQUAL(result_of(&ring, sqe), 1);
+	}
+	HOLDS(is_locked());
 }
 
-int main(void) {
-    struct io_uring ring;
-    int file = open("record_locks.file", O_RDWR | O_CREAT, 0600);
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
-    if (file < 0 || fcntl(file, F_SETLK, &lock) || io_uring_queue_init(8, &ring, 0)) {
-        puts("cannot begin");
-        return 1;
-    }
-    expect_lock("before anything");
-    // A worker carries out syncs and buffered writes, and holds the file meanwhile.
-    for (int round = 0; round < 8; round++) {
-        io_uring_prep_fsync(io_uring_get_sqe(&ring), file, 0);
-        complete(&ring);
-        io_uring_prep_write(io_uring_get_sqe(&ring), file, "x", 1, round);
-        complete(&ring);
-    }
-    expect_lock("after requests");
-    io_uring_register_files(&ring, &file, 1);
-    expect_lock("while the file is registered");
-    io_uring_unregister_files(&ring);
-    expect_lock("after it was unregistered");
-    io_uring_register_files(&ring, &file, 1);
-    io_uring_queue_exit(&ring);
-    expect_lock("after the ring was closed");
-    close(file);
-    if (is_locked()) {
-        puts("close(2) of the file itself did not give the lock up");
-        return 1;
-    }
-    printf("%d checks hold\n", number);
-    return 0;
+static void while_registered(void)
+{
+	EQUAL(io_uring_register_files(&ring, &file, 1), 0);
+	HOLDS(is_locked());
+}
+
+static void after_unregistering(void)
+{
+	EQUAL(io_uring_unregister_files(&ring), 0);
+	HOLDS(is_locked());
+}
+
+/* Only close(2) of the file itself gives the lock up. */
+static void after_the_ring(void)
+{
+	EQUAL(io_uring_register_files(&ring, &file, 1), 0);
+	io_uring_queue_exit(&ring);
+	HOLDS(is_locked());
+	close(file);
+	HOLDS(!is_locked());
+}
+
+int main(void)
+{
+	static const struct check checks[] = {
+		{ "before anything", before_anything },
+		{ "after requests", after_requests },
+		{ "while the file is registered", while_registered },
+		{ "after it was unregistered", after_unregistering },
+		{ "after the ring was closed", after_the_ring },
+	};
+	return run_checks(checks, sizeof checks / sizeof *checks, NULL);
 }
