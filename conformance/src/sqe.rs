@@ -42,6 +42,22 @@ impl Change for Sqe {
     }
 }
 
+/// A change of an entry: what it is called in a transcript, and the change.
+pub type Field = (&'static str, fn(&mut Sqe));
+
+pub const fn field(name: &'static str, change: fn(&mut Sqe)) -> Field {
+    (name, change)
+}
+
+/// Makes a table of changes, each of one field: `fields![len = 1, flags |= FIXED_FILE]`. A string
+/// before the field names the change; without one its name is the field's.
+macro_rules! fields {
+    ($($($name:literal)? $field:ident $set:tt $value:expr),* $(,)?) => {
+        [$($crate::sqe::field([$($name,)? stringify!($field)][0], |sqe| sqe.$field $set $value)),*]
+    };
+}
+pub(crate) use fields;
+
 /// The offset by which READ and WRITE use the file's own position.
 pub const CURRENT: u64 = u64::MAX;
 

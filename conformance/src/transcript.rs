@@ -6,10 +6,11 @@ use std::fmt::Display;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use usring_uapi::Timespec;
+use usring_uapi::{Sqe, Timespec};
 
 use crate::names;
-use crate::ring::Entry;
+use crate::ring::{Entry, Ring};
+use crate::sqe::{Change, Field};
 
 pub struct Transcript {
     case: String,
@@ -42,6 +43,21 @@ impl Transcript {
     /// Prints one completion.
     pub fn entry(&mut self, entry: &Entry) {
         self.say(format_args!("cqe {entry}"));
+    }
+
+    /// Carries out a request with each of these changes, and prints the completions.
+    pub fn each(&mut self, ring: &mut Ring, request: Sqe, changes: &[Field]) {
+        for (_, change) in changes {
+            self.entry(&ring.one(request.with(change)));
+        }
+    }
+
+    /// Carries out a request with each of these changes, and prints their names and outcomes.
+    pub fn each_named(&mut self, ring: &mut Ring, request: Sqe, changes: &[Field]) {
+        for (name, change) in changes {
+            let entry = ring.one(request.with(change));
+            self.say(format_args!("{name}: {}", names::outcome(entry.res.into())));
+        }
     }
 
     /// Prints completions in their order in the queue.

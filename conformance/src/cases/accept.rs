@@ -3,13 +3,13 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use usring_uapi::{Sqe, sqe_flags};
+use usring_uapi::sqe_flags;
 
 use super::socket::{describe, taken};
 use crate::files;
 use crate::net::{self, FAMILIES, Family};
 use crate::ring::Ring;
-use crate::sqe::{Change, nop};
+use crate::sqe::{Change, fields, nop};
 use crate::transcript::Transcript;
 
 mod waiting;
@@ -309,18 +309,11 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
     let clients: Vec<OwnedFd> = (0..4).map(|_| net::connected(Family::V4, &address)).collect();
-    type Field = (&'static str, fn(&mut Sqe));
-    let fields: [Field; 5] = [
-        ("len", |sqe| sqe.len = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-        ("file_index", |sqe| sqe.file_index = 1),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("buffer select", |sqe| sqe.flags |= sqe_flags::BUFFER_SELECT),
-    ];
-    for (name, set) in fields {
-        let entry = ring.one(net::accept(listener.as_raw_fd(), 1).with(set));
-        t.say(format_args!("{name}: {}", crate::names::outcome(i64::from(entry.res))));
-    }
+    let fields = fields! {
+        len = 1, buf_index = 1, file_index = 1, addr3 = 1,
+        "buffer select" flags |= sqe_flags::BUFFER_SELECT,
+    };
+    t.each_named(&mut ring, net::accept(listener.as_raw_fd(), 1), &fields);
     drop(clients);
 }
 case!(reserved_fields => "

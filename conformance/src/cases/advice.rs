@@ -7,7 +7,7 @@ use usring_uapi::{Sqe, opcode};
 use crate::files;
 use crate::memory::{BAD, Pages};
 use crate::ring::Ring;
-use crate::sqe::{Change, sqe};
+use crate::sqe::{Change, fields, sqe};
 use crate::transcript::Transcript;
 
 fn fadvise(fd: i32, off: u64, len: u32, advice: i32, user_data: u64) -> Sqe {
@@ -124,9 +124,7 @@ fn reserved_fields(t: &mut Transcript) {
     let pages = Pages::new(1);
     let base = [fadvise(file.as_raw_fd(), 0, 1, 0, 1), madvise(pages.at(0), 4096, 0, 2)];
     for sqe in base {
-        t.entry(&ring.one(sqe.with(|sqe| sqe.buf_index = 1)));
-        t.entry(&ring.one(sqe.with(|sqe| sqe.file_index = 1)));
-        t.entry(&ring.one(sqe.with(|sqe| sqe.ioprio = 1)));
+        t.each(&mut ring, sqe, &fields![buf_index = 1, file_index = 1, ioprio = 1]);
     }
     t.entry(&ring.one(madvise(pages.at(0), 0, 0, 3).with(|sqe| sqe.off = 4096)));
 }

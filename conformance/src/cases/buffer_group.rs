@@ -7,7 +7,7 @@ use usring_uapi::{Sqe, opcode, sqe_flags};
 use crate::files;
 use crate::memory::{BAD, Pages};
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, nop, read_at, sqe};
+use crate::sqe::{Change, cancel, fields, nop, read_at, sqe};
 use crate::transcript::Transcript;
 
 const SIZE: u32 = 16;
@@ -166,21 +166,12 @@ fn provide_wrong(t: &mut Transcript) {
     for count in [0, -1, 65_537, i32::MAX, i32::MIN] {
         t.entry(&ring.one(good.with(|sqe| sqe.fd = count)));
     }
-    let mut with = |change: fn(&mut Sqe)| ring.one(good.with(change));
-    let entries = [
-        with(|sqe| sqe.len = 0),
-        with(|sqe| sqe.off = 65_536),
-        with(|sqe| sqe.off = u64::MAX),
-        with(|sqe| sqe.addr = u64::MAX - 3),
-        with(|sqe| sqe.addr = crate::memory::KERNEL_HALF),
-        with(|sqe| sqe.addr = BAD),
-        with(|sqe| sqe.addr = 0),
-        with(|sqe| sqe.op_flags = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.ioprio = 1),
-        with(|sqe| sqe.flags = sqe_flags::BUFFER_SELECT),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        len = 0, off = 65_536, off = u64::MAX, addr = u64::MAX - 3,
+        addr = crate::memory::KERNEL_HALF, addr = BAD, addr = 0, op_flags = 1, file_index = 1,
+        ioprio = 1, flags = sqe_flags::BUFFER_SELECT,
+    };
+    t.each(&mut ring, good, &wrong);
 }
 case!(provide_wrong => "
     cqe 1: -E2BIG
@@ -208,15 +199,7 @@ fn remove_wrong(t: &mut Transcript) {
     for count in [0, -1, 65_537, i32::MIN] {
         t.entry(&ring.one(removing(count, 1, 2)));
     }
-    let mut with = |change: fn(&mut Sqe)| ring.one(removing(1, 1, 3).with(change));
-    let entries = [
-        with(|sqe| sqe.op_flags = 1),
-        with(|sqe| sqe.addr = 1),
-        with(|sqe| sqe.len = 1),
-        with(|sqe| sqe.off = 1),
-        with(|sqe| sqe.file_index = 1),
-    ];
-    t.in_order(&entries);
+    t.each(&mut ring, removing(1, 1, 3), &fields![op_flags = 1, addr = 1, len = 1, off = 1, file_index = 1]);
 }
 case!(remove_wrong => "
     cqe 1: 0

@@ -7,9 +7,10 @@ use usring_uapi::{Sqe, io_uring as u, opcode};
 use super::reg;
 use crate::files;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, nop, poll, read, timeout, write};
+use crate::sqe::{Change, cancel, fields, nop, poll, read, timeout, write};
 use crate::time::LONG;
 use crate::transcript::Transcript;
+use usring_uapi::sqe_flags;
 
 const ALL: u32 = u::IORING_ASYNC_CANCEL_ALL;
 const FD: u32 = u::IORING_ASYNC_CANCEL_FD;
@@ -406,18 +407,11 @@ case!(unknown_flags => "
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    let mut with = |change: fn(&mut Sqe)| ring.one(cancel(1, 0, 2).with(change));
-    let entries = [
-        with(|sqe| sqe.off = 1),
-        with(|sqe| sqe.len = 1),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.ioprio = 1),
-        with(|sqe| sqe.fd = 1),
-        with(|sqe| sqe.flags = usring_uapi::sqe_flags::BUFFER_SELECT),
-        with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        off = 1, len = 1, buf_index = 1, file_index = 1, ioprio = 1, fd = 1,
+        flags = sqe_flags::BUFFER_SELECT, flags = sqe_flags::FIXED_FILE,
+    };
+    t.each(&mut ring, cancel(1, 0, 2), &wrong);
 }
 case!(reserved_fields => "
     cqe 2: -EINVAL

@@ -9,7 +9,7 @@ use crate::files;
 use crate::memory::{BAD, KERNEL_HALF};
 use crate::net::{self, Address, FAMILIES, Family};
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, write};
+use crate::sqe::{Change, fields, nop, write};
 use crate::transcript::Transcript;
 
 mod waiting;
@@ -254,16 +254,10 @@ case!(address_may_be_reused => "
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    type Field = (&'static str, fn(&mut Sqe));
-    let fields: [Field; 7] = [
-        ("len", |sqe| sqe.len = 1),
-        ("op_flags", |sqe| sqe.op_flags = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-        ("file_index", |sqe| sqe.file_index = 1),
-        ("ioprio", |sqe| sqe.ioprio = 1),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("buffer select", |sqe| sqe.flags |= sqe_flags::BUFFER_SELECT),
-    ];
+    let fields = fields! {
+        len = 1, op_flags = 1, buf_index = 1, file_index = 1, ioprio = 1, addr3 = 1,
+        "buffer select" flags |= sqe_flags::BUFFER_SELECT,
+    };
     let (_listener, address) = net::listener(Family::V4);
     for (name, set) in fields {
         let client = net::stream(Family::V4);

@@ -8,8 +8,9 @@ use super::reg;
 use crate::files;
 use crate::memory::BAD;
 use crate::ring::Ring;
-use crate::sqe::{Change, read, sqe};
+use crate::sqe::{Change, fields, read, sqe};
 use crate::transcript::Transcript;
+use usring_uapi::sqe_flags;
 
 fn update(numbers: &[i32], offset: u64, user_data: u64) -> Sqe {
     sqe(opcode::FILES_UPDATE, -1, user_data).with(|sqe| {
@@ -167,17 +168,11 @@ case!(linked_to_read => "
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = table(1);
-    let mut with = |change: fn(&mut Sqe)| ring.one(update(&[-1], 0, 1).with(change));
-    let entries = [
-        with(|sqe| sqe.op_flags = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.ioprio = 1),
-        with(|sqe| sqe.fd = 7),
-        with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE),
-        with(|sqe| sqe.flags = usring_uapi::sqe_flags::BUFFER_SELECT),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        op_flags = 1, file_index = 1, buf_index = 1, ioprio = 1, fd = 7,
+        flags = sqe_flags::FIXED_FILE, flags = sqe_flags::BUFFER_SELECT,
+    };
+    t.each(&mut ring, update(&[-1], 0, 1), &wrong);
 }
 case!(reserved_fields => "
     cqe 1: -EINVAL

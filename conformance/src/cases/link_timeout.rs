@@ -8,7 +8,7 @@ use crate::files;
 use crate::memory::{BAD, MissingPage};
 use crate::net;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, nop, poll, read, send, sqe, timeout, timeout_remove, write_at};
+use crate::sqe::{Change, cancel, fields, link_timeout, nop, poll, read, send, sqe, timeout, timeout_remove, write_at};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
@@ -309,13 +309,9 @@ case!(flags => "
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    let mut with = |change: fn(&mut usring_uapi::Sqe)| {
+    for (_, change) in fields![len = 2, off = 1, buf_index = 1, ioprio = 1] {
         t.sorted(&ring.run(&[nop(1).linked(), link_timeout(&LONG, 0, 2).with(change)]));
-    };
-    with(|sqe| sqe.len = 2);
-    with(|sqe| sqe.off = 1);
-    with(|sqe| sqe.buf_index = 1);
-    with(|sqe| sqe.ioprio = 1);
+    }
 }
 case!(reserved_fields => "
     cqe 1: -ECANCELED

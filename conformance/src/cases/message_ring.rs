@@ -10,7 +10,7 @@ use crate::door;
 use crate::files;
 use crate::names;
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, sqe};
+use crate::sqe::{Change, fields, nop, sqe};
 use crate::transcript::Transcript;
 
 mod deferred;
@@ -237,12 +237,10 @@ fn refused(t: &mut Transcript) {
     t.entry(&sender.one(base().with(|sqe| sqe.addr = 2)));
     t.entry(&sender.one(base().with(|sqe| sqe.addr = 1 << 32)));
     t.say("fields of other commands");
-    t.entry(&sender.one(base().with(|sqe| sqe.addr3 = 1)));
-    t.entry(&sender.one(base().with(|sqe| sqe.addr3 = 1 << 32)));
-    t.entry(&sender.one(base().with(|sqe| sqe.buf_index = 1)));
-    t.entry(&sender.one(base().with(|sqe| sqe.personality = 1)));
-    t.entry(&sender.one(base().with(|sqe| sqe.ioprio = 1)));
-    t.entry(&sender.one(base().with(|sqe| sqe.pad2 = 1)));
+    let wrong = fields! {
+        addr3 = 1, addr3 = 1 << 32, buf_index = 1, personality = 1, ioprio = 1, pad2 = 1,
+    };
+    t.each(&mut sender, base(), &wrong);
     t.say("flags");
     t.entry(&sender.one(base().op_flags(u::IORING_MSG_RING_CQE_SKIP)));
     t.entry(&sender.one(base().op_flags(4)));

@@ -9,8 +9,9 @@ use crate::door;
 use crate::files::{self, Scratch};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
-use crate::sqe::{Change, close, read, sqe, write};
+use crate::sqe::{Change, close, fields, read, sqe, write};
 use crate::transcript::Transcript;
+use usring_uapi::sqe_flags;
 
 fn openat(directory: i32, path: &CStr, flags: i32, mode: u32, user_data: u64) -> Sqe {
     sqe(opcode::OPENAT, directory, user_data).op_flags(flags as u32).with(|sqe| {
@@ -184,21 +185,12 @@ case!(path_is_copied_by_submit => "
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    let mut with = |change: fn(&mut Sqe)| {
+    let wrong = fields![buf_index = 1, ioprio = 1, off = 1, flags = sqe_flags::FIXED_FILE, op_flags = 1 << 30];
+    for (_, change) in wrong {
         let entry = ring.one(openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 1).with(change));
         t.outcome("cqe", entry.res.into());
-    };
-    with(|sqe| sqe.buf_index = 1);
-    with(|sqe| sqe.ioprio = 1);
-    with(|sqe| sqe.off = 1);
-    with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE);
-    with(|sqe| sqe.op_flags = 1 << 30);
-    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.addr = 1)));
-    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.off = 1)));
-    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.len = 1)));
-    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.op_flags = 1)));
-    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.buf_index = 1)));
-    t.entry(&ring.one(close(0, 2).with(|sqe| sqe.ioprio = 1)));
+    }
+    t.each(&mut ring, close(0, 2), &fields![addr = 1, off = 1, len = 1, op_flags = 1, buf_index = 1, ioprio = 1]);
     t.entry(&ring.one(close(0, 2).fixed()));
 }
 case!(reserved_fields => "

@@ -10,8 +10,9 @@ use crate::files;
 use crate::memory::BAD;
 use crate::names;
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, read, sqe, write};
+use crate::sqe::{Change, fields, nop, read, sqe, write};
 use crate::transcript::Transcript;
+use usring_uapi::sqe_flags;
 
 /// Builds a PIPE. `numbers` must live until the request has ended.
 fn pipe(numbers: &mut [i32; 2], flags: i32, user_data: u64) -> Sqe {
@@ -114,18 +115,11 @@ case!(wrong_address => "
 ");
 
 fn reserved_fields(t: &mut Transcript) {
-    type Field = (&'static str, fn(&mut Sqe));
-    let fields: [Field; 9] = [
-        ("fd", |sqe| sqe.fd = 1),
-        ("off", |sqe| sqe.off = 1),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("len", |sqe| sqe.len = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-        ("ioprio", |sqe| sqe.ioprio = 1),
-        ("pad2", |sqe| sqe.pad2 = 1),
-        ("buffer select", |sqe| sqe.flags |= usring_uapi::sqe_flags::BUFFER_SELECT),
-        ("fixed file", |sqe| sqe.flags |= usring_uapi::sqe_flags::FIXED_FILE),
-    ];
+    let fields = fields! {
+        fd = 1, off = 1, addr3 = 1, len = 1, buf_index = 1, ioprio = 1, pad2 = 1,
+        "buffer select" flags |= sqe_flags::BUFFER_SELECT,
+        "fixed file" flags |= sqe_flags::FIXED_FILE,
+    };
     let mut ring = Ring::new(4);
     for (name, set) in fields {
         let mut numbers = [-1; 2];

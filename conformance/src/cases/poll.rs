@@ -7,7 +7,7 @@ use usring_uapi::{Sqe, io_uring as u};
 use crate::files;
 use crate::names;
 use crate::ring::{Entry, Ring};
-use crate::sqe::{Change, nop, poll, poll_remove};
+use crate::sqe::{Change, fields, nop, poll, poll_remove};
 use crate::transcript::Transcript;
 
 const IN: i16 = libc::POLLIN;
@@ -288,18 +288,11 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::pipe();
     let good = poll(writer.as_raw_fd(), OUT, 1);
-    events(t, &ring.one(good.with(|sqe| sqe.addr = 1)));
-    events(t, &ring.one(good.with(|sqe| sqe.off = 1)));
-    events(t, &ring.one(good.with(|sqe| sqe.len = 2)));
-    events(t, &ring.one(good.with(|sqe| sqe.len = 1 << 10)));
-    events(t, &ring.one(good.with(|sqe| sqe.buf_index = 1)));
-    events(t, &ring.one(good.with(|sqe| sqe.file_index = 1)));
-    events(t, &ring.one(good.with(|sqe| sqe.ioprio = 1)));
+    for (_, change) in fields![addr = 1, off = 1, len = 2, len = 1 << 10, buf_index = 1, file_index = 1, ioprio = 1] {
+        events(t, &ring.one(good.with(change)));
+    }
     let remove = poll_remove(1, 2);
-    t.entry(&ring.one(remove.with(|sqe| sqe.buf_index = 1)));
-    t.entry(&ring.one(remove.with(|sqe| sqe.file_index = 1)));
-    t.entry(&ring.one(remove.with(|sqe| sqe.ioprio = 1)));
-    t.entry(&ring.one(remove.with(|sqe| sqe.fd = 5)));
+    t.each(&mut ring, remove, &fields![buf_index = 1, file_index = 1, ioprio = 1, fd = 5]);
 }
 case!(reserved_fields => "
     cqe 1: -EINVAL -

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages};
 use crate::ring::Ring;
-use crate::sqe::{CURRENT, Change, read, read_at, readv, write, write_at, writev};
+use crate::sqe::{CURRENT, Change, fields, read, read_at, readv, write, write_at, writev};
 use crate::transcript::Transcript;
 
 fn shown(buffer: &[u8]) -> String {
@@ -354,16 +354,10 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
     let mut buffer = [0u8; 4];
-    let mut with = |change: fn(&mut usring_uapi::Sqe)| ring.one(read(file.as_raw_fd(), &mut buffer, 0, 1).with(change));
-    let entries = [
-        with(|sqe| sqe.ioprio = 0x4000),
-        with(|sqe| sqe.ioprio = 0x6001),
-        with(|sqe| sqe.ioprio = 0xffff),
-        with(|sqe| sqe.buf_index = 3),
-        with(|sqe| sqe.file_index = 3),
-        with(|sqe| sqe.addr3 = 3),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        ioprio = 0x4000, ioprio = 0x6001, ioprio = 0xffff, buf_index = 3, file_index = 3, addr3 = 3,
+    };
+    t.each(&mut ring, read(file.as_raw_fd(), &mut buffer, 0, 1), &wrong);
 }
 case!(reserved_fields => "
     cqe 1: 4

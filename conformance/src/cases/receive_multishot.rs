@@ -10,7 +10,7 @@ use crate::buffers::{Group, SIZE, group_of, incremental_group_of};
 use crate::files;
 use crate::memory::Pages;
 use crate::ring::Ring;
-use crate::sqe::{Change, link_timeout, nop, sqe};
+use crate::sqe::{Change, fields, link_timeout, nop, sqe};
 use crate::transcript::Transcript;
 
 mod messages;
@@ -269,9 +269,7 @@ fn wrong(t: &mut Transcript) {
     let good = multishot(reader.as_raw_fd(), 1);
     t.entry(&ring.one(good.with(|sqe| sqe.flags = 0)));
     t.entry(&ring.one(good.op_flags(libc::MSG_WAITALL as u32)));
-    t.entry(&ring.one(good.with(|sqe| sqe.buf_index = 9)));
-    t.entry(&ring.one(good.with(|sqe| sqe.fd = -1)));
-    t.entry(&ring.one(good.with(|sqe| sqe.off = 1)));
+    t.each(&mut ring, good, &fields![buf_index = 9, fd = -1, off = 1]);
     let pipe = files::pipe();
     t.entry(&ring.one(good.with(|sqe| sqe.fd = pipe.0.as_raw_fd())));
     let send = good.with(|sqe| sqe.opcode = opcode::SEND);

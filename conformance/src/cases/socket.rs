@@ -8,7 +8,7 @@ use super::reg;
 use crate::files;
 use crate::net::{self, FAMILIES, Family};
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, read};
+use crate::sqe::{Change, fields, nop, read};
 use crate::transcript::Transcript;
 
 mod bind_listen;
@@ -137,23 +137,11 @@ case!(wrong => "
 
 /// Sets each field that the operation does not use, one at a time.
 fn reserved(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) {
-    type Field = (&'static str, fn(&mut Sqe));
-    let fields: [Field; 8] = [
-        ("addr", |sqe| sqe.addr = 1),
-        ("off", |sqe| sqe.off = 1),
-        ("len", |sqe| sqe.len = 1),
-        ("op_flags", |sqe| sqe.op_flags = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-        ("ioprio", |sqe| sqe.ioprio = 1),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("buffer select", |sqe| sqe.flags |= usring_uapi::sqe_flags::BUFFER_SELECT),
-    ];
-    for (name, set) in fields {
-        let entry = ring.one(sqe.with(set));
-        t.say(format_args!("{name}: {}", crate::names::outcome(i64::from(entry.res))));
-    }
-    let entry = ring.one(sqe.with(|sqe| sqe.file_index = 1));
-    t.say(format_args!("file_index: {}", crate::names::outcome(i64::from(entry.res))));
+    let fields = fields! {
+        addr = 1, off = 1, len = 1, op_flags = 1, buf_index = 1, ioprio = 1, addr3 = 1,
+        "buffer select" flags |= sqe_flags::BUFFER_SELECT, file_index = 1,
+    };
+    t.each_named(ring, sqe, &fields);
 }
 
 fn reserved_fields(t: &mut Transcript) {

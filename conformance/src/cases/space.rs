@@ -6,7 +6,7 @@ use usring_uapi::{Sqe, opcode};
 
 use crate::files;
 use crate::ring::Ring;
-use crate::sqe::{Change, sqe};
+use crate::sqe::{Change, fields, sqe};
 use crate::transcript::Transcript;
 
 /// Builds a FALLOCATE, with the mode in `len` and the length in `addr`.
@@ -99,14 +99,10 @@ case!(allocate_not_on_this_file => "
 fn allocate_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"ab");
-    let mut with = |change: fn(&mut Sqe)| ring.one(fallocate(file.as_raw_fd(), 0, 0, 1, 1).with(change));
-    let entries = [
-        with(|sqe| sqe.op_flags = 1),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.ioprio = 1),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        op_flags = 1, buf_index = 1, file_index = 1, ioprio = 1,
+    };
+    t.each(&mut ring, fallocate(file.as_raw_fd(), 0, 0, 1, 1), &wrong);
 }
 case!(allocate_reserved_fields => "
     cqe 1: -EINVAL
@@ -156,16 +152,10 @@ case!(truncate_bad => "
 fn truncate_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
-    let mut with = |change: fn(&mut Sqe)| ring.one(ftruncate(file.as_raw_fd(), 1, 1).with(change));
-    let entries = [
-        with(|sqe| sqe.op_flags = 1),
-        with(|sqe| sqe.addr = 1),
-        with(|sqe| sqe.len = 1),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.addr3 = 1),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        op_flags = 1, addr = 1, len = 1, buf_index = 1, file_index = 1, addr3 = 1,
+    };
+    t.each(&mut ring, ftruncate(file.as_raw_fd(), 1, 1), &wrong);
 }
 case!(truncate_reserved_fields => "
     cqe 1: -EINVAL

@@ -8,7 +8,7 @@ use super::reg;
 use crate::files;
 use crate::names;
 use crate::ring::Ring;
-use crate::sqe::{CURRENT, Change, cancel, nop, sqe};
+use crate::sqe::{CURRENT, Change, cancel, fields, nop, sqe};
 use crate::transcript::Transcript;
 
 const FIXED_SOURCE: u32 = 1 << 31;
@@ -190,9 +190,7 @@ fn other_fields(t: &mut Transcript) {
     let file = files::memory_file(b"0123456789");
     for opcode in [opcode::SPLICE, opcode::TEE] {
         let sqe = splice(at(&file, 0), here(&writer), 1, 1).with(|sqe| sqe.opcode = opcode);
-        t.entry(&ring.one(sqe.with(|sqe| sqe.ioprio = 1)));
-        t.entry(&ring.one(sqe.with(|sqe| sqe.buf_index = 1)));
-        t.entry(&ring.one(sqe.with(|sqe| sqe.addr3 = 1)));
+        t.each(&mut ring, sqe, &fields![ioprio = 1, buf_index = 1, addr3 = 1]);
         t.entry(&ring.one(sqe.flagged(sqe_flags::BUFFER_SELECT)));
     }
 }

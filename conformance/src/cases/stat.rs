@@ -8,7 +8,7 @@ use usring_uapi::{Sqe, opcode};
 use crate::files::{self, Scratch};
 use crate::memory::{BAD, zeroed};
 use crate::ring::Ring;
-use crate::sqe::{Change, sqe};
+use crate::sqe::{Change, fields, sqe};
 use crate::transcript::Transcript;
 
 fn statx(fd: i32, path: &CStr, flags: i32, mask: u32, into: &mut libc::statx, ud: u64) -> Sqe {
@@ -136,10 +136,7 @@ fn bad_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut stat: libc::statx = zeroed();
     let good = statx(libc::AT_FDCWD, c"/", 0, 0, &mut stat, 1);
-    t.entry(&ring.one(good.with(|sqe| sqe.addr = 0)));
-    t.entry(&ring.one(good.with(|sqe| sqe.addr = BAD)));
-    t.entry(&ring.one(good.with(|sqe| sqe.off = 0)));
-    t.entry(&ring.one(good.with(|sqe| sqe.off = BAD)));
+    t.each(&mut ring, good, &fields![addr = 0, addr = BAD, off = 0, off = BAD]);
 }
 case!(bad_addresses => "
     cqe 1: -EFAULT
@@ -173,9 +170,7 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut stat: libc::statx = zeroed();
     let good = statx(libc::AT_FDCWD, c"/", 0, 0, &mut stat, 1);
-    t.entry(&ring.one(good.with(|sqe| sqe.buf_index = 1)));
-    t.entry(&ring.one(good.with(|sqe| sqe.file_index = 1)));
-    t.entry(&ring.one(good.with(|sqe| sqe.ioprio = 1)));
+    t.each(&mut ring, good, &fields![buf_index = 1, file_index = 1, ioprio = 1]);
     t.entry(&ring.one(good.fixed()));
 }
 case!(reserved_fields => "

@@ -6,7 +6,7 @@ use usring_uapi::{Sqe, io_uring as u, opcode};
 
 use crate::files;
 use crate::ring::Ring;
-use crate::sqe::{Change, sqe, write};
+use crate::sqe::{Change, fields, sqe, write};
 use crate::transcript::Transcript;
 
 fn on(opcode: u8, fd: i32, user_data: u64) -> Sqe {
@@ -85,14 +85,10 @@ case!(fsync_not_on_this_file => "
 fn fsync_reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"x");
-    let mut with = |change: fn(&mut Sqe)| ring.one(on(opcode::FSYNC, file.as_raw_fd(), 1).with(change));
-    let entries = [
-        with(|sqe| sqe.addr = 1),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.ioprio = 1),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        addr = 1, buf_index = 1, file_index = 1, ioprio = 1,
+    };
+    t.each(&mut ring, on(opcode::FSYNC, file.as_raw_fd(), 1), &wrong);
 }
 case!(fsync_reserved_fields => "
     cqe 1: -EINVAL

@@ -1,10 +1,10 @@
 //! TIMEOUT: clocks, counts, repetition, and refused parameters.
 
-use usring_uapi::{Sqe, Timespec, io_uring as u};
+use usring_uapi::{Timespec, io_uring as u};
 
 use crate::memory::BAD;
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, timeout, timeout_remove};
+use crate::sqe::{Change, fields, nop, timeout, timeout_remove};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
@@ -270,17 +270,10 @@ case!(unknown_flags => "
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(1);
-    let mut with = |change: fn(&mut Sqe)| ring.one(timeout(&time, 0, 0, 1).with(change));
-    let entries = [
-        with(|sqe| sqe.len = 0),
-        with(|sqe| sqe.len = 2),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.ioprio = 1),
-        with(|sqe| sqe.fd = 5),
-        with(|sqe| sqe.addr3 = 5),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        len = 0, len = 2, buf_index = 1, file_index = 1, ioprio = 1, fd = 5, addr3 = 5,
+    };
+    t.each(&mut ring, timeout(&time, 0, 0, 1), &wrong);
     // A count beyond 32 bits is truncated.
     ring.push(timeout(&LONG, 1 << 32 | 1, 0, 2));
     ring.push(nop(3));

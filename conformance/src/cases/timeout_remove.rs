@@ -4,9 +4,10 @@ use usring_uapi::{Sqe, Timespec, io_uring as u};
 
 use crate::memory::BAD;
 use crate::ring::Ring;
-use crate::sqe::{Change, link_timeout, read, timeout, timeout_remove};
+use crate::sqe::{Change, fields, link_timeout, read, timeout, timeout_remove};
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
+use usring_uapi::sqe_flags;
 
 const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
 
@@ -285,17 +286,11 @@ case!(unknown_flags => "
 
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    let mut with = |change: fn(&mut Sqe)| ring.one(timeout_remove(1, 2).with(change));
-    let entries = [
-        with(|sqe| sqe.len = 1),
-        with(|sqe| sqe.off = 1),
-        with(|sqe| sqe.buf_index = 1),
-        with(|sqe| sqe.file_index = 1),
-        with(|sqe| sqe.ioprio = 1),
-        with(|sqe| sqe.fd = 1),
-        with(|sqe| sqe.flags = usring_uapi::sqe_flags::FIXED_FILE),
-    ];
-    t.in_order(&entries);
+    let wrong = fields! {
+        len = 1, off = 1, buf_index = 1, file_index = 1, ioprio = 1, fd = 1,
+        flags = sqe_flags::FIXED_FILE,
+    };
+    t.each(&mut ring, timeout_remove(1, 2), &wrong);
 }
 case!(reserved_fields => "
     cqe 2: -EINVAL

@@ -11,7 +11,7 @@ use crate::memory::{BAD, zeroed};
 use crate::names;
 use crate::process;
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, link_timeout, nop, sqe};
+use crate::sqe::{Change, cancel, fields, link_timeout, nop, sqe};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
@@ -222,15 +222,10 @@ fn wrong(t: &mut Transcript) {
         let entry = ring.one(wait_for(which, id, info, options, 1));
         t.say(format_args!("{which} {options:#x}: {}", names::result(entry.res)));
     }
-    type Field = (&'static str, fn(&mut Sqe));
-    let fields: [Field; 6] = [
-        ("addr", |sqe| sqe.addr = 1),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("op_flags", |sqe| sqe.op_flags = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-        ("ioprio", |sqe| sqe.ioprio = 1),
-        ("buffer select", |sqe| sqe.flags |= sqe_flags::BUFFER_SELECT),
-    ];
+    let fields = fields! {
+        addr = 1, addr3 = 1, op_flags = 1, buf_index = 1, ioprio = 1,
+        "buffer select" flags |= sqe_flags::BUFFER_SELECT,
+    };
     for (name, set) in fields {
         t.say(format_args!("{name}: {}", names::result(ring.one(right.with(set)).res)));
     }

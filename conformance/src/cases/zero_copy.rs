@@ -10,7 +10,7 @@ use super::reg;
 use crate::files;
 use crate::memory::{BAD, Pages, zeroed};
 use crate::ring::Ring;
-use crate::sqe::{Change, cancel, message, nop, send, vector};
+use crate::sqe::{Change, cancel, fields, message, nop, send, vector};
 use crate::transcript::Transcript;
 
 fn sending(socket: &OwnedFd, bytes: &[u8], user_data: u64) -> Sqe {
@@ -223,12 +223,12 @@ fn refused(t: &mut Transcript) {
     let good = sending(&writer, b"x", 1);
     show(t, &mut ring, &reader, good.flagged(sqe_flags::CQE_SKIP_SUCCESS));
     show(t, &mut ring, &reader, good.flagged(sqe_flags::BUFFER_SELECT));
-    show(t, &mut ring, &reader, good.with(|sqe| sqe.addr3 = 1));
-    show(t, &mut ring, &reader, good.with(|sqe| sqe.pad2 = 1));
-    show(t, &mut ring, &reader, good.with(|sqe| sqe.off = BAD));
-    show(t, &mut ring, &reader, good.with(|sqe| sqe.file_index = 1 << 16));
-    show(t, &mut ring, &reader, good.with(|sqe| sqe.opcode = opcode::SENDMSG_ZC));
-    show(t, &mut ring, &reader, good.with(|sqe| sqe.addr = crate::memory::KERNEL_HALF));
+    for (_, change) in fields! {
+        addr3 = 1, pad2 = 1, off = BAD, file_index = 1 << 16, opcode = opcode::SENDMSG_ZC,
+        addr = crate::memory::KERNEL_HALF,
+    } {
+        show(t, &mut ring, &reader, good.with(change));
+    }
 }
 case!(refused => "
     cqe 1: -EINVAL

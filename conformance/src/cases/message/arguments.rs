@@ -5,14 +5,12 @@ use crate::buffers::group_of;
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF, Pages};
 use crate::ring::Ring;
-use crate::sqe::{Change, message, vector};
+use crate::sqe::{Change, fields, message, vector};
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
-use usring_uapi::{Sqe, opcode, sqe_flags};
+use usring_uapi::{opcode, sqe_flags};
 
 /// A name, and a function that changes one field of a valid request.
-type Changed = (&'static str, fn(&mut Sqe));
-
 fn bad_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -202,15 +200,10 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
     let mut bytes = [0; 8];
-    let changes: [Changed; 7] = [
-        ("off", |sqe| sqe.off = 8),
-        ("len", |sqe| sqe.len = 77),
-        ("negative len", |sqe| sqe.len = u32::MAX),
-        ("file_index", |sqe| sqe.file_index = 1),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("pad", |sqe| sqe.pad2 = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-    ];
+    let changes = fields! {
+        off = 8, len = 77, "negative len" len = u32::MAX, file_index = 1, addr3 = 1, "pad" pad2 = 1,
+        buf_index = 1,
+    };
     for (name, change) in changes {
         files::put(&writer, b"x");
         let mut into = [over(&mut bytes)];

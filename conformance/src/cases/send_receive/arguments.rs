@@ -4,14 +4,12 @@ use super::options;
 use crate::files;
 use crate::memory::{BAD, KERNEL_HALF};
 use crate::ring::Ring;
-use crate::sqe::{Change, nop, recv, send, sqe};
+use crate::sqe::{Change, fields, nop, recv, send, sqe};
 use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
 /// A name, and a function that changes one field of a valid request.
-type Changed = (&'static str, fn(&mut Sqe));
-
 fn bad_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, _writer, address) = files::udp();
@@ -153,14 +151,10 @@ fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
     let mut bytes = [0; 8];
-    let changes: [Changed; 6] = [
-        ("off", |sqe| sqe.off = 8),
-        ("file_index", |sqe| sqe.file_index = 1),
-        ("upper file_index", |sqe| sqe.file_index = 1 << 16),
-        ("addr3", |sqe| sqe.addr3 = 1),
-        ("pad", |sqe| sqe.pad2 = 1),
-        ("buf_index", |sqe| sqe.buf_index = 1),
-    ];
+    let changes = fields! {
+        off = 8, file_index = 1, "upper file_index" file_index = 1 << 16, addr3 = 1, "pad" pad2 = 1,
+        buf_index = 1,
+    };
     for (name, change) in changes {
         files::put(&writer, b"x");
         t.say(format_args!("{name}: recv {}", ring.one(recv(reader.as_raw_fd(), &mut bytes, 1).with(change))));
