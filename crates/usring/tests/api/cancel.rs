@@ -3,11 +3,9 @@
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::time::Duration;
 use types::CancelBuilder;
 
 const CANCELED: i32 = negative(libc::ECANCELED);
-const FAR: Duration = Duration::from_secs(1000);
 
 fn ring() -> IoUring {
     IoUring::new(64).unwrap()
@@ -95,18 +93,6 @@ fn requests_are_cancelled_by_their_registered_file() {
 }
 
 #[test]
-fn one_cancel_request_cancels_all_requests() {
-    bounded(|| {
-        let mut ring = ring();
-        let _waiting = Waiting::submit(&mut ring, 5);
-        let time = timespec(FAR);
-        submit(&mut ring, &[opcode::Timeout::new(&time).build().user_data(5)]);
-        let (answer, targets) = cancelled(&mut ring, CancelBuilder::any(), 6);
-        assert_eq!((answer, targets), (6, (0..6).collect()));
-    });
-}
-
-#[test]
 fn a_request_that_blocks_in_a_worker_is_interrupted() {
     bounded(|| {
         let (mut ring, fifo) = (ring(), Fifo::new());
@@ -125,32 +111,6 @@ fn a_request_that_blocks_in_a_worker_is_interrupted() {
         stays_quiet(&mut ring);
         fifo.release();
         close_all(&collect(&mut ring, 1));
-    });
-}
-
-#[test]
-fn polls_and_timeouts_are_cancelled() {
-    bounded(|| {
-        let mut ring = ring();
-        let ((reader, _writer), time) = (pipe(), timespec(FAR));
-        let entries = [
-            opcode::PollAdd::new(types::Fd(reader.as_raw_fd()), libc::POLLIN as u32).multi(true).build().user_data(1),
-            opcode::Timeout::new(&time).build().user_data(2),
-        ];
-        submit(&mut ring, &entries);
-        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(1), 1), (0, vec![1]));
-        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(2), 1), (0, vec![2]));
-    });
-}
-
-#[test]
-fn the_rest_of_a_cancelled_chain_is_cancelled() {
-    bounded(|| {
-        let mut ring = ring();
-        let (reader, _writer) = pipe();
-        let mut buffer = [0; 4];
-        submit(&mut ring, &[read(&reader, &mut buffer).flags(squeue::Flags::IO_LINK).user_data(1), nop(2)]);
-        assert_eq!(cancelled(&mut ring, CancelBuilder::user_data(1), 2), (0, vec![1, 2]));
     });
 }
 
@@ -190,19 +150,4 @@ fn a_synchronous_cancel_interrupts_a_worker() {
 /// Accepts ENOENT, because the request may have ended before the second cancel.
 fn gone(error: std::io::Error) -> std::io::Result<()> {
     if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
-}
-
-#[test]
-fn a_request_held_back_by_a_drain_cannot_be_cancelled() {
-    bounded(|| {
-        let mut ring = ring();
-        let (reader, writer) = pipe();
-        let mut buffer = [0; 4];
-        submit(&mut ring, &[read(&reader, &mut buffer).user_data(1), nop(2).flags(squeue::Flags::IO_DRAIN)]);
-        stays_quiet(&mut ring);
-        let missing = ring.submitter().register_sync_cancel(None, CancelBuilder::user_data(2)).unwrap_err();
-        assert_eq!(missing.raw_os_error(), Some(libc::ENOENT));
-        put(&writer, b"data");
-        assert_eq!(collect(&mut ring, 2).iter().map(|done| done.result).collect::<Vec<_>>(), [4, 0]);
-    });
 }

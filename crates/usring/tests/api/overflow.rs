@@ -1,8 +1,7 @@
 //! More completions than the queue has room for.
 
-use crate::ring::{IoUring, opcode, types};
+use crate::ring::IoUring;
 use crate::support::*;
-use std::os::fd::AsRawFd;
 
 #[test]
 fn completions_beyond_the_cq_wait_and_keep_their_order() {
@@ -47,27 +46,5 @@ fn thousands_of_completions_in_the_backlog_are_not_lost() {
         for done in collect(&mut ring, 10_000) {
             assert!(!std::mem::replace(&mut seen[done.user_data as usize], true), "{} came twice", done.user_data);
         }
-    });
-}
-
-#[test]
-fn a_multishot_ends_with_the_completion_that_does_not_fit() {
-    bounded(|| {
-        let mut ring: IoUring = IoUring::builder().setup_cqsize(2).build(1).unwrap();
-        let event = event();
-        let poll = opcode::PollAdd::new(types::Fd(event.as_raw_fd()), libc::POLLIN as u32).multi(true).build();
-        submit(&mut ring, &[poll]);
-        for wake in 1..=3 {
-            put(&event, &1u64.to_ne_bytes());
-            eventually("the wake is reported", || match wake {
-                1 | 2 => ring.completion().len() == wake,
-                _ => ring.submission().cq_overflow(),
-            });
-        }
-        put(&event, &1u64.to_ne_bytes());
-        let more: Vec<bool> = collect(&mut ring, 3).iter().map(Done::has_more).collect();
-        assert_eq!(more, [true, true, false]);
-        put(&event, &1u64.to_ne_bytes());
-        stays_quiet(&mut ring);
     });
 }
