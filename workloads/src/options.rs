@@ -1,27 +1,64 @@
-//! Parser for the `--name value` arguments of the workloads.
+//! The workloads' options: each program declares its own, and clap parses them. An unknown option
+//! is an error, and `--help` lists those that exist.
 
+use clap::{Arg, ArgMatches, Command};
 use std::str::FromStr;
+use std::time::Duration;
+
+/// An option `--name VALUE` of a workload.
+pub struct Declared {
+    name: &'static str,
+    default: &'static str,
+    help: &'static str,
+}
+
+/// Declares an option, the value that it has if it is absent, and its meaning.
+pub const fn option(name: &'static str, default: &'static str, help: &'static str) -> Declared {
+    Declared { name, default, help }
+}
+
+/// Options that every workload has.
+const COMMON: [Declared; 2] = [
+    option("milliseconds", "200", "How long to measure"),
+    option("server", "0", "Process id of a server whose processor time counts, too; 0: none"),
+];
 
 /// The arguments of this process.
-pub struct Options(Vec<String>);
+pub struct Options(ArgMatches);
 
 impl Options {
-    pub fn from_arguments() -> Options {
-        Options(std::env::args().skip(1).collect())
+    /// Returns the value of a declared option. Error: the value cannot be a `T`.
+    pub fn value<T: FromStr>(&self, name: &str) -> Result<T, String> {
+        let value: &String = self.0.get_one(name).expect("the option is declared and has a default");
+        value.parse().map_err(|_| format!("--{name} cannot be {value}"))
     }
 
-    /// Returns the value after `--name`, or `default` if the argument is absent.
-    pub fn value<T: FromStr>(&self, name: &str, default: T) -> Result<T, String> {
-        let flag = format!("--{name}");
-        let Some(position) = self.0.iter().position(|argument| *argument == flag) else { return Ok(default) };
-        let value = self.0.get(position + 1).ok_or_else(|| format!("{flag} wants a value"))?;
-        value.parse().map_err(|_| format!("{flag} cannot be {value}"))
+    /// Returns the value of an option that is 0 or 1.
+    pub fn flag(&self, name: &str) -> Result<bool, String> {
+        self.value::<u8>(name).map(|value| value != 0)
+    }
+
+    /// Returns how long to measure.
+    pub fn span(&self) -> Result<Duration, String> {
+        self.value("milliseconds").map(Duration::from_millis)
+    }
+
+    /// Returns the words after `--`.
+    pub fn words(&self) -> Vec<String> {
+        self.0.get_many(WORDS).unwrap_or_default().cloned().collect()
     }
 }
 
-/// Runs a workload's `main`. Prints its error and exits with status 1 if it fails.
-pub fn run(main: impl FnOnce(&Options) -> Result<(), String>) -> std::process::ExitCode {
-    match main(&Options::from_arguments()) {
+const WORDS: &str = "words";
+
+/// Runs a workload's `main` with its options. Prints its error and exits with status 1 if it fails.
+pub fn run(declared: &[Declared], main: impl FnOnce(&Options) -> Result<(), String>) -> std::process::ExitCode {
+    let mut command = Command::new(env!("CARGO_PKG_NAME"));
+    for Declared { name, default, help } in COMMON.iter().chain(declared) {
+        command = command.arg(Arg::new(*name).long(*name).default_value(*default).help(*help));
+    }
+    command = command.arg(Arg::new(WORDS).last(true).num_args(0..).help("For workloads that start another program"));
+    match main(&Options(command.get_matches())) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("{why}");

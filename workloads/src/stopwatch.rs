@@ -62,7 +62,7 @@ static SERVER: AtomicI32 = AtomicI32::new(0);
 
 /// From now on adds the processor time of the process that `--server` names to every result.
 pub fn count_server(options: &Options) -> Result<(), String> {
-    SERVER.store(options.value("server", 0)?, Ordering::Relaxed);
+    SERVER.store(options.value("server")?, Ordering::Relaxed);
     Ok(())
 }
 

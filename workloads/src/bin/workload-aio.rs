@@ -14,21 +14,30 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use usring_uapi::aio::{IOCB_CMD_PREAD, IOCB_FLAG_HIPRI, IOCTX_FLAG_IOPOLL, IoEvent, Iocb};
 use workloads::latencies::Latencies;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::random::Random;
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
 
+const OPTIONS: &[Declared] = &[
+    option("path", "", "The file or block device"),
+    option("depth", "128", "Reads in flight"),
+    option("batch", "32", "Reads per submission"),
+    option("wait", "32", "Events to wait for"),
+    option("polled", "0", "1: a polled context (io_setup2)"),
+    option("latencies", "0", "1: measure latencies"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
-    let depth: usize = options.value("depth", 128)?;
-    let path: PathBuf = options.value("path", PathBuf::new())?;
-    let polled = options.value("polled", 0)? != 0;
+    let span = options.span()?;
+    let depth: usize = options.value("depth")?;
+    let path: PathBuf = options.value("path")?;
+    let polled = options.flag("polled")?;
     stopwatch::pin();
     stopwatch::count_server(options)?;
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&path);
@@ -40,9 +49,9 @@ fn workload(options: &Options) -> Result<(), String> {
     let mut generator = Generator {
         context: Context::new(depth as u32, polled)?,
         blocks,
-        batch: options.value("batch", 32)?.clamp(1, depth),
-        wait: options.value("wait", 32)?.clamp(1, depth),
-        measures: options.value("latencies", 0)? != 0,
+        batch: options.value::<usize>("batch")?.clamp(1, depth),
+        wait: options.value::<usize>("wait")?.clamp(1, depth),
+        measures: options.flag("latencies")?,
         iocbs: vec![Iocb::default(); depth],
         buffers: vec![Buffer([1; BLOCK]); depth],
         submitted: vec![Instant::now(); depth],

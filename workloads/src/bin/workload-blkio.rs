@@ -9,27 +9,35 @@ use std::mem::MaybeUninit;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::random::Random;
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
 
+const OPTIONS: &[Declared] = &[
+    option("path", "", "The back end's socket"),
+    option("depth", "32", "Requests in flight"),
+    option("batch", "32", "Most requests per submission"),
+    option("wait", "1", "Completions to wait for"),
+    option("latencies", "0", "1: measure latencies"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let path: String = options.value("path", String::new())?;
-    let depth: usize = options.value("depth", 32)?;
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    let path: String = options.value("path")?;
+    let depth: usize = options.value("depth")?;
+    let span = options.span()?;
     stopwatch::pin();
     stopwatch::count_server(options)?;
     let mut device = connect(&path).map_err(|error| error.message().to_owned())?;
     let mut reader = Reader::new(&mut device, depth).map_err(|error| error.message().to_owned())?;
-    reader.batch = options.value("batch", depth)?.clamp(1, depth);
-    reader.wait = options.value("wait", 1)?.clamp(1, depth);
-    reader.measured = options.value("latencies", 0)? != 0;
+    reader.batch = options.value::<usize>("batch")?.clamp(1, depth);
+    reader.wait = options.value::<usize>("wait")?.clamp(1, depth);
+    reader.measured = options.flag("latencies")?;
     stopwatch::measure(span / 5, || reader.round())?;
     reader.latencies.clear();
     let sample = stopwatch::measure(span, || reader.round())?;

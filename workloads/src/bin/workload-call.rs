@@ -11,20 +11,25 @@ use std::hint::black_box;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::process::ExitCode;
 use std::time::Duration;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch;
 
 /// Calls between two readings of the clock.
 const BATCH: u64 = 256;
 
+const OPTIONS: &[Declared] = &[
+    option("call", "getppid", "getppid, read, close, fcntl or sigprocmask"),
+    option("filter", "none", "none, or empty: a seccomp filter that allows every call"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let call: String = options.value("call", "getppid".to_owned())?;
-    let filter: String = options.value("filter", "none".to_owned())?;
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    let call: String = options.value("call")?;
+    let filter: String = options.value("filter")?;
+    let span = options.span()?;
     if filter == "empty" {
         install_empty_filter()?;
     }

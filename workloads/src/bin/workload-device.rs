@@ -24,22 +24,41 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::random::Random;
 use workloads::site::{Entrance, GETEVENTS, SQ_WAKEUP, Site};
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
 
+const OPTIONS: &[Declared] = &[
+    option("path", "", "The file or block device"),
+    option("by", "ring", "ring, or copy: copy blocks of memory instead"),
+    option("size", "268435456", "Bytes of memory for --by copy"),
+    option("depth", "128", "Requests in flight"),
+    option("batch", "32", "Requests per submission"),
+    option("wait", "32", "Completions to wait for in each enter"),
+    option("polled", "1", "1: IOPOLL"),
+    option("sq-thread", "0", "1: SQPOLL"),
+    option("registered", "1", "1: registered file and buffers"),
+    option("order", "random", "random or sequential"),
+    option("latencies", "0", "1: measure latencies"),
+    option("direct", "1", "1: O_DIRECT"),
+    option("writes", "0", "1: write instead of reading"),
+    option("best", "0", "1: set the ring up in the kernel's fastest way"),
+    option("pinned", "", "0: leave the process to the scheduler; default: 1 without an SQ thread"),
+    option("fill", "0", "1: write all of the file first"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
-    if options.value("by", "ring".to_owned())? == "copy" {
+    let span = options.span()?;
+    if options.value::<String>("by")? == "copy" {
         stopwatch::pin();
-        return copies(options.value("size", 1 << 28)?, span);
+        return copies(options.value("size")?, span);
     }
     let shape = Shape::from(options)?;
     stopwatch::count_server(options)?;
@@ -51,7 +70,7 @@ fn workload(options: &Options) -> Result<(), String> {
     if blocks == 0 {
         return Err("the file has no whole block".into());
     }
-    if options.value("fill", 0)? != 0 {
+    if options.flag("fill")? {
         fill(&file, blocks)?;
     }
     Generator::new(&shape, file, blocks)?.run(span)
@@ -78,25 +97,27 @@ struct Shape {
 
 impl Shape {
     fn from(options: &Options) -> Result<Shape, String> {
-        let flag = |name: &str, default: u8| options.value(name, default).map(|value| value != 0);
-        let depth: u32 = options.value("depth", 128)?;
-        let path: PathBuf = options.value("path", PathBuf::new())?;
-        let sq_thread = flag("sq-thread", 0)?;
-        let order: String = options.value("order", "random".to_owned())?;
+        let depth: u32 = options.value("depth")?;
+        let path: PathBuf = options.value("path")?;
+        let sq_thread = options.flag("sq-thread")?;
+        let order: String = options.value("order")?;
         Ok(Shape {
             path,
             depth,
-            batch: options.value("batch", 32)?.clamp(1, depth),
-            wait: options.value("wait", 32)?.clamp(1, depth),
-            polled: flag("polled", 1)?,
+            batch: options.value::<u32>("batch")?.clamp(1, depth),
+            wait: options.value::<u32>("wait")?.clamp(1, depth),
+            polled: options.flag("polled")?,
             sq_thread,
-            registered: flag("registered", 1)?,
+            registered: options.flag("registered")?,
             random: order == "random",
-            latencies: flag("latencies", 0)?,
-            direct: flag("direct", 1)?,
-            writes: flag("writes", 0)?,
-            best: flag("best", 0)?,
-            pinned: flag("pinned", u8::from(!sq_thread))?,
+            latencies: options.flag("latencies")?,
+            direct: options.flag("direct")?,
+            writes: options.flag("writes")?,
+            best: options.flag("best")?,
+            pinned: match options.value::<String>("pinned")?.as_str() {
+                "" => !sq_thread,
+                _ => options.flag("pinned")?,
+            },
         })
     }
 

@@ -11,7 +11,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::readiness::Readiness;
 use workloads::sockets::processor_time;
 use workloads::stopwatch::Sample;
@@ -21,15 +21,21 @@ const PONG: &[u8] = b"+PONG\r\n";
 /// Timeout for an answer, in milliseconds.
 const LIMIT: i32 = 10_000;
 
+const OPTIONS: &[Declared] = &[
+    option("port", "0", "The server's port"),
+    option("connections", "50", "Number of clients"),
+    option("pipeline", "1", "PINGs in flight per connection"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
-    let port = options.value("port", 0)?;
-    let server = options.value("server", 0)?;
-    let (connections, pipeline) = (options.value("connections", 50)?, options.value("pipeline", 1)?);
+    let span = options.span()?;
+    let port = options.value("port")?;
+    let server = options.value("server")?;
+    let (connections, pipeline) = (options.value("connections")?, options.value("pipeline")?);
     let mut clients = Clients::connect(port, connections, pipeline)?;
     clients.run(span / 5, server)?;
     let sample = clients.run(span, server)?;

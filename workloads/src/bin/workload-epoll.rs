@@ -12,17 +12,22 @@ use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 use workloads::dialogue::Dialogue;
-use workloads::options;
+use workloads::options::{self, Declared, option};
 use workloads::readiness::Readiness;
 use workloads::sockets::{self, Signals};
 
 const LISTENER: u64 = u64::MAX;
 const SIGNAL: u64 = u64::MAX - 1;
 
+const OPTIONS: &[Declared] = &[
+    option("port", "0", "Port to listen on; 0: a free one"),
+    option("close-after", "18446744073709551615", "Close a connection after this many bytes"),
+];
+
 fn main() -> ExitCode {
-    options::run(|options| {
-        let close_after = options.value("close-after", u64::MAX)?;
-        serve(options.value("port", 0)?, close_after).map_err(|error| error.to_string())
+    options::run(OPTIONS, |options| {
+        let close_after = options.value("close-after")?;
+        serve(options.value("port")?, close_after).map_err(|error| error.to_string())
     })
 }
 

@@ -8,18 +8,20 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
 
+const OPTIONS: &[Declared] = &[option("of", "system-call", "What to measure: system-call, copy or hand-over")];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let of: String = options.value("of", "system-call".to_owned())?;
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    let of: String = options.value("of")?;
+    let span = options.span()?;
     stopwatch::pin();
     match of.as_str() {
         "system-call" => stopwatch::print(span, || {

@@ -6,21 +6,26 @@
 
 use io_uring::opcode;
 use std::process::ExitCode;
-use std::time::Duration;
-use workloads::options::{self, Options};
-use workloads::site::{self, GETEVENTS, Site};
+use workloads::options::{self, Declared, Options, option};
+use workloads::site::{self, GETEVENTS};
 use workloads::stopwatch;
 
+const OPTIONS: &[Declared] = &[
+    option("batch", "1", "NOPs per enter"),
+    option("site", "inline", "Call site: inline, bare or libc"),
+    option("best", "0", "1: set the ring up in the kernel's fastest way"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let batch: u32 = options.value("batch", 1)?;
-    let site = options.value("site", Site::Inline)?;
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    let batch: u32 = options.value("batch")?;
+    let site = options.value("site")?;
+    let span = options.span()?;
     stopwatch::pin();
-    let (mut ring, entrance) = site::ring(batch, options.value("best", 0)? != 0)?;
+    let (mut ring, entrance) = site::ring(batch, options.flag("best")?)?;
     let (_, mut submission, mut completion) = ring.split();
     let nop = opcode::Nop::new().build().user_data(1);
     stopwatch::print(span, || {

@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::random::Random;
 use workloads::site::{self, GETEVENTS, Site};
 use workloads::stopwatch;
@@ -26,19 +26,27 @@ use workloads::stopwatch;
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 4096;
 
+const OPTIONS: &[Declared] = &[
+    option("batch", "32", "Reads per enter"),
+    option("by", "ring", "How to read: ring, pread or preadv2"),
+    option("best", "0", "1: set the ring up in the kernel's fastest way"),
+    option("folder", "", "Folder of the file; empty: the temporary one"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let batch: u32 = options.value("batch", 32)?;
-    let by: String = options.value("by", "ring".to_owned())?;
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
-    let folder: PathBuf = options.value("folder", std::env::temp_dir())?;
+    let batch: u32 = options.value("batch")?;
+    let by: String = options.value("by")?;
+    let span = options.span()?;
+    let folder: PathBuf = options.value("folder")?;
+    let folder = if folder.as_os_str().is_empty() { std::env::temp_dir() } else { folder };
     stopwatch::pin();
     let file = make_file(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     match by.as_str() {
-        "ring" => by_ring(&file, batch, options.value("best", 0)? != 0, span),
+        "ring" => by_ring(&file, batch, options.flag("best")?, span),
         "pread" => by_call(span, |buffer, offset| file.read_at(buffer, offset)),
         "preadv2" => by_call(span, |buffer, offset| read_without_waiting(&file, buffer, offset)),
         other => Err(format!("--by cannot be {other}")),

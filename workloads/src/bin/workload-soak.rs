@@ -19,7 +19,7 @@ use std::os::fd::AsRawFd;
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use workloads::dialogue::Dialogue;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::random::Random;
 use workloads::readiness::Readiness;
 use workloads::sockets;
@@ -33,15 +33,18 @@ const STALL: usize = 1 << 20;
 const GROWTH: u64 = 4096;
 const GROWTH_PARTS: u64 = 10;
 
+const OPTIONS: &[Declared] =
+    &[option("seconds", "60", "How long to run"), option("connections", "5000", "Connections open at any time")];
+
 fn main() -> ExitCode {
-    options::run(soak)
+    options::run(OPTIONS, soak)
 }
 
 fn soak(options: &Options) -> Result<(), String> {
     sockets::raise_descriptor_limit();
-    let span = Duration::from_secs(options.value("seconds", 60)?);
-    let connections = options.value("connections", 5000)?;
-    let words: Vec<String> = std::env::args().skip_while(|word| word != "--").skip(1).collect();
+    let span = Duration::from_secs(options.value("seconds")?);
+    let connections = options.value("connections")?;
+    let words = options.words();
     let mut server = Server::start(&words)?;
     // The first connection makes the server open everything that it needs. The connection then
     // stays open.

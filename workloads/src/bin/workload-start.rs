@@ -11,19 +11,22 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 use std::time::Instant;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch::{self, Sample};
 
 /// Entries in each ring's SQ.
 const ENTRIES: u32 = 8;
 
+const OPTIONS: &[Declared] =
+    &[option("rings", "1", "Rings to make"), option("threads", "0", "Idle threads to start before")];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let count: usize = options.value("rings", 1)?;
-    for _ in 0..options.value("threads", 0)? {
+    let count: usize = options.value("rings")?;
+    for _ in 0..options.value("threads")? {
         std::thread::spawn(std::thread::park);
     }
     let (reader, mut writer) = std::io::pipe().map_err(|error| error.to_string())?;

@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::readiness::Readiness;
 use workloads::sockets::{self, processor_time};
 use workloads::stopwatch::Sample;
@@ -20,16 +20,23 @@ const LENGTH: usize = 128;
 /// Timeout for any step of a connection, in milliseconds.
 const LIMIT: i32 = 10_000;
 
+const OPTIONS: &[Declared] = &[
+    option("port", "0", "The server's port"),
+    option("connections", "10000", "Connections in all"),
+    option("at-once", "1000", "Connections open at any time"),
+    option("closes", "server", "Which side closes first: server or client"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 fn workload(options: &Options) -> Result<(), String> {
     sockets::raise_descriptor_limit();
-    let server: i32 = options.value("server", 0)?;
-    let (connections, at_once) = (options.value("connections", 10_000)?, options.value("at-once", 1000)?);
-    let server_closes = options.value("closes", "server".to_owned())? == "server";
-    let mut storm = Storm::new(options.value("port", 0)?, at_once, server_closes)?;
+    let server: i32 = options.value("server")?;
+    let (connections, at_once) = (options.value("connections")?, options.value("at-once")?);
+    let server_closes = options.value::<String>("closes")? == "server";
+    let mut storm = Storm::new(options.value("port")?, at_once, server_closes)?;
     let processor = || if server == 0 { Ok(Duration::ZERO) } else { processor_time(server) };
     let words = |error: std::io::Error| error.to_string();
     let (start, before) = (Instant::now(), processor().map_err(words)?);

@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::site::Site;
 
 /// The kind of a message is in the upper half of its user_data. The lower half has the sender and
@@ -58,8 +58,14 @@ impl FromStr for Told {
     }
 }
 
+const OPTIONS: &[Declared] = &[
+    option("threads", "2", "Number of threads, each with a ring"),
+    option("told", "own", "How a thread is notified: own, signal or shared"),
+    option("depth", "8", "Requests in flight per thread"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 /// State that all threads share.
@@ -90,11 +96,11 @@ struct Tally {
 }
 
 fn workload(options: &Options) -> Result<(), String> {
-    let threads: usize = options.value("threads", 2)?;
-    let span = Duration::from_millis(options.value("milliseconds", 200)?);
+    let threads: usize = options.value("threads")?;
+    let span = options.span()?;
     let common = Common {
-        told: options.value("told", Told::Own)?,
-        depth: options.value("depth", 8)?,
+        told: options.value("told")?,
+        depth: options.value("depth")?,
         rings: (0..threads).map(|_| AtomicI32::new(-1)).collect(),
         threads: (0..threads).map(|_| AtomicI32::new(0)).collect(),
         signalled: (0..threads).map(|_| AtomicBool::new(false)).collect(),

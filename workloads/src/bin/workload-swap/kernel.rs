@@ -29,15 +29,15 @@ const LONGEST: u32 = 25;
 /// If the kernel is to manage the memory, runs the workload in a child process and returns `true`.
 /// In the child, and for other memory, returns `false`: the caller does the work.
 pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> {
-    let group: String = options.value("group", String::new())?;
+    let group: String = options.value("group")?;
     if !group.is_empty() {
         // This process is the child.
         // SAFETY: alarm(2) takes no address. It ends this process if it hangs.
         unsafe { libc::alarm(LONGEST) };
         return ControlGroup::enter(Path::new(&group)).map(|()| false);
     }
-    let path: PathBuf = options.value("path", PathBuf::new())?;
-    let (by, area) = match options.value("by", String::new())?.as_str() {
+    let path: PathBuf = options.value("path")?;
+    let (by, area) = match options.value::<String>("by")?.as_str() {
         "kernel-file" => ("anonymous", Some(Area::in_file(&path)?)),
         "kernel-zram" => ("anonymous", Some(Area::in_zram(2 * shape.size)?)),
         "mapped-file" => ("mapping", None),
@@ -50,10 +50,7 @@ pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> 
     let mut command = Command::new(ourselves);
     command.args(["--by", by, "--group"]).arg(group.members()).arg("--path").arg(&path);
     for name in ["threads", "size", "limit", "visits", "verify", "milliseconds"] {
-        let value: String = options.value(name, String::new())?;
-        if !value.is_empty() {
-            command.args([&format!("--{name}"), &value]);
-        }
+        command.args([format!("--{name}"), options.value(name)?]);
     }
     let ended = command.status().map_err(|error| error.to_string());
     drop((group, area, one_by_one));

@@ -28,7 +28,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
-use workloads::options::{self, Options};
+use workloads::options::{self, Declared, Options, option};
 use workloads::random::Random;
 use workloads::stopwatch;
 
@@ -47,8 +47,21 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// duration, the size is divided by the number.
 const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
 
+const OPTIONS: &[Declared] = &[
+    option("by", "region", "region, umap, kernel-file, kernel-zram, mapped-file or first-touch"),
+    option("path", "", "The file"),
+    option("threads", "1", "Number of threads"),
+    option("size", "256", "MiB of memory"),
+    option("limit", "64", "MiB that may be resident"),
+    option("visits", "many", "many, or once: touch each page once"),
+    option("verify", "1", "0: do not check the old values"),
+    option("backing", "", "SPEC of a region's backing"),
+    option("mechanism", "", "Mechanism of a region; empty: the best"),
+    option("group", "", "The memory cgroup that this process enters (used internally)"),
+];
+
 fn main() -> ExitCode {
-    options::run(workload)
+    options::run(OPTIONS, workload)
 }
 
 /// The options of a run.
@@ -64,15 +77,15 @@ struct Shape {
 
 impl Shape {
     fn from(options: &Options) -> Result<Shape, String> {
-        let span = Duration::from_millis(options.value("milliseconds", 200)?);
+        let span = options.span()?;
         let part = SHORTER.into_iter().find_map(|(limit, part)| (span < limit).then_some(part)).unwrap_or(1);
-        let mebibytes = |name: &str, default: usize| options.value(name, default).map(|count| (count << 20) / part);
+        let mebibytes = |name: &str| options.value::<usize>(name).map(|count| (count << 20) / part);
         Ok(Shape {
-            threads: options.value("threads", 1)?,
-            size: mebibytes("size", 256)?,
-            limit: mebibytes("limit", 64)?,
-            once: options.value("visits", "many".to_owned())? == "once",
-            verify: options.value("verify", 1)? != 0,
+            threads: options.value("threads")?,
+            size: mebibytes("size")?,
+            limit: mebibytes("limit")?,
+            once: options.value::<String>("visits")? == "once",
+            verify: options.flag("verify")?,
             span,
         })
     }

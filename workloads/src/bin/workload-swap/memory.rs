@@ -29,8 +29,8 @@ pub trait Memory: Sync {
 
 /// Makes the memory that the options name. It is never freed.
 pub fn make(options: &Options, shape: &Shape) -> Result<&'static dyn Memory, String> {
-    let path: PathBuf = options.value("path", PathBuf::new())?;
-    match options.value("by", "region".to_owned())?.as_str() {
+    let path: PathBuf = options.value("path")?;
+    match options.value::<String>("by")?.as_str() {
         "region" => Ok(Box::leak(Box::new(region(options, shape)?))),
         "umap" => Umap::make(&path, shape.size, if shape.once { 2 * shape.size } else { shape.limit }),
         "anonymous" => Ok(Box::leak(Box::new(Plain::anonymous(shape, Leaving::ToSwap)?))),
@@ -46,11 +46,11 @@ struct Region {
 }
 
 fn region(options: &Options, shape: &Shape) -> Result<Region, String> {
-    let text: String = options.value("backing", String::new())?;
+    let text: String = options.value("backing")?;
     let failed = |error: std::io::Error| format!("no region: {error}");
     let limit = if shape.once { LEAST } else { shape.limit };
     let builder = SwapRegion::builder().size(shape.size).limit(limit).backing(&text).map_err(failed)?;
-    let name: String = options.value("mechanism", String::new())?;
+    let name: String = options.value("mechanism")?;
     let builder = match (Mechanism::of_name(&name), name.is_empty()) {
         (Some(mechanism), _) => builder.mechanism(mechanism),
         (None, true) => builder,
