@@ -11,7 +11,6 @@ pub mod dialogue;
 pub mod harness;
 pub mod latencies;
 pub mod options;
-pub mod random;
 pub mod readiness;
 pub mod site;
 pub mod sockets;

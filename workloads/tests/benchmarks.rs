@@ -1,9 +1,10 @@
 //! `usring bench`: each benchmark must run, measure all rows of usring's, and list them in its
-//! JSON. The test does not check the figures, because other processes may use the machine. It is
-//! the only test in this file, so cargo runs no other test at the same time.
+//! JSON. The test does not check the figures, because other processes may use the machine. No other
+//! test in this file runs for long, so nothing else of usring runs beside a measurement.
 
 use serde_json::Value;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 use workloads::harness::skipped::skip;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
@@ -83,9 +84,18 @@ fn every_benchmark_measures_usring() {
     ] {
         stage.copy(Path::new(path), &format!("tools/{name}"));
     }
-    let of_devices = ["nop", "call", "start", "engine", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
+    let of_devices =
+        ["nop", "call", "start", "engine", "file", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
     let of_sockets = ["task-work", "echo", "multishot-accept"];
     for name in of_devices.into_iter().chain(of_sockets) {
         check(&bench(&stage, name), name);
     }
+}
+
+/// A mistyped option must not lead to a measurement of something else.
+#[test]
+fn workload_refuses_an_unknown_option() {
+    let output = Command::new(env!("CARGO_BIN_EXE_workload-nop")).args(["--bach", "32"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--bach"), "{output:?}");
 }

@@ -4,6 +4,7 @@
 
 mod test_device;
 
+use fastrand::Rng;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use test_device::patience::sooner_or_later;
@@ -31,46 +32,36 @@ fn write(file: BlockFile, offset: u64, bytes: &[u8], direct: bool) -> Result<u64
     file.write(offset, &[memory(&mut bytes.to_vec())], direct, false)
 }
 
-/// A random generator. Its sequence depends only on the seed.
-struct Random(u64);
+fn random_bytes(random: &mut Rng, length: u64) -> Vec<u8> {
+    (0..length).map(|_| random.u8(..)).collect()
+}
 
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
+/// Cuts memory into segments, some of them empty.
+fn cut(random: &mut Rng, whole: IoVector) -> Vec<IoVector> {
+    let (mut parts, mut at) = (vec![], 0);
+    while at < whole.length {
+        let most = if random.u64(..2) == 0 { 40 } else { whole.length - at };
+        let length = random.u64(..most + 1).min(whole.length - at);
+        parts.push(IoVector { base: whole.base + at, length });
+        at += length;
     }
-
-    fn bytes(&mut self, length: u64) -> Vec<u8> {
-        (0..length).map(|_| self.below(256) as u8).collect()
-    }
-
-    /// Cuts memory into segments, some of them empty.
-    fn cut(&mut self, whole: IoVector) -> Vec<IoVector> {
-        let (mut parts, mut at) = (vec![], 0);
-        while at < whole.length {
-            let most = if self.below(2) == 0 { 40 } else { whole.length - at };
-            let length = self.below(most + 1).min(whole.length - at);
-            parts.push(IoVector { base: whole.base + at, length });
-            at += length;
-        }
-        parts
-    }
+    parts
 }
 
 /// Compares random reads and writes of any bytes with the same operations on a vector.
 fn compare_with_a_vector(driver: TestDriver, seed: u64) {
     let (device, controls, _) = driver.device(CLASSIC);
-    let (file, mut random) = (device.as_file(), Random(seed));
+    let (file, mut random) = (device.as_file(), Rng::with_seed(seed));
     let mut model = vec![0u8; SIZE as usize];
     for _ in 0..3000 {
-        let offset = random.below(SIZE + 600);
-        let longest = [1_500, 30_000][usize::from(random.below(4) == 0)];
-        let length = random.below(longest);
+        let offset = random.u64(..SIZE + 600);
+        let longest = [1_500, 30_000][usize::from(random.u64(..4) == 0)];
+        let length = random.u64(..longest);
         let within = length.min(SIZE.saturating_sub(offset));
         let range = (offset.min(SIZE) as usize)..(offset.min(SIZE) + within) as usize;
-        let mut bytes = random.bytes(length);
-        let segments = random.cut(memory(&mut bytes));
-        if random.below(2) == 0 {
+        let mut bytes = random_bytes(&mut random, length);
+        let segments = cut(&mut random, memory(&mut bytes));
+        if random.u64(..2) == 0 {
             let answer = file.write(offset, &segments, false, false);
             let full = offset >= SIZE && length > 0;
             assert_eq!(answer, if full { Err(Errno::ENOSPC) } else { Ok(within) });

@@ -1,5 +1,6 @@
 //! Tests of a device's text: parsing, writing, and messages to the user.
 
+use fastrand::Rng;
 use usring_device::spec::parse;
 use usring_device::{Distribution, OwnSupply, PollPolicy};
 
@@ -153,18 +154,6 @@ fn a_parsed_device_can_be_opened() {
     assert_eq!((driver.geometry().size, driver.geometry().block), (1 << 40, 4096));
 }
 
-/// A small random generator that repeats its sequence in every run.
-struct Noise(u64);
-
-impl Noise {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}
-
 /// Random bytes, and random changes of valid texts. Each text is refused with a message, or keeps
 /// its meaning when it is written and parsed again.
 #[test]
@@ -177,19 +166,19 @@ fn random_texts_are_refused_or_survive_a_round_trip() {
     ];
     let words =
         ["null:", "delay(", "error(", "size=", "poll=", ",", ")", "(", "\\", "=", "1G", "é", "99999999999999999999"];
-    let mut noise = Noise(0x1234_5678_9abc_def1);
+    let mut noise = Rng::with_seed(1);
     let (mut good, mut bad) = (0, 0);
     for round in 0..60_000 {
         let mut bytes: Vec<u8> = match round % 3 {
-            0 => (0..noise.below(40)).map(|_| noise.below(256) as u8).collect(),
-            1 => (0..noise.below(20)).flat_map(|_| words[noise.below(words.len())].bytes()).collect(),
-            _ => seeds[noise.below(seeds.len())].bytes().collect(),
+            0 => (0..noise.usize(..40)).map(|_| noise.u8(..)).collect(),
+            1 => (0..noise.usize(..20)).flat_map(|_| words[noise.usize(..words.len())].bytes()).collect(),
+            _ => seeds[noise.usize(..seeds.len())].bytes().collect(),
         };
-        for _ in 0..noise.below(3) {
-            let at = noise.below(bytes.len() + 1);
-            match noise.below(3) {
+        for _ in 0..noise.usize(..3) {
+            let at = noise.usize(..bytes.len() + 1);
+            match noise.usize(..3) {
                 0 => bytes.truncate(at),
-                1 => bytes.insert(at, b",()=:\\0TK%"[noise.below(10)]),
+                1 => bytes.insert(at, b",()=:\\0TK%"[noise.usize(..10)]),
                 _ if at < bytes.len() => drop(bytes.remove(at)),
                 _ => {}
             }

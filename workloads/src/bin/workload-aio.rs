@@ -6,6 +6,7 @@
 //! `workload-aio --path FILE [--depth N] [--batch N] [--wait N] [--polled 0|1] [--latencies 0|1]
 //! [--milliseconds N]`
 
+use fastrand::Rng;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -15,7 +16,6 @@ use std::time::{Duration, Instant};
 use usring_uapi::aio::{IOCB_CMD_PREAD, IOCB_FLAG_HIPRI, IOCTX_FLAG_IOPOLL, IoEvent, Iocb};
 use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
-use workloads::random::Random;
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
@@ -58,7 +58,7 @@ fn workload(options: &Options) -> Result<(), String> {
         free: (0..depth).collect(),
         list: Vec::with_capacity(depth),
         events: vec![IoEvent::default(); depth],
-        random: Random::default(),
+        random: Rng::with_seed(1),
         latencies: Latencies::default(),
     };
     generator.prepare(&file, polled);
@@ -129,7 +129,7 @@ struct Generator {
     free: Vec<usize>,
     list: Vec<*mut Iocb>,
     events: Vec<IoEvent>,
-    random: Random,
+    random: Rng,
     latencies: Latencies,
 }
 
@@ -172,7 +172,7 @@ impl Generator {
             && let Some(index) = self.free.pop()
         {
             let iocb = &mut self.iocbs[index];
-            iocb.aio_offset = (self.random.below(self.blocks) * BLOCK as u64) as i64;
+            iocb.aio_offset = (self.random.u64(..self.blocks) * BLOCK as u64) as i64;
             self.list.push(iocb);
             if let Some(now) = now {
                 self.submitted[index] = now;

@@ -5,12 +5,12 @@
 //! [--milliseconds N]`
 
 use blkio::{Blkio, Blkioq, Completion, MemoryRegion, ReqFlags};
+use fastrand::Rng;
 use std::mem::MaybeUninit;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
-use workloads::random::Random;
 use workloads::stopwatch;
 
 const BLOCK: usize = 4096;
@@ -64,7 +64,7 @@ struct Reader {
     queue: Blkioq,
     memory: MemoryRegion,
     blocks: u64,
-    random: Random,
+    random: Rng,
     free: Vec<usize>,
     submitted: Vec<Instant>,
     completions: Vec<MaybeUninit<Completion>>,
@@ -85,7 +85,7 @@ impl Reader {
             queue: started.poll_queues.pop().ok_or_else(missing)?,
             memory,
             blocks,
-            random: Random::default(),
+            random: Rng::with_seed(1),
             free: (0..depth).collect(),
             submitted: vec![Instant::now(); depth],
             completions: (0..depth).map(|_| MaybeUninit::uninit()).collect(),
@@ -105,7 +105,7 @@ impl Reader {
             if let Some(now) = now {
                 self.submitted[index] = now;
             }
-            let start = self.random.below(self.blocks) * BLOCK as u64;
+            let start = self.random.u64(..self.blocks) * BLOCK as u64;
             let buffer = (self.memory.addr + index * BLOCK) as *mut u8;
             self.queue.read(start, buffer, BLOCK, index, ReqFlags::empty());
         }

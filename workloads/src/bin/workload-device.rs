@@ -15,6 +15,7 @@
 //! - `--server` names the process of the device's back end. The back end's processor time is added
 //!   to the program's.
 
+use fastrand::Rng;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
@@ -25,7 +26,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
-use workloads::random::Random;
 use workloads::site::{Entrance, GETEVENTS, SQ_WAKEUP, Site};
 use workloads::stopwatch;
 
@@ -179,7 +179,7 @@ struct Source {
     blocks: u64,
     /// The next block in sequential order; `None` for random order.
     next: Option<u64>,
-    random: Random,
+    random: Rng,
 }
 
 impl Source {
@@ -190,7 +190,7 @@ impl Source {
                 *next = (*next + 1) % self.blocks;
                 *next
             }
-            None => self.random.below(self.blocks),
+            None => self.random.u64(..self.blocks),
         };
         let (length, offset) = (BLOCK as u32, block * BLOCK as u64);
         let (file, first) = (types::Fd(self.file.as_raw_fd()), types::Fixed(0));
@@ -242,7 +242,7 @@ impl Generator<'_> {
                 writes: shape.writes,
                 blocks,
                 next: (!shape.random).then_some(0),
-                random: Random::default(),
+                random: Rng::with_seed(1),
             },
             slots,
             _buffers: buffers,
@@ -345,10 +345,10 @@ fn shared_memory(size: usize) -> Result<&'static mut [u8], String> {
 fn copies(size: usize, span: Duration) -> Result<(), String> {
     let source = shared_memory(size)?;
     let mut targets = vec![Buffer([0; BLOCK]); 128];
-    let (mut random, mut turn) = (Random::default(), 0);
+    let (mut random, mut turn) = (Rng::with_seed(1), 0);
     let blocks = (size / BLOCK) as u64;
     stopwatch::print(span, || {
-        let start = random.below(blocks) as usize * BLOCK;
+        let start = random.u64(..blocks) as usize * BLOCK;
         turn = (turn + 1) % targets.len();
         targets[turn].0.copy_from_slice(black_box(&source[start..start + BLOCK]));
         black_box(&targets[turn]);

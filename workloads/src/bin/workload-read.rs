@@ -10,6 +10,7 @@
 //! `preadv2` is called with RWF_NOWAIT. No other ordinary call reads a file without ever waiting,
 //! so usring's rings use it.
 
+use fastrand::Rng;
 use io_uring::{IoUring, opcode, squeue, types};
 use std::fs::File;
 use std::io::Write;
@@ -19,7 +20,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use workloads::options::{self, Declared, Options, option};
-use workloads::random::Random;
 use workloads::site::{self, GETEVENTS, Site};
 use workloads::stopwatch;
 
@@ -111,10 +111,10 @@ fn by_ring(file: &File, batch: u32, best: bool, span: Duration) -> Result<(), St
         false => Target::File(types::Fd(file.as_raw_fd())),
     };
     let (_, mut submission, mut completion) = ring.split();
-    let mut random = Random::default();
+    let mut random = Rng::with_seed(1);
     stopwatch::print(span, || {
         for (index, buffer) in buffers.iter_mut().enumerate() {
-            let block = random.below(BLOCKS);
+            let block = random.u64(..BLOCKS);
             let read = target.read(index, buffer, block * BLOCK as u64);
             let read = read.user_data(block << 32 | index as u64);
             // SAFETY: the buffer lives as long as the ring, and is read only after the request's
@@ -140,9 +140,9 @@ fn by_ring(file: &File, batch: u32, best: bool, span: Duration) -> Result<(), St
 
 fn by_call(span: Duration, read: impl Fn(&mut [u8], u64) -> std::io::Result<usize>) -> Result<(), String> {
     let mut buffer = [0; BLOCK];
-    let mut random = Random::default();
+    let mut random = Rng::with_seed(1);
     stopwatch::print(span, || {
-        let block = random.below(BLOCKS);
+        let block = random.u64(..BLOCKS);
         let length = read(&mut buffer, block * BLOCK as u64).map_err(|error| error.to_string())?;
         let right = length == BLOCK && first_bytes(&buffer) == block;
         if right { Ok(1) } else { Err("a block was not what it should be".into()) }

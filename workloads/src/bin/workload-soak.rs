@@ -13,6 +13,7 @@
 //! - the server's own counts show no lost request;
 //! - the server exits cleanly.
 
+use fastrand::Rng;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
@@ -20,7 +21,6 @@ use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use workloads::dialogue::Dialogue;
 use workloads::options::{self, Declared, Options, option};
-use workloads::random::Random;
 use workloads::readiness::Readiness;
 use workloads::sockets;
 
@@ -239,7 +239,7 @@ struct Crowd {
     port: u16,
     readiness: Readiness,
     clients: Vec<Option<Client>>,
-    random: Random,
+    random: Rng,
     begun: u64,
     verified: u64,
     kinds: [(Peer, u64); 6],
@@ -252,7 +252,7 @@ impl Crowd {
             port,
             readiness: Readiness::new(512).map_err(|error| error.to_string())?,
             clients: (0..connections).map(|_| None).collect(),
-            random: Random::default(),
+            random: Rng::with_seed(1),
             begun: 0,
             verified: 0,
             kinds: PEERS.map(|peer| (peer, 0)),
@@ -324,7 +324,7 @@ impl Crowd {
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
         self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
         // Quiet clients stay the longest, so there are fewer of them.
-        let kind = match self.random.below(100) {
+        let kind = match self.random.u64(..100) {
             0..50 => 0,
             50..70 => 1,
             70..88 => 2,
@@ -342,12 +342,12 @@ impl Crowd {
             sent: 0,
             answer: Vec::new(),
             received: 0,
-            rounds: 1 + self.random.below(8) as u32,
+            rounds: 1 + self.random.u64(..8) as u32,
             quiet_until: None,
             half_closed: false,
             progress: Instant::now(),
         };
-        let quiet = Duration::from_millis(200 + self.random.below(3000));
+        let quiet = Duration::from_millis(200 + self.random.u64(..3000));
         match client.peer {
             Peer::Silent => client.quiet_until = Some(Instant::now() + quiet),
             Peer::Stall | Peer::StallAndReset => {
@@ -362,15 +362,15 @@ impl Crowd {
 
 impl Client {
     /// Makes up a question: PINGs, pieces of PINGs, or random bytes.
-    fn ask(&mut self, random: &mut Random, most: usize) {
-        let length = 1 + random.below(most as u64) as usize;
+    fn ask(&mut self, random: &mut Rng, most: usize) {
+        let length = 1 + random.u64(..most as u64) as usize;
         let mut question = Vec::with_capacity(length);
         while question.len() < length {
-            match random.below(4) {
+            match random.u64(..4) {
                 0 => question.extend_from_slice(b"PING\r\n"),
-                1 => question.extend_from_slice(&b"*1\r\n$4\r\nPING\r\n"[..1 + random.below(14) as usize]),
+                1 => question.extend_from_slice(&b"*1\r\n$4\r\nPING\r\n"[..1 + random.u64(..14) as usize]),
                 2 => question.extend_from_slice(b"PIN no ping\r\n"),
-                _ => question.extend_from_slice(&random.below(u64::MAX).to_le_bytes().repeat(64)),
+                _ => question.extend_from_slice(&random.u64(..).to_le_bytes().repeat(64)),
             }
         }
         self.answer.clear();
@@ -380,7 +380,7 @@ impl Client {
 
     /// Does everything that is possible without waiting. Returns whether the connection is
     /// finished.
-    fn go_on(&mut self, random: &mut Random) -> Result<bool, String> {
+    fn go_on(&mut self, random: &mut Rng) -> Result<bool, String> {
         let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
         if self.peer == Peer::Silent {
             return Ok(!quiet);

@@ -3,7 +3,7 @@
 
 use super::child::{self, System};
 use super::metric::{Metric, Sample};
-use super::paired::{self, Figure, Ratio, rand::Random};
+use super::paired::{self, Figure, Ratio};
 use super::priority::Priority;
 use super::server;
 use super::stage::Stage;
@@ -176,7 +176,7 @@ pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results,
     let rounds = if effort.rounds == 0 { benchmark.rounds } else { effort.rounds };
     let mut samples: Vec<Result<Vec<Sample>, String>> = vec![Ok(Vec::new()); cases.len()];
     let progress = ProgressBar::new((rounds * cases.len()) as u64).with_style(style());
-    let mut random = Random::of_now();
+    let mut random = fastrand::Rng::new();
     for _ in 0..rounds {
         for index in paired::any_order(cases.len(), &mut random) {
             let case = &cases[index];

@@ -2,7 +2,7 @@
 //! or slow phase of the machine affects all of them alike. Two cases are therefore compared round
 //! by round.
 
-use rand::Random;
+use fastrand::Rng;
 
 /// A median with its quartiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,8 +47,8 @@ pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
     const DRAWS: usize = 2000;
     let ratios: Vec<f64> = these.iter().zip(those).map(|(this, that)| this / that).collect();
     let median = middle(ratios.clone())?.median;
-    let mut random = Random::default();
-    let mut draw = || ratios[random.below(ratios.len())];
+    let mut random = Rng::with_seed(1);
+    let mut draw = || ratios[random.usize(..ratios.len())];
     let mut medians = Vec::new();
     for _ in 0..DRAWS {
         medians.push(middle((0..ratios.len()).map(|_| draw()).collect())?.median);
@@ -59,42 +59,10 @@ pub fn ratio(these: &[f64], those: &[f64]) -> Option<Ratio> {
 
 /// Returns the numbers below `count` in random order. So no case always runs after the same other
 /// case.
-pub fn any_order(count: usize, random: &mut Random) -> Vec<usize> {
+pub fn any_order(count: usize, random: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
-    for at in (1..count).rev() {
-        order.swap(at, random.below(at + 1));
-    }
+    random.shuffle(&mut order);
     order
-}
-
-pub mod rand {
-    //! Marsaglia's xorshift, which is good enough for shuffling.
-
-    /// A generator of pseudo-random numbers.
-    pub struct Random(u64);
-
-    /// The generator of the same numbers in every run.
-    impl Default for Random {
-        fn default() -> Random {
-            Random(0x9e37_79b9_7f4a_7c15)
-        }
-    }
-
-    impl Random {
-        /// Makes a generator of different numbers in each run.
-        pub fn of_now() -> Random {
-            let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
-            Random((since.as_nanos() as u64) | 1)
-        }
-
-        /// Returns a random number below `end`.
-        pub fn below(&mut self, end: usize) -> usize {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            ((u128::from(self.0) * end as u128) >> 64) as usize
-        }
-    }
 }
 
 #[cfg(test)]
@@ -131,7 +99,7 @@ mod tests {
 
     #[test]
     fn every_case_is_equally_often_the_first_of_a_round() {
-        let mut random = Random::default();
+        let mut random = Rng::with_seed(1);
         let mut first = [0; 4];
         for _ in 0..400 {
             let mut order = any_order(4, &mut random);

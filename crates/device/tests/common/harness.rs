@@ -2,6 +2,7 @@
 //! compared with a model.
 
 pub use super::patience::LONGEST;
+use fastrand::Rng;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::time::{Duration, Instant};
 use usring_device::{
@@ -10,18 +11,6 @@ use usring_device::{
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
-
-/// A small generator of random numbers (xorshift) with the same sequence in every run.
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % end
-    }
-}
 
 /// Memory that a device reads and writes without the compiler's knowledge. The test only copies
 /// from and to it.
@@ -235,20 +224,20 @@ impl Traffic {
         let geometry = driver.geometry();
         let block = u64::from(geometry.block);
         let mut rig = Rig::new(driver, self.options);
-        let mut dice = Dice(self.seed | 1);
+        let mut dice = Rng::with_seed(self.seed);
         let mut model = vec![0u8; (self.part.end - self.part.start) as usize];
         let new_slot = || Slot { memory: Memory::new((LONGEST_BLOCKS * block) as usize), out: None };
         let mut slots: Vec<Slot> = (0..self.options.depth).map(|_| new_slot()).collect();
         let (mut submitted, mut order) = (0, Vec::new());
         while order.len() < self.requests {
-            let batch = 1 + dice.below(u64::from(self.options.depth));
+            let batch = 1 + dice.u64(..u64::from(self.options.depth));
             for _ in 0..batch {
                 let Some(token) = slots.iter().position(|slot| slot.out.is_none()) else { break };
                 if submitted == self.requests {
                     break;
                 }
-                let blocks = 1 + dice.below(LONGEST_BLOCKS);
-                let start = dice.below((model.len() as u64) / block - blocks + 1) * block;
+                let blocks = 1 + dice.u64(..LONGEST_BLOCKS);
+                let start = dice.u64(..(model.len() as u64) / block - blocks + 1) * block;
                 let length = blocks * block;
                 let overlaps = |(at, long, _)| start < at + long as u64 && at < start + length;
                 if slots.iter().filter_map(|slot| slot.out).any(overlaps) {
@@ -278,11 +267,11 @@ impl Traffic {
         token: u32,
         range: std::ops::Range<u64>,
         model: &mut [u8],
-        dice: &mut Dice,
+        dice: &mut Rng,
     ) {
         let length = (range.end - range.start) as usize;
-        let operation = if dice.below(2) == 0 { Operation::Read } else { Operation::Write };
-        let fresh: Vec<u8> = (0..length / 8).flat_map(|_| dice.below(u64::MAX).to_le_bytes()).collect();
+        let operation = if dice.u64(..2) == 0 { Operation::Read } else { Operation::Write };
+        let fresh: Vec<u8> = (0..length / 8).flat_map(|_| dice.u64(..).to_le_bytes()).collect();
         slot.memory.set(0, &fresh);
         if operation == Operation::Write {
             model[range.start as usize..range.end as usize].copy_from_slice(&fresh);
@@ -290,7 +279,7 @@ impl Traffic {
         slot.out = Some((range.start, length, operation));
         let segments = [slot.memory.segment(0, length)];
         let offset = self.part.start + range.start;
-        let durable = operation == Operation::Write && dice.below(16) == 0;
+        let durable = operation == Operation::Write && dice.u64(..16) == 0;
         rig.submit(&DeviceRequest { durable, ..transfer(token, operation, offset, &segments) });
     }
 

@@ -1,7 +1,8 @@
 //! The allocator over a region. Blocks do not overlap, keep their content through evictions, and
 //! free their memory.
 
-use crate::common::{MIB, Random, factor, mechanisms, region};
+use crate::common::{MIB, factor, mechanisms, region};
+use fastrand::Rng;
 use usring_swap::Arena;
 
 /// A block, and the byte that the test filled it with.
@@ -19,21 +20,21 @@ impl Block {
 }
 
 fn use_blocks(arena: &Arena, seed: u64, rounds: usize, largest: usize) {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut blocks: Vec<Block> = Vec::new();
     for round in 0..rounds {
-        if blocks.len() > 100 || (random.below(3) == 0 && !blocks.is_empty()) {
-            let mut block = blocks.swap_remove(random.below(blocks.len()));
+        if blocks.len() > 100 || (random.usize(..3) == 0 && !blocks.is_empty()) {
+            let mut block = blocks.swap_remove(random.usize(..blocks.len()));
             let byte = block.byte;
             assert!(block.bytes().iter().all(|found| *found == byte), "round {round}: {} bytes", block.size);
             arena.free(block.address);
         }
-        let most = [64, 3000, largest][random.below(3)];
-        let size = 1 + random.below(most);
-        let alignment = 1 << random.below(13);
+        let most = [64, 3000, largest][random.usize(..3)];
+        let size = 1 + random.usize(..most);
+        let alignment = 1 << random.usize(..13);
         let Some((address, zeroes)) = arena.allocate(size, alignment) else { continue };
         assert!(address.is_multiple_of(alignment) && arena.size_of(address) >= size);
-        let mut block = Block { address, size, byte: 1 + random.below(255) as u8 };
+        let mut block = Block { address, size, byte: 1 + random.usize(..255) as u8 };
         if zeroes {
             assert!(block.bytes().iter().all(|byte| *byte == 0), "round {round}: {size} bytes are no zeroes");
         }

@@ -86,15 +86,3 @@ pub fn is_child() -> bool {
 }
 
 const CHILD: &str = "USRING_SWAP_TEST_CHILD";
-
-/// A fast generator of random numbers, good enough for tests. The state must not be 0.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}

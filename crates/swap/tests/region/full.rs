@@ -1,8 +1,9 @@
 //! Stores that are too small for the region, or that refuse all writes. Pages that cannot be
 //! written stay resident, and an access to them costs no more than one to other memory.
 
-use crate::common::{Random, device, factor, is_child, mechanisms, run_child, word};
+use crate::common::{device, factor, is_child, mechanisms, run_child, word};
 use crate::switch;
+use fastrand::Rng;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use usring_swap::{Builder, Mechanism, SwapRegion};
@@ -121,11 +122,11 @@ fn an_instruction_gets_both_of_its_pages_with_a_full_store() {
         let region = small(4 * limit, limit, &store).readahead(0).mechanism(mechanism).build().unwrap();
         let unit = region.page_size();
         number_pages(&region);
-        let mut random = Random(1);
+        let mut random = Rng::with_seed(1);
         for turn in 0..20_000 / factor(mechanism) {
             let page = match turn < 2 * region.size() / unit {
                 true => turn % (region.size() / unit - 1),
-                false => random.below(region.size() / unit - 1),
+                false => random.usize(..region.size() / unit - 1),
             };
             let boundary = (page + 1) * unit;
             let words = read_at_once(&region, boundary - 8);

@@ -1,8 +1,9 @@
 //! Threads add to words all over a region that is larger than its limit. The sums must be right, so
 //! that no update was lost.
 
-use crate::common::{MIB, PAGE, Random, device, factor, mechanisms, region, word};
+use crate::common::{MIB, PAGE, device, factor, mechanisms, region, word};
 use crate::switch;
+use fastrand::Rng;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_device::PollPolicy;
 use usring_swap::{Access, SwapRegion};
@@ -28,11 +29,11 @@ fn increment(region: &SwapRegion, threads: usize, rounds: usize) {
     std::thread::scope(|scope| {
         for thread in 0..threads {
             scope.spawn(move || {
-                let mut random = Random(thread as u64 + 1);
+                let mut random = Rng::with_seed(thread as u64 + 1);
                 for _ in 0..rounds {
-                    counter(region, random.below(parts)).fetch_add(1, Ordering::Relaxed);
+                    counter(region, random.usize(..parts)).fetch_add(1, Ordering::Relaxed);
                     // A page that is only read stays clean.
-                    let _ = counter(region, random.below(parts)).load(Ordering::Relaxed);
+                    let _ = counter(region, random.usize(..parts)).load(Ordering::Relaxed);
                 }
             });
         }
@@ -154,24 +155,24 @@ fn no_increment_is_lost_during_limit_changes_pins_and_discards() {
         let half = region.size() / 2;
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut random = Random(99);
+                let mut random = Rng::with_seed(99);
                 while !done.load(Ordering::Relaxed) {
-                    region.set_limit([limit / 2, limit, limit / 4 * 3][random.below(3)]).unwrap();
-                    let start = half + random.below(half / region.page_size()) * region.page_size();
+                    region.set_limit([limit / 2, limit, limit / 4 * 3][random.usize(..3)]).unwrap();
+                    let start = half + random.usize(..half / region.page_size()) * region.page_size();
                     let end = (start + 16 * region.page_size()).min(region.size());
                     word(&region, start).store(1, Ordering::Relaxed);
                     region.discard_shared(start..end).unwrap();
-                    let length = 1 + random.below(20 * region.page_size());
-                    let pinned = random.below(half - length);
-                    let access = [Access::Read, Access::Write][random.below(2)];
+                    let length = 1 + random.usize(..20 * region.page_size());
+                    let pinned = random.usize(..half - length);
+                    let access = [Access::Read, Access::Write][random.usize(..2)];
                     let pin = region.pin(pinned..pinned + length, access).unwrap();
                     drop(pin);
                 }
             });
             let add = || {
-                let mut random = Random(5);
+                let mut random = Rng::with_seed(5);
                 for _ in 0..5000 / factor(mechanism) {
-                    counter(&region, random.below(half / PART)).fetch_add(1, Ordering::Relaxed);
+                    counter(&region, random.usize(..half / PART)).fetch_add(1, Ordering::Relaxed);
                 }
             };
             let other = scope.spawn(add);

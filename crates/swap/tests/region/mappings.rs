@@ -1,8 +1,9 @@
 //! A program's mappings in a region, as `usring run --swap` makes them. Each test runs in its own
 //! process, because the mappings have fixed addresses.
 
-use crate::common::{MIB, PAGE, Random, is_child, mechanisms, run_child};
+use crate::common::{MIB, PAGE, is_child, mechanisms, run_child};
 use crate::switch::{self, Switch};
+use fastrand::Rng;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -209,24 +210,24 @@ fn no_increment_is_lost_while_pages_go_to_the_kernel_and_back() {
             let adders = [1, 2, 3].map(|seed| {
                 let (range, stop) = (range.clone(), &stop);
                 scope.spawn(move || {
-                    let mut random = Random(seed);
+                    let mut random = Rng::with_seed(seed);
                     let mut count = 0;
                     while !stop.load(Ordering::Relaxed) {
-                        word(range.start + random.below(range.len() / PAGE) * PAGE).fetch_add(1, Ordering::Relaxed);
+                        word(range.start + random.usize(..range.len() / PAGE) * PAGE).fetch_add(1, Ordering::Relaxed);
                         count += 1;
                     }
                     count
                 })
             });
-            let mut random = Random(9);
+            let mut random = Rng::with_seed(9);
             for round in 0..80 {
                 // Release pages that the adders use to the kernel. Then release, unmap and remap a
                 // part of `others`.
-                let given = range.start + random.below(range.len() / PAGE - 40) * PAGE;
-                mappings.change().release_to_kernel(&(given..given + (1 + random.below(40)) * PAGE)).unwrap();
+                let given = range.start + random.usize(..range.len() / PAGE - 40) * PAGE;
+                mappings.change().release_to_kernel(&(given..given + (1 + random.usize(..40)) * PAGE)).unwrap();
                 let unit = mappings.region().page_size();
-                let given = others.start + random.below((others.len() - MIB) / unit) * unit;
-                let given = given..given + (1 + random.below(MIB / unit)) * unit;
+                let given = others.start + random.usize(..(others.len() - MIB) / unit) * unit;
+                let given = given..given + (1 + random.usize(..MIB / unit)) * unit;
                 mappings.change().release_to_kernel(&given).unwrap();
                 mappings.change().unmap(&given).unwrap();
                 assert_eq!(mappings.change().map_over(&given), Ok(true));

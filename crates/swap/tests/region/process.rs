@@ -1,7 +1,8 @@
 //! Regions in processes that are restricted: other users, sandboxes, memory limits.
 
-use crate::common::{MIB, Random, is_child, region, run_child, word};
+use crate::common::{MIB, is_child, region, run_child, word};
 use crate::skipped::skip;
+use fastrand::Rng;
 use std::os::unix::process::CommandExt;
 use std::sync::atomic::Ordering;
 use usring_swap::{Mechanism, SwapRegion};
@@ -12,9 +13,9 @@ const NOBODY: u32 = 65534;
 pub fn churn(region: &SwapRegion, rounds: usize) {
     const PART: usize = 512;
     let parts = region.size() / PART;
-    let mut random = Random(3);
+    let mut random = Rng::with_seed(3);
     for _ in 0..rounds {
-        word(region, random.below(parts) * PART).fetch_add(1, Ordering::Relaxed);
+        word(region, random.usize(..parts) * PART).fetch_add(1, Ordering::Relaxed);
     }
     let sum: u64 = (0..parts).map(|part| word(region, part * PART).load(Ordering::Relaxed)).sum();
     assert_eq!(sum, rounds as u64);

@@ -3,6 +3,7 @@
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
+use fastrand::Rng;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::without_provenance_mut as at;
 
@@ -166,20 +167,8 @@ fn registration_of_unmapped_memory_fails_with_efault() {
     });
 }
 
-/// A pseudo-random generator that returns the same numbers in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn one_of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.next() as usize % choices.len()]
-    }
+fn one_of<T: Copy>(random: &mut Rng, choices: &[T]) -> T {
+    choices[random.usize(..choices.len())]
 }
 
 /// Returns files to which random requests can do no harm.
@@ -190,7 +179,7 @@ fn harmless() -> Vec<OwnedFd> {
 }
 
 /// Returns an entry of random numbers, some of which are valid descriptors, flags or addresses.
-fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::Entry {
+fn nonsense(random: &mut Rng, files: &[OwnedFd], memory: usize) -> squeue::Entry {
     let opcodes = [
         opcode::Nop::CODE,
         opcode::Readv::CODE,
@@ -215,18 +204,18 @@ fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::En
     let addresses = [0, 8, memory as u64, memory as u64 + 8, 0x10_0000_0000, 0xffff_ffff_8000_0000, u64::MAX];
     let descriptors: Vec<i32> = files.iter().map(AsRawFd::as_raw_fd).chain([-1, 1 << 20]).collect();
     let mut sqe = [0u64; 8];
-    let flags = random.one_of(&[0, 0, 0, 0x01, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80]);
-    let opcode = random.one_of(&opcodes);
-    sqe[0] = u64::from(opcode) | flags << 8 | (random.one_of(&descriptors) as u32 as u64) << 32;
-    sqe[1] = random.one_of(&[0, 0, 1, u64::MAX, memory as u64, 100]);
-    sqe[2] = random.one_of(&addresses);
+    let flags = one_of(random, &[0, 0, 0, 0x01, 0x04, 0x08, 0x10, 0x20, 0x40, 0x80]);
+    let opcode = one_of(random, &opcodes);
+    sqe[0] = u64::from(opcode) | flags << 8 | (one_of(random, &descriptors) as u32 as u64) << 32;
+    sqe[1] = one_of(random, &[0, 0, 1, u64::MAX, memory as u64, 100]);
+    sqe[2] = one_of(random, &addresses);
     // The length is kept small, so that a valid address is never used beyond its memory.
-    let length = random.one_of(&numbers) as u32 % 4096;
-    let op_flags = if random.next().is_multiple_of(4) { random.next() as u32 } else { 0 };
+    let length = one_of(random, &numbers) as u32 % 4096;
+    let op_flags = if random.u64(..).is_multiple_of(4) { random.u32(..) } else { 0 };
     sqe[3] = u64::from(length) | u64::from(op_flags) << 32;
-    sqe[4] = random.next();
-    if random.next().is_multiple_of(8) {
-        sqe[5] = random.next();
+    sqe[4] = random.u64(..);
+    if random.u64(..).is_multiple_of(8) {
+        sqe[5] = random.u64(..);
     }
     // SAFETY: an entry is a `struct io_uring_sqe` of 64 bytes.
     unsafe { std::mem::transmute::<[u64; 8], squeue::Entry>(sqe) }
@@ -235,7 +224,7 @@ fn nonsense(random: &mut Random, files: &[OwnedFd], memory: usize) -> squeue::En
 #[test]
 fn random_sqes_complete_without_harm() {
     bounded(|| {
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = Rng::with_seed(1);
         // The only valid memory that a random entry can name, with room for the largest length
         // behind it.
         let memory = vec![0u64; 1 << 16].into_boxed_slice();

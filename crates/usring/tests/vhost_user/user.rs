@@ -1,6 +1,7 @@
 //! Drives a queue pair: single requests, or many at the same time.
 
 use crate::backend::LIMIT;
+use fastrand::Rng;
 use std::time::Instant;
 use usring_device::{Completion, Completions, DeviceRequest, NamedFile, Operation, QueuePair, Submission};
 use usring_sys::plain::IoVector;
@@ -117,16 +118,6 @@ pub fn read(queue: &mut dyn QueuePair, offset: u64, length: usize) -> Vec<u8> {
     buffer
 }
 
-/// A generator of pseudo-random numbers that depend only on the seed.
-pub struct Numbers(pub u64);
-
-impl Numbers {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 33) % limit
-    }
-}
-
 const BLOCK: usize = 4096;
 
 /// Writes and reads of blocks at random places. `depth` requests are in flight, but never two on
@@ -137,7 +128,7 @@ pub struct Traffic {
     /// For each block, the number that fills it.
     holds: Vec<u64>,
     lanes: Vec<Lane>,
-    numbers: Numbers,
+    numbers: Rng,
     pub answered: usize,
 }
 
@@ -155,7 +146,7 @@ impl Traffic {
             blocks,
             holds: vec![0; blocks as usize],
             lanes: (0..depth).map(|_| lane()).collect(),
-            numbers: Numbers(first + depth as u64),
+            numbers: Rng::with_seed(first + depth as u64),
             answered: 0,
         }
     }
@@ -167,14 +158,14 @@ impl Traffic {
             if self.lanes[token].out.is_some() {
                 continue;
             }
-            let block = self.numbers.below(self.blocks) as usize;
-            let writes = self.numbers.below(2) == 0;
+            let block = self.numbers.u64(..self.blocks) as usize;
+            let writes = self.numbers.bool();
             if self.lanes.iter().any(|lane| lane.out.is_some_and(|(other, _)| other == block)) {
                 continue;
             }
             let lane = &mut self.lanes[token];
             if writes {
-                self.holds[block] = self.numbers.0;
+                self.holds[block] = self.numbers.u64(..);
             }
             lane.buffer.fill(if writes { self.holds[block] } else { !self.holds[block] });
             let segment = IoVector { base: lane.buffer.as_ptr() as u64, length: BLOCK as u64 };

@@ -22,6 +22,7 @@ mod kernel;
 mod memory;
 mod umap;
 
+use fastrand::Rng;
 use memory::{Memory, PAGE};
 use std::process::ExitCode;
 use std::sync::Barrier;
@@ -29,7 +30,6 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
-use workloads::random::Random;
 use workloads::stopwatch;
 
 /// A write that takes longer counts as a fault. On the machines measured, a write to a resident
@@ -138,8 +138,8 @@ impl Share<'_> {
 
     /// Fills the pages with content that is neither zero nor highly compressible.
     fn fill(&self) {
-        let mut random = Random::default();
-        let content: Vec<u64> = (0..PAGE / 16).map(|_| random.below(u64::MAX)).collect();
+        let mut random = Rng::with_seed(1);
+        let content: Vec<u64> = (0..PAGE / 16).map(|_| random.u64(..)).collect();
         for index in 0..self.visits.len() {
             let page = self.page(index);
             // SAFETY: the range is half a page that only this thread uses.
@@ -215,11 +215,11 @@ fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Stri
 /// The loop of one thread.
 fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Result<Tally, String> {
     share.fill();
-    let mut random = Random::of(index as u64);
+    let mut random = Rng::with_seed(index as u64 + 1);
     begin.wait();
     let (mut tally, mut faults, mut is_satisfied) = (Tally::default(), 0, false);
     loop {
-        let time = share.visit(random.below(share.visits.len() as u64) as usize)?;
+        let time = share.visit(random.u64(..share.visits.len() as u64) as usize)?;
         match phase.now.load(Ordering::Relaxed) {
             OVER => return Ok(tally),
             MEASURED => {
@@ -242,15 +242,13 @@ fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Resul
 fn visit_once(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
     let mut share = Share::new(shape, memory, 0);
     share.fill();
-    let mut random = Random::default();
+    let mut random = Rng::with_seed(1);
     let mut order: Vec<usize> = (0..share.visits.len()).collect();
     let mut total = Tally::default();
     let begin = Instant::now();
     while total.operations == 0 || begin.elapsed() < shape.span {
         memory.put_out()?;
-        for at in (1..order.len()).rev() {
-            order.swap(at, random.below(at as u64 + 1) as usize);
-        }
+        random.shuffle(&mut order);
         let (start, processor) = (Instant::now(), stopwatch::process_time());
         for index in &order {
             let time = share.visit(*index)?;
