@@ -18,7 +18,7 @@ use usring_sys::kernel_aio::Waiter;
 /// A queue pair with one user.
 pub struct Channel {
     queue: Box<dyn QueuePair>,
-    policy: &'static PolicyWord,
+    policy: PolicyWord,
     in_flight: u32,
     options: QueueOptions,
     waiter: WaiterKind,
@@ -49,7 +49,7 @@ pub enum Pause {
 impl Channel {
     pub(crate) fn new(
         queue: Box<dyn QueuePair>,
-        policy: &'static PolicyWord,
+        policy: PolicyWord,
         options: QueueOptions,
         waiter: WaiterKind,
     ) -> Self {

@@ -14,7 +14,7 @@ use usring_sys::{Errno, ticks};
 pub struct Device {
     driver: Box<dyn Driver>,
     geometry: Geometry,
-    policy: &'static PolicyWord,
+    policy: PolicyWord,
     /// Whether a polled ring may use the device even if it does not poll. The ring then waits for
     /// interrupts instead of getting `EOPNOTSUPP` (as in Linux before 6.12).
     polls_without_polling: bool,
@@ -25,7 +25,7 @@ pub struct Device {
 
 impl Device {
     /// Makes a device. `policy` may lie in memory that other processes share.
-    pub fn new(driver: Box<dyn Driver>, policy: &'static PolicyWord, polls_without_polling: bool) -> Self {
+    pub fn new(driver: Box<dyn Driver>, policy: PolicyWord, polls_without_polling: bool) -> Self {
         let geometry = driver.geometry();
         assert!(i32::try_from(geometry.transfer).is_ok() && geometry.transfer >= geometry.block, "{geometry:?}");
         Device { geometry, driver, policy, polls_without_polling, callers: OwnedPerProcess::new() }

@@ -2,6 +2,7 @@
 //! blk-mq's `io_poll_delay` (−1: classic, 0: adaptive hybrid, else the microseconds of a fixed
 //! hybrid).
 
+use alloc::boxed::Box;
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;
@@ -70,39 +71,38 @@ impl fmt::Display for PollPolicy {
     }
 }
 
-/// A device's policy in memory that all processes of the run share. `usring ctl` changes it, and
-/// every waiting thread reads it. No other data depends on the word, so relaxed ordering suffices.
-#[derive(Debug)]
-#[repr(transparent)]
-pub struct PolicyWord(AtomicU64);
+/// A device's policy: a word that lives as long as the process, perhaps in memory that all
+/// processes of the run share. `usring ctl` changes the word, and every waiting thread reads it. No
+/// other data depends on the word, so relaxed ordering suffices.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyWord(&'static AtomicU64);
 
 const INTERRUPT: u64 = u64::MAX;
 const CLASSIC: u64 = u64::MAX - 1;
 
 impl PolicyWord {
-    pub const fn new(policy: PollPolicy) -> Self {
-        PolicyWord(AtomicU64::new(policy.to_word()))
+    /// Returns the policy that `word` holds; any value of a word is a policy.
+    pub const fn at(word: &'static AtomicU64) -> Self {
+        PolicyWord(word)
     }
 
-    /// Returns a policy in memory that the processes of a run share.
-    pub fn in_shared_memory(word: &'static AtomicU64) -> &'static PolicyWord {
-        // SAFETY: a `PolicyWord` consists of that word (`repr(transparent)`), and any value of it
-        // is a policy.
-        unsafe { &*core::ptr::from_ref(word).cast::<PolicyWord>() }
+    /// Makes a policy in memory that is never freed.
+    pub fn leaked(policy: PollPolicy) -> Self {
+        PolicyWord(Box::leak(Box::new(AtomicU64::new(policy.to_word()))))
     }
 
     #[inline]
-    pub fn get(&self) -> PollPolicy {
+    pub fn get(self) -> PollPolicy {
         PollPolicy::from_word(self.0.load(Ordering::Relaxed))
     }
 
     /// Whether the policy is one of the two hybrid ones.
     #[inline]
-    pub fn is_hybrid(&self) -> bool {
+    pub fn is_hybrid(self) -> bool {
         self.0.load(Ordering::Relaxed) < CLASSIC
     }
 
-    pub fn set(&self, policy: PollPolicy) {
+    pub fn set(self, policy: PollPolicy) {
         self.0.store(policy.to_word(), Ordering::Relaxed);
     }
 }

@@ -139,7 +139,7 @@ impl User {
     }
 }
 
-fn latency(microseconds: u64) -> (Device, std::sync::Arc<test_device::Controls>, &'static usring_device::PolicyWord) {
+fn latency(microseconds: u64) -> (Device, std::sync::Arc<test_device::Controls>, usring_device::PolicyWord) {
     let driver = driver(64 << 10);
     driver.controls.latency.store(microseconds * MICROSECOND, Relaxed);
     driver.device(Classic)

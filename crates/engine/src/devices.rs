@@ -44,8 +44,8 @@ static KERNEL_FILES: PerProcess<Arc<Device>> = PerProcess::new();
 
 /// Returns the device that stands for all files that the program has opened by itself.
 pub(crate) fn kernel_files() -> &'static Arc<Device> {
-    static POLICY: PolicyWord = PolicyWord::new(PollPolicy::Classic);
-    KERNEL_FILES.get_or_make(|| Arc::new(Device::new(Box::new(KernelFiles), &POLICY, false)))
+    static POLICY: AtomicU64 = AtomicU64::new(PollPolicy::Classic.to_word());
+    KERNEL_FILES.get_or_make(|| Arc::new(Device::new(Box::new(KernelFiles), PolicyWord::at(&POLICY), false)))
 }
 
 /// Learns the run's devices from the socket at this path.
@@ -73,10 +73,10 @@ fn open_all() -> Result<Devices, Errno> {
 
 /// Returns devices that fail, in a child of a run whose launcher has ended.
 fn all_gone() -> Devices {
-    static POLICY: PolicyWord = PolicyWord::new(PollPolicy::Classic);
+    static POLICY: AtomicU64 = AtomicU64::new(PollPolicy::Classic.to_word());
     let gone = |(identity, geometry): &(Identity, Geometry)| Known {
         identity: *identity,
-        device: Arc::new(Device::new(Box::new(Gone(*geometry)), &POLICY, false)),
+        device: Arc::new(Device::new(Box::new(Gone(*geometry)), PolicyWord::at(&POLICY), false)),
     };
     Devices { list: SHAPES.get().map_or(Vec::new(), |shapes| shapes.iter().map(gone).collect()) }
 }
@@ -88,7 +88,7 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     let text = core::str::from_utf8(text).map_err(|_| Errno::EINVAL)?;
     let spec = spec::parse(text).map_err(|_| Errno::EINVAL)?;
     let driver = spec.open(Box::new(RemoteSupply::new(control.clone(), index)))?;
-    let policy = PolicyWord::in_shared_memory(policies.get(index as usize).ok_or(Errno::EINVAL)?);
+    let policy = PolicyWord::at(policies.get(index as usize).ok_or(Errno::EINVAL)?);
     let device = Arc::new(Device::new(driver, policy, flags & FALLBACK != 0));
     Ok(Known { identity: (st_dev, st_ino), device })
 }

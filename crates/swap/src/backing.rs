@@ -149,7 +149,7 @@ pub struct Backing {
     pub device: Arc<Device>,
     /// The polling policy of the device, if this value opened the device. `None`: the caller opened
     /// it.
-    pub policy: Option<&'static PolicyWord>,
+    pub policy: Option<PolicyWord>,
     /// The lock that keeps every other process from swapping to the store.
     pub claim: Option<HeldDescriptor>,
     /// Bytes in front of the first slot.
@@ -184,9 +184,7 @@ impl Backing {
         if geometry.features.forgets {
             return Err(Refusal::KeepsNothing);
         }
-        // A device's policy may lie in memory that processes share, so a device takes a reference
-        // that lives for ever. This policy is leaked.
-        let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
+        let policy = PolicyWord::leaked(spec.policy());
         let device = Arc::new(Device::new(driver, policy, true));
         let mut backing = Backing { device, policy: Some(policy), claim, header: 0 };
         if spec.device().kind() != "ram" {

@@ -263,7 +263,7 @@ pub struct SwapRegion {
     registration: Option<Registration>,
     background: Background,
     /// The polling policy of the device, if the region opened it.
-    policy: Option<&'static PolicyWord>,
+    policy: Option<PolicyWord>,
     /// The lock that keeps other regions from the backing store, if this region opened the store.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,

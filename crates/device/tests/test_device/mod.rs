@@ -114,9 +114,9 @@ pub fn driver(size: u64) -> TestDriver {
 }
 
 impl TestDriver {
-    pub fn device(self, policy: PollPolicy) -> (Device, Arc<Controls>, &'static PolicyWord) {
+    pub fn device(self, policy: PollPolicy) -> (Device, Arc<Controls>, PolicyWord) {
         let controls = self.controls.clone();
-        let word = Box::leak(Box::new(PolicyWord::new(policy)));
+        let word = PolicyWord::leaked(policy);
         (Device::new(Box::new(self), word, false), controls, word)
     }
 }

@@ -65,9 +65,9 @@ pub fn word(region: &SwapRegion, offset: usize) -> &AtomicU64 {
 }
 
 /// Opens the device that the SPEC `text` describes. Returns it with its polling policy.
-pub fn device(text: &str) -> (Arc<Device>, &'static PolicyWord) {
+pub fn device(text: &str) -> (Arc<Device>, PolicyWord) {
     let spec = usring_device::spec::parse(text).expect("a device in words");
-    let policy: &'static PolicyWord = Box::leak(Box::new(PolicyWord::new(spec.policy())));
+    let policy = PolicyWord::leaked(spec.policy());
     let driver = spec.open(Box::new(OwnSupply)).expect("a device that opens");
     prepare();
     (Arc::new(Device::new(driver, policy, true)), policy)

@@ -62,7 +62,7 @@ pub fn device(bytes: usize) -> (Arc<Device>, Arc<Switch>) {
     let switch = Arc::new(Switch::default());
     let inner = usring_device::spec::parse(&format!("ram:size={bytes}")).unwrap().open(Box::new(OwnSupply)).unwrap();
     let driver = Switched { switch: switch.clone(), inner };
-    let policy = Box::leak(Box::new(PolicyWord::new(Default::default())));
+    let policy = PolicyWord::leaked(Default::default());
     (Arc::new(Device::new(Box::new(driver), policy, true)), switch)
 }
 
