@@ -181,8 +181,8 @@ impl Pager {
         let limit = (self.limit.get() * self.unit()) >> 10;
         match obstacle {
             Some(Obstacle::Full) => say(format_args!(
-                "swap: the backing store is full ({} KiB): what it has no room for stays in memory, above the limit of \
-                 {limit} KiB, until a larger store is unmanaged",
+                "swap: the backing store is full ({} KiB): pages without room in it stay in memory, above the limit of \
+                 {limit} KiB; give a larger store",
                 (self.store.slots.count() as usize * self.unit()) >> 10
             )),
             Some(Obstacle::Failed(error)) => say(format_args!(
@@ -372,16 +372,16 @@ impl Pager {
     /// position behind them.
     fn write_run(&self, batch: &mut Batch, start: usize, run: Run, queue: &mut StoreQueue) -> Result<usize, Errno> {
         let mut segments = [IoVector { base: 0, length: 0 }; MOST];
-        let (mut count, mut unmanaged, mut position) = (0, 0, start);
+        let (mut count, mut placed, mut position) = (0, 0, start);
         let mut written = 0u64;
-        while unmanaged < run.length {
+        while placed < run.length {
             if batch.is_dirty(position) && batch.next[position] == State::Dirty {
                 let page = batch.cluster.start + position;
                 if let Some(taken) = &batch.taken[position] {
-                    self.set_slot(taken, page, run.first + unmanaged);
+                    self.set_slot(taken, page, run.first + placed);
                 }
                 written |= 1 << position;
-                unmanaged += 1;
+                placed += 1;
                 let base = self.memory.content(self.offset(page), self.unit()) as u64;
                 let length = self.unit() as u64;
                 match segments[..count].last_mut() {
