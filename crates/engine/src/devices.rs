@@ -3,11 +3,10 @@
 //! AIO belong to the process that opened them. One more device stands for all files of the
 //! kernel's.
 
-use crate::host;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_device::control::{Control, FALLBACK, QuestionKind, RemoteSupply};
 use usring_device::driver::file::KernelFiles;
 use usring_device::driver::gone::Gone;
@@ -36,6 +35,15 @@ static DEVICES: PerProcess<Devices> = PerProcess::new();
 /// launcher any more.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
+/// The run has devices, so a number can stand for one.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether any number can stand for a device.
+#[inline(always)]
+pub(crate) fn are_any() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
 /// `st_dev` and `st_ino` of the file that stands for a device.
 type Identity = (u64, u64);
 
@@ -58,7 +66,7 @@ pub fn connect(socket: &[u8]) -> Result<(), Errno> {
     let shapes = devices.list.iter().map(|known| (known.identity, *known.device.geometry())).collect();
     SHAPES.set(Box::leak(Box::new(shapes)));
     DEVICES.get_or_make(|| devices);
-    host::announce_devices();
+    ANY.store(true, Ordering::Relaxed);
     Ok(())
 }
 

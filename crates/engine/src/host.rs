@@ -2,11 +2,11 @@
 //! program's calls. The engine itself keeps no table of descriptors. The host does: the interposer,
 //! or none when a ring is used through the Rust API.
 
-use crate::process::process;
+use crate::devices;
 use crate::ring::Ring;
+use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicBool, Ordering};
 use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
@@ -36,22 +36,9 @@ pub fn set_host(host: &'static Host) {
     HOST.set(host);
 }
 
-/// Whether any number can stand for a device.
-static HAS_DEVICES: AtomicBool = AtomicBool::new(false);
-
-/// Notes that [`Host::device_of`] may find something from now on.
-pub(crate) fn announce_devices() {
-    HAS_DEVICES.store(true, Ordering::Relaxed);
-}
-
-#[inline(always)]
-pub(crate) fn has_devices() -> bool {
-    HAS_DEVICES.load(Ordering::Relaxed)
-}
-
 /// Returns the device behind a number.
 pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
-    if !has_devices() {
+    if !devices::are_any() {
         return None;
     }
     (host()?.device_of)(number)
@@ -59,7 +46,7 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
 
 /// Runs an action soon where no ring's lock is held, in the ring watcher.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
-    process().attendant.run(Box::new(action));
+    tasks().run(Box::new(action));
 }
 
 fn host() -> Option<&'static Host> {

@@ -1,38 +1,20 @@
-//! State that all rings of one process share: the workers and their groups, the ring watcher, the
-//! submit helpers, the stuck-call watchdog. A forked child starts without them and makes its own on
-//! first use.
+//! The mark of one process: a forked child has another one than its parent. A child by vfork(2)
+//! counts as its parent.
 
-use crate::waiting::attendant::Attendant;
-use crate::waiting::device_queues::Carriers;
-use crate::waiting::rights::Groups;
-use crate::waiting::stuck_calls::Guard;
-use crate::waiting::workers::WorkerPool;
 use usring_sys::per_process::PerProcess;
 
-/// The engine's threads, seen from any ring.
+/// One process, as its rings know it. (It has a size, so that each has an address of its own.)
 #[derive(Default)]
-pub(crate) struct Process {
-    pub workers: WorkerPool,
-    pub groups: Groups,
-    pub attendant: Attendant,
-    pub carriers: Carriers,
-    pub guard: Guard,
-}
+pub(crate) struct Process(#[expect(dead_code, reason = "gives the value a size")] u8);
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// Returns this process's state; makes it on first use.
-#[inline]
-pub(crate) fn process() -> &'static Process {
+/// Returns this process's mark; makes it on first use.
+pub(crate) fn this() -> &'static Process {
     PROCESS.get_or_make(Process::default)
 }
 
-/// Returns this process's state, if there is one.
-pub(crate) fn existing() -> Option<&'static Process> {
-    PROCESS.get()
-}
-
-/// Returns whether `made` is this process's state, and not inherited from a parent.
+/// Returns whether `made` is this process's mark, and not inherited from a parent.
 #[inline]
 pub(crate) fn is_current(made: &'static Process) -> bool {
     PROCESS.get().is_some_and(|current| core::ptr::eq(current, made))

@@ -5,29 +5,29 @@
 //!   [`LockedRing`], the proof that the thread holds the ring's lock (the kernel's `uring_lock`).
 
 use crate::completion::event_descriptor::EventDescriptor;
-use crate::completion::readiness::Readiness;
-use crate::completion::task_work::{self, Wakers};
+use crate::completion::signal::Readiness;
 use crate::completion::told::Told;
+use crate::completion::wakers::Wakers;
 use crate::counters::RingCounters;
 use crate::op::named_files::NamedFiles;
-use crate::process::{self, Process, process};
+use crate::process::{self, Process};
 use crate::registered::buffer_group::BufferGroups;
 use crate::registered::napi::Napi;
-use crate::registered::registered_buffers::{self, RegisteredBuffers};
-use crate::registered::registered_files::{self, RegisteredFiles};
+use crate::registered::registered_buffers::RegisteredBuffers;
+use crate::registered::registered_files::RegisteredFiles;
 use crate::registered::restrictions::Restrictions;
-use crate::request::{Request, RequestEntry, RequestPool};
+use crate::request::pool::RequestPool;
+use crate::request::{Request, RequestEntry};
+use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
-use crate::submission::issue;
-use crate::submission::link::Chain;
-use crate::waiting::attendant::{self, Attendance};
-use crate::waiting::cq_wait::CqWaits;
-use crate::waiting::device_queues::{self, Departing, DeviceQueues};
+use crate::waiting::attendance::Attendance;
+use crate::waiting::cq_estimate::CqWaits;
+use crate::waiting::device_queues::{Departing, DeviceQueues};
 use crate::waiting::poll_table::PollTable;
 use crate::waiting::rights::RingRights;
 use crate::waiting::sq_thread::SqThreadHandle;
 use crate::waiting::stuck_calls::StuckCalls;
-use crate::waiting::timeout::{self, Timeouts};
+use crate::waiting::timeout::Timeouts;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -141,7 +141,7 @@ impl Ring {
             told_of_work: Mutex::new(None),
             looks_for_events: false,
             expected_requests: 0,
-            made_by: process(),
+            made_by: process::this(),
             state: Mutex::new(state),
         }
     }
@@ -168,6 +168,19 @@ impl Ring {
     #[inline]
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Returns whether completions are found by polling the devices.
+    #[inline]
+    pub(crate) fn is_polled(&self) -> bool {
+        self.has(abi::IORING_SETUP_IOPOLL)
+    }
+
+    /// Returns whether the SQ thread alone polls the devices.
+    #[inline]
+    pub(crate) fn is_polled_by_thread(&self) -> bool {
+        const BOTH: u32 = abi::IORING_SETUP_IOPOLL | abi::IORING_SETUP_SQPOLL;
+        self.flags & BOTH == BOTH
     }
 
     /// Returns whether completions are an AIO context's events: see `calls::events`.
@@ -228,88 +241,9 @@ pub(crate) struct LockedRing<'a> {
 /// The duty of every driver after it has released the lock, by whatever way: to look for work
 /// again. A thread that brought work meanwhile found the lock taken and left the work to the
 /// driver.
-struct Farewell<'a>(&'a Arc<Ring>);
-
-impl Farewell<'_> {
-    #[inline(always)]
-    fn say(&self, run: fn(&Arc<Ring>)) {
-        if self.0.has_work_left() && (!self.0.defers_task_work() || self.0.task_work.is_sealed()) {
-            run(self.0);
-        }
-    }
-}
-
-impl Drop for Farewell<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        self.say(task_work::run_if_unattended);
-    }
-}
+pub(crate) struct Farewell<'a>(pub &'a Arc<Ring>);
 
 impl<'a> LockedRing<'a> {
-    /// Issues what has become issuable, publishes the batch's CQEs, and notifies the registered
-    /// eventfd and the ring's descriptor. Sleepers are woken when the lock is released.
-    #[inline(always)]
-    pub fn finish_batch(&mut self) {
-        let unfinished = self.timeouts.has_counted(self.cq.tail()) || self.has_issuable();
-        if unfinished || self.files.has_released() || self.buffers.has_retired() {
-            self.finish_rest();
-        }
-        if self.cq.publish() {
-            self.notify_published();
-        } else if self.cq.has_overflow() {
-            self.notify_of_backlog();
-        }
-    }
-
-    /// Notifies the watchers of CQEs that were just published. The ring's descriptor, the
-    /// registered eventfd and the requests' own eventfds are signalled at once, sleepers are woken
-    /// when the lock is released. Every publication comes by here.
-    #[inline(always)]
-    fn notify_published(&mut self) {
-        self.posted = true;
-        if self.cq.has_overflow() {
-            // A watcher that is woken for the CQEs sees the backlog, too.
-            let _ = self.cq.take_growth();
-        }
-        self.tell();
-    }
-
-    /// Notifies sleepers and the watchers of the ring's descriptor, whose next call moves the
-    /// backlog into the CQ. A registered eventfd counts only what the CQ holds.
-    #[cold]
-    fn notify_of_backlog(&mut self) {
-        if self.cq.take_growth() {
-            self.posted = true;
-            self.completed_by_worker = false;
-            self.ring.readiness.signal();
-        }
-    }
-
-    #[inline(always)]
-    fn has_issuable(&self) -> bool {
-        !self.issuable.is_empty() || !self.successors.is_empty()
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn finish_rest(&mut self) {
-        loop {
-            if self.files.has_released() {
-                registered_files::post_released(self);
-            }
-            if self.buffers.has_retired() {
-                registered_buffers::post_released(self);
-            }
-            // After the tags' CQEs, because counted timeouts count these, too.
-            timeout::flush_counted(self);
-            if !self.has_issuable() {
-                return;
-            }
-            issue::run_issuable(self);
-        }
-    }
-
     /// Returns whether armed files or timers have not been polled for several calls that had enough
     /// without it.
     #[cold]
@@ -339,111 +273,6 @@ impl<'a> LockedRing<'a> {
         self.polls.expected.begin_anew();
     }
 
-    /// Moves the backlog into the CQ, as far as the program has made room.
-    pub fn flush_overflow(&mut self) {
-        if self.cq.has_overflow() && self.cq.flush_overflow() {
-            self.notify_published();
-        }
-    }
-
-    #[inline(always)]
-    fn tell(&mut self) {
-        self.ring.readiness.signal();
-        let by_worker = core::mem::take(&mut self.completed_by_worker);
-        if let Some(event) = &self.event_descriptor {
-            event.tell(self.ring, by_worker);
-        }
-        if self.told.is_due() {
-            self.told.tell();
-        }
-    }
-
-    /// Leaves the ring: finishes the batch, hands what the ring waits for to the ring watcher, and
-    /// runs work that arrived meanwhile.
-    pub fn leave(mut self) {
-        self.finish_batch();
-        self.depart();
-    }
-
-    /// Leaves the ring, for a driver that has finished its batch.
-    #[inline(always)]
-    pub fn depart(self) {
-        drop(self.take_leave(device_queues::deliver).release());
-    }
-
-    /// Leaves the ring, for a driver that came for other threads' work, perhaps in the ring
-    /// watcher. The caller looks at the task-work list itself afterwards.
-    pub fn depart_quietly(self) {
-        self.take_leave(device_queues::deliver_or_leave).let_go();
-    }
-
-    /// Leaves the ring, for a driver inside another ring, whose lock is not to be held for long.
-    /// Deferred submits, which may sleep, are left to a submit helper. The caller looks at the
-    /// task-work list itself afterwards.
-    pub fn depart_inside(self) {
-        self.take_leave(device_queues::left_to_thread).let_go();
-    }
-
-    /// Finishes the batch and leaves the ring, for a driver inside another ring or one that serves
-    /// several. Deferred submits are left to a submit helper. Work that arrived meanwhile is run.
-    pub fn leave_inside(mut self) {
-        self.finish_batch();
-        self.take_leave(device_queues::left_to_thread).step_aside();
-    }
-
-    /// Prepares a driver's leaving: makes deferred submits by `deliver`, and hands what the ring
-    /// waits for to the ring watcher.
-    #[inline(always)]
-    fn take_leave(mut self, deliver: impl Fn(Self) -> Self) -> Self {
-        loop {
-            if self.devices.owes_delivery() {
-                self = deliver(self);
-            }
-            attendant::take_over(&mut self);
-            if !self.devices.owes_delivery() {
-                return self;
-            }
-        }
-    }
-
-    /// Releases the lock, which is a full barrier, and wakes sleepers for what was published. In
-    /// contrast to [`LockedRing::leave`], the caller looks at the task-work list itself afterwards.
-    #[inline]
-    pub fn unlock(mut self) {
-        while self.devices.owes_delivery() {
-            self = device_queues::deliver(self);
-        }
-        self.let_go();
-    }
-
-    /// Releases the lock where the caller must not sleep for a deferred submit, or is just about
-    /// to. Work that arrived meanwhile is run; other threads' deferred submits are left to a submit
-    /// helper.
-    #[inline(always)]
-    pub fn step_aside(self) {
-        let farewell = self.release();
-        farewell.say(task_work::run_inside);
-        core::mem::forget(farewell);
-    }
-
-    /// Releases the lock and wakes waiters; runs no deferred work.
-    #[inline(always)]
-    pub fn let_go(self) {
-        core::mem::forget(self.release());
-    }
-
-    #[inline(always)]
-    fn release(mut self) -> Farewell<'a> {
-        debug_assert!(!self.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
-        let news = self.take_news();
-        let ring = self.ring;
-        drop(self.state);
-        if let Some(ready) = news {
-            ring.wakers.wake_all(ready);
-        }
-        self.farewell
-    }
-
     /// Wakes sleepers for what was published, while the lock is still held.
     pub fn wake_others(&mut self) {
         if let Some(ready) = self.take_news() {
@@ -463,6 +292,52 @@ impl<'a> LockedRing<'a> {
         let ended = core::mem::take(&mut self.timeouts.just_ended);
         Some(if ended || self.cq.has_overflow() || self.ring.defers_task_work() { u32::MAX } else { self.cq.ready() })
     }
+
+    /// Releases the lock, which is a full barrier, and wakes sleepers for what was published. A
+    /// driver leaves by [`LockedRing::release`] instead, which decides on the duty that is
+    /// returned.
+    #[inline(always)]
+    pub fn unlock(mut self) -> Farewell<'a> {
+        debug_assert!(!self.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
+        let news = self.take_news();
+        let ring = self.ring;
+        drop(self.state);
+        if let Some(ready) = news {
+            ring.wakers.wake_all(ready);
+        }
+        self.farewell
+    }
+}
+
+/// A driver's ways to give a ring back ([`LockedRing::release`]). Every exit wakes the sleepers for
+/// what was published.
+///
+/// | exit | finishes the batch | deferred submits | hands waits to the ring watcher | runs work that arrived |
+/// |---|---|---|---|---|
+/// | `Leave` | yes | now | yes | yes |
+/// | `Finished` | was done | now | yes | yes |
+/// | `FinishedForOthers` | was done | now; the ring watcher's by a submit helper | yes | no: the caller looks |
+/// | `FinishedInside` | was done | by a submit helper | yes | no: the caller looks |
+/// | `LeaveInside` | yes | by a submit helper | yes | yes, as `FinishedInside` |
+/// | `Pause` | was done | now | no: the driver comes back | no: the caller looks |
+/// | `ToSubmit` | was done | the caller makes them next | no: the caller did | yes, as `FinishedInside` |
+/// | `Bare` | was done | stay pending | no | no |
+///
+/// A driver that is inside another ring, or serves several, uses the exits `…Inside`: its deferred
+/// submits may sleep, and another ring would wait. A driver that only drops its [`LockedRing`] (an
+/// error) wakes no sleeper and runs the work that arrived.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Leave,
+    Finished,
+    /// For a driver that came for other threads' work, perhaps in the ring watcher.
+    FinishedForOthers,
+    FinishedInside,
+    LeaveInside,
+    Pause,
+    /// For a driver that is about to make deferred submits, which may sleep.
+    ToSubmit,
+    Bare,
 }
 
 impl Deref for LockedRing<'_> {

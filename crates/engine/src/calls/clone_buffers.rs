@@ -3,7 +3,7 @@
 
 use crate::host;
 use crate::registered::registered_buffers::{self, Part};
-use crate::ring::Ring;
+use crate::ring::{Exit, Ring};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::{Errno, UserAddress, descriptor, thread, user_memory};
@@ -37,20 +37,20 @@ impl Ring {
             }
         }
         let locked = source.lock();
-        let copies = registered_buffers::copies(&locked, &Part { from, to, count });
-        locked.leave();
+        let copies = registered_buffers::copies(&locked.buffers, &Part { from, to, count });
+        locked.release(Exit::Leave);
         let copies = copies?;
         let mut locked = self.lock();
         let room = if flags & REPLACE == 0 && locked.buffers.are_registered() { Err(Errno::EBUSY) } else { Ok(()) };
-        let adopted = room.map(|()| registered_buffers::adopt(&mut locked, copies, to));
-        locked.leave();
+        let adopted = room.map(|()| registered_buffers::adopt(&mut locked.buffers, copies, to));
+        locked.release(Exit::Leave);
         adopted
     }
 
     fn check_room(self: &Arc<Self>, flags: u32) -> Result<(), Errno> {
         let locked = self.lock();
         let is_full = flags & REPLACE == 0 && locked.buffers.are_registered();
-        locked.leave();
+        locked.release(Exit::Leave);
         if is_full { Err(Errno::EBUSY) } else { Ok(()) }
     }
 }

@@ -1,9 +1,8 @@
 //! io_uring_enter(2).
 
-use crate::completion::wait::{self, WaitCall};
-use crate::ring::{LockedRing, Ring};
-use crate::submission::submit;
-use crate::waiting::{cq_wait, fast_poll, iopoll};
+use crate::driving::wait::{self, WaitCall};
+use crate::driving::{cq_wait, dispatch, iopoll, submit};
+use crate::ring::{Exit, LockedRing, Ring};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
@@ -74,10 +73,10 @@ impl Ring {
         if call.to_submit != 0 {
             self.check_issuer()?;
             if !self.defers_task_work() {
-                crate::completion::task_work::run(&mut locked);
+                crate::driving::task_work::run(&mut locked);
             }
             taken = submit::submit(&mut locked, call.to_submit);
-            fast_poll::go_on_a_while(&mut locked);
+            dispatch::go_on_a_while(&mut locked);
         }
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
         if locked.polls.armed() != 0 {
@@ -90,7 +89,7 @@ impl Ring {
         }
         if waits {
             if call.to_submit != 0 && self.defers_task_work() {
-                crate::completion::task_work::run_for_wait(&mut locked, call.min_complete);
+                crate::driving::task_work::run_for_wait(&mut locked, call.min_complete);
             }
             locked.finish_batch();
             // There are enough already: nothing is polled again.
@@ -101,10 +100,10 @@ impl Ring {
                 // If this thread alone polls the ring's files and timers, it does so now and then
                 // all the same.
                 if self.is_left_to_owner() && locked.is_due_for_a_look() {
-                    crate::completion::task_work::run_all(&mut locked);
+                    crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();
                 }
-                locked.depart();
+                locked.release(Exit::Finished);
                 return Ok(taken);
             }
             return self.wait_for_events(locked, taken, call);
@@ -112,7 +111,7 @@ impl Ring {
         if taken == 0 {
             return self.enter_idle(locked, call);
         }
-        locked.leave();
+        locked.release(Exit::Leave);
         Ok(taken)
     }
 
@@ -125,7 +124,7 @@ impl Ring {
             self.look_for_own(&mut locked);
         }
         let is_refused = call.to_submit != 0 && memory_reserve::is_low() && locked.sq.pending() != 0;
-        locked.leave();
+        locked.release(Exit::Leave);
         if is_refused { Err(Errno::EAGAIN) } else { Ok(0) }
     }
 
@@ -135,7 +134,7 @@ impl Ring {
     /// asks with GETEVENTS.
     fn look_for_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
-            crate::completion::task_work::run_all(locked);
+            crate::driving::task_work::run_all(locked);
         }
     }
 
@@ -144,7 +143,7 @@ impl Ring {
     fn bring_expected(self: &Arc<Self>, locked: &mut LockedRing) {
         let is_half_empty = locked.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
-            fast_poll::try_expected(locked);
+            dispatch::try_expected(locked);
             locked.finish_batch();
         }
     }
@@ -152,11 +151,11 @@ impl Ring {
     /// Waits for more events. The batch is finished.
     #[inline(never)]
     fn wait_for_events(self: &Arc<Self>, locked: LockedRing, taken: u32, call: &EnterCall) -> Result<u32, Errno> {
-        locked.unlock();
+        locked.release(Exit::Pause);
         let waited = self.get_events(call);
         if waited.is_err() {
             // The call may not have come to a wait, which would have left the ring.
-            self.lock().leave();
+            self.lock().release(Exit::Leave);
         }
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }
     }
@@ -202,7 +201,7 @@ impl Ring {
         if locked.cq.has_overflow() {
             locked.flush_overflow();
         }
-        locked.leave();
+        locked.release(Exit::Leave);
     }
 
     /// Checks the calling thread: only the owner of a SINGLE_ISSUER ring may submit and run
@@ -227,7 +226,7 @@ impl Ring {
             false => checked,
         };
         if let Err(error) = checked {
-            locked.leave();
+            locked.release(Exit::Leave);
             return Err(error);
         }
         iopoll::poll(locked, call.min_complete.min(self.memory.layout().cq_entries))

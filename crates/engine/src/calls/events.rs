@@ -13,15 +13,15 @@
 //!   the lock, wakes the waiters, and returns when nothing is under way. Then the ring is closed as
 //!   any other.
 
+use crate::completion::complete;
 use crate::completion::event_descriptor::EventDescriptor;
-use crate::completion::wait::{self, WaitCall};
-use crate::completion::{complete, task_work};
-use crate::host;
+use crate::driving::wait::{self, WaitCall};
+use crate::driving::{batch, deferred_submit, iopoll, ring_watcher, task_work};
 use crate::op::block_device;
-use crate::process::process;
-use crate::ring::{LockedRing, Ring};
-use crate::submission::{issue, submit};
-use crate::waiting::{device_queues, iopoll, rights, workers};
+use crate::ring::{Exit, LockedRing, Ring};
+use crate::submission::{opcode_table, start};
+use crate::waiting::workers;
+use crate::{devices, host};
 use alloc::sync::Arc;
 use usring_ring::{Layout, Memory};
 use usring_sys::clock::{Clock, Nanoseconds};
@@ -73,7 +73,7 @@ impl Ring {
         let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
         let memory = Memory::for_events(layout, id, attention == Attention::Told)?;
-        process().attendant.start()?;
+        ring_watcher::start()?;
         let flags = if attention == Attention::Required { IORING_SETUP_IOPOLL } else { 0 };
         let mut ring = super::setup::new_ring(flags, memory);
         ring.looks_for_events = attention == Attention::Preferred;
@@ -119,11 +119,14 @@ impl Ring {
         task_work::run(&mut locked);
         if unusual::any() {
             if memory_reserve::check().is_err() {
-                locked.leave();
+                locked.release(Exit::Leave);
                 return Err(Errno::EAGAIN);
             }
             if credentials::differ() {
-                rights::begin_submission(&mut locked);
+                {
+                    let outstanding = locked.drain.outstanding();
+                    locked.rights.begin_submission(outstanding)
+                };
             }
         }
         locked.named.begin_submission();
@@ -169,7 +172,7 @@ impl Ring {
         if let Some(request) = found {
             complete::complete(&mut locked, request, 0.into());
         }
-        locked.leave();
+        locked.release(Exit::Leave);
         any
     }
 
@@ -185,8 +188,8 @@ impl Ring {
         while let Some(request) = locked.polls.extract(|_| true) {
             complete::complete(&mut locked, request, 0.into());
         }
-        workers::interrupt(self, |view| descriptor::identity(view.number).is_ok_and(|file| file.can_wait()));
-        locked.leave();
+        workers::interrupt(self, |view| view.number.is_some_and(can_wait));
+        locked.release(Exit::Leave);
         self.wakers.wake_all(u32::MAX);
         while !self.is_idle() {
             let ticket = self.wakers.sleep.announce(Sleeper::Futex, 0);
@@ -204,7 +207,7 @@ impl Ring {
         let mut locked = self.lock();
         task_work::run_all(&mut locked);
         let idle = locked.drain.outstanding() == 0;
-        locked.leave();
+        locked.release(Exit::Leave);
         idle
     }
 }
@@ -233,8 +236,8 @@ impl<'a> Submission<'a> {
     #[inline]
     pub fn file(&mut self, number: i32) -> Result<FileUses, Errno> {
         let locked = self.locked();
-        if host::has_devices()
-            && let Some(file) = locked.named.device(number)
+        if devices::are_any()
+            && let Some(file) = locked.named.device(number, host::device_of)
         {
             let manner = file.mode();
             let polls = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
@@ -275,8 +278,9 @@ impl<'a> Submission<'a> {
         let locked = self.locked();
         let mut request = locked.pool.take().ok_or(Errno::EAGAIN)?;
         request.sqe = *sqe;
-        request.begin();
-        let mut prepared = submit::prepare(locked, &mut request);
+        let row = opcode_table::row(request.sqe.opcode);
+        request.begin(&row.properties);
+        let mut prepared = start::prepare(locked, &mut request, row);
         if prepared.is_ok() && locked.devices.owes_delivery() && !block_device::joins_delivery(locked, &request) {
             prepared = self.deliver();
         }
@@ -285,12 +289,12 @@ impl<'a> Submission<'a> {
             locked.pool.give_back(request);
             return Err(error);
         }
-        rights::mark(locked, &mut request);
+        locked.rights.mark(&mut request);
         locked.statistics.count_submitted(sqe.opcode);
         locked.told.begin(&told);
         request.told = told;
         locked.drain.admit();
-        submit::start(locked, request);
+        start::start(locked, request, row);
         Ok(())
     }
 }
@@ -303,7 +307,7 @@ impl<'a> Submission<'a> {
     #[cold]
     fn deliver(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
-        self.locked = self.locked.take().map(device_queues::deliver);
+        self.locked = self.locked.take().map(deferred_submit::deliver);
         let locked = self.locked();
         // Another thread may have closed a number meanwhile.
         locked.named.forget();
@@ -318,19 +322,24 @@ impl Drop for Submission<'_> {
     /// Ends the batch: publishes what has completed, and has the rest watched.
     fn drop(&mut self) {
         if let Some(mut locked) = self.locked.take() {
-            issue::run_issuable(&mut locked);
+            batch::run_issuable(&mut locked);
             locked.named.end_submission();
             if credentials::differ() {
-                rights::end_submission(&mut locked);
+                locked.rights.end_submission();
             }
             let ring = locked.ring;
             // Threads that sleep on this ring have to poll now; with deferred submits they have
             // been woken before.
             let looked_for = ring.looks_for_events && locked.devices.in_flight() > 0 && !locked.devices.owes_delivery();
-            locked.leave();
+            locked.release(Exit::Leave);
             if looked_for {
                 ring.wakers.wake_all(u32::MAX);
             }
         }
     }
+}
+
+/// Returns whether a call on this file may wait for ever.
+fn can_wait(number: i32) -> bool {
+    descriptor::identity(number).is_ok_and(|file| file.can_wait())
 }

@@ -1,13 +1,14 @@
 //! io_uring_register(2).
 
 use crate::completion::event_descriptor::EventDescriptor;
-use crate::process::process;
+use crate::driving::batch;
 use crate::registered::restrictions::RECORD_SIZE;
-use crate::registered::{registered_buffers, registered_files};
-use crate::ring::{LockedRing, Ring};
+use crate::registered::{program_files, registered_buffers};
+use crate::request::conditions::CancelKey;
+use crate::ring::{Exit, LockedRing, Ring};
 use crate::submission::opcode_table;
-use crate::waiting::cancel::{self, CancelKey};
-use crate::waiting::rights;
+use crate::waiting::cancel;
+use crate::waiting::workers::workers;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock};
@@ -56,7 +57,7 @@ impl Ring {
         let mut locked = self.lock();
         locked.restrictions.check_register(opcode)?;
         let answer = dispatch(&mut locked, opcode, argument, count);
-        locked.leave();
+        locked.release(Exit::Leave);
         answer
     }
 }
@@ -66,25 +67,29 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
     match opcode {
         n if n == number(op::IORING_REGISTER_BUFFERS) => {
             call.need_argument(Errno::EFAULT)?;
-            registered_buffers::register(locked, argument, UserAddress::NULL, count)
+            registered_buffers::register(&mut locked.buffers, argument, UserAddress::NULL, count)
         }
         n if n == number(op::IORING_UNREGISTER_BUFFERS) => {
             call.need_nothing()?;
-            registered_buffers::unregister(locked)
+            registered_buffers::unregister(&mut locked.buffers)
         }
         n if n == number(op::IORING_REGISTER_FILES) => {
             call.need_argument(Errno::EFAULT)?;
-            registered_files::register(locked, argument, UserAddress::NULL, count)
+            program_files::register(&mut locked.files, argument, UserAddress::NULL, count)
         }
         n if n == number(op::IORING_UNREGISTER_FILES) => {
             call.need_nothing()?;
-            registered_files::unregister(locked)
+            locked.files.unregister()
         }
         n if n == number(op::IORING_REGISTER_FILES_UPDATE) => files_update(locked, call),
-        n if n == number(op::IORING_REGISTER_FILES2) => resources(locked, call, registered_files::register),
-        n if n == number(op::IORING_REGISTER_BUFFERS2) => resources(locked, call, registered_buffers::register),
-        n if n == number(op::IORING_REGISTER_FILES_UPDATE2) => update(locked, call, registered_files::update),
-        n if n == number(op::IORING_REGISTER_BUFFERS_UPDATE) => update(locked, call, registered_buffers::update),
+        n if n == number(op::IORING_REGISTER_FILES2) => resources(&mut locked.files, call, program_files::register),
+        n if n == number(op::IORING_REGISTER_BUFFERS2) => {
+            resources(&mut locked.buffers, call, registered_buffers::register)
+        }
+        n if n == number(op::IORING_REGISTER_FILES_UPDATE2) => update(&mut locked.files, call, program_files::update),
+        n if n == number(op::IORING_REGISTER_BUFFERS_UPDATE) => {
+            update(&mut locked.buffers, call, registered_buffers::update)
+        }
         n if n == number(op::IORING_REGISTER_EVENTFD) => register_eventfd(locked, call, false),
         n if n == number(op::IORING_REGISTER_EVENTFD_ASYNC) => register_eventfd(locked, call, true),
         n if n == number(op::IORING_UNREGISTER_EVENTFD) => {
@@ -95,7 +100,7 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_PROBE) => probe(call),
         n if n == number(op::IORING_REGISTER_PERSONALITY) => {
             call.need_nothing()?;
-            rights::register(locked)
+            locked.rights.register()
         }
         n if n == number(op::IORING_UNREGISTER_PERSONALITY) => unregister_personality(locked, call),
         n if n == number(op::IORING_REGISTER_ENABLE_RINGS) => enable(locked, call),
@@ -104,7 +109,7 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_IOWQ_AFF) => place_workers(call),
         n if n == number(op::IORING_UNREGISTER_IOWQ_AFF) => {
             call.need_nothing()?;
-            process().workers.place(None);
+            workers().place(None);
             Ok(0)
         }
         n if n == number(op::IORING_REGISTER_PBUF_RING) => register_buffer_ring(locked, call),
@@ -143,14 +148,14 @@ fn files_update(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     if call.count == 0 || header.resv != 0 {
         return Err(Errno::EINVAL);
     }
-    registered_files::update(locked, header.offset, UserAddress(header.fds), UserAddress::NULL, call.count)
+    program_files::update(&mut locked.files, header.offset, UserAddress(header.fds), UserAddress::NULL, call.count)
         .map(|done| done as u32)
 }
 
-type Register = fn(&mut LockedRing, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
+type Register<T> = fn(&mut T, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
 
 /// Handles the second generation of calls: `io_uring_rsrc_register`, whose size is `count`.
-fn resources(locked: &mut LockedRing, call: Call, register: Register) -> Result<u32, Errno> {
+fn resources<T>(table: &mut T, call: Call, register: Register<T>) -> Result<u32, Errno> {
     if call.count as usize != size_of::<abi::io_uring_rsrc_register>() {
         return Err(Errno::EINVAL);
     }
@@ -162,12 +167,12 @@ fn resources(locked: &mut LockedRing, call: Call, register: Register) -> Result<
     if sparse && header.data != 0 {
         return Err(Errno::EINVAL);
     }
-    register(locked, UserAddress(header.data), UserAddress(header.tags), header.nr)
+    register(table, UserAddress(header.data), UserAddress(header.tags), header.nr)
 }
 
-type Update = fn(&mut LockedRing, u32, UserAddress, UserAddress, u32) -> Result<i32, Errno>;
+type Update<T> = fn(&mut T, u32, UserAddress, UserAddress, u32) -> Result<i32, Errno>;
 
-fn update(locked: &mut LockedRing, call: Call, update: Update) -> Result<u32, Errno> {
+fn update<T>(table: &mut T, call: Call, update: Update<T>) -> Result<u32, Errno> {
     if call.count as usize != size_of::<abi::io_uring_rsrc_update2>() {
         return Err(Errno::EINVAL);
     }
@@ -175,7 +180,7 @@ fn update(locked: &mut LockedRing, call: Call, update: Update) -> Result<u32, Er
     if header.nr == 0 || header.resv != 0 || header.resv2 != 0 {
         return Err(Errno::EINVAL);
     }
-    update(locked, header.offset, UserAddress(header.data), UserAddress(header.tags), header.nr).map(|done| done as u32)
+    update(table, header.offset, UserAddress(header.data), UserAddress(header.tags), header.nr).map(|done| done as u32)
 }
 
 fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Result<u32, Errno> {
@@ -226,7 +231,7 @@ fn unregister_personality(locked: &mut LockedRing, call: Call) -> Result<u32, Er
     if !call.argument.is_null() {
         return Err(Errno::EINVAL);
     }
-    rights::unregister(locked, call.count).map(|()| 0)
+    locked.rights.unregister(call.count).map(|()| 0)
 }
 
 fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
@@ -265,7 +270,7 @@ fn worker_limits(call: Call) -> Result<u32, Errno> {
     if new.iter().any(|&limit| limit > i32::MAX as u32) {
         return Err(Errno::EINVAL);
     }
-    let old = process().workers.exchange_limits(new);
+    let old = workers().exchange_limits(new);
     user_memory::write(call.argument, old).map(|()| 0)
 }
 
@@ -283,7 +288,7 @@ fn place_workers(call: Call) -> Result<u32, Errno> {
     if !processor::are_allowed(&mask) {
         return Err(Errno::EINVAL);
     }
-    process().workers.place(Some(mask));
+    workers().place(Some(mask));
     Ok(0)
 }
 
@@ -375,7 +380,7 @@ fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
 fn register_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     call.need_one()?;
     let ring = locked.ring;
-    locked.napi.register(ring, call.argument).map(|()| 0)
+    locked.napi.register(ring.is_polled(), call.argument).map(|()| 0)
 }
 
 fn unregister_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
@@ -414,8 +419,8 @@ impl Ring {
         loop {
             let mut locked = self.lock();
             let outcome = cancel::cancel(&mut locked, &key);
-            crate::submission::issue::run_issuable(&mut locked);
-            locked.leave();
+            batch::run_issuable(&mut locked);
+            locked.release(Exit::Leave);
             match outcome {
                 // A worker has the request, and its system call was ended: look again when it is
                 // back.
@@ -426,7 +431,7 @@ impl Ring {
             if deadline.is_some_and(|deadline| Clock::Monotonic.now() >= deadline) {
                 return Err(Errno::ETIME);
             }
-            crate::completion::wait::pause(self)?;
+            crate::driving::wait::pause(self)?;
         }
     }
 }

@@ -1,14 +1,12 @@
 //! io_uring_setup(2), the ring's mappings, and its end.
 
-use crate::completion::{task_work, wait};
 use crate::counters::RingCounters;
+use crate::driving::{ring_watcher, sq_thread, task_work, wait};
 use crate::host;
-use crate::process::process;
-use crate::registered::registered_files;
 use crate::request::Request;
 use crate::ring::{Ring, RingState};
 use crate::waiting::device_queues::Departing;
-use crate::waiting::{attendant, fast_poll, rights, sq_thread, timeout, workers};
+use crate::waiting::{fast_poll, workers};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -87,7 +85,7 @@ impl Ring {
         } else {
             Memory::allocate(layout)?
         };
-        process().attendant.start()?;
+        ring_watcher::start()?;
         let ring = Arc::new(new_ring(params.flags, memory));
         if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
             ring.issuer.store(thread::current().0, Ordering::Relaxed);
@@ -143,24 +141,27 @@ impl Ring {
         }
         self.readiness.forget();
         sq_thread::part(self);
-        attendant::forget(self);
+        ring_watcher::forget(self);
         let mut locked = self.lock();
         locked.closed = true;
         locked.taker.seal();
         while locked.polls.extract(|_| true).is_some() {}
-        drop(timeout::take_all(&mut locked));
+        drop(locked.timeouts.take_all());
         workers::break_off(self);
-        rights::forget(&mut locked);
+        locked.rights.forget();
         locked.issuable.clear();
         locked.successors.clear();
         locked.drain.clear();
-        let _ = registered_files::unregister(&mut locked);
+        let _ = locked.files.unregister();
         locked.event_descriptor = None;
         locked.told.forget();
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
         self.wakers.completions.end();
-        let departing = Departing::of(&mut locked);
+        let departing = {
+            let RingState { devices, buffers, .. } = &mut *locked;
+            Departing::of(devices, buffers)
+        };
         // The list is sealed: this releases what came, or sends it back to its ring.
         task_work::run(&mut locked);
         locked.wake_others();

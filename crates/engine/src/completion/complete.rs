@@ -1,12 +1,12 @@
 //! The end of a request: posts its CQE, moves its chain on, and releases what it held.
 
-use crate::op::send_receive;
-use crate::request::RequestEntry;
+use crate::request::operation::Operation;
+use crate::request::operation::send_receive::REPORT_USAGE;
+use crate::request::outcome::Answer;
+use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::{LockedRing, RingState};
-use crate::submission::issue::Answer;
-use crate::submission::{drain, link};
-use crate::waiting::{rights, timeout};
 use usring_sys::Errno;
+use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
 
@@ -23,9 +23,9 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
         let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
         let ring = locked.ring;
         let RingState { cq, told, .. } = &mut **locked;
-        cq.post_wide(cqe, || request.extension(ring, told));
+        cq.post_wide(cqe, || request.extension(ring.has_events(), told));
         if cqe.flags & IORING_CQE_F_MORE != 0 {
-            notify(locked, request.sqe.user_data, send_receive::usage(&request, answer.result));
+            notify(locked, request.sqe.user_data, usage(&request, answer.result));
         }
     }
     settle(locked, request, answer);
@@ -58,20 +58,21 @@ pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
 fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.drain.retire();
     if locked.rights.count_requests() {
-        rights::leave(locked, &request);
+        locked.rights.leave(&request);
     }
     // A buffer that no CQE has named (silent success) counts as used up, as on the kernel. Giving
     // it back could hand out a buffer that a later read has.
     request.buffer = None;
     if request.link_timeout.is_some() {
-        timeout::disarm_link_timeout(locked, &mut request);
+        disarm_link_timeout(locked, &mut request);
     }
     if request.link.is_some() {
-        link::advance(locked, &mut request, answer);
+        advance(locked, &mut request, answer);
     }
     locked.pool.give_back(request);
     if locked.drain.is_active() {
-        drain::release(locked);
+        let RingState { drain, successors, .. } = &mut **locked;
+        drain.release(successors);
     }
 }
 
@@ -88,4 +89,77 @@ pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, fl
 /// Posts a CQE that belongs to no request (tags of retired resources).
 pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
     locked.cq.post(Cqe { user_data, res: 0, flags: 0 });
+}
+
+/// Moves the chain on: starts, or cancels, the request behind a completed one.
+fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
+    let Some(mut next) = completed.link.take() else { return };
+    if next.is_link_timeout() {
+        match detach_link_timeout(locked, next) {
+            Some(behind) => next = behind,
+            None => return,
+        }
+    }
+    if answer.failed && !completed.has_flag(sqe_flags::IO_HARDLINK) {
+        cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
+    } else {
+        if completed.progress == Progress::Ran {
+            // The kernel's worker would go on with the chain.
+            next.raise_nothing();
+        }
+        locked.successors.push_back(next);
+    }
+}
+
+fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
+    let mut next = Some(first);
+    while let Some(mut request) = next {
+        next = request.link.take();
+        cancel_member(locked, request, silent);
+    }
+}
+
+/// Cancels one member of a broken chain. The request that broke it decides whether the member has a
+/// CQE, not the member itself.
+pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
+    if silent {
+        return drop_quietly(locked, member);
+    }
+    if member.progress != Progress::Refused {
+        member.progress = Progress::Unbegun;
+    }
+    locked.successors.push_back(member);
+}
+
+/// Detaches the LINK_TIMEOUT behind a request that has ended without waiting. The LINK_TIMEOUT
+/// completes by itself. Returns the request behind it, which follows the ended one.
+pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
+    let next = watcher.link.take();
+    locked.successors.push_back(watcher);
+    next
+}
+
+/// Makes a LINK_TIMEOUT's answer. Its result is an errno but never a failure: a LINK_TIMEOUT with
+/// CQE_SKIP_SUCCESS is silent.
+pub(crate) fn link_timeout_answer(error: Errno) -> Answer {
+    Answer { result: error.negative(), failed: false }
+}
+
+/// Disarms the LINK_TIMEOUT of a request that completed in time.
+fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
+    let Some(id) = request.link_timeout.take() else { return };
+    if let Some(watcher) = locked.timeouts.take(id) {
+        complete(locked, watcher, link_timeout_answer(Errno::ECANCELED));
+    }
+}
+
+/// Returns the result for the notification of a send without a copy: how the send was made.
+pub(crate) fn usage(request: &Request, result: i32) -> i32 {
+    match &request.operation {
+        // usring copies the data, and reports this if asked.
+        Operation::SendReceive(transfer) if transfer.has(REPORT_USAGE) && result >= 0 => {
+            abi::IORING_NOTIF_USAGE_ZC_COPIED as i32
+        }
+        _ => 0,
+    }
 }

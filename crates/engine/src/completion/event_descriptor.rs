@@ -1,8 +1,8 @@
 //! A program's eventfd, which notifies the program of completions beside the ring's own descriptor
 //! (`readiness`).
 
-use crate::ring::Ring;
 use core::sync::atomic::{AtomicBool, Ordering};
+use usring_ring::Memory;
 use usring_sys::{Errno, descriptor, epoll, eventfd};
 use usring_uapi::general::O_NONBLOCK;
 
@@ -36,8 +36,8 @@ impl EventDescriptor {
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell(&self, ring: &Ring, by_worker: bool) {
-        if !by_worker && self.only_async || ring.memory.is_eventfd_disabled() {
+    pub(crate) fn tell(&self, memory: &Memory, by_worker: bool) {
+        if !by_worker && self.only_async || memory.is_eventfd_disabled() {
             return;
         }
         self.add(1);

@@ -1,11 +1,10 @@
-//! The completion side: work that other threads have finished (`task_work`), the CQE (`complete`),
-//! and the notification of the caller that sleeps (`wait`) and of the ring's descriptor
-//! (`readiness`).
+//! The completion side: the CQE (`complete`), and the notification of sleepers (`wakers`), of
+//! eventfds (`event_descriptor`, `told`), and of threads that poll the ring's descriptor
+//! (`readiness`, with the state in `signal`).
 
 pub(crate) mod complete;
 pub(crate) mod event_descriptor;
-mod pace;
 pub mod readiness;
-pub(crate) mod task_work;
+pub(crate) mod signal;
 pub(crate) mod told;
-pub(crate) mod wait;
+pub(crate) mod wakers;

@@ -5,100 +5,20 @@
 //! The program empties the CQ without a call, so the descriptor may be readable too long. The entry
 //! points drain it before every sleep in a poll call.
 
-use crate::ring::{LockedRing, Ring};
+pub use super::signal::SIGNALLED;
+use crate::ring::{Exit, LockedRing, Ring};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use usring_ring::flags;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll};
+use usring_sys::membarrier;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
-use usring_sys::{eventfd, membarrier};
-
-/// Number of rings whose descriptors are readable now. While it is 0, a poll call has nothing to
-/// drain.
-pub static SIGNALLED: AtomicU32 = AtomicU32::new(0);
 
 /// The rings whose descriptors the program polls.
 static WATCHED: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
-
-/// The state of one ring's descriptor.
-#[derive(Default)]
-pub(crate) struct Readiness {
-    /// The eventfd, once there is one. The lock is held while it is written to: threads signal
-    /// without the ring's lock, and the number of a closed eventfd may be any file's.
-    descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
-    watched: AtomicBool,
-    /// The number by which the program last polled it.
-    polled_as: AtomicI32,
-    /// Only changed while `descriptor` is locked.
-    signalled: AtomicBool,
-    /// The owner of a ring that defers task work has been notified of work that is not on the
-    /// task-work list (files, timers), and has not yet come to look.
-    announced: AtomicBool,
-}
-
-impl Readiness {
-    #[inline]
-    pub fn is_watched(&self) -> bool {
-        self.watched.load(Ordering::Acquire)
-    }
-
-    /// Makes the descriptor readable if the program polls it. Each call makes an edge, as each
-    /// batch of completions is one for an edge-triggered watcher.
-    #[inline]
-    pub fn signal(&self) {
-        if self.is_watched() {
-            self.signal_watched();
-        }
-    }
-
-    /// Makes the descriptor readable until the owner has looked, whatever the CQ holds.
-    pub fn announce(&self) {
-        self.announced.store(true, Ordering::SeqCst);
-        self.signal();
-    }
-
-    /// Clears the announcement: the owner is about to look.
-    #[inline]
-    pub fn hear(&self) {
-        if self.announced.load(Ordering::Relaxed) {
-            self.announced.store(false, Ordering::SeqCst);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn signal_watched(&self) {
-        let descriptor = self.descriptor.lock();
-        let Some(event) = &*descriptor else { return };
-        if !self.signalled.swap(true, Ordering::SeqCst) {
-            SIGNALLED.fetch_add(1, Ordering::SeqCst);
-        }
-        eventfd::signal(event.number());
-    }
-
-    fn unsignal(&self) {
-        let descriptor = self.descriptor.lock();
-        if self.signalled.swap(false, Ordering::SeqCst) {
-            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
-            if let Some(event) = &*descriptor {
-                eventfd::drain(event.number());
-            }
-        }
-    }
-
-    /// Drops the descriptor, which is closed.
-    pub fn forget(&self) {
-        self.watched.store(false, Ordering::Release);
-        let mut descriptor = self.descriptor.lock();
-        *descriptor = None;
-        if self.signalled.swap(false, Ordering::SeqCst) {
-            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-}
 
 impl Ring {
     /// Sets the eventfd whose readability is to follow the CQ.
@@ -128,7 +48,7 @@ impl Ring {
         }
         // No thread has watched the files of a ring that defers its work so far.
         match self.try_lock() {
-            Some(locked) => locked.leave(),
+            Some(locked) => locked.release(Exit::Leave),
             // The holder of the lock watches the files when it leaves, unless it is already on its
             // way out. So the descriptor stays readable until a thread has looked (`drain`), which
             // then watches the files.
@@ -144,7 +64,7 @@ pub fn drain_readiness() {
         // Under the lock, so that no completion is posted between check and drain.
         let locked = ring.lock();
         drain(&locked);
-        locked.leave();
+        locked.release(Exit::Leave);
     }
 }
 
@@ -156,7 +76,7 @@ pub(crate) fn drain_from(inside: &LockedRing) {
             drain(inside);
         } else if let Some(locked) = ring.try_lock() {
             drain(&locked);
-            locked.leave();
+            locked.release(Exit::Leave);
         }
     }
 }

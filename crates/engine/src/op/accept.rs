@@ -7,16 +7,15 @@
 //! When that many have been taken, the listener is polled again, unless an event has reported them:
 //! later connections then make an event of their own. SOCK_NONEMPTY is set by this count, too.
 
-use super::Operation;
 use super::socket::{check_flags, flags_for, place};
 use crate::completion::complete;
 use crate::registered::registered_files::Slot;
-use crate::request::{Progress, Request};
+use crate::request::operation::{Accept, Operation};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Progress, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::fast_poll;
 use crate::waiting::stuck_calls::Caller;
-use crate::waiting::workers::Blocking;
+use crate::waiting::{fast_poll, watchdog};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::PollDescriptor;
 use usring_sys::{Errno, SystemCall, UserAddress, epoll, socket};
@@ -26,14 +25,6 @@ const FLAGS: u16 = (abi::IORING_ACCEPT_MULTISHOT | abi::IORING_ACCEPT_DONTWAIT |
 
 /// EPOLLRDHUP.
 const PEER_HANG_UP: u32 = 0x2000;
-
-#[derive(Default)]
-pub(crate) struct Accept {
-    /// Whether its listener is an internet socket, once that was looked up.
-    internet: Option<bool>,
-    /// The connection that a worker has accepted. It is closed if the request ends in another way.
-    accepted: Option<OwnedDescriptor>,
-}
 
 /// Knowledge of the connections that wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -173,7 +164,7 @@ fn attempt(
                 Err(error) => return Some(Err(error)),
             };
         }
-        match locked.stuck_calls.make(caller, &call) {
+        match watchdog::make(&mut locked.stuck_calls, caller, &call) {
             None => (queue, failed) = (Queue::Unknown, true),
             // A non-blocking unix listener that was shut down returns nothing else. The kernel
             // tries 128 times before it passes EAGAIN on; a multishot here would try for ever.

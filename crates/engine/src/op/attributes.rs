@@ -1,9 +1,9 @@
 //! SETXATTR, GETXATTR, FSETXATTR, FGETXATTR: one call each. Names, paths and
 //! values to be set are copied when the request is prepared.
 
-use super::call::Call;
 use super::path::PATH_LIMIT;
 use crate::request::Request;
+use crate::request::operation::Call;
 use crate::ring::LockedRing;
 use alloc::vec::Vec;
 use usring_sys::{Errno, UserAddress, user_memory};

@@ -7,25 +7,25 @@
 //! The kernel's own files are a device, too, by way of the kernel's AIO. A ring's transfers take it
 //! if the file is open with O_DIRECT; an AIO context's also if they write.
 
-use super::Operation;
 use super::named_files::NamedFiles;
-use super::read_write;
-use crate::host;
 use crate::registered::registered_files::RegisteredFiles;
-use crate::request::{FileUse, Hold, Request};
+use crate::request::Request;
+use crate::request::file::{FileUse, Hold};
+use crate::request::operation::Operation;
+use crate::request::outcome::{ChannelIndex, IssueOutcome};
 use crate::ring::{LockedRing, RingState};
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::device_queues::ChannelIndex;
+use crate::{devices, host};
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
 use usring_sys::{Errno, descriptor, pinned_memory};
+use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
 /// Returns whether a transfer may concern devices at all. Called for every READ and WRITE, so it is
 /// cheap.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
-    host::has_devices() || locked.ring.is_polled() || locked.ring.has_events()
+    devices::are_any() || locked.ring.is_polled() || locked.ring.has_events()
 }
 
 /// Returns whether a request is a transfer that [`issue`] decides on.
@@ -48,7 +48,7 @@ fn find<'a>(
         _ if file.device.is_some() => file.device.as_ref(),
         Hold::Registered(file) => file.device(),
         _ if sqe.flags & sqe_flags::FIXED_FILE != 0 => files.get(sqe.fd as u32)?.device(),
-        _ => named.device(file.number),
+        _ => named.device(file.number, host::device_of),
     }
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
 /// Notes the device of a request that goes to a worker, if its file is one.
 pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     let RingState { files, named, .. } = &mut **locked;
-    if host::has_devices() && request.file.device.is_none() {
+    if devices::are_any() && request.file.device.is_none() {
         request.file.device = find(files, named, &request.file, &request.sqe).cloned();
     }
 }
@@ -133,7 +133,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
 /// Prepares a direct transfer for a worker (IOSQE_ASYNC): only its position is fixed.
 pub(crate) fn settle_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
-    if is_at_position && read_write::may_be_direct(request) && locked.direct_on(request).is_some() {
+    if is_at_position && request.may_be_direct() && direct_on(locked, request).is_some() {
         let _ = settle_position(request);
     }
 }
@@ -205,7 +205,7 @@ pub(crate) fn channel_to_kernel_file(
 pub(crate) fn joins_delivery(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());
-    if host::has_devices() && locked.named.device(number).is_some() {
+    if devices::are_any() && locked.named.device(number, host::device_of).is_some() {
         return true;
     }
     channel_to_kernel_file(locked, number, writes).is_ok()
@@ -221,4 +221,22 @@ fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
         Err(error) => error,
     };
     IssueOutcome::done(error.negative())
+}
+
+/// Returns the file system of a request's file, if that is a regular file or block device that
+/// is open with O_DIRECT.
+#[inline]
+pub(super) fn direct_on(locked: &mut LockedRing, request: &Request) -> Option<u64> {
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        return match &request.file.hold {
+            Hold::Registered(file) => file.direct_on(),
+            _ => locked.files.get(request.sqe.fd as u32)?.direct_on(),
+        };
+    }
+    let number = request.file.number;
+    if locked.named.status_flags(number).ok()? & O_DIRECT == 0 {
+        return None;
+    }
+    let identity = locked.named.identity(number).ok()?;
+    identity.is_stored().then_some(identity.device)
 }

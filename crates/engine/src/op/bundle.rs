@@ -1,14 +1,15 @@
 //! Bundles: a send or receive over as many provided buffers as it takes, with one CQE for all of
 //! them, which names the first.
 
-use super::receive::{Rest, rest};
-use super::send_receive::{Selections, SendReceive, transfer_of};
-use super::{receive, received_message, send};
+use super::receive::{self, Rest, rest};
+use super::send_receive::transfer_of;
+use super::{received_message, send};
 use crate::completion::complete;
 use crate::registered::buffer_group::{Many, SelectedBuffer, Usage};
 use crate::request::Request;
+use crate::request::operation::send_receive::{Selections, SendReceive};
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use crate::waiting::fast_poll::TURN;
 use usring_sys::message;
 use usring_sys::{Errno, UserAddress};

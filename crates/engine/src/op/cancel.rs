@@ -1,10 +1,11 @@
 //! ASYNC_CANCEL.
 
-use super::Operation;
 use crate::request::Request;
+use crate::request::conditions::CancelKey;
+use crate::request::operation::Operation;
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::cancel::{self, CancelKey};
+use crate::waiting::cancel;
 use usring_sys::Errno;
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;

@@ -4,61 +4,13 @@
 //! is writable and then reads the result. Only for a unix listener whose queue is full is there
 //! nothing to poll: a worker waits.
 
-use super::Operation;
 use super::socket::check_rest;
-use crate::request::Request;
+use crate::request::operation::{Connect, Operation, SocketAddress};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
-use alloc::boxed::Box;
-use usring_sys::socket::{self, ADDRESS_LIMIT};
-use usring_sys::{Errno, UserAddress, epoll, user_memory};
-
-/// Enough for an internet address.
-const SHORT: usize = 28;
-
-/// A copy of the program's `struct sockaddr`, which the program may reuse as soon as its call has
-/// returned.
-pub(crate) enum SocketAddress {
-    Short { length: u8, bytes: [u8; SHORT] },
-    Long { length: u8, bytes: Box<[u8; ADDRESS_LIMIT]> },
-}
-
-impl SocketAddress {
-    fn read(sqe: &usring_uapi::Sqe) -> Result<SocketAddress, Errno> {
-        // The kernel uses an int here.
-        let length = usize::try_from(sqe.off as i32).map_err(|_| Errno::EINVAL)?;
-        if length > ADDRESS_LIMIT {
-            return Err(Errno::EINVAL);
-        }
-        let from = UserAddress(sqe.addr);
-        if length <= SHORT {
-            let mut bytes = [0; SHORT];
-            user_memory::copy_in(&mut bytes[..length], from)?;
-            return Ok(SocketAddress::Short { length: length as u8, bytes });
-        }
-        let mut bytes = Box::new([0; ADDRESS_LIMIT]);
-        user_memory::copy_in(&mut bytes[..length], from)?;
-        Ok(SocketAddress::Long { length: length as u8, bytes })
-    }
-
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            SocketAddress::Short { length, bytes } => &bytes[..usize::from(*length)],
-            SocketAddress::Long { length, bytes } => &bytes[..usize::from(*length)],
-        }
-    }
-
-    pub fn owns_memory(&self) -> bool {
-        matches!(self, SocketAddress::Long { .. })
-    }
-}
-
-pub(crate) struct Connect {
-    pub address: SocketAddress,
-    /// The connection has been begun; the socket becomes writable when it is done.
-    under_way: bool,
-}
+use usring_sys::socket::{self};
+use usring_sys::{Errno, epoll};
 
 pub(crate) fn prepare_bind(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let address = prepare_address(request)?;

@@ -1,9 +1,8 @@
 //! FIXED_FD_INSTALL: makes an ordinary descriptor from a direct one.
 
-use crate::request::Request;
+use crate::request::outcome::IssueOutcome;
+use crate::request::{HAS_GROUP, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::rights;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring::IORING_FIXED_FD_NO_CLOEXEC;
 use usring_uapi::sqe_flags;
@@ -20,7 +19,7 @@ pub(crate) fn prepare_install(_: &mut LockedRing, request: &mut Request) -> Resu
         return Err(Errno::EINVAL);
     }
     // The request names a personality of its own.
-    if request.has_flag(rights::HAS_GROUP) {
+    if request.has_flag(HAS_GROUP) {
         return Err(Errno::EPERM);
     }
     Ok(())

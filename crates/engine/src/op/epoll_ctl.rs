@@ -1,25 +1,13 @@
 //! EPOLL_CTL: changes the program's own epoll sets. On a ring, libuv changes its set only by this.
 
-use super::Operation;
 use crate::completion::readiness;
 use crate::host;
 use crate::request::Request;
+use crate::request::operation::{EpollControl, Operation};
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
-
-/// `struct epoll_event` as its bytes: it is packed.
-type Event = [u8; 12];
-
-/// The change, with its event copied.
-#[derive(Clone, Copy)]
-pub(crate) struct EpollControl {
-    set: i32,
-    operation: u32,
-    target: i32,
-    event: Event,
-}
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;

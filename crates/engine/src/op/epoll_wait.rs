@@ -1,20 +1,13 @@
 //! EPOLL_WAIT: takes events out of one of the program's own epoll sets. An empty set is polled, as
 //! any other file without data.
 
-use super::Operation;
 use crate::completion::readiness;
 use crate::request::Request;
+use crate::request::operation::{EpollWait, Operation};
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, SystemCall, UserAddress};
 use usring_uapi::general as linux;
-
-/// Destination of the events.
-#[derive(Clone, Copy)]
-pub(crate) struct EpollWait {
-    events: UserAddress,
-    most: i32,
-}
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;

@@ -1,9 +1,10 @@
 //! FILES_UPDATE: the register call of the same name, as a request.
 
-use crate::registered::registered_files::{self, FILE_INDEX_ALLOC};
+use crate::registered::program_files;
+use crate::registered::registered_files::FILE_INDEX_ALLOC;
 use crate::request::Request;
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::sqe_flags;
 
@@ -24,7 +25,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     if sqe.off as u32 == FILE_INDEX_ALLOC {
         return IssueOutcome::of(allocate(locked, address, count));
     }
-    IssueOutcome::of(registered_files::update(locked, sqe.off as u32, address, UserAddress::NULL, sqe.len))
+    IssueOutcome::of(program_files::update(&mut locked.files, sqe.off as u32, address, UserAddress::NULL, sqe.len))
 }
 
 /// Puts each descriptor of the array into a free slot and writes the slot's
@@ -33,7 +34,7 @@ fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Resu
     let numbers = user_memory::read_array::<i32>(address, count)?;
     let mut done = 0;
     for (index, &number) in numbers.iter().enumerate() {
-        let placed = locked.files.allocate(number);
+        let placed = program_files::allocate(&mut locked.files, number);
         let written = placed.and_then(|slot| user_memory::write(address.offset(4 * index as u64), slot));
         match written {
             Ok(()) => done += 1,

@@ -11,15 +11,16 @@
 //! - A descriptor needs an answer (its slot, or an error), so its request itself goes to the other
 //!   ring's list and comes back by this ring's.
 
-use super::Operation;
-use crate::completion::task_work;
 use crate::host;
 use crate::registered::registered_files::{RegisteredFile, Slot};
-use crate::request::{Progress, Request, RequestEntry, new_entry};
-use crate::ring::{LockedRing, Ring};
-use crate::submission::issue::IssueOutcome;
+use crate::request::operation::{Message, Operation};
+use crate::request::outcome::IssueOutcome;
+use crate::request::pool::new_entry;
+use crate::request::{Progress, Request, RequestEntry};
+use crate::ring::{Exit, LockedRing, Ring};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::any::Any;
 use usring_sys::queue::{Rest, Urgency};
 use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
@@ -31,25 +32,16 @@ const SEND_FD: u32 = 1;
 
 const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
 
-/// The message, as it stands in the SQE.
-pub(crate) struct Message {
-    command: u32,
-    user_data: u64,
-    /// The CQE's result; 0 for a message with a file.
-    result: u32,
-    /// The file's slot in this ring's table.
-    source: u32,
-    /// The file's slot in the other ring's table, or flags of the CQE.
-    index: u32,
-    flags: u32,
-    visit: Option<Box<Visit>>,
-}
-
 /// The things that a request takes along to another ring.
 struct Visit {
     target: Arc<Ring>,
     home: Arc<Ring>,
     file: Arc<RegisteredFile>,
+}
+
+/// Returns what the request has taken along.
+fn visited(visit: &(dyn Any + Send)) -> &Visit {
+    visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file fills it"))
 }
 
 impl Message {
@@ -67,11 +59,6 @@ impl Message {
             flags: sqe.op_flags,
             visit: None,
         })
-    }
-
-    #[inline]
-    pub fn owns_memory(&self) -> bool {
-        self.visit.is_some()
     }
 
     /// Returns the CQE of a message without a descriptor.
@@ -174,7 +161,7 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     if is_next {
         other.cq.post(cqe);
     }
-    other.leave_inside();
+    other.release(Exit::LeaveInside);
     Ok(is_next)
 }
 
@@ -183,7 +170,7 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
 /// just pushing. The new message then has to be left there, too, or it would come first.
 fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
-        task_work::run(other);
+        other.run_task_work();
     }
     other.taker.leave() == Rest::Nothing
 }
@@ -194,7 +181,7 @@ fn leave_message(target: &Arc<Ring>, mut entry: RequestEntry, cqe: Cqe) {
     entry.result = cqe.res;
     entry.cqe_flags = cqe.flags;
     let urgency = if defers_messages(target) { Urgency::Lazy } else { Urgency::Urgent };
-    task_work::bring(target, entry, urgency, false);
+    target.bring(entry, urgency, false);
 }
 
 fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) -> Result<IssueOutcome, Errno> {
@@ -208,7 +195,7 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
         // for its owner go on waiting.
         let received =
             (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
-        other.leave_inside();
+        other.release(Exit::LeaveInside);
         if let Some(received) = received {
             return received.map(IssueOutcome::done);
         }
@@ -233,19 +220,21 @@ fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>
 /// Sends the request itself to the ring that it is for.
 pub(crate) fn send_off(mut request: RequestEntry) {
     let Operation::Message(Message { visit: Some(visit), .. }) = &request.operation else {
-        unreachable!("what visits a ring says which")
+        unreachable!("a visiting request names its ring")
     };
-    let target = visit.target.clone();
+    let target = visited(&**visit).target.clone();
     request.progress = Progress::Visiting;
-    task_work::bring(&target, request, Urgency::Urgent, false);
+    target.bring(request, Urgency::Urgent, false);
 }
 
 /// Handles a request that has come from another ring, and sends it back with its answer.
 pub(crate) fn arrive(locked: &mut LockedRing, mut request: RequestEntry) {
     let Operation::Message(message) = &mut request.operation else { unreachable!("nothing else visits") };
-    let Some(visit) = message.visit.take() else { unreachable!("it has come from somewhere") };
+    let Some(visit) = message.visit.take().and_then(|visit| visit.downcast::<Visit>().ok()) else {
+        unreachable!("it has come from somewhere")
+    };
     let Visit { home, file, .. } = *visit;
     request.result = receive(locked, message, file).unwrap_or_else(Errno::negative);
     request.progress = Progress::Returned;
-    task_work::bring(&home, request, Urgency::Urgent, false);
+    home.bring(request, Urgency::Urgent, false);
 }

@@ -7,16 +7,12 @@
 //!
 //! Invariant: nothing is remembered outside a submission, nor behind a CLOSE in it.
 
-use crate::host;
-use crate::request::{FileUse, Hold, KeptFiles, Request};
-use crate::ring::LockedRing;
+use crate::request::file::{FileUse, Hold, KeptFiles};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, FileIdentity, HeldDescriptor};
-use usring_uapi::general::O_DIRECT;
-use usring_uapi::sqe_flags;
 
 /// File systems remembered.
 const MOST_FILE_SYSTEMS: usize = 8;
@@ -68,11 +64,11 @@ impl NamedFiles {
         }
     }
 
-    /// Returns the device of usring's own that a number stands for.
+    /// Returns the device of usring's own that a number stands for. `look_up` asks the host.
     #[inline]
-    pub fn device(&mut self, number: i32) -> Option<&Arc<OpenDevice>> {
+    pub fn device(&mut self, number: i32, look_up: fn(i32) -> Option<Arc<OpenDevice>>) -> Option<&Arc<OpenDevice>> {
         if !self.remembers || self.device.as_ref().is_none_or(|(known, _)| *known != number) {
-            self.device = Some((number, host::device_of(number)));
+            self.device = Some((number, look_up(number)));
         }
         self.device.as_ref().and_then(|(_, file)| file.as_ref())
     }
@@ -141,25 +137,5 @@ impl NamedFiles {
         file.number = kept.number();
         file.hold = Hold::Kept(kept);
         Ok(())
-    }
-}
-
-impl LockedRing<'_> {
-    /// Returns the file system of a request's file, if that is a regular file or block device that
-    /// is open with O_DIRECT.
-    #[inline]
-    pub fn direct_on(&mut self, request: &Request) -> Option<u64> {
-        if request.has_flag(sqe_flags::FIXED_FILE) {
-            return match &request.file.hold {
-                Hold::Registered(file) => file.direct_on(),
-                _ => self.files.get(request.sqe.fd as u32)?.direct_on(),
-            };
-        }
-        let number = request.file.number;
-        if self.named.status_flags(number).ok()? & O_DIRECT == 0 {
-            return None;
-        }
-        let identity = self.named.identity(number).ok()?;
-        identity.is_stored().then_some(identity.device)
     }
 }

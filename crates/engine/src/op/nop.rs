@@ -1,9 +1,9 @@
 //! NOP, with the flags by which a program tests the rest of a ring.
 
-use super::Operation;
 use crate::request::Request;
+use crate::request::operation::{Nop, Operation};
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring as abi;
 
@@ -15,17 +15,6 @@ const KNOWN: u32 = abi::IORING_NOP_INJECT_RESULT
     | abi::IORING_NOP_FIXED_BUFFER
     | abi::IORING_NOP_TW
     | CQE32;
-
-/// The flags and fields of a NOP.
-#[derive(Clone, Copy)]
-pub(crate) struct Nop {
-    result: i32,
-    flags: u32,
-    fd: i32,
-    buffer: u16,
-    /// The second half of its CQE.
-    pub extra: [u64; 2],
-}
 
 #[inline]
 pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

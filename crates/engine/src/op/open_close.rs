@@ -1,15 +1,12 @@
 //! OPENAT, OPENAT2, CLOSE, STATX; opening and closing also of direct descriptors.
 
-use super::Operation;
-use super::call::Call;
 use crate::registered::registered_files::Slot;
-use crate::request::Request;
+use crate::request::operation::{Call, Open, Operation};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
 use crate::{devices, host};
 use alloc::boxed::Box;
-use alloc::vec::Vec;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
@@ -21,19 +18,6 @@ const PATH_LIMIT: usize = 4096;
 const HOW_SIZE: u64 = 24;
 /// Bytes beyond the known structure that are checked at a time.
 const HOW_STEP: u64 = 4096;
-
-/// An open, ready to be made by openat2(2).
-pub(crate) struct Open {
-    directory: i32,
-    path: Vec<u8>,
-    /// flags, mode, resolve; boxed because the kernel is given its address.
-    how: Box<[u64; 3]>,
-    slot: Slot,
-    /// The first attempt, which must not block, was made.
-    attempted: bool,
-    /// The file on its way into its slot. It is closed if the request ends in another way.
-    opened: Option<OwnedDescriptor>,
-}
 
 impl Open {
     /// Returns the openat2(2) with the copies.
@@ -134,7 +118,7 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
     // A device keeps its size.
     let truncates = how[0] & u64::from(linux::O_TRUNC) != 0;
-    if truncates && host::has_devices() && devices::of_path(sqe.fd, UserAddress(path.as_ptr() as u64)).is_some() {
+    if truncates && devices::are_any() && devices::of_path(sqe.fd, UserAddress(path.as_ptr() as u64)).is_some() {
         how[0] &= !u64::from(linux::O_TRUNC);
     }
     let open = Open { directory: sqe.fd, path, how: Box::new(how), slot, attempted: false, opened: None };

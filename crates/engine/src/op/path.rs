@@ -1,8 +1,8 @@
 //! RENAMEAT, UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT: one call each, on paths that are copied when the
 //! request is prepared. libuv relies on these opcodes where the kernel's version has them.
 
-use super::call::Call;
 use crate::request::Request;
+use crate::request::operation::Call;
 use crate::ring::LockedRing;
 use alloc::vec::Vec;
 use usring_sys::{Errno, UserAddress, user_memory};

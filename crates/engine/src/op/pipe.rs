@@ -2,8 +2,8 @@
 
 use crate::registered::registered_files::Slot;
 use crate::request::Request;
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general as linux;

@@ -1,12 +1,12 @@
 //! POLL_ADD and POLL_REMOVE.
 
-use super::Operation;
 use crate::completion::readiness;
 use crate::host;
+use crate::request::conditions::Interest;
+use crate::request::operation::{Operation, PollUpdate};
+use crate::request::outcome::IssueOutcome;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::fast_poll::Interest;
 use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
@@ -56,14 +56,6 @@ pub(crate) fn issue_add(locked: &mut LockedRing, request: &mut Request) -> Issue
         Ok(0) => IssueOutcome::AwaitsPoll,
         Ok(ready) => IssueOutcome::done(ready as i32),
     }
-}
-
-/// A POLL_REMOVE that changes the armed poll instead of ending it.
-#[derive(Clone, Copy)]
-pub(crate) struct PollUpdate {
-    target: u64,
-    user_data: Option<u64>,
-    interest: Option<Interest>,
 }
 
 pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

@@ -1,8 +1,8 @@
 //! PROVIDE_BUFFERS and REMOVE_BUFFERS.
 
 use crate::request::Request;
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use usring_sys::{Errno, UserAddress, user_memory};
 
 /// Buffer ids are 16 bits wide.

@@ -1,11 +1,11 @@
 //! READ_MULTISHOT: a read that takes a provided buffer as often as there is something to read.
 
-use super::Operation;
 use super::read_write;
 use crate::completion::complete;
 use crate::request::Request;
+use crate::request::operation::Operation;
+use crate::request::outcome::{Answer, IssueOutcome};
 use crate::ring::LockedRing;
-use crate::submission::issue::{Answer, IssueOutcome};
 use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor, epoll};
 use usring_uapi::sqe_flags;

@@ -8,14 +8,14 @@
 //! Streams of the Unix family have seams at which a receive stops and which no event reports. So
 //! these sockets are asked how much they hold.
 
-use super::Operation;
-use super::bundle;
-use super::received_message;
-use super::send_receive::{self, BUNDLE, POLL_FIRST, SendReceive, after_file, transfer_of};
+use super::send_receive::{self, after_file, transfer_of};
+use super::{bundle, received_message};
 use crate::completion::complete;
 use crate::request::Request;
+use crate::request::operation::Operation;
+use crate::request::operation::send_receive::{BUNDLE, POLL_FIRST, SendReceive};
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use crate::waiting::fast_poll::TURN;
 use usring_sys::message::{self, Counted, MessageHeader};
 use usring_sys::plain::IoVector;

@@ -2,7 +2,8 @@
 //! program wants them. That is the program's own header, or, for a multishot, the space in front of
 //! the data in the buffer (`struct io_uring_recvmsg_out`).
 
-use super::send_receive::{Message, SendReceive, check_socket};
+use super::send_receive::check_socket;
+use crate::request::operation::send_receive::{Message, SendReceive};
 use usring_sys::message::{self, MessageHeader};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};

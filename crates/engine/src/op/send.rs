@@ -2,13 +2,13 @@
 //! kernel reports the end on the socket's error queue, which belongs to the program.
 
 use super::bundle;
-use super::send_receive::{self, Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive, transfer_of};
+use super::send_receive::{self, transfer_of};
 use crate::completion::complete;
 use crate::registered::registered_buffers::BufferHold;
-use crate::request::Request;
+use crate::request::operation::send_receive::{Address, BUNDLE, FIXED_BUFFER, POLL_FIRST, SendReceive};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
 use usring_sys::message::{self, send_call, send_message_call};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall, descriptor, epoll};

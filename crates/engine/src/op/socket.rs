@@ -1,11 +1,10 @@
 //! SOCKET, LISTEN, SHUTDOWN: made in place, because none of them waits.
 
-use super::Operation;
 use crate::registered::registered_files::Slot;
-use crate::request::Request;
+use crate::request::operation::Operation;
+use crate::request::outcome::{Answer, IssueOutcome};
+use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::{Answer, IssueOutcome};
-use crate::waiting::workers::Blocking;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::{Errno, socket};
 use usring_uapi::Sqe;

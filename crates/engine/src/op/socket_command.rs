@@ -3,7 +3,7 @@
 //! The kernel asks the socket's protocol for waiting bytes, and only internet protocols answer.
 //! ioctl(2) would answer for other sockets, too.
 
-use super::uring_cmd::Command;
+use crate::request::operation::Command;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::io_uring_socket_op as op;

@@ -1,14 +1,11 @@
 //! SPLICE and TEE: made by a worker, because no poll reports readiness of both files at once.
 
-use super::Operation;
-use crate::registered::registered_files::RegisteredFile;
-use crate::request::Request;
+use crate::devices;
+use crate::request::operation::{Operation, Source};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
-use crate::{devices, host};
-use alloc::sync::Arc;
-use usring_sys::descriptor::{self, HeldDescriptor};
+use usring_sys::descriptor::{self};
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
@@ -18,16 +15,6 @@ use usring_uapi::opcode;
 const CALL_FLAGS: u32 = linux::SPLICE_F_MOVE | linux::SPLICE_F_NONBLOCK | linux::SPLICE_F_MORE | linux::SPLICE_F_GIFT;
 /// Asks for the file's position, or stands for a file without one.
 const NO_OFFSET: u64 = u64::MAX;
-
-/// The file that the bytes are read from.
-#[derive(Default)]
-pub(crate) enum Source {
-    /// Not looked up yet.
-    #[default]
-    Unknown,
-    Registered(Arc<RegisteredFile>),
-    Duplicate(HeldDescriptor),
-}
 
 impl Source {
     fn number(&self) -> i32 {
@@ -41,7 +28,7 @@ impl Source {
     fn is_device(&self) -> bool {
         match self {
             Source::Registered(file) => file.device().is_some(),
-            _ => host::has_devices() && devices::recognise(self.number()).is_some(),
+            _ => devices::are_any() && devices::recognise(self.number()).is_some(),
         }
     }
 }
@@ -99,9 +86,4 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
         SystemCall::with_six(linux::__NR_splice, arguments)
     };
     super::call::answer(blocking.run(&call))
-}
-
-/// Returns whether a result breaks a link: anything but the full length.
-pub(crate) fn is_failure(request: &Request, result: i32) -> bool {
-    result < 0 || result as u32 != request.sqe.len
 }

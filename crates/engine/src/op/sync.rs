@@ -1,11 +1,11 @@
 //! FSYNC, SYNC_FILE_RANGE, FALLOCATE, FTRUNCATE, FADVISE, MADVISE: one call
 //! each, with the arguments as they stand in the SQE.
 
-use super::Operation;
-use super::call::{Call, answer};
+use super::call::answer;
 use crate::request::Request;
+use crate::request::operation::{Call, Operation};
+use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
 use usring_sys::Errno;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;

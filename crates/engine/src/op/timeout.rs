@@ -1,10 +1,11 @@
 //! TIMEOUT, TIMEOUT_REMOVE, LINK_TIMEOUT.
 
-use super::Operation;
+use crate::request::conditions::Deadline;
+use crate::request::operation::{Operation, TimeoutUpdate};
+use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::{Answer, IssueOutcome};
-use crate::waiting::timeout::Deadline;
+use crate::waiting::timeout::point;
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;
@@ -21,12 +22,6 @@ fn clock_of(flags: u32) -> Result<Clock, Errno> {
         abi::IORING_TIMEOUT_REALTIME => Ok(Clock::Realtime),
         _ => Err(Errno::EINVAL),
     }
-}
-
-/// Returns the point in time that a span or an absolute time means. A span counts from now, so its
-/// end is fixed when the timeout is issued.
-fn point(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
-    if flags & abi::IORING_TIMEOUT_ABS != 0 { span } else { clock.now().saturating_add(span) }
 }
 
 /// Prepares a TIMEOUT (`at` still holds the span or the absolute time).
@@ -84,19 +79,6 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
 /// watched request arms it.
 pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::Done(Answer { result: Errno::ECANCELED.negative(), failed: false })
-}
-
-/// Returns the deadline of a LINK_TIMEOUT, counted from now.
-pub(crate) fn link_deadline(request: &Request) -> Option<Deadline> {
-    let Operation::LinkTimeout(deadline) = request.operation else { return None };
-    Some(Deadline { at: point(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })
-}
-
-/// The change that a TIMEOUT_REMOVE asks for.
-#[derive(Clone, Copy)]
-pub(crate) enum TimeoutUpdate {
-    Remove { target: u64 },
-    Update { target: u64, linked: bool, absolute: bool, span: Nanoseconds },
 }
 
 pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

@@ -2,11 +2,11 @@
 //! (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). Sockets have those in `socket_command`. Other files
 //! of the kernel have none here.
 
-use super::{Operation, block_device, socket_command};
-use crate::request::Request;
+use super::{block_device, socket_command};
+use crate::request::operation::{Command, Operation};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
 use usring_device::OpenDevice;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring::IORING_URING_CMD_FIXED;
@@ -14,19 +14,6 @@ use usring_uapi::sqe_flags;
 
 /// `_IO(0x12, 0)`.
 const DISCARD: u32 = 0x1200;
-
-/// A command, as it stands in the SQE.
-#[derive(Clone, Copy)]
-pub(crate) struct Command {
-    pub number: u32,
-    pub address: u64,
-    /// From `optlen`.
-    pub length: u32,
-    /// From `addr3`, which is also `optval`.
-    pub value: u64,
-    /// The SQE uses fields that no command of a block device has.
-    has_more: bool,
-}
 
 /// Prepares URING_CMD. The command's number is in the lower half of `off`, whose upper half is
 /// reserved. No command uses a registered buffer, but the flag for one is accepted.

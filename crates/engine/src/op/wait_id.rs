@@ -1,24 +1,13 @@
 //! WAITID: waitid(2), made in place if there is something to report, else by a worker that waits
 //! for it.
 
-use super::Operation;
-use crate::request::Request;
+use crate::request::operation::{Operation, WaitId};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
 use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general::{__NR_waitid, __WNOTHREAD, O_NONBLOCK, P_PIDFD, WNOHANG};
-
-/// The processes to wait for, and the destination of the report.
-pub(crate) struct WaitId {
-    kind: u32,
-    id: i32,
-    options: u32,
-    told: UserAddress,
-    /// The process's descriptor, if the request named one: the program may close its own meanwhile.
-    named: Option<HeldDescriptor>,
-}
 
 /// `siginfo_t` in words. For a child the kernel writes signal, errno and code, and, from the fifth
 /// word on, process, user and status.
@@ -68,10 +57,6 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 }
 
 impl WaitId {
-    pub fn owns_memory(&self) -> bool {
-        self.named.is_some()
-    }
-
     /// Keeps the process that its descriptor names now. A non-blocking descriptor adds WNOHANG.
     fn hold(&mut self) -> Result<HeldDescriptor, Errno> {
         let duplicate = descriptor::hold(self.id)?;

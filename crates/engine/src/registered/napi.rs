@@ -2,7 +2,6 @@
 //! queues. The settings are only stored and reported, as by the kernel: a process cannot poll those
 //! queues itself.
 
-use crate::ring::Ring;
 use alloc::collections::BTreeSet;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring::{io_uring_napi_op as op, io_uring_napi_tracking_strategy as tracking};
@@ -43,8 +42,8 @@ impl Napi {
     }
 
     /// Reports the previous settings, and does what is asked for.
-    pub fn register(&mut self, ring: &Ring, argument: UserAddress) -> Result<(), Errno> {
-        if ring.is_polled() {
+    pub fn register(&mut self, is_polled: bool, argument: UserAddress) -> Result<(), Errno> {
+        if is_polled {
             return Err(Errno::EINVAL);
         }
         let [time, fields, parameter, reserved]: Words = user_memory::read(argument)?;

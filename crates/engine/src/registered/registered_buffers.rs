@@ -1,9 +1,7 @@
 //! The ring's table of registered buffers. usring does not pin their pages. A buffer is an address
 //! range, and READ_FIXED and WRITE_FIXED must stay within it.
 
-use crate::completion::complete;
-use crate::ring::LockedRing;
-use crate::{devices, host};
+use crate::devices;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
@@ -118,7 +116,7 @@ impl RegisteredBuffers {
     }
 
     /// Takes the tags of buffers that no request holds any more.
-    fn take_released(&mut self) -> Vec<u64> {
+    pub fn take_released(&mut self) -> Vec<u64> {
         let mut tags = Vec::new();
         self.retired.retain(|buffer| {
             let held = Arc::strong_count(buffer) > 1;
@@ -157,12 +155,12 @@ fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index:
 
 /// REGISTER_BUFFERS and REGISTER_BUFFERS2.
 pub(crate) fn register(
-    locked: &mut LockedRing,
+    buffers: &mut RegisteredBuffers,
     vector: UserAddress,
     tags: UserAddress,
     count: u32,
 ) -> Result<u32, Errno> {
-    if locked.buffers.entries.is_some() {
+    if buffers.entries.is_some() {
         return Err(Errno::EBUSY);
     }
     if count == 0 || count > LIMIT {
@@ -174,11 +172,11 @@ pub(crate) fn register(
     for index in 0..u64::from(count) {
         entries.push(read_slot(&mut pins, vector, tags, index)?);
     }
-    if host::has_devices() {
-        locked.buffers.shared = coalesce(&entries);
-        devices::share(&locked.buffers.shared);
+    if devices::are_any() {
+        buffers.shared = coalesce(&entries);
+        devices::share(&buffers.shared);
     }
-    locked.buffers.entries = Some(entries);
+    buffers.entries = Some(entries);
     Ok(0)
 }
 
@@ -226,8 +224,8 @@ impl Part {
 }
 
 /// CLONE_BUFFERS on the source: returns the buffers in question, without their tags.
-pub(crate) fn copies(source: &LockedRing, part: &Part) -> Result<Vec<Slot>, Errno> {
-    let entries = source.buffers.entries.as_ref().ok_or(Errno::ENXIO)?;
+pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<Slot>, Errno> {
+    let entries = source.entries.as_ref().ok_or(Errno::ENXIO)?;
     let copy = |buffer: &Arc<RegisteredBuffer>| {
         Arc::new(RegisteredBuffer { address: buffer.address, length: buffer.length, tag: 0 })
     };
@@ -236,42 +234,42 @@ pub(crate) fn copies(source: &LockedRing, part: &Part) -> Result<Vec<Slot>, Errn
 
 /// CLONE_BUFFERS on the destination: puts the buffers into this ring's table, which grows with
 /// them.
-pub(crate) fn adopt(locked: &mut LockedRing, copies: Vec<Slot>, to: u32) -> u32 {
-    let mut entries = locked.buffers.entries.take().unwrap_or_default();
+pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<Slot>, to: u32) -> u32 {
+    let mut entries = buffers.entries.take().unwrap_or_default();
     let first = to as usize;
     if entries.len() < first + copies.len() {
         entries.resize_with(first + copies.len(), || None);
     }
     for (slot, copy) in entries[first..].iter_mut().zip(copies) {
         let old = core::mem::replace(slot, copy);
-        locked.buffers.retire(old);
+        buffers.retire(old);
     }
-    if host::has_devices() {
+    if devices::are_any() {
         let shared = coalesce(&entries);
         devices::share(&shared);
-        devices::unshare(&core::mem::replace(&mut locked.buffers.shared, shared));
+        devices::unshare(&core::mem::replace(&mut buffers.shared, shared));
     }
-    locked.buffers.entries = Some(entries);
+    buffers.entries = Some(entries);
     0
 }
 
 /// UNREGISTER_BUFFERS.
-pub(crate) fn unregister(locked: &mut LockedRing) -> Result<u32, Errno> {
-    let entries = locked.buffers.entries.take().ok_or(Errno::ENXIO)?;
-    locked.buffers.unshare();
-    entries.into_iter().for_each(|slot| locked.buffers.retire(slot));
+pub(crate) fn unregister(buffers: &mut RegisteredBuffers) -> Result<u32, Errno> {
+    let entries = buffers.entries.take().ok_or(Errno::ENXIO)?;
+    buffers.unshare();
+    entries.into_iter().for_each(|slot| buffers.retire(slot));
     Ok(0)
 }
 
 /// REGISTER_BUFFERS_UPDATE: returns how many slots were changed before the first error.
 pub(crate) fn update(
-    locked: &mut LockedRing,
+    buffers: &mut RegisteredBuffers,
     offset: u32,
     vector: UserAddress,
     tags: UserAddress,
     count: u32,
 ) -> Result<i32, Errno> {
-    let size = locked.buffers.entries.as_ref().ok_or(Errno::ENXIO)?.len() as u64;
+    let size = buffers.entries.as_ref().ok_or(Errno::ENXIO)?.len() as u64;
     let end = offset.checked_add(count).ok_or(Errno::EOVERFLOW)?;
     if u64::from(end) > size {
         return Err(Errno::EINVAL);
@@ -281,9 +279,9 @@ pub(crate) fn update(
     for index in 0..u64::from(count) {
         match read_slot(&mut pins, vector, tags, index) {
             Ok(slot) => {
-                let Some(entries) = &mut locked.buffers.entries else { break };
+                let Some(entries) = &mut buffers.entries else { break };
                 let old = core::mem::replace(&mut entries[offset as usize + index as usize], slot);
-                locked.buffers.retire(old);
+                buffers.retire(old);
                 done += 1;
             }
             Err(error) if done == 0 => return Err(error),
@@ -291,11 +289,4 @@ pub(crate) fn update(
         }
     }
     Ok(done)
-}
-
-/// Posts the tags of buffers that were taken out.
-pub(crate) fn post_released(locked: &mut LockedRing) {
-    for tag in locked.buffers.take_released() {
-        complete::post_tag(locked, tag);
-    }
 }

@@ -4,24 +4,18 @@
 //! taken out of its slot lives on in the requests that hold it. Its tag is posted when the last of
 //! them is done.
 
-use crate::completion::complete;
-use crate::ring::LockedRing;
-use crate::waiting::poll_table::Registration;
-use crate::{devices, host};
+use crate::devices;
+use crate::request::conditions::Registration;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
+use usring_sys::Errno;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, UserAddress, user_memory};
-use usring_uapi::general::O_PATH;
 use usring_uapi::io_uring as abi;
 
 /// "Any free slot" in a `file_index` or an update's offset.
 pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC as u32;
-/// Most slots of a table.
-const LIMIT: u32 = 1 << 15;
-
 /// A file of the table.
 pub(crate) struct RegisteredFile {
     /// Its entries in the ring's epoll set, deleted before the number is closed.
@@ -78,10 +72,11 @@ impl Slot {
     }
 }
 
+/// A slot of the table.
 #[derive(Default)]
-struct Entry {
-    file: Option<Arc<RegisteredFile>>,
-    tag: u64,
+pub(super) struct Entry {
+    pub file: Option<Arc<RegisteredFile>>,
+    pub tag: u64,
 }
 
 #[derive(Default)]
@@ -117,7 +112,7 @@ impl RegisteredFiles {
 
     /// Puts a new file where a request wants it; returns the CQE's result.
     pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
-        let device = if host::has_devices() { devices::recognise(descriptor.number()) } else { None };
+        let device = if devices::are_any() { devices::recognise(descriptor.number()) } else { None };
         self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
@@ -163,16 +158,10 @@ impl RegisteredFiles {
     }
 
     /// Fills an empty slot. The next search for "any free slot" begins behind it, as in the kernel.
-    fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
+    pub(super) fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;
         Ok(())
-    }
-
-    /// Puts a duplicate of the program's descriptor into a free slot.
-    pub fn allocate(&mut self, number: i32) -> Result<i32, Errno> {
-        let file = RegisteredFile::of_program(number)?;
-        self.place(Slot::Any, file)
     }
 
     /// Puts a file of another ring's table into the slot that a message names.
@@ -204,7 +193,7 @@ impl RegisteredFiles {
         Ok(())
     }
 
-    fn retire(&mut self, index: u32) {
+    pub(super) fn retire(&mut self, index: u32) {
         let Some(entry) = self.entries.as_mut().and_then(|entries| entries.get_mut(index as usize)) else { return };
         let Entry { file, tag } = core::mem::take(entry);
         let Some(file) = file else { return };
@@ -228,7 +217,7 @@ impl RegisteredFiles {
         !self.released.is_empty() || !self.retired.is_empty()
     }
 
-    fn take_released(&mut self) -> Vec<u64> {
+    pub fn take_released(&mut self) -> Vec<u64> {
         let mut tags = core::mem::take(&mut self.released);
         self.retired.retain(|(file, tag)| {
             let held = Arc::strong_count(file) > 1;
@@ -238,6 +227,29 @@ impl RegisteredFiles {
             held
         });
         tags
+    }
+
+    /// Empties the table (UNREGISTER_FILES).
+    ///
+    /// Error: `ENXIO` if there is none.
+    pub fn unregister(&mut self) -> Result<u32, Errno> {
+        for Entry { file, tag } in self.entries.take().ok_or(Errno::ENXIO)? {
+            if let Some(file) = file {
+                self.let_go(file, tag);
+            }
+        }
+        Ok(0)
+    }
+
+    /// Makes the table from its slots.
+    pub(super) fn set(&mut self, entries: Vec<Entry>) {
+        self.range = (0, entries.len() as u32);
+        self.next = 0;
+        self.entries = Some(entries);
+    }
+
+    pub fn is_registered(&self) -> bool {
+        self.entries.is_some()
     }
 
     /// Limits "any free slot" to a range (REGISTER_FILE_ALLOC_RANGE).
@@ -254,7 +266,7 @@ impl RegisteredFiles {
 
 impl RegisteredFile {
     /// Makes a file of the table. `device`: the device of usring's that it stands for, if any.
-    fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
+    pub(super) fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let number = descriptor.number();
         let identity = if descriptor::is_direct(number) { descriptor::identity(number).ok() } else { None };
         let direct = identity.filter(|identity| identity.is_stored()).map(|identity| identity.device);
@@ -270,129 +282,5 @@ impl RegisteredFile {
             direct: self.direct,
             device: self.device.clone(),
         }))
-    }
-
-    fn of_program(number: i32) -> Result<Arc<Self>, Errno> {
-        let descriptor = hold_of_program(number)?;
-        Ok(Arc::new(RegisteredFile::new(descriptor, host::device_of(number))))
-    }
-}
-
-fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
-    if crate::host::ring_of(number).is_some() {
-        // A ring in a ring's table could keep itself alive for ever.
-        return Err(Errno::EBADF);
-    }
-    // A path alone is no open file (O_PATH, open(2)).
-    if descriptor::status_flags(number)? & O_PATH != 0 {
-        return Err(Errno::EBADF);
-    }
-    descriptor::hold(number)
-}
-
-/// REGISTER_FILES and REGISTER_FILES2.
-pub(crate) fn register(
-    locked: &mut LockedRing,
-    numbers: UserAddress,
-    tags: UserAddress,
-    count: u32,
-) -> Result<u32, Errno> {
-    if locked.files.entries.is_some() {
-        return Err(Errno::EBUSY);
-    }
-    if count == 0 {
-        return Err(Errno::EINVAL);
-    }
-    if count > LIMIT || u64::from(count) > descriptor::limit() {
-        return Err(Errno::EMFILE);
-    }
-    let mut entries = Vec::new();
-    entries.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
-    for index in 0..u64::from(count) {
-        let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
-        let number = if numbers.is_null() { -1 } else { user_memory::read::<i32>(numbers.offset(4 * index))? };
-        if number == -1 {
-            if tag != 0 {
-                return Err(Errno::EINVAL);
-            }
-            entries.push(Entry::default());
-            continue;
-        }
-        let file = RegisteredFile::of_program(number)?;
-        entries.push(Entry { file: Some(file), tag });
-    }
-    locked.files.entries = Some(entries);
-    locked.files.range = (0, count);
-    locked.files.next = 0;
-    Ok(0)
-}
-
-/// UNREGISTER_FILES.
-pub(crate) fn unregister(locked: &mut LockedRing) -> Result<u32, Errno> {
-    let entries = locked.files.entries.take().ok_or(Errno::ENXIO)?;
-    for Entry { file, tag } in entries {
-        if let Some(file) = file {
-            locked.files.let_go(file, tag);
-        }
-    }
-    Ok(0)
-}
-
-/// REGISTER_FILES_UPDATE(2) and the request of that name: returns how many slots were changed
-/// before the first error.
-pub(crate) fn update(
-    locked: &mut LockedRing,
-    offset: u32,
-    numbers: UserAddress,
-    tags: UserAddress,
-    count: u32,
-) -> Result<i32, Errno> {
-    let size = locked.files.count() as u64;
-    if locked.files.entries.is_none() {
-        return Err(Errno::ENXIO);
-    }
-    let end = offset.checked_add(count).ok_or(Errno::EOVERFLOW)?;
-    if u64::from(end) > size {
-        return Err(Errno::EINVAL);
-    }
-    let mut done = 0;
-    for index in 0..u64::from(count) {
-        match update_one(locked, offset + index as u32, numbers.offset(4 * index), tags, index) {
-            Ok(()) => done += 1,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => break,
-        }
-    }
-    Ok(done)
-}
-
-fn update_one(
-    locked: &mut LockedRing,
-    slot: u32,
-    number: UserAddress,
-    tags: UserAddress,
-    index: u64,
-) -> Result<(), Errno> {
-    let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
-    let number = user_memory::read::<i32>(number)?;
-    if (number == -1 || number == abi::IORING_REGISTER_FILES_SKIP) && tag != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if number == abi::IORING_REGISTER_FILES_SKIP {
-        return Ok(());
-    }
-    if number == -1 {
-        locked.files.retire(slot);
-        return Ok(());
-    }
-    let file = RegisteredFile::of_program(number);
-    locked.files.retire(slot);
-    locked.files.fill(slot, Entry { file: Some(file?), tag })
-}
-
-/// Posts the tags of files that no request holds any more.
-pub(crate) fn post_released(locked: &mut LockedRing) {
-    for tag in locked.files.take_released() {
-        complete::post_tag(locked, tag);
     }
 }

@@ -1,8 +1,6 @@
 //! IO_DRAIN: a request that waits for all earlier ones, and the requests behind it.
 
 use crate::request::{Request, RequestEntry};
-use crate::ring::LockedRing;
-use crate::waiting::rights;
 use alloc::collections::VecDeque;
 use usring_uapi::sqe_flags;
 
@@ -33,6 +31,12 @@ struct Deferred {
     request: RequestEntry,
     drains: bool,
     members: u64,
+}
+
+/// Has a request be issued as if it had IOSQE_ASYNC. The kernel does so with each request that is
+/// submitted while the ring drains, even if the request has nothing to wait for.
+pub(crate) fn force(request: &mut Request) {
+    request.sqe.flags |= sqe_flags::ASYNC;
 }
 
 impl Drain {
@@ -91,58 +95,53 @@ impl Drain {
     pub fn clear(&mut self) {
         self.deferred.clear();
     }
-}
 
-/// Has a request be issued as if it had IOSQE_ASYNC. The kernel does so with each request that is
-/// submitted while the ring drains, even if the request has nothing to wait for.
-pub(crate) fn force(request: &mut Request) {
-    request.sqe.flags |= sqe_flags::ASYNC;
-}
-
-/// Queues a request behind those it waits for; starts it at once if there is none.
-pub(crate) fn defer(locked: &mut LockedRing, mut request: RequestEntry) {
-    let drains = locked.drain.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
-    force(&mut request);
-    rights::mark_for_later(&mut request);
-    let mut members = 1;
-    let mut link = &request.link;
-    while let Some(next) = link {
-        members += 1;
-        link = &next.link;
-    }
-    locked.drain.held += members;
-    locked.drain.state = ACTIVE;
-    locked.drain.deferred.push_back(Deferred { request, drains, members });
-    release(locked);
-    // A request that did not have to wait, and that no later one has to wait for, ends draining.
-    let is_active = drains || !locked.drain.deferred.is_empty();
-    locked.drain.state = if is_active { ACTIVE } else { 0 };
-}
-
-/// Ends a batch in which requests were refused while the ring drains.
-#[cold]
-pub(crate) fn end_of_batch(locked: &mut LockedRing) {
-    locked.drain.outstanding -= core::mem::take(&mut locked.drain.refused_in_batch);
-    release(locked);
-}
-
-/// Releases the oldest request when no other is under way, and those behind it up to the
-/// next drain. So no request overtakes a drain that has been released either.
-///
-/// The driver issues released requests behind their batch, as it issues the successors of
-/// a chain. Requests that follow a drain in its batch wait for it. The ring drains until a
-/// request has found nothing to wait for.
-pub(crate) fn release(locked: &mut LockedRing) {
-    let mut first = true;
-    let mut drain_seen = false;
-    while let Some(oldest) = locked.drain.deferred.front() {
-        drain_seen |= oldest.drains;
-        if (first || drain_seen) && locked.drain.outstanding != locked.drain.held {
-            return;
+    /// Queues a request behind those it waits for; starts it at once if there is none.
+    pub fn defer(&mut self, mut request: RequestEntry, issuable: &mut VecDeque<RequestEntry>) {
+        let drains = self.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
+        force(&mut request);
+        request.mark_for_later();
+        let mut members = 1;
+        let mut link = &request.link;
+        while let Some(next) = link {
+            members += 1;
+            link = &next.link;
         }
-        first = false;
-        let Some(Deferred { request, members, .. }) = locked.drain.deferred.pop_front() else { return };
-        locked.drain.held -= members;
-        locked.successors.push_back(request);
+        self.held += members;
+        self.state = ACTIVE;
+        self.deferred.push_back(Deferred { request, drains, members });
+        self.release(issuable);
+        // A request that did not have to wait, and that no later one has to wait for, ends
+        // draining.
+        let is_active = drains || !self.deferred.is_empty();
+        self.state = if is_active { ACTIVE } else { 0 };
+    }
+
+    /// Ends a batch in which requests were refused while the ring drains.
+    #[cold]
+    pub fn end_of_batch(&mut self, issuable: &mut VecDeque<RequestEntry>) {
+        self.outstanding -= core::mem::take(&mut self.refused_in_batch);
+        self.release(issuable);
+    }
+
+    /// Releases the oldest request when no other is under way, and those behind it up to the
+    /// next drain. So no request overtakes a drain that has been released either.
+    ///
+    /// The driver issues released requests behind their batch, as it issues the successors of
+    /// a chain. Requests that follow a drain in its batch wait for it. The ring drains until a
+    /// request has found nothing to wait for.
+    pub fn release(&mut self, issuable: &mut VecDeque<RequestEntry>) {
+        let mut first = true;
+        let mut drain_seen = false;
+        while let Some(oldest) = self.deferred.front() {
+            drain_seen |= oldest.drains;
+            if (first || drain_seen) && self.outstanding != self.held {
+                return;
+            }
+            first = false;
+            let Some(Deferred { request, members, .. }) = self.deferred.pop_front() else { return };
+            self.held -= members;
+            issuable.push_back(request);
+        }
     }
 }

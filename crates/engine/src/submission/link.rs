@@ -2,30 +2,11 @@
 //! head, and goes on as each request completes.
 
 use crate::completion::complete;
-use crate::op::read_write;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::submission::issue::{self, Answer};
-use crate::submission::{drain, submit};
-use crate::waiting::{rights, timeout};
-use alloc::vec::Vec;
+use crate::submission::{drain, issue, opcode_table, start};
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;
-
-/// The chain that is being collected by the submission under way.
-#[derive(Default)]
-pub(crate) struct Chain {
-    members: Vec<RequestEntry>,
-    /// A member other than the first drains.
-    drains: bool,
-}
-
-impl Chain {
-    /// Returns the opcode of the member collected last.
-    pub fn last_opcode(&self) -> Option<u8> {
-        self.members.last().map(|member| member.sqe.opcode)
-    }
-}
 
 /// Returns whether a request belongs to a chain: it continues one or starts one.
 #[inline]
@@ -75,13 +56,14 @@ fn start_members(locked: &mut LockedRing) {
     let mut rest: Option<RequestEntry> = None;
     while let Some(mut member) = locked.chain.members.pop() {
         if !locked.chain.members.is_empty() {
-            rights::mark_for_later(&mut member);
+            member.mark_for_later();
         }
         member.link = rest.take();
         rest = Some(member);
     }
     if let Some(head) = rest {
-        submit::start(locked, head);
+        let row = opcode_table::row(head.sqe.opcode);
+        start::start(locked, head, row);
     }
 }
 
@@ -98,50 +80,10 @@ fn refuse_chain(locked: &mut LockedRing) {
     }
     locked.drain.refuse();
     issue::issue(locked, head);
-    if let Some(watcher) = rest.next_if(|next| issue::is_link_timeout(next)) {
-        timeout::let_go(locked, watcher);
+    if let Some(watcher) = rest.next_if(|next| next.is_link_timeout()) {
+        complete::detach_link_timeout(locked, watcher);
     }
     for member in rest {
-        cancel_member(locked, member, silent);
+        complete::cancel_member(locked, member, silent);
     }
-}
-
-/// Moves the chain on: starts, or cancels, the request behind a completed one.
-pub(crate) fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
-    let Some(mut next) = completed.link.take() else { return };
-    if issue::is_link_timeout(&next) {
-        match timeout::let_go(locked, next) {
-            Some(behind) => next = behind,
-            None => return,
-        }
-    }
-    if answer.failed && !completed.has_flag(sqe_flags::IO_HARDLINK) {
-        cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
-    } else {
-        if completed.progress == Progress::Ran {
-            // The kernel's worker would go on with the chain.
-            read_write::raise_nothing(&mut next);
-        }
-        locked.successors.push_back(next);
-    }
-}
-
-fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
-    let mut next = Some(first);
-    while let Some(mut request) = next {
-        next = request.link.take();
-        cancel_member(locked, request, silent);
-    }
-}
-
-/// Cancels one member of a broken chain. The request that broke it decides whether the member has a
-/// CQE, not the member itself.
-fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
-    if silent {
-        return complete::drop_quietly(locked, member);
-    }
-    if member.progress != Progress::Refused {
-        member.progress = Progress::Unbegun;
-    }
-    locked.successors.push_back(member);
 }

@@ -1,9 +1,18 @@
-//! The submission side: from an entry of the submission queue to an attempt to carry it out. In the
-//! order of a request's path: `submit`, `opcode_table` (prepare), `link` and `drain` (hold it
-//! back), `issue`.
+//! The submission side: from an SQE to an attempt to carry it out, in the order of a request's
+//! path.
+//!
+//! 1. `start` checks and prepares it by its row of `opcode_table`.
+//! 2. `link` (with `chain`) and `drain` hold it back.
+//! 3. `issue` tries it, or `device_submit` hands it to a device.
+//! 4. `suspend` lets it wait.
+//!
+//! `driving::submit` takes the SQEs from the queue.
 
+pub(crate) mod chain;
+pub(crate) mod device_submit;
 pub(crate) mod drain;
 pub(crate) mod issue;
 pub(crate) mod link;
 pub(crate) mod opcode_table;
-pub(crate) mod submit;
+pub(crate) mod start;
+pub(crate) mod suspend;

@@ -1,328 +1,236 @@
-//! The opcode table: one row per opcode. Only here is written what an opcode needs, and which
-//! functions prepare, issue and work it. So PROBE reports from this table alone. A new opcode is a
-//! row here and a file (or a few lines) in `op`.
+//! The opcode table: one row per opcode, in the order of the opcodes. Only here is written what an
+//! opcode needs, and which functions prepare, issue and work it. So PROBE reports from this table
+//! alone. A new opcode is a row here and a file (or a few lines) in `op`.
+//!
+//! A row names everything that its opcode has. An opcode lacks what its row does not name.
 
 use crate::op::{
-    self, accept, attributes, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop,
+    accept, attributes, call, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop,
     open_close, path, pipe, poll, provide_buffers, read_multishot, read_write, receive, send, send_receive, socket,
     splice, sync, timeout, uring_cmd, wait_id,
 };
-use crate::request::Request;
+use crate::request::operation::send_receive::RECEIVE_EVENTS;
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Properties, Request, UNSUPPORTED, Work};
 use crate::ring::LockedRing;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
 use usring_sys::Errno;
+use usring_sys::epoll::{IN, OUT, PEER_HANG_UP};
 use usring_uapi::opcode::{self, COUNT};
 
-/// Properties of an opcode.
+/// Checks the SQE and makes the family's operation from it; copies whatever the program may reuse
+/// once the call returns.
+type Prepare = fn(&mut LockedRing, &mut Request) -> Result<(), Errno>;
+/// Tries the request without blocking, under the ring's lock.
+type Issue = fn(&mut LockedRing, &mut Request) -> IssueOutcome;
+/// Completes a worker's result with what has to be done under the lock.
+type Finish = fn(&mut LockedRing, &mut Request, i32) -> i32;
+
+/// An opcode: its functions and its properties.
 #[doc(alias = "io_issue_def")]
 pub(crate) struct Row {
-    /// Checks the SQE and makes the family's operation from it; copies whatever the program may
-    /// reuse once the call returns.
-    pub prepare: fn(&mut LockedRing, &mut Request) -> Result<(), Errno>,
-    /// Tries the request without blocking, under the ring's lock.
-    pub issue: fn(&mut LockedRing, &mut Request) -> IssueOutcome,
-    /// Carries the request out in a worker, and may block; returns the result.
-    pub work: Option<fn(&mut Request, &Blocking) -> i32>,
-    /// Completes a worker's result with what has to be done under the lock.
-    pub finish: Option<fn(&mut LockedRing, &mut Request, i32) -> i32>,
-    /// Works on the file in `fd`.
-    pub needs_file: bool,
-    /// Events to poll the file for when the request would block.
-    pub poll_events: u32,
-    /// May take a provided buffer.
-    pub selects_buffer: bool,
-    /// `ioprio` has a meaning.
-    pub takes_ioprio: bool,
-    /// Workers run it in order with others on the same regular file.
-    pub hashes_regular_file: bool,
-    /// A worker may have to wait for ever.
-    pub waits_for_ever: bool,
-    /// Takes something of the ring's, or resolves a number, when it is issued. So it is never left
-    /// to a worker before.
-    pub takes_of_ring: bool,
-    /// The result depends on the issuing thread's rights: a thread with other rights leaves the
-    /// request to a worker. (Requests that are never issued in place go to a worker anyway.)
-    pub bears_rights: bool,
-    /// A worker's error breaks no link, and is silent where success is to be silent, as on the
-    /// kernel.
-    pub breaks_no_chain: bool,
-    /// May be submitted to a ring with IOPOLL.
-    pub allowed_on_polled_ring: bool,
-    pub supported: bool,
+    opcode: u8,
+    pub prepare: Prepare,
+    pub issue: Issue,
+    pub finish: Option<Finish>,
+    pub properties: Properties,
 }
 
-const UNSUPPORTED: Row = Row {
-    prepare: |_, _| Err(Errno::EINVAL),
-    issue: |_, _| IssueOutcome::done(Errno::EINVAL.negative()),
-    work: None,
-    finish: None,
-    needs_file: false,
-    poll_events: 0,
-    selects_buffer: false,
-    takes_ioprio: false,
-    hashes_regular_file: false,
-    waits_for_ever: false,
-    takes_of_ring: false,
-    bears_rights: false,
-    breaks_no_chain: false,
-    allowed_on_polled_ring: false,
-    supported: false,
-};
+#[rustfmt::skip]
+const ROWS: [Row; COUNT] = [
+    Row::new(opcode::NOP, nop::prepare, nop::issue).allowed_on_polled_ring(),
+    Row::new(opcode::READV, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(IN | PEER_HANG_UP).selects_buffer().takes_ioprio().allowed_on_polled_ring(),
+    Row::new(opcode::WRITEV, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().allowed_on_polled_ring(),
+    Row::new(opcode::FSYNC, sync::prepare_fsync, call::issue).work(call::work)
+        .on_file().breaks_no_chain(),
+    Row::new(opcode::READ_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(IN | PEER_HANG_UP).takes_ioprio().takes_of_ring().allowed_on_polled_ring(),
+    Row::new(opcode::WRITE_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().takes_of_ring().allowed_on_polled_ring(),
+    Row::new(opcode::POLL_ADD, poll::prepare_add, poll::issue_add).on_file(),
+    Row::new(opcode::POLL_REMOVE, poll::prepare_remove, poll::issue_remove),
+    Row::new(opcode::SYNC_FILE_RANGE, sync::prepare_sync_file_range, call::issue).work(call::work)
+        .on_file().breaks_no_chain(),
+    Row::new(opcode::SENDMSG, send_receive::prepare_send, send::issue).work(send::work)
+        .on_file().polls(OUT).takes_ioprio().bears_rights(),
+    Row::new(opcode::RECVMSG, send_receive::prepare_receive, receive::issue)
+        .on_file().polls(RECEIVE_EVENTS).selects_buffer().takes_ioprio(),
+    Row::new(opcode::TIMEOUT, timeout::prepare, timeout::issue),
+    Row::new(opcode::TIMEOUT_REMOVE, timeout::prepare_remove, timeout::issue_remove),
+    Row::new(opcode::ACCEPT, accept::prepare, accept::issue).work(accept::work).finish(accept::finish)
+        .on_file().polls(IN).takes_ioprio(),
+    Row::new(opcode::ASYNC_CANCEL, cancel::prepare, cancel::issue),
+    Row::new(opcode::LINK_TIMEOUT, timeout::prepare_link, timeout::issue_link),
+    Row::new(opcode::CONNECT, connect::prepare, connect::issue).work(connect::work)
+        .on_file().polls(OUT).bears_rights(),
+    Row::new(opcode::FALLOCATE, sync::prepare_fallocate, call::issue).work(call::work)
+        .on_file().hashes_regular_file().breaks_no_chain(),
+    Row::new(opcode::OPENAT, open_close::prepare_openat, open_close::issue_open).work(open_close::work_open).finish(open_close::finish_open)
+        .bears_rights(),
+    Row::new(opcode::CLOSE, open_close::prepare_close, open_close::issue_close),
+    Row::new(opcode::FILES_UPDATE, files_update::prepare, files_update::issue).allowed_on_polled_ring(),
+    Row::new(opcode::STATX, open_close::prepare_statx, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::READ, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(IN | PEER_HANG_UP).selects_buffer().takes_ioprio().allowed_on_polled_ring(),
+    Row::new(opcode::WRITE, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().allowed_on_polled_ring(),
+    Row::new(opcode::FADVISE, sync::prepare_fadvise, sync::issue_fadvise).work(call::work).on_file(),
+    Row::new(opcode::MADVISE, sync::prepare_madvise, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::SEND, send_receive::prepare_send, send::issue).work(send::work)
+        .on_file().polls(OUT).selects_buffer().takes_ioprio().bears_rights(),
+    Row::new(opcode::RECV, send_receive::prepare_receive, receive::issue)
+        .on_file().polls(RECEIVE_EVENTS).selects_buffer().takes_ioprio(),
+    Row::new(opcode::OPENAT2, open_close::prepare_openat2, open_close::issue_open).work(open_close::work_open).finish(open_close::finish_open)
+        .bears_rights(),
+    Row::new(opcode::EPOLL_CTL, epoll_ctl::prepare, epoll_ctl::issue),
+    Row::new(opcode::SPLICE, splice::prepare, splice::issue).work(splice::work)
+        .on_file().hashes_regular_file().takes_of_ring(),
+    Row::new(opcode::PROVIDE_BUFFERS, provide_buffers::prepare_provide, provide_buffers::issue_provide)
+        .allowed_on_polled_ring(),
+    Row::new(opcode::REMOVE_BUFFERS, provide_buffers::prepare_remove, provide_buffers::issue_remove)
+        .allowed_on_polled_ring(),
+    Row::new(opcode::TEE, splice::prepare, splice::issue).work(splice::work)
+        .on_file().hashes_regular_file().takes_of_ring(),
+    Row::new(opcode::SHUTDOWN, socket::prepare_shutdown, socket::issue_shutdown).on_file(),
+    Row::new(opcode::RENAMEAT, path::prepare_rename, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::UNLINKAT, path::prepare_unlink, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::MKDIRAT, path::prepare_mkdir, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::SYMLINKAT, path::prepare_symlink, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::LINKAT, path::prepare_link, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::MSG_RING, message_ring::prepare, message_ring::issue)
+        .on_file().allowed_on_polled_ring(),
+    Row::new(opcode::FSETXATTR, attributes::prepare, call::issue).work(call::work)
+        .on_file().breaks_no_chain(),
+    Row::new(opcode::SETXATTR, attributes::prepare, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::FGETXATTR, attributes::prepare, call::issue).work(call::work)
+        .on_file().breaks_no_chain(),
+    Row::new(opcode::GETXATTR, attributes::prepare, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::SOCKET, socket::prepare_socket, socket::issue_socket).work(socket::work_socket).finish(socket::finish_socket)
+        .takes_of_ring().bears_rights(),
+    Row::new(opcode::URING_CMD, uring_cmd::prepare, uring_cmd::issue).work(uring_cmd::work)
+        .on_file().selects_buffer().bears_rights().allowed_on_polled_ring(),
+    Row::new(opcode::SEND_ZC, send_receive::prepare_send, send::issue).work(send::work)
+        .on_file().polls(OUT).takes_ioprio().bears_rights(),
+    Row::new(opcode::SENDMSG_ZC, send_receive::prepare_send, send::issue).work(send::work)
+        .on_file().polls(OUT).takes_ioprio().bears_rights(),
+    Row::new(opcode::READ_MULTISHOT, read_multishot::prepare, read_multishot::issue)
+        .on_file().polls(IN | PEER_HANG_UP).selects_buffer(),
+    Row::new(opcode::WAITID, wait_id::prepare, wait_id::issue).work(wait_id::work)
+        .waits_for_ever().takes_of_ring(),
+    Row::unsupported(opcode::FUTEX_WAIT),
+    Row::unsupported(opcode::FUTEX_WAKE),
+    Row::unsupported(opcode::FUTEX_WAITV),
+    Row::new(opcode::FIXED_FD_INSTALL, descriptor::prepare_install, descriptor::issue_install).on_file(),
+    Row::new(opcode::FTRUNCATE, sync::prepare_ftruncate, call::issue).work(call::work)
+        .on_file().hashes_regular_file().breaks_no_chain(),
+    Row::new(opcode::BIND, connect::prepare_bind, connect::issue_bind).work(connect::work_bind)
+        .on_file().takes_of_ring().bears_rights(),
+    Row::new(opcode::LISTEN, socket::prepare_listen, socket::issue_listen).work(socket::work_listen)
+        .on_file().takes_of_ring().bears_rights(),
+    Row::unsupported(opcode::RECV_ZC),
+    Row::new(opcode::EPOLL_WAIT, epoll_wait::prepare, epoll_wait::issue).on_file().polls(IN),
+    Row::new(opcode::READV_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(IN | PEER_HANG_UP).takes_ioprio().takes_of_ring().allowed_on_polled_ring(),
+    Row::new(opcode::WRITEV_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
+        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().takes_of_ring().allowed_on_polled_ring(),
+    Row::new(opcode::PIPE, pipe::prepare, pipe::issue),
+];
 
-const PLAIN: Row = Row { supported: true, ..UNSUPPORTED };
-const ON_FILE: Row = Row { needs_file: true, ..PLAIN };
+static TABLE: [Row; COUNT] = ROWS;
 
-/// An operation that is one system call, made by a worker because it may block.
-const CALL: Row =
-    Row { issue: |_, _| IssueOutcome::NeedsWorker, work: Some(op::call::work), breaks_no_chain: true, ..PLAIN };
-const CALL_ON_FILE: Row = Row { needs_file: true, ..CALL };
+/// The columns of the table. The fields of [`Properties`] say what each means.
+impl Row {
+    const fn new(opcode: u8, prepare: Prepare, issue: Issue) -> Row {
+        Row { opcode, prepare, issue, finish: None, properties: Properties { supported: true, ..UNSUPPORTED } }
+    }
 
-const READ: Row = Row {
-    allowed_on_polled_ring: true,
-    prepare: read_write::prepare,
-    issue: read_write::issue,
-    work: Some(read_write::work),
-    // Only this event marks the end of a datagram socket's data.
-    poll_events: usring_sys::epoll::IN | usring_sys::epoll::PEER_HANG_UP,
-    takes_ioprio: true,
-    ..ON_FILE
-};
-const WRITE: Row = Row { poll_events: usring_sys::epoll::OUT, hashes_regular_file: true, ..READ };
+    const fn unsupported(opcode: u8) -> Row {
+        let refused = Row::new(opcode, |_, _| Err(Errno::EINVAL), |_, _| IssueOutcome::done(Errno::EINVAL.negative()));
+        Row { properties: UNSUPPORTED, ..refused }
+    }
 
-const SEND: Row = Row {
-    prepare: send_receive::prepare_send,
-    issue: send::issue,
-    work: Some(send::work),
-    bears_rights: true,
-    poll_events: usring_sys::epoll::OUT,
-    takes_ioprio: true,
-    ..ON_FILE
-};
-const RECEIVE: Row = Row {
-    prepare: send_receive::prepare_receive,
-    issue: receive::issue,
-    poll_events: send_receive::RECEIVE_EVENTS,
-    selects_buffer: true,
-    takes_ioprio: true,
-    ..ON_FILE
-};
+    const fn work(mut self, work: Work) -> Row {
+        self.properties.work = Some(work);
+        self
+    }
 
-static TABLE: [Row; COUNT] = table();
+    /// The opcode's worker leaves something to be done under the lock.
+    const fn finish(mut self, finish: Finish) -> Row {
+        self.finish = Some(finish);
+        self
+    }
 
-const fn table() -> [Row; COUNT] {
-    let mut rows = [const { UNSUPPORTED }; COUNT];
-    transfers(&mut rows);
-    files(&mut rows);
-    waits(&mut rows);
-    sockets(&mut rows);
-    messages(&mut rows);
-    rows
+    const fn on_file(mut self) -> Row {
+        self.properties.needs_file = true;
+        self
+    }
+
+    const fn polls(mut self, events: u32) -> Row {
+        self.properties.poll_events = events;
+        self
+    }
+
+    const fn selects_buffer(mut self) -> Row {
+        self.properties.selects_buffer = true;
+        self
+    }
+
+    const fn takes_ioprio(mut self) -> Row {
+        self.properties.takes_ioprio = true;
+        self
+    }
+
+    const fn hashes_regular_file(mut self) -> Row {
+        self.properties.hashes_regular_file = true;
+        self
+    }
+
+    const fn waits_for_ever(mut self) -> Row {
+        self.properties.waits_for_ever = true;
+        self
+    }
+
+    const fn takes_of_ring(mut self) -> Row {
+        self.properties.takes_of_ring = true;
+        self
+    }
+
+    const fn bears_rights(mut self) -> Row {
+        self.properties.bears_rights = true;
+        self
+    }
+
+    const fn breaks_no_chain(mut self) -> Row {
+        self.properties.breaks_no_chain = true;
+        self
+    }
+
+    const fn allowed_on_polled_ring(mut self) -> Row {
+        self.properties.allowed_on_polled_ring = true;
+        self
+    }
 }
 
-/// Opcodes that move bytes of a file, and those for their buffers.
-const fn transfers(rows: &mut [Row; COUNT]) {
-    rows[opcode::READ as usize] = Row { selects_buffer: true, ..READ };
-    rows[opcode::READ_MULTISHOT as usize] = Row {
-        prepare: read_multishot::prepare,
-        issue: read_multishot::issue,
-        work: None,
-        selects_buffer: true,
-        allowed_on_polled_ring: false,
-        takes_ioprio: false,
-        ..READ
-    };
-    rows[opcode::READV as usize] = Row { selects_buffer: true, ..READ };
-    rows[opcode::READ_FIXED as usize] = Row { takes_of_ring: true, ..READ };
-    rows[opcode::READV_FIXED as usize] = Row { takes_of_ring: true, ..READ };
-    rows[opcode::WRITE as usize] = WRITE;
-    rows[opcode::WRITEV as usize] = WRITE;
-    rows[opcode::WRITE_FIXED as usize] = Row { takes_of_ring: true, ..WRITE };
-    rows[opcode::WRITEV_FIXED as usize] = Row { takes_of_ring: true, ..WRITE };
-    rows[opcode::SPLICE as usize] = SPLICE;
-    rows[opcode::TEE as usize] = SPLICE;
-    rows[opcode::URING_CMD as usize] = COMMAND;
-    rows[opcode::FSYNC as usize] = Row { prepare: sync::prepare_fsync, ..CALL_ON_FILE };
-    rows[opcode::SYNC_FILE_RANGE as usize] = Row { prepare: sync::prepare_sync_file_range, ..CALL_ON_FILE };
-    rows[opcode::PROVIDE_BUFFERS as usize] = Row {
-        allowed_on_polled_ring: true,
-        prepare: provide_buffers::prepare_provide,
-        issue: provide_buffers::issue_provide,
-        ..PLAIN
-    };
-    rows[opcode::REMOVE_BUFFERS as usize] = Row {
-        allowed_on_polled_ring: true,
-        prepare: provide_buffers::prepare_remove,
-        issue: provide_buffers::issue_remove,
-        ..PLAIN
-    };
-}
-
-/// Opcodes that make, name, change or describe files.
-const fn files(rows: &mut [Row; COUNT]) {
-    rows[opcode::FALLOCATE as usize] =
-        Row { prepare: sync::prepare_fallocate, hashes_regular_file: true, ..CALL_ON_FILE };
-    rows[opcode::FTRUNCATE as usize] =
-        Row { prepare: sync::prepare_ftruncate, hashes_regular_file: true, ..CALL_ON_FILE };
-    rows[opcode::FADVISE as usize] =
-        Row { prepare: sync::prepare_fadvise, issue: sync::issue_fadvise, breaks_no_chain: false, ..CALL_ON_FILE };
-    rows[opcode::MADVISE as usize] = Row { prepare: sync::prepare_madvise, ..CALL };
-    rows[opcode::OPENAT as usize] =
-        Row { prepare: open_close::prepare_openat, finish: Some(open_close::finish_open), ..OPEN };
-    rows[opcode::OPENAT2 as usize] =
-        Row { prepare: open_close::prepare_openat2, finish: Some(open_close::finish_open), ..OPEN };
-    rows[opcode::CLOSE as usize] = Row { prepare: open_close::prepare_close, issue: open_close::issue_close, ..PLAIN };
-    rows[opcode::STATX as usize] = Row { prepare: open_close::prepare_statx, ..CALL };
-    rows[opcode::FILES_UPDATE as usize] =
-        Row { allowed_on_polled_ring: true, prepare: files_update::prepare, issue: files_update::issue, ..PLAIN };
-    rows[opcode::RENAMEAT as usize] = Row { prepare: path::prepare_rename, ..CALL };
-    rows[opcode::UNLINKAT as usize] = Row { prepare: path::prepare_unlink, ..CALL };
-    rows[opcode::MKDIRAT as usize] = Row { prepare: path::prepare_mkdir, ..CALL };
-    rows[opcode::SYMLINKAT as usize] = Row { prepare: path::prepare_symlink, ..CALL };
-    rows[opcode::LINKAT as usize] = Row { prepare: path::prepare_link, ..CALL };
-    rows[opcode::SETXATTR as usize] = ATTRIBUTE;
-    rows[opcode::GETXATTR as usize] = ATTRIBUTE;
-    rows[opcode::FSETXATTR as usize] = Row { needs_file: true, ..ATTRIBUTE };
-    rows[opcode::FGETXATTR as usize] = Row { needs_file: true, ..ATTRIBUTE };
-    rows[opcode::PIPE as usize] = Row { prepare: pipe::prepare, issue: pipe::issue, ..PLAIN };
-    rows[opcode::FIXED_FD_INSTALL as usize] =
-        Row { prepare: descriptor::prepare_install, issue: descriptor::issue_install, ..ON_FILE };
-}
-
-/// Opcodes that send and receive on sockets.
-const fn messages(rows: &mut [Row; COUNT]) {
-    rows[opcode::SEND as usize] = Row { selects_buffer: true, ..SEND };
-    rows[opcode::SENDMSG as usize] = SEND;
-    rows[opcode::SEND_ZC as usize] = SEND;
-    rows[opcode::SENDMSG_ZC as usize] = SEND;
-    rows[opcode::RECV as usize] = RECEIVE;
-    rows[opcode::RECVMSG as usize] = RECEIVE;
-}
-
-/// Opcodes that wait, end a wait, wake others, or do nothing.
-const fn waits(rows: &mut [Row; COUNT]) {
-    rows[opcode::NOP as usize] =
-        Row { allowed_on_polled_ring: true, prepare: nop::prepare, issue: nop::issue, ..PLAIN };
-    rows[opcode::POLL_ADD as usize] = Row { prepare: poll::prepare_add, issue: poll::issue_add, ..ON_FILE };
-    rows[opcode::POLL_REMOVE as usize] = Row { prepare: poll::prepare_remove, issue: poll::issue_remove, ..PLAIN };
-    rows[opcode::TIMEOUT as usize] = Row { prepare: timeout::prepare, issue: timeout::issue, ..PLAIN };
-    rows[opcode::TIMEOUT_REMOVE as usize] =
-        Row { prepare: timeout::prepare_remove, issue: timeout::issue_remove, ..PLAIN };
-    rows[opcode::LINK_TIMEOUT as usize] = Row { prepare: timeout::prepare_link, issue: timeout::issue_link, ..PLAIN };
-    rows[opcode::ASYNC_CANCEL as usize] = Row { prepare: cancel::prepare, issue: cancel::issue, ..PLAIN };
-    rows[opcode::MSG_RING as usize] =
-        Row { allowed_on_polled_ring: true, prepare: message_ring::prepare, issue: message_ring::issue, ..ON_FILE };
-    rows[opcode::EPOLL_WAIT as usize] =
-        Row { prepare: epoll_wait::prepare, issue: epoll_wait::issue, poll_events: usring_sys::epoll::IN, ..ON_FILE };
-    rows[opcode::WAITID as usize] = Row {
-        prepare: wait_id::prepare,
-        issue: wait_id::issue,
-        work: Some(wait_id::work),
-        waits_for_ever: true,
-        takes_of_ring: true,
-        ..PLAIN
-    };
-    rows[opcode::EPOLL_CTL as usize] = Row { prepare: epoll_ctl::prepare, issue: epoll_ctl::issue, ..PLAIN };
-}
-
-/// Opcodes that make and connect sockets.
-const fn sockets(rows: &mut [Row; COUNT]) {
-    rows[opcode::SOCKET as usize] = Row {
-        prepare: socket::prepare_socket,
-        issue: socket::issue_socket,
-        work: Some(socket::work_socket),
-        finish: Some(socket::finish_socket),
-        takes_of_ring: true,
-        bears_rights: true,
-        ..PLAIN
-    };
-    rows[opcode::BIND as usize] = Row {
-        prepare: connect::prepare_bind,
-        issue: connect::issue_bind,
-        work: Some(connect::work_bind),
-        takes_of_ring: true,
-        bears_rights: true,
-        ..ON_FILE
-    };
-    rows[opcode::LISTEN as usize] = Row {
-        prepare: socket::prepare_listen,
-        issue: socket::issue_listen,
-        work: Some(socket::work_listen),
-        takes_of_ring: true,
-        bears_rights: true,
-        ..ON_FILE
-    };
-    rows[opcode::SHUTDOWN as usize] =
-        Row { prepare: socket::prepare_shutdown, issue: socket::issue_shutdown, ..ON_FILE };
-    rows[opcode::CONNECT as usize] = CONNECT;
-    rows[opcode::ACCEPT as usize] = ACCEPT;
-}
-
-const ATTRIBUTE: Row = Row { prepare: attributes::prepare, ..CALL };
-
-const SPLICE: Row = Row {
-    prepare: splice::prepare,
-    issue: splice::issue,
-    work: Some(splice::work),
-    hashes_regular_file: true,
-    takes_of_ring: true,
-    ..ON_FILE
-};
-
-const COMMAND: Row = Row {
-    prepare: uring_cmd::prepare,
-    issue: uring_cmd::issue,
-    work: Some(uring_cmd::work),
-    bears_rights: true,
-    selects_buffer: true,
-    allowed_on_polled_ring: true,
-    ..ON_FILE
-};
-
-const CONNECT: Row = Row {
-    prepare: connect::prepare,
-    issue: connect::issue,
-    work: Some(connect::work),
-    bears_rights: true,
-    poll_events: usring_sys::epoll::OUT,
-    ..ON_FILE
-};
-
-const ACCEPT: Row = Row {
-    prepare: accept::prepare,
-    issue: accept::issue,
-    work: Some(accept::work),
-    finish: Some(accept::finish),
-    poll_events: usring_sys::epoll::IN,
-    takes_ioprio: true,
-    ..ON_FILE
-};
-
-const OPEN: Row = Row {
-    issue: open_close::issue_open,
-    work: Some(open_close::work_open),
-    bears_rights: true,
-    breaks_no_chain: false,
-    ..CALL
-};
-
-/// Returns the row of a known opcode; for every other byte, the row that refuses.
+/// Returns the row of a known opcode; for every other byte, a row that refuses.
 #[inline]
 pub(crate) fn row(opcode: u8) -> &'static Row {
-    static REFUSE: Row = UNSUPPORTED;
+    static REFUSE: Row = Row::unsupported(u8::MAX);
     TABLE.get(usize::from(opcode)).unwrap_or(&REFUSE)
 }
 
-/// Returns whether every supported row can be carried out. An opcode that polls needs a file. An
-/// opcode that finishes a worker's result, or may go to a worker for its rights, needs work for
-/// one.
+/// Returns whether the rows are in order, and every supported one can be carried out. An opcode
+/// that polls needs a file. An opcode that finishes a worker's result, or may go to a worker for
+/// its rights, needs work for one.
 const fn is_sound(rows: &[Row; COUNT]) -> bool {
     let mut index = 0;
     while index < COUNT {
         let row = &rows[index];
-        let polls_nothing = row.poll_events != 0 && !row.needs_file;
-        let needs_work = row.finish.is_some() || row.bears_rights;
-        if row.supported && (polls_nothing || needs_work && row.work.is_none()) {
+        let has = &row.properties;
+        let polls_nothing = has.poll_events != 0 && !has.needs_file;
+        let needs_work = row.finish.is_some() || has.bears_rights;
+        let is_possible = !polls_nothing && (!needs_work || has.work.is_some());
+        if row.opcode as usize != index || has.supported && !is_possible {
             return false;
         }
         index += 1;
@@ -330,9 +238,9 @@ const fn is_sound(rows: &[Row; COUNT]) -> bool {
     true
 }
 
-const _: () = assert!(is_sound(&table()));
+const _: () = assert!(is_sound(&ROWS));
 
 /// Returns whether PROBE reports the opcode.
 pub(crate) fn is_supported(opcode: u8) -> bool {
-    row(opcode).supported
+    row(opcode).properties.supported
 }

@@ -5,30 +5,26 @@
 //! pair refuses wait here, in order, for a completion. `iopoll` spins on these channels. A ring
 //! that is not polled sleeps on their interrupts.
 
-mod carriers;
-mod delivery;
-
-pub(crate) use carriers::Carriers;
-pub(crate) use delivery::{Departing, deliver, deliver_or_leave, leave_delivery, left_to_thread};
-
-use crate::completion::complete;
 use crate::devices;
-use crate::op::{Operation, block_device};
-use crate::request::{Hold, Request, RequestEntry, RequestId};
-use crate::ring::{LockedRing, Ring};
-use crate::submission::issue::{self, Answer};
+use crate::registered::registered_buffers::RegisteredBuffers;
+use crate::request::conditions::RequestId;
+use crate::request::file::Hold;
+use crate::request::operation::Operation;
+use crate::request::outcome::ChannelIndex;
+use crate::request::{Request, RequestEntry};
+use crate::ring::Ring;
 use crate::waiting::lone_wait::LoneWaits;
-use crate::waiting::{fast_poll, timeout};
+
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::estimate::RingEstimate;
-use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Submission, Wait};
+use usring_device::{Channel, Completions, Device, Pause, QueueOptions, Wait};
+use usring_sys::Errno;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::ticks::Ticks;
-use usring_sys::{Errno, epoll};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
@@ -40,51 +36,46 @@ const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 /// delays by that much what it finds.
 const SPINS: u32 = 16;
 
-/// CQEs of a batch after which a waiter beside an SQ thread may see them, before the batch ends.
-const SHOWN_TOGETHER: usize = 8;
-
-/// Most fruitless polls in a row of devices that report possible completions.
-const PATIENCE: u32 = 64;
 /// Nanoseconds until polling goes on after that.
 const LATER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
 #[derive(Default)]
 pub(crate) struct DeviceQueues {
-    channels: Vec<DeviceQueue>,
-    completions: Completions,
+    pub channels: Vec<DeviceQueue>,
+    pub completions: Completions,
     /// Requests in flight or waiting for room, over all channels.
-    in_flight: u32,
+    pub in_flight: u32,
     /// A channel has accepted requests since the last doorbell.
-    untold: bool,
-    /// Accepted requests whose submit is deferred: see [`deliver`].
-    owing: u32,
+    pub untold: bool,
+    /// Accepted requests whose submit is deferred: see `driving::deferred_submit`.
+    pub owing: u32,
     /// A submit helper has been asked to submit them.
-    left: bool,
+    pub left: bool,
     /// A device can neither signal completions nor be waited for: a timer has it polled.
-    looked_at_later: bool,
-    forbids_waiter: bool,
+    pub looked_at_later: bool,
+    pub forbids_waiter: bool,
     /// Set on a ring with HYBRID_IOPOLL.
-    hybrid: Option<Box<Hybrid>>,
+    pub hybrid: Option<Box<Hybrid>>,
     /// The channel to the kernel's own files, once a request has asked for it, or the error of
     /// opening it. An error that may soon pass is not kept.
-    kernel_files: Option<Result<ChannelIndex, Errno>>,
+    pub kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
 
 /// IORING_SETUP_HYBRID_IOPOLL as in the kernel: one estimate for the ring, and one sleep for each
 /// request before its first poll.
-struct Hybrid {
-    estimate: RingEstimate,
+pub(crate) struct Hybrid {
+    pub estimate: RingEstimate,
     /// Requests not polled for yet, in the order of submission.
-    fresh: VecDeque<Fresh>,
+    pub fresh: VecDeque<Fresh>,
 }
 
-struct Fresh {
-    channel: u32,
-    token: u32,
-    id: RequestId,
-    since: Ticks,
+pub(crate) struct Fresh {
+    pub channel: u32,
+    pub token: u32,
+    pub id: RequestId,
+    pub since: Ticks,
 }
 
 /// The sleep before a request's first poll.
@@ -93,29 +84,29 @@ pub(crate) struct Nap {
     since: Ticks,
 }
 
-struct DeviceQueue {
-    device: Arc<Device>,
-    channel: Channel,
-    wait: Wait,
+pub(crate) struct DeviceQueue {
+    pub device: Arc<Device>,
+    pub channel: Channel,
+    pub wait: Wait,
     /// Requests in flight, by token.
-    out: Vec<Option<RequestEntry>>,
-    free: Vec<u32>,
+    pub out: Vec<Option<RequestEntry>>,
+    pub free: Vec<u32>,
     /// Requests that did not fit into the queue pair.
-    backlog: VecDeque<RequestEntry>,
+    pub backlog: VecDeque<RequestEntry>,
     /// New requests go behind the backlog: it is not empty, or it is being submitted.
-    is_behind: bool,
+    pub is_behind: bool,
     /// Submitting to the device may sleep, so it is done without the ring's lock.
-    is_delivered_to: bool,
+    pub is_delivered_to: bool,
     /// `RWF_*` that are added to each request's own flags.
-    added_flags: u32,
+    pub added_flags: u32,
     /// Requests whose submit is deferred.
-    owes: u32,
+    pub owes: u32,
     /// Deferred submits under way.
-    away: u32,
+    pub away: u32,
     /// The channel's interrupt is in the ring's epoll set.
-    watched: bool,
+    pub watched: bool,
     /// The interrupt is armed: it has not fired, and nothing has completed, since.
-    armed: bool,
+    pub armed: bool,
 }
 
 impl DeviceQueue {
@@ -124,7 +115,7 @@ impl DeviceQueue {
     /// forbidden. Only a transfer that keeps its file can go to a worker: the program's own number
     /// may stand for another file by now.
     #[cold]
-    fn needs_worker(&self, request: &Request, result: i32) -> bool {
+    pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
         // A buffered write gets this, too, if O_DIRECT has been removed since.
@@ -138,10 +129,6 @@ impl DeviceQueue {
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
-
-/// Names a channel of the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChannelIndex(u32);
 
 impl DeviceQueues {
     /// Returns the number of requests without a completion yet.
@@ -175,7 +162,7 @@ impl DeviceQueues {
     }
 
     #[cold]
-    fn open(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
+    pub fn open(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
         let is_of_kernel = Arc::ptr_eq(device, devices::kernel_files());
         let expected = ring.memory.layout().cq_entries.max(ring.expected_requests);
         let depth = expected.clamp(*DEPTHS.start(), *DEPTHS.end());
@@ -247,7 +234,7 @@ impl DeviceQueues {
 
     /// Returns whether a device with requests in flight has no interrupt, so that only a poll finds
     /// their completions.
-    fn cannot_tell(&self) -> bool {
+    pub fn cannot_tell(&self) -> bool {
         self.channels.iter().any(|queue| queue.channel.in_flight() > 0 && queue.channel.interrupt().is_none())
     }
 
@@ -278,7 +265,7 @@ impl DeviceQueues {
     }
 
     /// Begins a wait on all channels, including those that are not busy yet.
-    fn begin_wait(&mut self) {
+    pub fn begin_wait(&mut self) {
         for queue in &mut self.channels {
             queue.wait = queue.channel.begin_wait();
         }
@@ -347,8 +334,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns whether requests were accepted that the thread that releases the ring's lock has to
-    /// [deliver].
+    /// Returns whether requests were accepted whose submit is left to the thread that releases the
+    /// ring's lock.
     #[inline(always)]
     pub fn owes_delivery(&self) -> bool {
         self.owing != 0 && !self.left
@@ -366,218 +353,29 @@ fn is_passing(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
 }
 
-/// Hands a transfer to its device.
-#[inline(always)]
-pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
-    if request.link.is_some() {
-        timeout::arm_link_timeout(locked, &mut request);
-    }
-    let queues = &mut locked.devices;
-    let queue = &mut queues.channels[index.0 as usize];
-    if queue.is_behind {
-        return not_accepted(locked, request, index, Submission::Full);
-    }
-    let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
-    let submission = match &request.operation {
-        Operation::ReadWrite(transfer) => {
-            let (registered, number) = (request.fixed_buffer.is_any(), request.file.number);
-            queue.channel.submit(&transfer.as_device_request(token, registered, number, queue.added_flags))
-        }
-        _ => Submission::Refused(Errno::EINVAL),
-    };
-    if submission == Submission::Accepted {
-        if let Some(hybrid) = &mut queues.hybrid {
-            hybrid.fresh.push_back(Fresh { channel: index.0, token, id: request.id, since: Ticks::now() });
-        }
-        queue.out[token as usize] = Some(request);
-        queues.in_flight += 1;
-        if !queue.is_delivered_to {
-            queues.untold = true;
-            return;
-        }
-        // The submitting thread delivers the request, together with what was left to a submit
-        // helper.
-        queues.left = false;
-        queues.owing += 1;
-        queue.owes += 1;
-        return;
-    }
-    queue.free.push(token);
-    not_accepted(locked, request, index, submission);
+/// Resources of a closed ring, released when the last of its deferred submits has ended. Earlier,
+/// the kernel could be given memory that nothing keeps any more.
+#[derive(Default)]
+pub(crate) struct Departing {
+    pub devices: DeviceQueues,
+    buffers: RegisteredBuffers,
 }
 
-#[cold]
-fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex, submission: Submission) {
-    match submission {
-        Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
-        Submission::NeedsWorker => issue::hand_to_worker(locked, request),
-        Submission::Full | Submission::Accepted => {
-            // The request may later turn out to need a worker, and the program may close its file
-            // meanwhile.
-            block_device::note(locked, &mut request);
-            if request.file.device.is_none()
-                && let Err(error) = locked.named.keep(&mut request.file)
-            {
-                return complete::complete(locked, request, error.negative().into());
-            }
-            locked.devices.in_flight += 1;
-            let queue = &mut locked.devices.channels[index.0 as usize];
-            queue.backlog.push_back(request);
-            queue.is_behind = true;
-        }
-    }
-}
-
-/// Completes what the devices have done, and returns whether there was anything. Never blocks.
-#[inline(always)]
-pub(crate) fn reap(locked: &mut LockedRing) -> bool {
-    if locked.devices.in_flight == 0 {
-        return false;
-    }
-    let mut any = false;
-    for index in 0..locked.devices.channels.len() {
-        any |= reap_one(locked, index);
-    }
-    locked.devices.ring_doorbells();
-    any
-}
-
-#[inline(always)]
-fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
-    let DeviceQueues { channels, completions, .. } = &mut locked.devices;
-    completions.clear();
-    channels[index].channel.poll(completions);
-    !completions.as_slice().is_empty() && complete_found(locked, index)
-}
-
-/// Completes what a poll has found, and what further polls find if there may be more.
-#[inline(never)]
-fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
-    let mut completions = core::mem::take(&mut locked.devices.completions);
-    loop {
-        for (number, completion) in completions.as_slice().iter().enumerate() {
-            let queue = &mut locked.devices.channels[index];
-            let Some(request) = queue.out[completion.token as usize].take() else { continue };
-            queue.free.push(completion.token);
-            locked.devices.in_flight -= 1;
-            if completion.result < 0 && locked.devices.channels[index].needs_worker(&request, completion.result) {
-                if completion.result == Errno::EOPNOTSUPP.negative() {
-                    block_device::note_without_nowait(locked, &request);
-                }
-                issue::hand_to_worker(locked, request);
-                continue;
-            }
-            locked.statistics.count_polled(request.sqe.opcode);
-            let failed = crate::op::is_failure(&request, completion.result);
-            complete::complete(locked, request, Answer { result: completion.result, failed });
-            if number % SHOWN_TOGETHER == SHOWN_TOGETHER - 1 && locked.ring.is_polled_by_thread() {
-                publish_early(locked);
-            }
-        }
-        let has_had_room = completions.has_room();
-        completions.clear();
-        let queue = &mut locked.devices.channels[index];
-        queue.armed = false;
-        // Requests that are being submitted now stay in front of the backlog.
-        if queue.is_behind && queue.away == 0 {
-            submit_backlog(locked, index);
-        }
-        if has_had_room {
-            break;
-        }
-        locked.devices.channels[index].channel.poll(&mut completions);
-    }
-    locked.devices.completions = completions;
-    true
-}
-
-/// Shows the CQEs posted so far to a waiter that looks at the CQ in memory, and wakes a waiter that
-/// sleeps. Its wake-up overlaps with the posting of the rest of the batch.
-fn publish_early(locked: &mut LockedRing) {
-    locked.cq.publish_early();
-    // No barrier is needed: a sleeper that is overlooked here is woken at the batch's end.
-    locked.ring.wakers.wake_all(locked.ring.memory.ready());
-}
-
-/// Submits the backlog, because room has come or the last deferred submit has ended. Requests that
-/// waited go first, and no later request is submitted beside them.
-#[cold]
-fn submit_backlog(locked: &mut LockedRing, index: usize) {
-    let queue = &mut locked.devices.channels[index];
-    queue.is_behind = false;
-    let waiting = core::mem::take(&mut queue.backlog);
-    locked.devices.in_flight -= waiting.len() as u32;
-    for request in waiting {
-        submit(locked, request, ChannelIndex(index as u32));
-    }
-    let queue = &mut locked.devices.channels[index];
-    queue.is_behind |= queue.owes != 0;
-}
-
-/// Has the devices signal their completions to the ring's epoll set, for a ring that sleeps.
-/// Returns `false` if something may have completed already, or if a device cannot signal: the
-/// caller polls again first.
-pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
-    let mut all = true;
-    for index in 0..locked.devices.channels.len() {
-        let queue = &locked.devices.channels[index];
-        if queue.channel.in_flight() > 0 && !queue.armed {
-            all &= arm_one(locked, index).is_ok_and(|armed| armed);
-        }
-    }
-    all
-}
-
-fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
-    let interrupt = locked.devices.channels[index].channel.interrupt().ok_or(Errno::EOPNOTSUPP)?;
-    if !locked.devices.channels[index].watched {
-        fast_poll::ensure_set(locked)?;
-        let set = locked.polls.set().ok_or(Errno::ENOMEM)?;
-        set.add(interrupt, epoll::IN | epoll::EDGE, fast_poll::DEVICE_DATA)?;
-        locked.devices.channels[index].watched = true;
-    }
-    let queue = &mut locked.devices.channels[index];
-    queue.armed = queue.channel.arm_interrupt();
-    Ok(queue.armed)
-}
-
-/// Polls all devices, because one of them has signalled the epoll set. The event does not say
-/// which.
-pub(crate) fn interrupted(locked: &mut LockedRing) {
-    locked.devices.channels.iter_mut().for_each(|queue| queue.armed = false);
-    reap(locked);
-}
-
-/// Completes what is done and arms the interrupts for the rest, for a driver that leaves a ring
-/// that is not polled. A device that has no interrupt and nothing done (the kernel had no room for
-/// a request) is polled again by a timer.
-pub(crate) fn settle(locked: &mut LockedRing) {
-    let mut fruitless = 0;
-    while locked.devices.in_flight() > 0 && !arm_interrupts(locked) {
-        let found = reap(locked);
-        locked.finish_batch();
-        fruitless = if found { 0 } else { fruitless + 1 };
-        if fruitless == PATIENCE {
-            locked.devices.looked_at_later = true;
-            return;
-        }
-        if !found && locked.devices.cannot_tell() {
-            return;
-        }
-    }
-}
-
-impl Ring {
-    /// Returns whether completions are found by polling the devices.
-    #[inline]
-    pub(crate) fn is_polled(&self) -> bool {
-        self.has(abi::IORING_SETUP_IOPOLL)
+impl Departing {
+    pub fn of(devices: &mut DeviceQueues, buffers: &mut RegisteredBuffers) -> Departing {
+        Departing { devices: core::mem::take(devices), buffers: core::mem::take(buffers) }
     }
 
-    /// Returns whether the SQ thread alone polls the devices.
-    #[inline]
-    pub(crate) fn is_polled_by_thread(&self) -> bool {
-        const BOTH: u32 = abi::IORING_SETUP_IOPOLL | abi::IORING_SETUP_SQPOLL;
-        self.flags & BOTH == BOTH
+    /// Returns whether no submit is under way.
+    pub fn is_back(&self) -> bool {
+        self.devices.channels.iter().all(|queue| queue.away == 0)
+    }
+
+    /// Releases the resources, without the ring's lock. A dropped queue pair first ensures that its
+    /// device touches no memory any more, which may take as long as the device does.
+    pub fn go(self) {
+        let Departing { devices, mut buffers } = self;
+        drop(devices);
+        buffers.unshare();
     }
 }

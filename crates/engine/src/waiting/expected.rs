@@ -16,7 +16,7 @@
 //! kernel. The set is asked at intervals all the same (`LockedRing::is_due_for_a_look`). Where
 //! guesses go wrong they are given up for a while.
 
-use super::poll_slot::Tag;
+use crate::request::conditions::Tag;
 use alloc::collections::VecDeque;
 
 /// Events per wait from which guesses begin.
@@ -24,7 +24,7 @@ const MANY: usize = 8;
 /// Most tries in a row.
 const MOST: usize = 32;
 /// Tries in vain after which the set is asked.
-pub(super) const MISSES: u32 = 2;
+pub(crate) const MISSES: u32 = 2;
 /// Good guesses whose saving makes up for one guess in vain.
 const WORTH: u32 = 4;
 /// Most waits of the set without guesses, after wrong ones.

@@ -1,33 +1,34 @@
-//! Requests that wait, and the threads that watch meanwhile.
+//! Requests that wait, and what they wait for.
 //!
 //! | waits for | modules |
 //! |---|---|
-//! | a file to be ready | `fast_poll`, `poll_table` |
-//! | a device | `device_queues`; `iopoll` polls; `cq_wait` waits beside an SQ thread that polls |
-//! | a lone transfer | `lone_wait` looks for its completion before the waiter sleeps |
+//! | a file to be ready | `fast_poll` arms, `poll_table` keeps |
+//! | a device | `device_queues` |
 //! | a thread that may block | `workers`, with the rights that `rights` chooses |
 //! | time | `timeout` |
 //! | the program's next submission | `sq_thread` |
 //!
-//! While no thread is inside a ring, the ring watcher (`attendant`) watches it; a ring whose
-//! program keeps coming back is only checked at intervals (`rounds`). `stuck_calls` gets a driver
-//! out of a call that should not have slept. `cancel` ends a wait.
+//! Estimates that decide how a thread waits: `attendance` (how active a ring's program is),
+//! `cq_estimate`, `expected`, `lone_wait`.
+//!
+//! `tasks` has the ring watcher start threads. `watchdog` gets a driver out of a call that should
+//! not have slept (`stuck_calls`). `cancel` ends a wait. The threads that bring requests back are
+//! in `driving`.
 
-pub(crate) mod attendant;
+pub(crate) mod attendance;
 pub(crate) mod cancel;
-pub(crate) mod cq_wait;
+pub(crate) mod cq_estimate;
 pub(crate) mod device_queues;
-mod expected;
+pub(crate) mod expected;
 pub(crate) mod fast_poll;
-pub(crate) mod iopoll;
-mod last_thread;
 pub(crate) mod lone_wait;
 mod poll_slot;
 pub(crate) mod poll_table;
 pub(crate) mod rights;
-pub(crate) mod rounds;
 pub(crate) mod sq_thread;
 pub(crate) mod stuck_calls;
+pub(crate) mod tasks;
 pub(crate) mod timeout;
 mod waiters;
+pub(crate) mod watchdog;
 pub(crate) mod workers;

@@ -3,46 +3,16 @@
 
 use super::waiters::Waiters;
 use crate::registered::registered_files::RegisteredFile;
+use crate::request::conditions::{Interest, SharedHold, Tag};
 use alloc::sync::{Arc, Weak};
-use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
-use usring_sys::epoll::Epoll;
-
-/// The common properties of the requests behind one registration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Interest {
-    /// EPOLL* events; error and hang-up are always reported too.
-    pub events: u32,
-    /// The registration stays after an event.
-    pub multishot: bool,
-}
-
-/// A duplicate that requests share while they wait for one file. A request that goes on to a worker
-/// takes its share with it.
-pub(crate) struct SharedHold {
-    pub(super) descriptor: HeldDescriptor,
-    /// The slot whose waiters share it.
-    pub(super) tag: Tag,
-}
-
-/// The event data of a registration: its slot, and the slot's generation above.
-pub(crate) type Tag = u64;
 
 /// The slot to which a request was admitted.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(crate) struct Place {
     pub tag: Tag,
     /// The set has reported an event since the registration was switched on. From then on it
     /// reports only new events, not what is already there.
     pub has_reported: bool,
-}
-
-/// The condition that ends a request's wait.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// An event.
-    Over,
-    /// Its next time slice, whether there is an event or not.
-    Due,
 }
 
 /// State of a registration in the epoll set.
@@ -136,23 +106,6 @@ pub(super) struct Number {
 }
 
 pub(super) const NONE: u32 = u32::MAX;
-
-/// A registered file's entry in the epoll set. It is deleted before the file's number is closed:
-/// close(2) alone would leave it there while the program has the file open.
-pub(crate) struct Registration {
-    pub(super) set: Arc<Epoll>,
-    pub(super) number: i32,
-    /// A duplicate, for every registration but the first: an epoll set takes each number once.
-    pub(super) _own: Option<OwnedDescriptor>,
-    pub(super) interest: Interest,
-    pub(super) tag: Tag,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        let _ = self.set.delete(self.number);
-    }
-}
 
 pub(super) fn tag_of(index: u32, slot: &Slot) -> Tag {
     u64::from(slot.generation) << 32 | u64::from(index)

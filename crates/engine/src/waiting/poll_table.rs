@@ -48,13 +48,14 @@
 //! each event of output as well.
 
 use super::expected::Expected;
-use super::fast_poll::Purpose;
-pub(super) use super::poll_slot::Place;
+pub(crate) use super::poll_slot::Place;
 use super::poll_slot::{Home, NONE, Number, Slot, Switch, tag_of};
-pub(crate) use super::poll_slot::{Interest, Registration, SharedHold, Tag, Turn};
-pub(super) use super::waiters::Waiter;
+pub(crate) use super::waiters::Waiter;
 use crate::registered::registered_files::RegisteredFile;
-use crate::request::{FileUse, Hold, Request, RequestEntry};
+use crate::request::conditions::Purpose;
+pub(crate) use crate::request::conditions::{Interest, Registration, SharedHold, Tag, Turn};
+use crate::request::file::{FileUse, Hold};
+use crate::request::{Request, RequestEntry};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -63,6 +64,13 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::processor;
+
+/// Event data of descriptors that belong to no request: they only wake the waiter.
+pub(crate) const WAKE_DATA: u64 = u64::MAX;
+/// Event data of devices' interrupts.
+pub(crate) const DEVICE_DATA: u64 = u64::MAX - 1;
+/// Event data of the timer.
+pub(crate) const TIMER_DATA: u64 = u64::MAX - 2;
 
 /// The head of this file describes the table.
 #[derive(Default)]
@@ -119,7 +127,7 @@ impl PollTable {
     /// Returns whether a request that has waited can go back to where it was: it still has its
     /// share of the hold.
     #[inline]
-    pub(super) fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
+    pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
         let waited = request.place != 0 && matches!(request.file.hold, Hold::Registered(_) | Hold::Shared(_));
         waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
@@ -127,7 +135,7 @@ impl PollTable {
     /// Finds or makes the registration for a file, and gives the request its share of the hold. If
     /// the registration fails, the request is left with a hold of its own. `socket`: the file is
     /// known to be a socket.
-    pub(super) fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
+    pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
         match &file.hold {
             Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
             Hold::Shared(hold) => {
@@ -359,7 +367,7 @@ impl PollTable {
     }
 
     /// Adds a request to the slot that [`PollTable::attach`] returned.
-    pub(super) fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, turn: Turn) {
+    pub fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, turn: Turn) {
         request.place = tag;
         let slot = &mut self.slots[tag as u32 as usize];
         debug_assert!(tag == tag_of(tag as u32, slot), "attached just now");
@@ -373,7 +381,7 @@ impl PollTable {
 
     /// Begins a round after an event: the requests that wait now are to be called. Returns `false`
     /// if none waits.
-    pub(super) fn begin_round(&mut self, tag: Tag) -> bool {
+    pub fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
             self.rest(tag);
@@ -405,7 +413,7 @@ impl PollTable {
     }
 
     /// Returns the next request to be called in this round.
-    pub(super) fn next_of_round(&mut self, tag: Tag) -> Option<Waiter> {
+    pub fn next_of_round(&mut self, tag: Tag) -> Option<Waiter> {
         let slot = self.slot(tag)?;
         if slot.waiters.front()?.round == slot.round {
             return None;
@@ -421,13 +429,13 @@ impl PollTable {
         !self.due.is_empty()
     }
 
-    pub(super) fn due_count(&self) -> usize {
+    pub fn due_count(&self) -> usize {
         self.due.len()
     }
 
     /// Takes the request that has been runnable for longest, unless it is gone. The caller ends its
     /// round as after an event.
-    pub(super) fn begin_turn(&mut self) -> Option<(Tag, Waiter)> {
+    pub fn begin_turn(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.due.pop_front()?;
         let slot = self.slot(tag)?;
         let waiter = slot.waiters.take(|waiter| waiter.turn == Turn::Due)?;
@@ -439,7 +447,7 @@ impl PollTable {
     /// Notes that a multishot of this file has been called, and may soon be called again. If the
     /// call found `nothing`, the file gets one more try behind all others, and no third.
     #[inline]
-    pub(super) fn expect(&mut self, tag: Tag, nothing: bool) {
+    pub fn expect(&mut self, tag: Tag, nothing: bool) {
         let Some(slot) = self.slot(tag) else { return };
         if core::mem::replace(&mut slot.had_nothing, nothing) && nothing {
             return;
@@ -458,7 +466,7 @@ impl PollTable {
     }
 
     /// Takes a multishot whose file may be ready. The caller ends its round as after an event.
-    pub(super) fn begin_expected(&mut self) -> Option<(Tag, Waiter)> {
+    pub fn begin_expected(&mut self) -> Option<(Tag, Waiter)> {
         loop {
             let (tag, time) = self.expected.take()?;
             let Some(slot) = self.slot(tag).filter(|slot| slot.expected == time) else { continue };
@@ -481,7 +489,7 @@ impl PollTable {
 
     /// Prefetches the slot of an event that has come.
     #[inline]
-    pub(super) fn prefetch_slot(&self, tag: Tag) {
+    pub fn prefetch_slot(&self, tag: Tag) {
         if let Some(slot) = self.slots.get(tag as u32 as usize) {
             processor::prefetch(slot);
         }
@@ -489,7 +497,7 @@ impl PollTable {
 
     /// Prefetches the request that is about to be called.
     #[inline]
-    pub(super) fn prefetch_waiter(&self, tag: Tag) {
+    pub fn prefetch_waiter(&self, tag: Tag) {
         let Some(slot) = self.slots.get(tag as u32 as usize) else { return };
         if let Some(waiter) = slot.waiters.front() {
             processor::prefetch::<Request>(&waiter.request);
@@ -501,7 +509,7 @@ impl PollTable {
 
     /// Puts a multishot that was called in a round back where it was.
     #[inline]
-    pub(super) fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
+    pub fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
         let index = tag as u32 as usize;
         let slot = &mut self.slots[index];
         debug_assert!(slot.firing && tag == tag_of(tag as u32, slot) && slot.switch == Switch::On);
@@ -511,7 +519,7 @@ impl PollTable {
     }
 
     #[inline]
-    pub(super) fn end_round(&mut self, tag: Tag) {
+    pub fn end_round(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
         slot.firing = false;
         if slot.waiters.is_empty() || slot.switch == Switch::Off {

@@ -21,16 +21,15 @@
 //! Neighbours: `workers` runs the queues of all groups. `submission::issue` sends a request to its
 //! group if a thread of other rights is about to issue it.
 
-use crate::process::process;
-use crate::request::Request;
-use crate::ring::LockedRing;
-use crate::waiting::attendant::Attendant;
+use crate::request::{HAS_GROUP, Request};
+use crate::waiting::tasks::Tasks;
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
 use usring_sys::thread::{self, Credentials, ThreadId};
 use usring_sys::thread_life::ThreadLife;
 use usring_sys::{Errno, capability, credentials, futex, signals};
@@ -40,11 +39,6 @@ pub(crate) type GroupNumber = u16;
 const COMMON: GroupNumber = 0;
 /// Number of a driver that submits without a group.
 const NO_GROUP: GroupNumber = u16::MAX;
-
-/// Flag in a request's copy of the SQE: the request names a group. Number 0 then means that the
-/// request was submitted while threads did not differ, and that a thread with other rights may be
-/// the first to try it.
-pub(crate) const HAS_GROUP: u8 = 1 << 7;
 
 type Action = Box<dyn FnOnce() + Send>;
 
@@ -149,12 +143,12 @@ impl Group {
     }
 
     /// Starts a worker soon; runs `stillborn` if the worker cannot be started.
-    pub fn start_worker(&self, attendant: &'static Attendant, life: Action, stillborn: Action) {
+    pub fn start_worker(&self, tasks: &'static Tasks, life: Action, stillborn: Action) {
         if *self.has_anchor.lock() {
             self.state.births.lock().push(Birth { life, stillborn });
             self.state.ring();
         } else if self.number == COMMON {
-            attendant.start_worker(life, stillborn);
+            tasks.start_worker(life, stillborn);
         } else {
             stillborn();
         }
@@ -212,6 +206,13 @@ struct GroupsState {
 #[derive(Default)]
 pub(crate) struct Groups {
     state: Mutex<GroupsState>,
+}
+
+static GROUPS: PerProcess<Groups> = PerProcess::new();
+
+/// Returns the groups of this process; makes them on first use.
+pub(crate) fn groups() -> &'static Groups {
+    GROUPS.get_or_make(Groups::default)
 }
 
 /// When the members reach a multiple of this number, those whose threads have ended are dropped.
@@ -421,137 +422,129 @@ impl RingRights {
     fn join(&mut self, group: &Arc<Group>) {
         self.held.entry(group.number).or_insert_with(|| (group.clone(), 0)).1 += 1;
     }
-}
 
-/// Begins a submission while threads differ: its requests get the calling thread's group.
-#[cold]
-pub(crate) fn begin_submission(locked: &mut LockedRing) {
-    if locked.drain.outstanding() == 0 {
-        locked.rights.held.clear();
+    /// Begins a submission while threads differ: its requests get the calling thread's group.
+    #[cold]
+    pub fn begin_submission(&mut self, outstanding: u64) {
+        if outstanding == 0 {
+            self.held.clear();
+        }
+        let mut group = self.creator.clone().or_else(|| self.of_last());
+        if group.is_none()
+            && let Ok(member) = groups().of_this_thread()
+        {
+            self.last = Arc::downgrade(&member);
+            group = Some(member.group.clone());
+        }
+        // Without a group, only work that needs no rights is carried out.
+        self.submitter = Some(group);
     }
-    let rights = &mut locked.rights;
-    let mut group = rights.creator.clone().or_else(|| rights.of_last());
-    if group.is_none()
-        && let Ok(member) = process().groups.of_this_thread()
-    {
-        rights.last = Arc::downgrade(&member);
-        group = Some(member.group.clone());
+
+    /// Ends a submission that was begun while threads differ.
+    #[cold]
+    pub fn end_submission(&mut self) {
+        self.submitter = None;
     }
-    // Without a group, only work that needs no rights is carried out.
-    rights.submitter = Some(group);
-}
 
-/// Ends a submission that was begun while threads differ.
-#[cold]
-pub(crate) fn end_submission(locked: &mut LockedRing) {
-    locked.rights.submitter = None;
-}
+    /// Puts a prepared request into its submitter's group, unless that is the common group.
+    #[inline(always)]
+    pub fn mark(&mut self, request: &mut Request) {
+        if let Some(group) = &self.submitter
+            && !request.has_flag(HAS_GROUP)
+        {
+            let group = group.clone();
+            request.sqe.personality = group.as_ref().map_or(NO_GROUP, |group| group.number);
+            request.sqe.flags |= HAS_GROUP;
+            if let Some(group) = group {
+                self.join(&group);
+            }
+        }
+    }
 
-/// Puts a prepared request into its submitter's group, unless that is the common group.
-#[inline(always)]
-pub(crate) fn mark(locked: &mut LockedRing, request: &mut Request) {
-    if let Some(group) = &locked.rights.submitter
-        && !request.has_flag(HAS_GROUP)
-    {
-        let group = group.clone();
-        request.sqe.personality = group.as_ref().map_or(NO_GROUP, |group| group.number);
+    /// Puts a request into the group that its personality names.
+    ///
+    /// Error: `EINVAL` if there is no such personality.
+    #[cold]
+    pub fn adopt(&mut self, request: &mut Request) -> Result<(), Errno> {
+        let group = self.personalities.get(&request.sqe.personality).cloned().ok_or(Errno::EINVAL)?;
         request.sqe.flags |= HAS_GROUP;
-        if let Some(group) = group {
-            locked.rights.join(&group);
+        request.sqe.personality = group.number;
+        self.join(&group);
+        Ok(())
+    }
+
+    /// Takes an ended request out of its group. The ring releases the group with its last request.
+    #[cold]
+    pub fn leave(&mut self, request: &Request) {
+        let number = request.sqe.personality;
+        if !request.has_flag(HAS_GROUP) || number == COMMON {
+            return;
+        }
+        if let Some((_, count)) = self.held.get_mut(&number) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&number);
+            }
         }
     }
-}
 
-/// Marks a request that may first be tried after its submission: threads may differ by then.
-pub(crate) fn mark_for_later(request: &mut Request) {
-    request.sqe.flags |= HAS_GROUP;
-}
-
-/// Puts a request into the group that its personality names.
-///
-/// Error: `EINVAL` if there is no such personality.
-#[cold]
-pub(crate) fn adopt(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
-    let rights = &mut locked.rights;
-    let group = rights.personalities.get(&request.sqe.personality).cloned().ok_or(Errno::EINVAL)?;
-    request.sqe.flags |= HAS_GROUP;
-    request.sqe.personality = group.number;
-    rights.join(&group);
-    Ok(())
-}
-
-/// Takes an ended request out of its group. The ring releases the group with its last request.
-#[cold]
-pub(crate) fn leave(locked: &mut LockedRing, request: &Request) {
-    let number = request.sqe.personality;
-    if !request.has_flag(HAS_GROUP) || number == COMMON {
-        return;
-    }
-    if let Some((_, count)) = locked.rights.held.get_mut(&number) {
-        *count -= 1;
-        if *count == 0 {
-            locked.rights.held.remove(&number);
+    /// Returns whether the calling thread's rights are not those of the request's group.
+    pub fn is_foreign(&self, request: &Request) -> bool {
+        let number = request.sqe.personality;
+        if !request.has_flag(HAS_GROUP) {
+            return false;
         }
+        if number == COMMON {
+            return credentials::differ() || !credentials::has_common();
+        }
+        // The SQ thread of another ring submits for a group that it does not belong to.
+        let submitter = self.submitter.as_ref().and_then(Option::as_ref);
+        let submits = submitter.is_some_and(|group| group.number == number) && self.creator.is_none();
+        let is_own = || self.of_last().is_some_and(|group| group.number == number);
+        !submits && !is_own() && !groups().has_rights_of(number)
     }
-}
 
-/// Returns whether the calling thread's rights are not those of the request's group.
-pub(crate) fn is_foreign(locked: &LockedRing, request: &Request) -> bool {
-    let number = request.sqe.personality;
-    if !request.has_flag(HAS_GROUP) {
-        return false;
+    /// Gives the ring's requests the calling thread's rights, whichever thread submits them.
+    pub fn submit_for_creator(&mut self) -> Result<(), Errno> {
+        if credentials::differ() {
+            self.creator = Some(groups().of_this_thread()?.group.clone());
+        }
+        Ok(())
     }
-    if number == COMMON {
-        return credentials::differ() || !credentials::has_common();
+
+    /// Registers the calling thread's rights; returns their number in the ring.
+    ///
+    /// Errors: those of a thread that cannot be started; `EBUSY` if no number is left.
+    pub fn register(&mut self) -> Result<u32, Errno> {
+        let group = groups().of_personality()?;
+        for _ in 0..u16::MAX {
+            self.last_personality = self.last_personality.checked_add(1).unwrap_or(1);
+            if !self.personalities.contains_key(&self.last_personality) {
+                self.personalities.insert(self.last_personality, group);
+                return Ok(u32::from(self.last_personality));
+            }
+        }
+        Err(Errno::EBUSY)
     }
-    // The SQ thread of another ring submits for a group that it does not belong to.
-    let submitter = locked.rights.submitter.as_ref().and_then(Option::as_ref);
-    let submits = submitter.is_some_and(|group| group.number == number) && locked.rights.creator.is_none();
-    let is_own = || locked.rights.of_last().is_some_and(|group| group.number == number);
-    !submits && !is_own() && !process().groups.has_rights_of(number)
+
+    /// Removes a personality. Requests that have it keep it.
+    ///
+    /// Error: `EINVAL` if there is none with this number.
+    pub fn unregister(&mut self, number: u32) -> Result<(), Errno> {
+        let number = u16::try_from(number).map_err(|_| Errno::EINVAL)?;
+        self.personalities.remove(&number).map(drop).ok_or(Errno::EINVAL)
+    }
+
+    /// Drops the ring's groups, for a ring that goes away.
+    pub fn forget(&mut self) {
+        *self = RingRights::default();
+    }
 }
 
 /// Returns the group whose workers are to carry out a request; `None`: the group is gone.
 pub(crate) fn group_of(request: &Request) -> Option<Arc<Group>> {
     if !request.has_flag(HAS_GROUP) || request.sqe.personality == COMMON {
-        return process().groups.common();
+        return groups().common();
     }
-    process().groups.find(request.sqe.personality)
-}
-
-/// Gives the ring's requests the calling thread's rights, whichever thread submits them.
-pub(crate) fn submit_for_creator(locked: &mut LockedRing) -> Result<(), Errno> {
-    if credentials::differ() {
-        locked.rights.creator = Some(process().groups.of_this_thread()?.group.clone());
-    }
-    Ok(())
-}
-
-/// Registers the calling thread's rights; returns their number in the ring.
-///
-/// Errors: those of a thread that cannot be started; `EBUSY` if no number is left.
-pub(crate) fn register(locked: &mut LockedRing) -> Result<u32, Errno> {
-    let group = process().groups.of_personality()?;
-    let rights = &mut locked.rights;
-    for _ in 0..u16::MAX {
-        rights.last_personality = rights.last_personality.checked_add(1).unwrap_or(1);
-        if !rights.personalities.contains_key(&rights.last_personality) {
-            rights.personalities.insert(rights.last_personality, group);
-            return Ok(u32::from(rights.last_personality));
-        }
-    }
-    Err(Errno::EBUSY)
-}
-
-/// Removes a personality. Requests that have it keep it.
-///
-/// Error: `EINVAL` if there is none with this number.
-pub(crate) fn unregister(locked: &mut LockedRing, number: u32) -> Result<(), Errno> {
-    let number = u16::try_from(number).map_err(|_| Errno::EINVAL)?;
-    locked.rights.personalities.remove(&number).map(drop).ok_or(Errno::EINVAL)
-}
-
-/// Drops the ring's groups, for a ring that goes away.
-pub(crate) fn forget(locked: &mut LockedRing) {
-    locked.rights = RingRights::default();
+    groups().find(request.sqe.personality)
 }

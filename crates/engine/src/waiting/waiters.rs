@@ -2,13 +2,12 @@
 //! there is only one. It is stored in the slot itself, because memory of its own would be one more
 //! cache miss when its event comes, long after the last touch.
 
-use super::fast_poll::Purpose;
-use super::poll_slot::Turn;
 use crate::request::RequestEntry;
+use crate::request::conditions::{Purpose, Turn};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
-pub(super) struct Waiter {
+pub(crate) struct Waiter {
     pub request: RequestEntry,
     /// The file's round in which the request began to wait.
     pub round: u32,

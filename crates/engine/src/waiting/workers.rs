@@ -7,12 +7,12 @@
 //! - A waiting job belongs to the pool's queue, a running one to its worker. A finished one goes
 //!   back to its ring as task work.
 
-use crate::completion::task_work;
-use crate::op::Operation;
-use crate::process::process;
-use crate::request::{Progress, Request, RequestEntry, RequestId};
+use crate::request::conditions::RequestId;
+use crate::request::operation::Operation;
+use crate::request::{Blocking, Progress, Request, RequestEntry};
 use crate::ring::{LockedRing, Ring};
 use crate::waiting::rights::{self, Group, GroupState};
+use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -20,8 +20,9 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
 use usring_sys::processor::Mask;
-use usring_sys::{Errno, SystemCall, futex, processor, signals, wait};
+use usring_sys::{Errno, futex, processor, signals, wait};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, sqe_flags};
 
@@ -61,8 +62,8 @@ struct Running {
 pub(crate) struct JobView {
     pub id: RequestId,
     pub sqe: Sqe,
-    /// Descriptor number of the request's file.
-    pub number: i32,
+    /// Descriptor number of the request's file, if it works on one.
+    pub number: Option<i32>,
     /// The job goes on when its ring is closed: a direct transfer would have begun in the kernel by
     /// the time its submitter's call returned.
     pub outlives_ring: bool,
@@ -73,7 +74,7 @@ impl JobView {
         let is_left_to_workers = request.has_flag(sqe_flags::ASYNC);
         let outlives_ring = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_direct());
         let outlives_ring = outlives_ring && !is_left_to_workers;
-        JobView { id: request.id, sqe: request.sqe, number: request.file.number, outlives_ring }
+        JobView { id: request.id, sqe: request.sqe, number: request.file_number(), outlives_ring }
     }
 }
 
@@ -90,17 +91,6 @@ impl WorkerSlot {
     fn interrupt(&self) {
         self.cancelled.store(1, Ordering::SeqCst);
         wait::interrupt_worker(self.thread.load(Ordering::Relaxed));
-    }
-}
-
-/// Makes blocking system calls, which end early when the request is cancelled.
-pub(crate) struct Blocking<'a> {
-    cancelled: &'a AtomicU32,
-}
-
-impl Blocking<'_> {
-    pub fn run(&self, call: &SystemCall) -> Result<u64, Errno> {
-        wait::blocking(call, self.cancelled)
     }
 }
 
@@ -136,22 +126,28 @@ pub(crate) struct WorkerPool {
     state: Mutex<PoolState>,
 }
 
+static WORKERS: PerProcess<WorkerPool> = PerProcess::new();
+
+/// Returns the workers of this process; makes them on first use.
+pub(crate) fn workers() -> &'static WorkerPool {
+    WORKERS.get_or_make(WorkerPool::default)
+}
+
 /// Hands a request to a worker.
 pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
-    let row = request.row;
-    debug_assert!(row.work.is_some(), "an opcode without blocking work was handed to a worker");
+    debug_assert!(request.properties.work.is_some(), "an opcode without blocking work was handed to a worker");
     let (class, order) = classify(&request);
     let Some(group) = rights::group_of(&request) else {
         return finish(request, locked.ring.clone(), Errno::EAGAIN.negative());
     };
     let job = Job { request, ring: locked.ring.clone(), order, group };
-    process().workers.enqueue(class, job);
+    workers().enqueue(class, job);
 }
 
 /// Returns a request's pool and its order key. Work on regular files and block devices always ends,
 /// so the number of its workers is bounded. Buffered writes to one file keep their order.
 fn classify(request: &Request) -> (Class, Option<OrderKey>) {
-    let row = request.row;
+    let row = request.properties;
     if !row.needs_file {
         return (if row.waits_for_ever { Class::Unbounded } else { Class::Bounded }, None);
     }
@@ -189,7 +185,7 @@ impl WorkerPool {
         for _ in 0..births {
             let (theirs, stillborn) = (group.state.clone(), group.state.clone());
             group.start_worker(
-                &process().attendant,
+                tasks(),
                 Box::new(
                     move || if theirs.is_fit() { self.work(class, &theirs) } else { self.not_born(class, &theirs) },
                 ),
@@ -250,7 +246,7 @@ impl WorkerPool {
 
     fn run_job(&self, mut job: Job, slot: &WorkerSlot) {
         let id = job.request.id;
-        let result = match job.request.row.work {
+        let result = match job.request.properties.work {
             Some(work) => work(&mut job.request, &Blocking { cancelled: &slot.cancelled }),
             None => Errno::EINVAL.negative(),
         };
@@ -375,12 +371,12 @@ impl PoolState {
 fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     request.progress = Progress::Ran;
     request.result = result;
-    task_work::add(&ring, request);
+    ring.bring_finished(request);
 }
 
 /// Interrupts the system calls of workers for those of the ring's requests that `matches` accepts.
 pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
-    let state = process().workers.state.lock();
+    let state = workers().state.lock();
     let of_ring = state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring));
     of_ring.filter(|running| matches(&running.view)).for_each(|running| running.slot.interrupt());
 }
@@ -396,7 +392,7 @@ pub(crate) enum Cancelled {
 
 /// Cancels one request of the ring that `matches`.
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
-    let mut state = process().workers.state.lock();
+    let mut state = workers().state.lock();
     for pool in state.groups.values_mut().flatten() {
         let position =
             pool.queue.iter().position(|job| Arc::ptr_eq(&job.ring, ring) && matches(&JobView::of(&job.request)));
@@ -412,7 +408,7 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Ca
 
 /// Returns whether requests of a ring are queued for workers or run by them.
 pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
-    let state = process().workers.state.lock();
+    let state = workers().state.lock();
     let is_of_ring = |other: &Arc<Ring>| Arc::ptr_eq(other, ring);
     let waits = state.groups.values().flatten().any(|pool| pool.queue.iter().any(|job| is_of_ring(&job.ring)));
     waits || state.running.iter().any(|running| is_of_ring(&running.ring))

@@ -1,10 +1,12 @@
 //! Transfers of no bytes: their meaning for each kind of file, and the errors. preadv2(2) and
 //! pwritev2(2) check little of that.
 
-use super::{FILE_POSITION, KNOWN_FLAGS, NO_SIGNAL, ReadWrite};
-use crate::submission::issue::IssueOutcome;
+use crate::request::operation::read_write::{FILE_POSITION, KNOWN_FLAGS, NO_SIGNAL, ReadWrite};
+use crate::request::outcome::IssueOutcome;
+use crate::waiting::tasks::tasks;
 use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::plain::IoVector;
+use usring_sys::signals;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, message};
 use usring_uapi::general as linux;
@@ -50,7 +52,7 @@ fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     }
     let answer = SystemCall::new(linux::__NR_write, [number as u64, transfer.first.base, 0, 0, 0]).run();
     if answer == Err(Errno::EPIPE) {
-        transfer.signal_broken_pipe();
+        signal_broken_pipe(transfer);
     }
     answer
 }
@@ -88,5 +90,15 @@ fn read_too_little(number: i32) -> Result<u64, Errno> {
     match SystemCall::with_six(linux::__NR_preadv2, arguments).run() {
         Err(Errno::EINVAL) => Err(Errno::EINVAL),
         _ => Ok(0),
+    }
+}
+
+/// Raises SIGPIPE for a write to a pipe without readers. The kernel has raised it in the thread
+/// that made the call, but usring's threads block it. So the process gets the signal, as it
+/// would from the thread that submitted the write.
+#[cold]
+pub(super) fn signal_broken_pipe(transfer: &ReadWrite) {
+    if transfer.flags & NO_SIGNAL == 0 && tasks().is_current() {
+        signals::send_to_process(linux::SIGPIPE);
     }
 }

@@ -1,9 +1,9 @@
 //! The provided buffer of a read: taken at issue, and returned where the read waits.
 
-use super::Operation;
 use crate::request::Request;
+use crate::request::operation::Operation;
+use crate::request::outcome::{Answer, IssueOutcome};
 use crate::ring::LockedRing;
-use crate::submission::issue::{Answer, IssueOutcome};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, descriptor};
 

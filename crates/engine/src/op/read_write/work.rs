@@ -1,10 +1,10 @@
 //! A transfer by a worker, which may block.
 
-use super::{FILE_POSITION, ReadWrite, move_nothing};
-use crate::op::Operation;
-use crate::request::Request;
-use crate::submission::issue::IssueOutcome;
-use crate::waiting::workers::Blocking;
+use super::nothing::move_nothing;
+use crate::request::operation::Operation;
+use crate::request::operation::read_write::{FILE_POSITION, ReadWrite};
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
 use usring_sys::{Errno, descriptor, file};
 use usring_uapi::general as linux;
 

@@ -4,14 +4,15 @@
 //!
 //! Each ring whose deferred submit sleeps has a submit helper, so no ring waits for another.
 
-use super::delivery;
-use crate::process::process;
+use super::deferred_submit;
 use crate::ring::Ring;
+use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
 use usring_sys::thread::Credentials;
 use usring_sys::{Errno, futex};
 
@@ -26,6 +27,13 @@ pub(crate) struct Carriers {
     signal: AtomicU32,
 }
 
+static CARRIERS: PerProcess<Carriers> = PerProcess::new();
+
+/// Returns the submit helpers of this process; makes it on first use.
+pub(crate) fn carriers() -> &'static Carriers {
+    CARRIERS.get_or_make(Carriers::default)
+}
+
 #[derive(Default)]
 struct State {
     /// Rings with a deferred submit.
@@ -38,7 +46,7 @@ impl Carriers {
     /// Has a submit helper make the ring's deferred submits soon; the ring's lock may be held.
     /// Returns `false` if no thread can be started.
     pub fn call(&'static self, ring: &Arc<Ring>) -> bool {
-        if process().attendant.start().is_err() {
+        if tasks().start().is_err() {
             return false;
         }
         let mut state = self.state.lock();
@@ -53,7 +61,7 @@ impl Carriers {
         }
         if is_another_needed {
             let (life, stillborn) = (Box::new(|| self.carry()), Box::new(|| self.not_born()));
-            process().attendant.start_thread("usring-deliver", Credentials::Following, life, stillborn);
+            tasks().start_thread("usring-deliver", Credentials::Following, life, stillborn);
         }
         true
     }
@@ -64,7 +72,7 @@ impl Carriers {
         state.threads -= 1;
         let stranded = if state.threads == 0 { core::mem::take(&mut state.rings) } else { VecDeque::new() };
         drop(state);
-        stranded.into_iter().for_each(delivery::deliver_all);
+        stranded.into_iter().for_each(deferred_submit::deliver_all);
     }
 
     /// The life of a submit helper.
@@ -73,7 +81,7 @@ impl Carriers {
         loop {
             if let Some(ring) = state.rings.pop_front() {
                 drop(state);
-                delivery::deliver_all(ring);
+                deferred_submit::deliver_all(ring);
                 state = self.state.lock();
                 continue;
             }

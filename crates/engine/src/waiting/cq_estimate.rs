@@ -1,38 +1,12 @@
-//! enter(2) on a polled ring with an SQ thread: the SQ thread alone polls the
-//! devices, and the caller waits for CQEs in memory.
-//!
-//! Only the SQ thread's completions, and a worker's, which the SQ thread posts,
-//! can end such a wait. A polled ring waits for no file and no timer. So the
-//! waiter needs the CQ and the sleep word. It never takes the ring's lock, which
-//! the SQ thread takes and releases all the time.
-//!
-//! A sleep costs processor time, and the wake-up comes late: 3 µs on one machine,
-//! 12 µs on another. A look at the CQ is never late, but takes the whole
-//! processor. A wait combines both, by what the ring's earlier waits measured:
-//!
-//! 1. It sleeps by a timer until shortly before the expected completion, where
-//!    the device is slow enough for a timer.
-//! 2. It looks at the CQ, for at most [`MOST_LOOK`]. [`CqWaits::look`] decides.
-//! 3. It sleeps until the SQ thread wakes it.
-//!
-//! Three rules bound the look:
-//! - All waits together use a share of a processor, [`CqWaits::share`].
-//! - Looks have to shorten the waits. Where processors are scarce they do not:
-//!   the waiter keeps the SQ thread or the device's back end off the processor.
-//! - A look in vain makes the next waits sleep, more of them each time.
+//! Estimates for a waiter beside an SQ thread that polls: whether it sleeps or looks at the CQ, by
+//! what the ring's earlier waits measured. `driving::cq_wait` waits.
 
-use crate::completion::wait::{self, WaitCall};
-use crate::ring::Ring;
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
-use usring_sys::sleep::Sleeper;
-use usring_sys::ticks::Ticks;
-use usring_sys::{Errno, processor, signals, timer_slack};
+use usring_sys::{processor, timer_slack};
 
-/// Looks between two readings of the clock.
-const LOOKS: u32 = 16;
 /// The longest look.
-const MOST_LOOK: Nanoseconds = 50_000;
+pub(crate) const MOST_LOOK: Nanoseconds = 50_000;
 /// Least and most processor time that waits may use, in 64ths of their length.
 const SHARES: (u64, u64) = (40, 48);
 /// The most processor time that unused share adds up to.
@@ -50,36 +24,36 @@ const LONGEST: Nanoseconds = 10_000_000;
 pub(crate) struct CqWaits {
     /// Mean time and mean deviation until a completion was there, from waits that saw it come. The
     /// latest eight or so weigh most. 0: not known.
-    arrival: AtomicU64,
-    spread: AtomicU64,
+    pub arrival: AtomicU64,
+    pub spread: AtomicU64,
     /// Mean length of the waits that looked, and of those that only slept.
-    looked: AtomicU64,
-    slept: AtomicU64,
+    pub looked: AtomicU64,
+    pub slept: AtomicU64,
     /// Mean processor time of one sleep, and the number of sleeps.
-    sleep_cost: AtomicU64,
-    sleeps: AtomicU64,
+    pub sleep_cost: AtomicU64,
+    pub sleeps: AtomicU64,
     /// Mean time by which a timer's sleep was too long, less the machine's best.
-    late: AtomicU64,
+    pub late: AtomicU64,
     /// Mean number of completions that a wait brought, in 16ths.
-    brought: AtomicU64,
+    pub brought: AtomicU64,
     /// Processor time that waits may still use.
-    balance: AtomicI64,
+    pub balance: AtomicI64,
     /// Waits to go without a look, and the number after the next look in vain.
-    without: AtomicU64,
-    penalty: AtomicU64,
+    pub without: AtomicU64,
+    pub penalty: AtomicU64,
 }
 
 /// Record of one wait.
 #[derive(Default)]
-struct Account {
+pub(crate) struct Account {
     /// Processor time used while asleep.
-    asleep: Nanoseconds,
-    looking: Nanoseconds,
-    outcome: Outcome,
+    pub asleep: Nanoseconds,
+    pub looking: Nanoseconds,
+    pub outcome: Outcome,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Outcome {
+pub(crate) enum Outcome {
     /// The completion came while the timer's sleep lasted.
     Overslept,
     /// A look saw it.
@@ -90,11 +64,11 @@ enum Outcome {
     Slept,
 }
 
-fn get(word: &AtomicU64) -> Nanoseconds {
+pub(crate) fn get(word: &AtomicU64) -> Nanoseconds {
     word.load(Ordering::Relaxed)
 }
 
-fn set(word: &AtomicU64, value: Nanoseconds) {
+pub(crate) fn set(word: &AtomicU64, value: Nanoseconds) {
     word.store(value.min(LONGEST), Ordering::Relaxed);
 }
 
@@ -106,7 +80,7 @@ fn average(word: &AtomicU64, value: Nanoseconds) {
 
 impl CqWaits {
     /// Returns how long to sleep by a timer; 0: not at all.
-    fn nap(&self) -> Nanoseconds {
+    pub fn nap(&self) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let late = timer_slack::overshoot() + get(&self.late);
         let earliest = mean.saturating_sub(2 * spread).max(mean / 2);
@@ -121,7 +95,7 @@ impl CqWaits {
     }
 
     /// Returns how long to look, this long after the wait's start; 0: not at all.
-    fn look(&self, elapsed: Nanoseconds) -> Nanoseconds {
+    pub fn look(&self, elapsed: Nanoseconds) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let without = get(&self.without);
         if without != 0 {
@@ -153,7 +127,7 @@ impl CqWaits {
     }
 
     /// Counts a wait of this length, which brought `brought` completions.
-    fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
+    pub fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
         average(&self.brought, 16 * u64::from(brought));
         let used = (account.asleep + account.looking).min(length);
         let allowed = length.min(LONGEST) * self.share() / 64;
@@ -199,7 +173,7 @@ impl CqWaits {
     }
 
     /// Sleeps; returns the answer, and the processor time that the sleep took.
-    fn metered<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
+    pub fn metered<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
         let number = self.sleeps.fetch_add(1, Ordering::Relaxed);
         if !number.is_multiple_of(MEASURED) {
             return (sleep(), get(&self.sleep_cost));
@@ -210,110 +184,6 @@ impl CqWaits {
         average(&self.sleep_cost, cost);
         (answer, cost)
     }
-}
-
-/// Waits for `call.completions` CQEs. Returns `EINTR` and `ETIME` only if the CQ is empty.
-pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
-    if ring.memory.ready() >= call.completions {
-        return Ok(());
-    }
-    let start = Ticks::now();
-    let mut account = Account::default();
-    let waited = wait_in_turn(ring, call, start, &mut account);
-    ring.cq_waits.account(Ticks::now().since(start), ring.memory.ready(), &account);
-    waited
-}
-
-/// Sleeps by a timer, looks and sleeps, as far as each step is worth it.
-fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
-    let (waits, wanted) = (&ring.cq_waits, call.completions);
-    let nap = waits.nap();
-    if nap != 0 {
-        account.asleep += sleep_by_timer(ring, call, nap)?;
-        let late = lateness(Ticks::now().since(start), nap);
-        set(&waits.late, (7 * get(&waits.late) + late) / 8);
-        if ring.memory.ready() >= wanted {
-            account.outcome = Outcome::Overslept;
-            return Ok(());
-        }
-    }
-    let elapsed = Ticks::now().since(start);
-    let budget = waits.look(elapsed);
-    if budget != 0 {
-        let found = look(ring, wanted, budget);
-        account.looking = Ticks::now().since(start) - elapsed;
-        account.outcome = if found { Outcome::Seen } else { Outcome::Missed };
-        if found {
-            return Ok(());
-        }
-    }
-    let (slept, cost) = waits.metered(|| sleep(ring, call));
-    account.asleep += cost;
-    slept
-}
-
-/// Returns by how much a timer's sleep was later than this machine's sleeps are at best.
-fn lateness(slept: Nanoseconds, nap: Nanoseconds) -> Nanoseconds {
-    slept.saturating_sub(nap).saturating_sub(timer_slack::overshoot()).min(MOST_LOOK)
-}
-
-/// Sleeps by a timer, not beyond the call's deadline; returns the processor time.
-/// Errors: `EINTR` and `ETIME`, if the CQ is empty.
-fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
-    let left = match wait::time_left(call, ring.memory.ready(), None) {
-        Ok(left) => left.unwrap_or(span),
-        Err(error) => return or_what_there_is(ring, error).map(|()| 0),
-    };
-    let (slept, cost) = ring.cq_waits.metered(|| timer_slack::sleep_precisely(span.min(left)));
-    match slept {
-        Err(Errno::EINTR) => or_what_there_is(ring, Errno::EINTR).map(|()| cost),
-        _ => Ok(cost),
-    }
-}
-
-/// Looks for a while; returns whether there are enough CQEs.
-fn look(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
-    let start = Ticks::now();
-    while !signals::interrupted() && Ticks::now().since(start) < budget {
-        for _ in 0..LOOKS {
-            if ring.memory.ready() >= wanted {
-                return true;
-            }
-            core::hint::spin_loop();
-        }
-    }
-    false
-}
-
-/// Sleeps until there are enough CQEs.
-fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
-    let word = &ring.wakers.sleep;
-    loop {
-        let ready = ring.memory.ready();
-        if ready >= call.completions {
-            return Ok(());
-        }
-        let span = match wait::time_left(call, ready, None) {
-            Ok(span) => span,
-            Err(error) => return or_what_there_is(ring, error),
-        };
-        let ticket = word.announce(Sleeper::Futex, call.completions);
-        let slept = if ring.memory.ready() < call.completions {
-            usring_sys::wait::futex(word.futex(), ticket.futex_value(), span)
-        } else {
-            Ok(())
-        };
-        // The completions for which it was woken are in the CQ.
-        let _ = word.retract(ticket);
-        if slept == Err(Errno::EINTR) {
-            return or_what_there_is(ring, Errno::EINTR);
-        }
-    }
-}
-
-/// Returns the error of a wait that ends early only if nothing has arrived.
-fn or_what_there_is(ring: &Ring, error: Errno) -> Result<(), Errno> {
-    if ring.memory.ready() > 0 { Ok(()) } else { Err(error) }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -12,44 +12,17 @@
 //! Their files are kept, so any thread may submit them. A thread that must not sleep leaves them to
 //! a submit helper.
 
-use super::{DeviceQueues, reap_one, submit_backlog};
-use crate::process::process;
-use crate::registered::registered_buffers::RegisteredBuffers;
-use crate::ring::{LockedRing, Ring};
-use crate::waiting::attendant;
+use crate::driving::reap::{reap_one, submit_backlog};
+use crate::driving::ring_watcher;
+use crate::driving::submit_helpers::carriers;
+use crate::ring::{Exit, LockedRing, Ring};
+use crate::waiting::tasks::tasks;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::Delivery;
 
 /// A channel's index, and the batch that is being submitted for it.
 type Load = (usize, Delivery);
-
-/// Resources of a closed ring, released when the last of its deferred submits has ended. Earlier,
-/// the kernel could be given memory that nothing keeps any more.
-#[derive(Default)]
-pub(crate) struct Departing {
-    devices: DeviceQueues,
-    buffers: RegisteredBuffers,
-}
-
-impl Departing {
-    pub fn of(locked: &mut LockedRing) -> Departing {
-        Departing { devices: core::mem::take(&mut locked.devices), buffers: core::mem::take(&mut locked.buffers) }
-    }
-
-    /// Returns whether no submit is under way.
-    pub fn is_back(&self) -> bool {
-        self.devices.channels.iter().all(|queue| queue.away == 0)
-    }
-
-    /// Releases the resources, without the ring's lock. A dropped queue pair first ensures that its
-    /// device touches no memory any more, which may take as long as the device does.
-    pub fn go(self) {
-        let Departing { devices, mut buffers } = self;
-        drop(devices);
-        buffers.unshare();
-    }
-}
 
 /// Most deferred submits that a driver makes before it leaves the rest to a submit helper. The
 /// first is its own. Requests that its completions start (a link goes on) usually lead to further
@@ -80,21 +53,21 @@ pub(super) fn deliver_all(ring: Arc<Ring>) {
     while locked.devices.owing != 0 {
         locked = deliver_once(locked);
     }
-    locked.leave();
+    locked.release(Exit::Leave);
 }
 
 #[inline(always)]
 fn deliver_once(mut locked: LockedRing) -> LockedRing {
     let ring = locked.ring;
     let owing = locked.devices.owing;
-    attendant::take_over_beside(&mut locked, owing);
+    ring_watcher::take_over_beside(&mut locked, owing);
     // Batches of further channels; there are rarely any.
     let mut others = Vec::new();
     let Some((index, mut delivery)) = begin(&mut locked, &mut others) else {
         call_lookers(ring);
         return locked;
     };
-    locked.step_aside();
+    locked.release(Exit::ToSubmit);
     call_lookers(ring);
     delivery.carry_out();
     others.iter_mut().for_each(|(_, delivery)| delivery.carry_out());
@@ -192,7 +165,7 @@ fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, loads: Vec<Load>) -> Loc
         return locked;
     }
     let departing = core::mem::take(departing);
-    locked.let_go();
+    locked.release(Exit::Bare);
     departing.go();
     let mut locked = ring.lock();
     locked.departing = None;
@@ -203,7 +176,7 @@ fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, loads: Vec<Load>) -> Loc
 /// serves all rings, leaves them to a submit helper.
 #[inline(never)]
 pub(crate) fn deliver_or_leave(locked: LockedRing) -> LockedRing {
-    if process().attendant.is_current() { left_to_thread(locked) } else { deliver(locked) }
+    if tasks().is_current() { left_to_thread(locked) } else { deliver(locked) }
 }
 
 /// Leaves deferred submits to a submit helper, for a thread that must not sleep. If no helper can
@@ -213,10 +186,10 @@ pub(crate) fn left_to_thread(mut locked: LockedRing) -> LockedRing {
     if locked.devices.owes_delivery() { deliver_once(locked) } else { locked }
 }
 
-/// Leaves deferred submits to a [submit helper](super::Carriers). They stay pending if none can be
-/// started.
+/// Leaves deferred submits to a [submit helper](super::submit_helpers). They stay pending if none
+/// can be started.
 pub(crate) fn leave_delivery(locked: &mut LockedRing) {
     if locked.devices.owes_delivery() {
-        locked.devices.left = process().carriers.call(locked.ring);
+        locked.devices.left = carriers().call(locked.ring);
     }
 }

@@ -21,11 +21,12 @@
 //! driver saw the end and armed the ring, or the call comes later. The driver that takes the call
 //! leaves the ring in turn, and arms it.
 
+use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
-use crate::waiting::attendant;
+use crate::waiting::attendance::Habit;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::Ordering;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::mutex::Mutex;
 
@@ -37,57 +38,6 @@ const ABSENT: u32 = 2;
 /// After this many checks without a visit, for a program that sleeps in the ring, idle watching
 /// ends: there is little to do.
 const QUIET: u32 = 20;
-
-/// Activity estimate that a ring needs for idle watching: at first, and at most. [`Habit::came_by`]
-/// makes the estimate.
-const FIRST_TRIAL: u32 = 64;
-const LAST_TRIAL: u32 = 2048;
-
-/// Estimate of how a ring's program behaves. All words are hints, except `on_round`.
-#[derive(Default)]
-pub(crate) struct Habit {
-    on_round: AtomicBool,
-    /// Number of times that the program has come to wait and looked at all there is; written by the
-    /// driver. A thread that only submits does not look at files and timers, so its calls do not
-    /// count.
-    visits: AtomicU32,
-    /// The activity estimate: recent waits.
-    waits: AtomicU32,
-    /// Activity needed above [`FIRST_TRIAL`].
-    doubt: AtomicU32,
-}
-
-impl Habit {
-    #[inline]
-    pub fn is_on_round(&self) -> bool {
-        self.on_round.load(Ordering::Relaxed)
-    }
-
-    /// Counts a call of the program, to wait or only to submit. A program that submits more than
-    /// once per wait may be one that looks at the CQ in memory.
-    #[inline]
-    pub fn came_by(&self, waits: bool) {
-        let before = self.waits.load(Ordering::Relaxed);
-        let now = if waits { (before + 2).min(2 * LAST_TRIAL) } else { before.saturating_sub(1) };
-        self.waits.store(now, Ordering::Relaxed);
-    }
-
-    /// Counts a driver's look at all that the ring waits for.
-    #[inline]
-    pub fn visit(&self) {
-        self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-    }
-
-    fn is_reliable(&self) -> bool {
-        self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.doubt.load(Ordering::Relaxed)
-    }
-
-    /// Doubles the activity that is needed, because the program has stayed away.
-    fn doubt(&self) {
-        let trial = FIRST_TRIAL + self.doubt.load(Ordering::Relaxed);
-        self.doubt.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);
-    }
-}
 
 /// A ring under idle watching.
 struct Stop {
@@ -138,7 +88,7 @@ impl Rounds {
         });
         // Without the lock, because driving these rings may begin idle watching again.
         for ring in left {
-            attendant::call(&ring);
+            ring_watcher::call(&ring);
         }
     }
 }
@@ -194,7 +144,7 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
 #[cold]
 fn begin(ring: &Arc<Ring>) -> bool {
     ring.attendance.habit.on_round.store(true, Ordering::SeqCst);
-    let begun = attendant::with_rounds(|rounds| rounds.put_on(ring));
+    let begun = ring_watcher::with_rounds(|rounds| rounds.put_on(ring));
     if !begun {
         ring.attendance.habit.on_round.store(false, Ordering::SeqCst);
     }

@@ -3,9 +3,9 @@
 //! waiters sleep on the sleep word.
 
 use super::pace::Pace;
-use crate::completion::task_work;
-use crate::ring::{LockedRing, Ring};
-use crate::waiting::{attendant, device_queues, fast_poll, lone_wait, timeout};
+use crate::driving::{deferred_submit, dispatch, expiry, fire, lone_look, reap, ring_watcher, task_work};
+use crate::ring::{Exit, LockedRing, Ring};
+use crate::waiting::fast_poll;
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
@@ -55,11 +55,11 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_due_for_a_look();
         if !looked && !sleeps && locked.polls.armed() > 0 && (asks || is_due(&mut locked)) {
             looked = true;
-            fast_poll::look(&mut locked);
+            dispatch::look(&mut locked);
         }
         locked.finish_batch();
         if hurries || locked.devices.owes_backlog() {
-            device_queues::leave_delivery(&mut locked);
+            deferred_submit::leave_delivery(&mut locked);
         }
         locked.flush_overflow();
         let ready = locked.cq.ready();
@@ -67,7 +67,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         let is_to_look = call.until_devices && locked.devices.in_flight() > 0;
         if ready >= call.completions || timed_out || is_to_look {
             locked.devices.lone_waits.record(lone.filter(|_| ready >= call.completions));
-            locked.leave();
+            locked.release(Exit::Leave);
             return Ok(());
         }
         let span = match time_left(&mut call, ready, locked.timeouts.until_next()) {
@@ -79,11 +79,11 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 continue;
             }
             Err(error) => {
-                locked.leave();
+                locked.release(Exit::Leave);
                 return if ready > 0 { Ok(()) } else { Err(error) };
             }
         };
-        let Some(locked) = lone_wait::look(ring, locked, call.completions, span, &mut lone) else { continue };
+        let Some(locked) = lone_look::look(ring, locked, call.completions, span, &mut lone) else { continue };
         match gather_or_sleep(locked, &call, span, &mut pace) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
@@ -94,10 +94,10 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
 
 /// Polls the ring's files once, for a waiter whose time is up.
 fn look_and_depart(mut locked: LockedRing) {
-    fast_poll::look(&mut locked);
+    dispatch::look(&mut locked);
     locked.finish_batch();
-    device_queues::leave_delivery(&mut locked);
-    locked.depart();
+    deferred_submit::leave_delivery(&mut locked);
+    locked.release(Exit::Finished);
 }
 
 /// Completes finished work, and what is known or expected to be ready.
@@ -105,15 +105,15 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     task_work::hear_announcement(locked);
     locked.ring.attendance.habit.visit();
     task_work::run_for_wait(locked, wanted);
-    timeout::expire(locked);
+    expiry::expire(locked);
     if !locked.ring.is_polled_by_thread() {
-        device_queues::reap(locked);
+        reap::reap(locked);
     }
     if locked.polls.has_due() {
-        fast_poll::look(locked);
+        dispatch::look(locked);
     }
     if locked.polls.expects() && locked.cq.ready() < wanted && locked.ring.is_left_to_owner() {
-        fast_poll::try_expected(locked);
+        dispatch::try_expected(locked);
         // Completions that this has brought count from here on.
         locked.finish_batch();
     }
@@ -123,9 +123,9 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
 fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     let mut locked = ring.lock();
     locked.finish_batch();
-    device_queues::leave_delivery(&mut locked);
+    deferred_submit::leave_delivery(&mut locked);
     let ready = locked.cq.ready();
-    locked.leave();
+    locked.release(Exit::Leave);
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
 }
 
@@ -170,7 +170,7 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
     let _ = ring.wakers.sleep.retract(ticket);
     let mut locked = ring.lock();
     task_work::run(&mut locked);
-    locked.leave();
+    locked.release(Exit::Leave);
     if slept == Err(Errno::EINTR) { slept } else { Ok(()) }
 }
 
@@ -225,7 +225,7 @@ fn gather<'a>(
     locked.wake_others();
     let needed = needed(&mut locked, call);
     let ticket = ring.wakers.sleep.announce(Sleeper::Futex, needed);
-    locked.unlock();
+    locked.release(Exit::Pause);
     let pause = span.map_or(pause, |span| span.min(pause));
     let slept = match ring.task_work.is_empty() {
         true => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), Some(pause)),
@@ -233,9 +233,9 @@ fn gather<'a>(
     };
     let _ = ring.wakers.sleep.retract(ticket);
     let mut locked = ring.lock();
-    fast_poll::look(&mut locked);
+    dispatch::look(&mut locked);
     locked.finish_batch();
-    locked.unlock();
+    locked.release(Exit::Pause);
     if slept == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(None) }
 }
 
@@ -257,26 +257,26 @@ fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     if locked.polls.has_due() || locked.devices.owes_delivery() {
-        locked.unlock();
+        locked.release(Exit::Pause);
         return Ok(());
     }
     let watches_devices = locked.devices.in_flight() > 0 && !ring.is_polled_by_thread();
     let waiter = if watches_devices { aio_waiter(&locked, call) } else { None };
-    if watches_devices && waiter.is_none() && !device_queues::arm_interrupts(&mut locked) {
+    if watches_devices && waiter.is_none() && !reap::arm_interrupts(&mut locked) {
         // Something has completed already.
-        locked.leave();
+        locked.release(Exit::Leave);
         return Ok(());
     }
     let span = if waiter.is_none() { locked.devices.bound_sleep(span) } else { span };
     let watches_files = locked.polls.armed() > 0 || watches_devices || call.mask.is_some();
     if watches_files && let Err(error) = fast_poll::ensure_set(&mut locked) {
-        locked.leave();
+        locked.release(Exit::Leave);
         return Err(error);
     }
     let leads = locked.polls.set().is_some() && ring.wakers.sleep.lead();
     let set = locked.polls.set().map_or(-1, |set| set.number());
     if leads {
-        attendant::stand_down(&locked);
+        ring_watcher::stand_down(&locked);
     }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
     // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
@@ -286,7 +286,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         Some((waiter, most)) => sleep_for_completions(locked, (&waiter, needed.min(most)), needed, span),
         None => {
             let ticket = ring.wakers.sleep.announce(kind, needed);
-            locked.unlock();
+            locked.release(Exit::Pause);
             sleep_announced(&ring, ticket, leads.then_some(set), call.mask, span)
         }
     }
@@ -300,7 +300,7 @@ fn sleep_announced(
     mask: Option<u64>,
     span: Option<Nanoseconds>,
 ) -> Result<(), Errno> {
-    let mut events = [Event::default(); fast_poll::EVENTS];
+    let mut events = [Event::default(); fire::EVENTS];
     let outcome = match set {
         _ if !ring.task_work.is_empty() => Ok(0),
         Some(set) => wait::epoll(set, &mut events, span, mask),
@@ -324,7 +324,7 @@ fn sleep_for_completions(
     ring.wakers.completions.begin(waiter.clone(), least);
     // With fewer completions than that, an entry on the list may be the last that is needed.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
-    locked.unlock();
+    locked.release(Exit::Pause);
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };
     let _ = ring.wakers.sleep.retract(ticket);
     ring.wakers.completions.end();
@@ -343,18 +343,18 @@ fn sleep_for_completions(
 fn forbid_waiter(ring: &Arc<Ring>) {
     let mut locked = ring.lock();
     locked.devices.forbid_waiter();
-    locked.leave();
+    locked.release(Exit::Leave);
 }
 
 /// Ends the leader's role: handles what the epoll set reported, and wakes a successor.
 fn stop_leading(ring: &Arc<Ring>, events: &[Event]) {
     let mut locked = ring.lock();
     locked.has_looked();
-    fast_poll::dispatch(&mut locked, events);
+    dispatch::dispatch(&mut locked, events);
     locked.finish_batch();
     let successor = ring.wakers.sleep.resign();
     // Deferred submits are left to the caller's next turn: the successor does not wait for them.
-    locked.let_go();
+    locked.release(Exit::Bare);
     if successor == Wake::Futex {
         ring.wakers.sleep.wake_futex();
     }

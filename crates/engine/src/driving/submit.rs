@@ -2,13 +2,13 @@
 //! and has the opcode's family prepare it. Then passes the request on to its chain, the drain or
 //! straight to issue.
 
+use crate::driving::batch;
 use crate::request::{Progress, RequestEntry};
-use crate::ring::LockedRing;
-use crate::submission::{drain, issue, link, opcode_table};
-use crate::waiting::{rights, timeout};
-use usring_sys::{Errno, credentials, memory_reserve, unusual};
+use crate::ring::{LockedRing, RingState};
+use crate::submission::opcode_table::{self, Row};
+use crate::submission::{issue, link, start};
+use usring_sys::{credentials, memory_reserve, unusual};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
-use usring_uapi::{Sqe, sqe_flags};
 
 /// Submits up to `wanted` entries and returns how many were taken. An entry that is refused gets
 /// its CQE and, without SUBMIT_ALL, ends the batch. Where memory is low, entries stay in the SQ.
@@ -26,9 +26,12 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
         return submit_batch::<false>(locked, wanted);
     }
     // The calling thread differs from other threads, so the requests get its own group.
-    rights::begin_submission(locked);
+    {
+        let outstanding = locked.drain.outstanding();
+        locked.rights.begin_submission(outstanding)
+    };
     let taken = submit_batch::<true>(locked, wanted);
-    rights::end_submission(locked);
+    locked.rights.end_submission();
     taken
 }
 
@@ -37,7 +40,8 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
     let available = locked.sq.pending().min(wanted);
     locked.named.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
-    timeout::begin_batch(locked);
+    let tail = locked.cq.tail();
+    locked.timeouts.begin_batch(tail);
     let mut taken = 0;
     for _ in 0..available {
         let Some(mut request) = locked.pool.take() else { break };
@@ -46,17 +50,19 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
             locked.pool.give_back(request);
             break;
         };
-        request.begin();
+        let row = opcode_table::row(request.sqe.opcode);
+        request.begin(&row.properties);
         taken += 1;
-        if !submit_one::<BY_GROUP>(locked, request) && !submit_all {
+        if !submit_one::<BY_GROUP>(locked, request, row) && !submit_all {
             break;
         }
     }
     link::end_of_batch(locked);
     if locked.drain.has_refused() {
-        drain::end_of_batch(locked);
+        let RingState { drain, successors, .. } = &mut **locked;
+        drain.end_of_batch(successors);
     }
-    issue::run_issuable(locked);
+    batch::run_issuable(locked);
     locked.named.end_submission();
     locked.sq.commit();
     taken
@@ -64,10 +70,10 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
 
 /// Returns whether the batch goes on after the entry.
 #[inline(always)]
-fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry) -> bool {
+fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) -> bool {
     locked.statistics.count_submitted(request.sqe.opcode);
     let mut ends_batch = false;
-    let accepted = match prepare(locked, &mut request) {
+    let accepted = match start::prepare(locked, &mut request, row) {
         Ok(()) => true,
         Err(error) => {
             request.progress = Progress::Refused;
@@ -78,68 +84,18 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
         }
     };
     if BY_GROUP {
-        rights::mark(locked, &mut request);
+        locked.rights.mark(&mut request);
     }
     locked.drain.admit();
     if link::takes(locked, &request) {
         link::append(locked, request);
     } else if accepted {
-        start(locked, request);
+        start::start(locked, request, row);
     } else {
         // Refused at once, even behind a drain.
         locked.drain.refuse();
         issue::issue(locked, request);
     }
-    issue::run_issuable_of_batch(locked);
+    batch::run_issuable_of_batch(locked);
     !ends_batch
-}
-
-/// Issues a request, or the head of a chain, unless a drain holds it back.
-#[inline(always)]
-pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry) {
-    if locked.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
-        drain::defer(locked, request);
-    } else {
-        issue::issue_now(locked, request);
-    }
-}
-
-/// Checks what all opcodes share, in the kernel's order, and prepares the request.
-#[inline(always)]
-pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry) -> Result<(), Errno> {
-    let (sqe, row) = (&request.sqe, request.row);
-    if !row.supported || !row.allowed_on_polled_ring && locked.ring.is_polled() {
-        return Err(Errno::EINVAL);
-    }
-    if sqe.flags != 0 {
-        check_flags(locked, sqe, row)?;
-    }
-    locked.restrictions.check_submission(sqe.opcode, sqe.flags)?;
-    if sqe.ioprio != 0 && !row.takes_ioprio {
-        return Err(Errno::EINVAL);
-    }
-    if sqe.personality != 0 {
-        rights::adopt(locked, request)?;
-    }
-    (row.prepare)(locked, request)
-}
-
-fn check_flags(locked: &mut LockedRing, sqe: &Sqe, row: &opcode_table::Row) -> Result<(), Errno> {
-    if sqe.flags & !sqe_flags::ALL != 0 {
-        return Err(Errno::EINVAL);
-    }
-    if sqe.flags & sqe_flags::BUFFER_SELECT != 0 && !row.selects_buffer {
-        return Err(Errno::EOPNOTSUPP);
-    }
-    if sqe.flags & sqe_flags::CQE_SKIP_SUCCESS != 0 {
-        locked.drain.disable();
-    }
-    if sqe.flags & sqe_flags::IO_DRAIN != 0 {
-        if locked.drain.is_disabled() {
-            return Err(Errno::EOPNOTSUPP);
-        }
-        // This includes requests that are refused for another reason.
-        locked.drain.activate();
-    }
-    Ok(())
 }

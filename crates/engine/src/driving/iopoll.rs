@@ -1,10 +1,10 @@
 //! IORING_SETUP_IOPOLL: the thread that asks for events polls the devices for them, and no
 //! interrupt is used.
 
-use crate::completion::task_work;
-use crate::completion::wait::{self, WaitCall};
-use crate::ring::{LockedRing, Ring};
-use crate::waiting::{device_queues, workers};
+use crate::driving::wait::{self, WaitCall};
+use crate::driving::{deferred_submit, reap, task_work};
+use crate::ring::{Exit, LockedRing, Ring};
+use crate::waiting::workers;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_device::Pause;
@@ -39,7 +39,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
     let ring = locked.ring;
     locked.flush_overflow();
     if locked.cq.ready() > 0 {
-        locked.leave();
+        locked.release(Exit::Leave);
         return Ok(());
     }
     loop {
@@ -47,22 +47,22 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
                 // Requests that no queue pair could take are under way in workers.
-                back.depart();
+                back.release(Exit::Finished);
                 wait::pause(ring)?;
             }
             End::Enough | End::NothingOut => {
-                back.depart();
+                back.release(Exit::Finished);
                 return Ok(());
             }
             End::Interrupted | End::TimeIsUp => {
                 let nothing = back.cq.ready() == 0;
-                back.depart();
+                back.release(Exit::Finished);
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::Told => {
                 // Never wait for more than is in flight.
                 let completions = minimum.min(back.cq.ready() + back.devices.in_flight());
-                back.unlock();
+                back.release(Exit::Pause);
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });
             }
         }
@@ -77,7 +77,7 @@ pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
         let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
         let (back, end) = look_until(ring, ring.lock(), call.completions, left);
         let any = back.cq.ready() > 0;
-        back.depart();
+        back.release(Exit::Finished);
         match end {
             End::Enough => return Ok(()),
             End::Interrupted if !any => return Err(Errno::EINTR),
@@ -124,7 +124,7 @@ fn look_until<'a>(
         locked.finish_batch();
         if locked.devices.owes_delivery() && limit.is_some() {
             // A deferred submit may take longer than the limit.
-            device_queues::leave_delivery(&mut locked);
+            deferred_submit::leave_delivery(&mut locked);
         }
         if locked.cq.ready() >= minimum {
             return (locked, End::Enough);
@@ -145,13 +145,13 @@ fn look_until<'a>(
                 locked
             }
             Pause::Sleep(span) => {
-                locked.unlock();
+                locked.release(Exit::Pause);
                 // A signal may end the sleep early: the next poll notices the signal.
                 let _ = timer_slack::sleep_precisely(span.min(limit.unwrap_or(span)));
                 ring.lock()
             }
             Pause::Spin => {
-                locked.unlock();
+                locked.release(Exit::Pause);
                 ring.lock()
             }
             Pause::Interrupt => return (locked, End::Told),
@@ -165,7 +165,7 @@ fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     if locked.devices.has_naps() {
         return look_after_nap(ring, locked);
     }
-    device_queues::reap(&mut locked);
+    reap::reap(&mut locked);
     locked
 }
 
@@ -174,12 +174,12 @@ fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
 fn look_after_nap<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     let nap = locked.devices.next_nap();
     if let Some(nap) = nap.as_ref().filter(|nap| nap.span > 0) {
-        locked.unlock();
+        locked.release(Exit::Pause);
         // A signal may end the sleep early: the caller notices the signal.
         let _ = timer_slack::sleep_precisely(nap.span);
         locked = ring.lock();
     }
-    device_queues::reap(&mut locked);
+    reap::reap(&mut locked);
     if let Some(nap) = &nap {
         locked.devices.end_nap(nap);
     }

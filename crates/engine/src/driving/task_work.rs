@@ -17,77 +17,16 @@
 //! A closed ring's list is sealed. A thread that brings work later releases it.
 
 use crate::completion::complete;
+use crate::driving::{batch, dispatch, expiry, reap};
 use crate::op::message_ring;
+use crate::request::outcome::Answer;
 use crate::request::{Progress, RequestEntry};
-use crate::ring::{LockedRing, Ring};
-use crate::submission::issue;
-use crate::waiting::{device_queues, fast_poll, timeout};
+use crate::ring::{Exit, LockedRing, Ring};
+use crate::submission::opcode_table;
 use alloc::sync::Arc;
-use core::sync::atomic::{AtomicI32, Ordering};
-use usring_sys::descriptor::OwnedDescriptor;
-use usring_sys::epoll::{self, Epoll};
-use usring_sys::kernel_aio::Waiter;
-use usring_sys::mutex::Mutex;
 use usring_sys::queue::{Rest, Urgency};
-use usring_sys::sleep::{SleepWord, Wake};
-use usring_sys::sleep_place::SleepPlace;
-use usring_sys::{Errno, eventfd};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
-
-/// How sleepers of a ring are woken.
-#[derive(Default)]
-pub(crate) struct Wakers {
-    pub sleep: SleepWord,
-    /// The wake descriptor in the ring's epoll set, once there is a set, and its number for wakers.
-    descriptor: Mutex<Option<OwnedDescriptor>>,
-    number: AtomicI32,
-    /// The kernel AIO context on whose completions the leader sleeps instead.
-    pub completions: SleepPlace<Waiter>,
-}
-
-impl Wakers {
-    /// Puts a wake descriptor into the ring's new epoll set.
-    pub fn join(&self, set: &Epoll) -> Result<(), Errno> {
-        let descriptor = eventfd::create()?.into_private()?;
-        set.add(descriptor.number(), epoll::IN | epoll::EDGE, fast_poll::WAKE_DATA)?;
-        self.number.store(descriptor.number(), Ordering::Release);
-        *self.descriptor.lock() = Some(descriptor);
-        Ok(())
-    }
-
-    /// Wakes one group of sleepers for `queued` pieces of work; the caller has just pushed the
-    /// last. Returns whether a thread slept.
-    #[inline(always)]
-    fn wake_one(&self, queued: u32) -> bool {
-        let target = self.sleep.wake_target_after_rmw(queued);
-        target != Wake::Nobody && self.carry_out(target)
-    }
-
-    /// Wakes sleepers for CQEs that were published before the lock was released. `ready` CQEs are
-    /// there now; sleepers that wait for more stay asleep.
-    #[inline(always)]
-    pub fn wake_all(&self, ready: u32) {
-        while self.wake_one(ready) {}
-    }
-
-    /// Has the thread that watches the epoll set come here: a waiter, or the ring watcher.
-    #[cold]
-    pub fn call_watcher(&self) {
-        eventfd::signal(self.number.load(Ordering::Acquire));
-        self.completions.wake(Waiter::wake);
-    }
-
-    #[inline(never)]
-    fn carry_out(&self, target: Wake) -> bool {
-        match target {
-            Wake::Nobody => return false,
-            Wake::Futex => self.sleep.wake_futex(),
-            Wake::Epoll => self.call_watcher(),
-        }
-        true
-    }
-}
 
 /// How the kernel has a thread run its task work, by the kind of its ring, and the substitute here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,36 +59,39 @@ impl Notification {
     }
 }
 
-/// Gives a request that a worker has finished to its ring. For any thread; never blocks on the
-/// ring.
-pub(crate) fn add(ring: &Arc<Ring>, request: RequestEntry) {
-    // Never lazy: a chain, a drain or a counted timeout may wait for a worker's result. The
-    // kernel's workers wake at once, too.
-    bring(ring, request, Urgency::Urgent, true);
-}
-
-/// Puts a request on the list of a ring and notifies the threads that it concerns. A caller that is
-/// no worker may be inside another ring.
-pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
-    let run = if by_worker { run_if_unattended } else { run_inside };
-    let pushed = ring.task_work.push(request, urgency);
-    if pushed.sealed {
-        return run(ring);
+impl Ring {
+    /// Gives a request that a worker has finished to its ring. For any thread; never blocks on the
+    /// ring.
+    pub(crate) fn bring_finished(self: &Arc<Self>, request: RequestEntry) {
+        // Never lazy: a chain, a drain or a counted timeout may wait for a worker's result. The
+        // kernel's workers wake at once, too.
+        self.bring(request, Urgency::Urgent, true);
     }
-    match Notification::of(ring) {
-        Notification::None => {
-            if pushed.first {
-                announce_deferred(ring, by_worker);
-            }
-            ring.wakers.wake_one(pushed.queued);
+
+    /// Puts a request on the list of a ring and notifies the threads that it concerns. A caller
+    /// that is no worker may be inside another ring.
+    pub(crate) fn bring(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
+        let run = if by_worker { run_if_unattended } else { run_inside };
+        let pushed = self.task_work.push(request, urgency);
+        if pushed.sealed {
+            return run(self);
         }
-        // No thread needs to be brought here or disturbed: completing needs nothing of the thread
-        // that the kernel would borrow for it. So both notifications are "at once". A thread asleep
-        // in another call gets what it waits for from the thread that brings the work.
-        Notification::Resume | Notification::Signal => {
-            // A waiter beside an SQ thread that polls only looks at the CQ.
-            if ring.is_polled_by_thread() || !ring.wakers.wake_one(u32::MAX) {
-                run(ring);
+        match Notification::of(self) {
+            Notification::None => {
+                if pushed.first {
+                    announce_deferred(self, by_worker);
+                }
+                self.wakers.wake_one(pushed.queued);
+            }
+            // No thread needs to be brought here or disturbed: completing needs nothing of the
+            // thread that the kernel would borrow for it. So both notifications are "at once". A
+            // thread asleep in another call gets what it waits for from the thread that brings the
+            // work.
+            Notification::Resume | Notification::Signal => {
+                // A waiter beside an SQ thread that polls only looks at the CQ.
+                if self.is_polled_by_thread() || !self.wakers.wake_one(u32::MAX) {
+                    run(self);
+                }
             }
         }
     }
@@ -159,7 +101,7 @@ pub(crate) fn bring(ring: &Arc<Ring>, request: RequestEntry, urgency: Urgency, b
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     show_deferred(ring);
     if let Some(event) = &*ring.told_of_work.lock() {
-        event.tell(ring, by_worker);
+        event.tell(&ring.memory, by_worker);
     }
 }
 
@@ -170,7 +112,7 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
     if let Some(event) = &*ring.told_of_work.lock()
         && !event.is_cause()
     {
-        event.tell(ring, false);
+        event.tell(&ring.memory, false);
     }
 }
 
@@ -195,16 +137,17 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
 /// released the lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
-    run_unattended(ring, |locked| locked.depart_quietly());
+    run_unattended(ring, Exit::FinishedForOthers);
 }
 
 /// Runs waiting work for a caller that is inside another ring or has a deferred submit.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
-    run_unattended(ring, |locked| locked.depart_inside());
+    run_unattended(ring, Exit::FinishedInside);
 }
 
-fn run_unattended(ring: &Arc<Ring>, depart: fn(LockedRing)) {
+#[inline(always)]
+fn run_unattended(ring: &Arc<Ring>, exit: Exit) {
     while ring.has_work_left() {
         let Some(mut locked) = ring.try_lock() else { return };
         if ring.attendance.take_call() {
@@ -213,7 +156,7 @@ fn run_unattended(ring: &Arc<Ring>, depart: fn(LockedRing)) {
             run(&mut locked);
         }
         locked.finish_batch();
-        depart(locked);
+        locked.release(exit);
     }
 }
 
@@ -225,6 +168,13 @@ const DEFERRED_RUN: u32 = 20;
 #[inline]
 pub(crate) fn run(locked: &mut LockedRing) {
     run_for(locked, u32::MAX);
+}
+
+impl LockedRing<'_> {
+    /// Completes what other threads have finished, for a driver that is inside another ring.
+    pub fn run_task_work(&mut self) {
+        run(self);
+    }
 }
 
 /// Completes what other threads have finished, for a caller that waits for `wanted` completions. On
@@ -251,7 +201,7 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
         by_worker |= request.progress == Progress::Ran;
         run_one(locked, request);
     }
-    issue::run_issuable(locked);
+    batch::run_issuable(locked);
     // A thread that pushes behind an existing entry does not announce it. It relies on the driver
     // that turns away from that entry.
     if locked.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
@@ -281,7 +231,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     debug_assert!(request.progress == Progress::Ran);
     locked.completed_by_worker = true;
     locked.statistics.count_worker(request.sqe.opcode);
-    let result = match request.row.finish {
+    let result = match opcode_table::row(request.sqe.opcode).finish {
         Some(finish) => {
             let result = request.result;
             finish(locked, &mut request, result)
@@ -293,14 +243,14 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
         locked.issuable.push_back(request);
         return;
     }
-    let failed = crate::op::is_failure(&request, result);
-    complete::complete(locked, request, issue::Answer { result, failed });
+    let failed = request.is_failure(result);
+    complete::complete(locked, request, Answer { result, failed });
 }
 
 /// Runs everything that may be due: files, timers, devices, finished work.
 pub(crate) fn run_all(locked: &mut LockedRing) {
     run(locked);
-    fast_poll::look(locked);
-    device_queues::reap(locked);
-    timeout::expire(locked);
+    dispatch::look(locked);
+    reap::reap(locked);
+    expiry::expire(locked);
 }

@@ -1,0 +1,89 @@
+//! The eventfd behind a ring's descriptor, and whether the program is to see it readable.
+//! `readiness` decides when.
+
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::eventfd;
+use usring_sys::mutex::Mutex;
+
+/// Number of rings whose descriptors are readable now. While it is 0, a poll call has nothing to
+/// drain.
+pub static SIGNALLED: AtomicU32 = AtomicU32::new(0);
+
+/// The state of one ring's descriptor.
+#[derive(Default)]
+pub(crate) struct Readiness {
+    /// The eventfd, once there is one. The lock is held while it is written to: threads signal
+    /// without the ring's lock, and the number of a closed eventfd may be any file's.
+    pub descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
+    pub watched: AtomicBool,
+    /// The number by which the program last polled it.
+    pub polled_as: AtomicI32,
+    /// Only changed while `descriptor` is locked.
+    pub signalled: AtomicBool,
+    /// The owner of a ring that defers task work has been notified of work that is not on the
+    /// task-work list (files, timers), and has not yet come to look.
+    pub announced: AtomicBool,
+}
+
+impl Readiness {
+    #[inline]
+    pub fn is_watched(&self) -> bool {
+        self.watched.load(Ordering::Acquire)
+    }
+
+    /// Makes the descriptor readable if the program polls it. Each call makes an edge, as each
+    /// batch of completions is one for an edge-triggered watcher.
+    #[inline]
+    pub fn signal(&self) {
+        if self.is_watched() {
+            self.signal_watched();
+        }
+    }
+
+    /// Makes the descriptor readable until the owner has looked, whatever the CQ holds.
+    pub fn announce(&self) {
+        self.announced.store(true, Ordering::SeqCst);
+        self.signal();
+    }
+
+    /// Clears the announcement: the owner is about to look.
+    #[inline]
+    pub fn hear(&self) {
+        if self.announced.load(Ordering::Relaxed) {
+            self.announced.store(false, Ordering::SeqCst);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn signal_watched(&self) {
+        let descriptor = self.descriptor.lock();
+        let Some(event) = &*descriptor else { return };
+        if !self.signalled.swap(true, Ordering::SeqCst) {
+            SIGNALLED.fetch_add(1, Ordering::SeqCst);
+        }
+        eventfd::signal(event.number());
+    }
+
+    pub fn unsignal(&self) {
+        let descriptor = self.descriptor.lock();
+        if self.signalled.swap(false, Ordering::SeqCst) {
+            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
+            if let Some(event) = &*descriptor {
+                eventfd::drain(event.number());
+            }
+        }
+    }
+
+    /// Drops the descriptor, which is closed.
+    pub fn forget(&self) {
+        self.watched.store(false, Ordering::Release);
+        let mut descriptor = self.descriptor.lock();
+        *descriptor = None;
+        if self.signalled.swap(false, Ordering::SeqCst) {
+            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The ways to wake a ring's sleepers: the sleep word, the wake eventfd in the ring's epoll set,
+//! and the kernel AIO context on which the leader may sleep.
+
+use crate::waiting::poll_table::WAKE_DATA;
+use core::sync::atomic::{AtomicI32, Ordering};
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::epoll::{self, Epoll};
+use usring_sys::kernel_aio::Waiter;
+use usring_sys::mutex::Mutex;
+use usring_sys::sleep::{SleepWord, Wake};
+use usring_sys::sleep_place::SleepPlace;
+use usring_sys::{Errno, eventfd};
+
+/// How sleepers of a ring are woken.
+#[derive(Default)]
+pub(crate) struct Wakers {
+    pub sleep: SleepWord,
+    /// The wake descriptor in the ring's epoll set, once there is a set, and its number for wakers.
+    descriptor: Mutex<Option<OwnedDescriptor>>,
+    number: AtomicI32,
+    /// The kernel AIO context on whose completions the leader sleeps instead.
+    pub completions: SleepPlace<Waiter>,
+}
+
+impl Wakers {
+    /// Puts a wake descriptor into the ring's new epoll set.
+    pub fn join(&self, set: &Epoll) -> Result<(), Errno> {
+        let descriptor = eventfd::create()?.into_private()?;
+        set.add(descriptor.number(), epoll::IN | epoll::EDGE, WAKE_DATA)?;
+        self.number.store(descriptor.number(), Ordering::Release);
+        *self.descriptor.lock() = Some(descriptor);
+        Ok(())
+    }
+
+    /// Wakes one group of sleepers for `queued` pieces of work; the caller has just pushed the
+    /// last. Returns whether a thread slept.
+    #[inline(always)]
+    pub fn wake_one(&self, queued: u32) -> bool {
+        let target = self.sleep.wake_target_after_rmw(queued);
+        target != Wake::Nobody && self.carry_out(target)
+    }
+
+    /// Wakes sleepers for CQEs that were published before the lock was released. `ready` CQEs are
+    /// there now; sleepers that wait for more stay asleep.
+    #[inline(always)]
+    pub fn wake_all(&self, ready: u32) {
+        while self.wake_one(ready) {}
+    }
+
+    /// Has the thread that watches the epoll set come here: a waiter, or the ring watcher.
+    #[cold]
+    pub fn call_watcher(&self) {
+        eventfd::signal(self.number.load(Ordering::Acquire));
+        self.completions.wake(Waiter::wake);
+    }
+
+    #[inline(never)]
+    fn carry_out(&self, target: Wake) -> bool {
+        match target {
+            Wake::Nobody => return false,
+            Wake::Futex => self.sleep.wake_futex(),
+            Wake::Epoll => self.call_watcher(),
+        }
+        true
+    }
+}

@@ -1,0 +1,36 @@
+//! Requests that may be issued now: those that have become issuable while others were issued or
+//! completed, and the successors of chains.
+
+use crate::driving::fire;
+use crate::ring::LockedRing;
+use crate::submission::issue;
+
+/// Issues issuable requests until none is left, and rings the devices' doorbells for them. A chain
+/// goes on wherever its last request has ended, and no driver may come by afterwards.
+#[inline]
+pub(crate) fn run_issuable(locked: &mut LockedRing) {
+    run_issuable_of_batch(locked);
+    while !locked.successors.is_empty() {
+        fire::look_before_successors(locked);
+        run_successors(locked);
+    }
+    locked.devices.ring_doorbells();
+}
+
+/// Moves each waiting chain on by one request.
+#[inline(never)]
+fn run_successors(locked: &mut LockedRing) {
+    let tail = locked.cq.tail();
+    locked.timeouts.begin_batch(tail);
+    let state = &mut **locked;
+    core::mem::swap(&mut state.issuable, &mut state.successors);
+    run_issuable_of_batch(locked);
+}
+
+/// Issues issuable requests in the middle of a batch, at whose end the doorbells are rung.
+#[inline]
+pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
+    while let Some(request) = locked.issuable.pop_front() {
+        issue::issue(locked, request);
+    }
+}

@@ -1,0 +1,137 @@
+//! enter(2) on a polled ring with an SQ thread: the SQ thread alone polls the
+//! devices, and the caller waits for CQEs in memory.
+//!
+//! Only the SQ thread's completions, and a worker's, which the SQ thread posts,
+//! can end such a wait. A polled ring waits for no file and no timer. So the
+//! waiter needs the CQ and the sleep word. It never takes the ring's lock, which
+//! the SQ thread takes and releases all the time.
+//!
+//! A sleep costs processor time, and the wake-up comes late: 3 µs on one machine,
+//! 12 µs on another. A look at the CQ is never late, but takes the whole
+//! processor. A wait combines both, by what the ring's earlier waits measured:
+//!
+//! 1. It sleeps by a timer until shortly before the expected completion, where
+//!    the device is slow enough for a timer.
+//! 2. It looks at the CQ, for at most [`MOST_LOOK`]. `CqWaits::look` decides.
+//! 3. It sleeps until the SQ thread wakes it.
+//!
+//! Three rules bound the look:
+//! - All waits together use a share of a processor, `CqWaits::share`.
+//! - Looks have to shorten the waits. Where processors are scarce they do not:
+//!   the waiter keeps the SQ thread or the device's back end off the processor.
+//! - A look in vain makes the next waits sleep, more of them each time.
+
+use crate::driving::wait::{self, WaitCall};
+use crate::ring::Ring;
+use crate::waiting::cq_estimate::{Account, MOST_LOOK, Outcome, get, set};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::sleep::Sleeper;
+use usring_sys::ticks::Ticks;
+use usring_sys::{Errno, signals, timer_slack};
+
+/// Looks between two readings of the clock.
+const LOOKS: u32 = 16;
+
+/// Waits for `call.completions` CQEs. Returns `EINTR` and `ETIME` only if the CQ is empty.
+pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
+    if ring.memory.ready() >= call.completions {
+        return Ok(());
+    }
+    let start = Ticks::now();
+    let mut account = Account::default();
+    let waited = wait_in_turn(ring, call, start, &mut account);
+    ring.cq_waits.account(Ticks::now().since(start), ring.memory.ready(), &account);
+    waited
+}
+
+/// Sleeps by a timer, looks and sleeps, as far as each step is worth it.
+fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
+    let (waits, wanted) = (&ring.cq_waits, call.completions);
+    let nap = waits.nap();
+    if nap != 0 {
+        account.asleep += sleep_by_timer(ring, call, nap)?;
+        let late = lateness(Ticks::now().since(start), nap);
+        set(&waits.late, (7 * get(&waits.late) + late) / 8);
+        if ring.memory.ready() >= wanted {
+            account.outcome = Outcome::Overslept;
+            return Ok(());
+        }
+    }
+    let elapsed = Ticks::now().since(start);
+    let budget = waits.look(elapsed);
+    if budget != 0 {
+        let found = look(ring, wanted, budget);
+        account.looking = Ticks::now().since(start) - elapsed;
+        account.outcome = if found { Outcome::Seen } else { Outcome::Missed };
+        if found {
+            return Ok(());
+        }
+    }
+    let (slept, cost) = waits.metered(|| sleep(ring, call));
+    account.asleep += cost;
+    slept
+}
+
+/// Returns by how much a timer's sleep was later than this machine's sleeps are at best.
+fn lateness(slept: Nanoseconds, nap: Nanoseconds) -> Nanoseconds {
+    slept.saturating_sub(nap).saturating_sub(timer_slack::overshoot()).min(MOST_LOOK)
+}
+
+/// Sleeps by a timer, not beyond the call's deadline; returns the processor time.
+/// Errors: `EINTR` and `ETIME`, if the CQ is empty.
+fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
+    let left = match wait::time_left(call, ring.memory.ready(), None) {
+        Ok(left) => left.unwrap_or(span),
+        Err(error) => return or_what_there_is(ring, error).map(|()| 0),
+    };
+    let (slept, cost) = ring.cq_waits.metered(|| timer_slack::sleep_precisely(span.min(left)));
+    match slept {
+        Err(Errno::EINTR) => or_what_there_is(ring, Errno::EINTR).map(|()| cost),
+        _ => Ok(cost),
+    }
+}
+
+/// Looks for a while; returns whether there are enough CQEs.
+fn look(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
+    let start = Ticks::now();
+    while !signals::interrupted() && Ticks::now().since(start) < budget {
+        for _ in 0..LOOKS {
+            if ring.memory.ready() >= wanted {
+                return true;
+            }
+            core::hint::spin_loop();
+        }
+    }
+    false
+}
+
+/// Sleeps until there are enough CQEs.
+fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
+    let word = &ring.wakers.sleep;
+    loop {
+        let ready = ring.memory.ready();
+        if ready >= call.completions {
+            return Ok(());
+        }
+        let span = match wait::time_left(call, ready, None) {
+            Ok(span) => span,
+            Err(error) => return or_what_there_is(ring, error),
+        };
+        let ticket = word.announce(Sleeper::Futex, call.completions);
+        let slept = if ring.memory.ready() < call.completions {
+            usring_sys::wait::futex(word.futex(), ticket.futex_value(), span)
+        } else {
+            Ok(())
+        };
+        // The completions for which it was woken are in the CQ.
+        let _ = word.retract(ticket);
+        if slept == Err(Errno::EINTR) {
+            return or_what_there_is(ring, Errno::EINTR);
+        }
+    }
+}
+
+/// Returns the error of a wait that ends early only if nothing has arrived.
+fn or_what_there_is(ring: &Ring, error: Errno) -> Result<(), Errno> {
+    if ring.memory.ready() > 0 { Ok(()) } else { Err(error) }
+}

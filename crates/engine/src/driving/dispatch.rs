@@ -1,0 +1,105 @@
+//! When to ask a ring's epoll set, and which requests to call besides those that the set reports:
+//! runnable ones, and those that are expected to be ready. `fire` calls them.
+
+use crate::driving::batch;
+use crate::driving::fire::{EVENTS, call, fire_all, report};
+use crate::request::conditions::Purpose;
+use crate::ring::LockedRing;
+use crate::submission::issue;
+use crate::waiting::expected;
+use usring_sys::epoll::Event;
+
+/// Polls which armed files are ready now, without waiting. While a thread leads, only that thread
+/// takes events from the set: one of them may be the event that wakes it. The leader is in the
+/// kernel or on its way here.
+pub(crate) fn look(locked: &mut LockedRing) {
+    if locked.ring.wakers.sleep.is_led() {
+        go_on(locked);
+        return;
+    }
+    let mut events = [Event::default(); EVENTS];
+    // This is also done when nothing is armed: a wake event that no thread takes would keep the set
+    // readable, and the ring watcher awake.
+    loop {
+        let Some(set) = locked.polls.set() else { return };
+        let count = set.ready(&mut events).unwrap_or(0);
+        dispatch(locked, &events[..count]);
+        if count < events.len() {
+            return;
+        }
+    }
+}
+
+/// Handles what the epoll set reported.
+pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
+    fire_all(locked, events);
+    batch::run_issuable(locked);
+    go_on(locked);
+}
+
+/// Calls each runnable request once.
+#[inline]
+pub(crate) fn go_on(locked: &mut LockedRing) {
+    if locked.polls.has_due() {
+        take_turns(locked);
+    }
+}
+
+#[inline(never)]
+fn take_turns(locked: &mut LockedRing) {
+    for _ in 0..locked.polls.due_count() {
+        let Some((tag, waiter)) = locked.polls.begin_turn() else { continue };
+        match waiter.purpose {
+            Purpose::Report => {
+                let ready = waiter.request.ready_for;
+                report(locked, tag, waiter.request, ready);
+            }
+            Purpose::Retry if waiter.request.multishot => call(locked, tag, waiter.request),
+            Purpose::Retry => issue::issue(locked, waiter.request),
+        }
+        locked.polls.end_round(tag);
+    }
+    batch::run_issuable(locked);
+}
+
+/// Tries multishots for which the set has reported nothing, but whose files have probably become
+/// ready since the last call.
+#[inline(never)]
+pub(crate) fn try_expected(locked: &mut LockedRing) {
+    let (mut hits, mut misses) = (0, 0);
+    for _ in 0..locked.polls.expected.chances() {
+        let Some((tag, waiter)) = locked.polls.begin_expected() else { break };
+        let posted = locked.cq.tail();
+        call(locked, tag, waiter.request);
+        locked.polls.end_round(tag);
+        let nothing = locked.cq.tail() == posted;
+        locked.polls.expect(tag, nothing);
+        hits += u32::from(!nothing);
+        misses += u32::from(nothing);
+        if misses == expected::MISSES {
+            break;
+        }
+    }
+    locked.polls.expected.judge(hits, misses);
+    batch::run_issuable(locked);
+}
+
+/// Calls runnable requests before the caller returns, as far as that does not keep it for long. The
+/// owner of a ring that defers task work asks for these itself.
+#[inline(always)]
+pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
+    if locked.polls.has_due() && !locked.ring.defers_task_work() {
+        look_while_due(locked);
+    }
+}
+
+#[inline(never)]
+fn look_while_due(locked: &mut LockedRing) {
+    const PASSES: u32 = 16;
+    for _ in 0..PASSES {
+        look(locked);
+        if !locked.polls.has_due() {
+            return;
+        }
+    }
+}

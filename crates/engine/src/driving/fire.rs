@@ -1,0 +1,139 @@
+//! The events of the ring's epoll set: calls the requests whose files are ready. `dispatch` decides
+//! when to ask the set.
+
+use crate::completion::{complete, readiness};
+use crate::driving::reap;
+use crate::host;
+use crate::request::conditions::{Purpose, Tag, Turn};
+use crate::request::{Request, RequestEntry};
+use crate::ring::LockedRing;
+use crate::submission::issue;
+use crate::waiting::poll_table::{DEVICE_DATA, TIMER_DATA, WAKE_DATA};
+use usring_sys::descriptor;
+use usring_sys::epoll::{self, Event};
+
+/// Events taken per epoll_wait(2). The program comes back for more. So it is not kept waiting by
+/// what other files have brought, and gives back the buffers that it was lent.
+pub(crate) const EVENTS: usize = 32;
+
+/// Calls the requests whose files are ready, before the chains of a batch go on, where a
+/// request is due. A poll that has just begun reports what is there. The chains bring its
+/// next event. Issues no successor.
+#[inline]
+pub(crate) fn look_before_successors(locked: &mut LockedRing) {
+    if locked.polls.has_due() {
+        take_events(locked);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn take_events(locked: &mut LockedRing) {
+    let mut events = [Event::default(); EVENTS];
+    while !locked.ring.wakers.sleep.is_led() {
+        let Some(set) = locked.polls.set() else { return };
+        let count = set.ready(&mut events).unwrap_or(0);
+        fire_all(locked, &events[..count]);
+        if count < events.len() {
+            return;
+        }
+    }
+}
+
+pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
+    locked.polls.expected.told_of(events.len());
+    prefetch(locked, events);
+    for (at, event) in events.iter().enumerate() {
+        if let Some(next) = events.get(at + 1) {
+            locked.polls.prefetch_waiter(next.data);
+        }
+        let (data, mask) = (event.data, event.events);
+        if data == WAKE_DATA {
+            // The event has woken this thread. It is edge-triggered: there is nothing to read.
+            continue;
+        }
+        if data == DEVICE_DATA {
+            reap::interrupted(locked);
+            continue;
+        }
+        if data == TIMER_DATA {
+            locked.polls.timer_fires = 0;
+            continue;
+        }
+        fire(locked, data, mask);
+    }
+}
+
+/// Prefetches the slots of all events, and the request of the first one: they were last touched
+/// long ago.
+#[inline]
+fn prefetch(locked: &LockedRing, events: &[Event]) {
+    for event in events {
+        locked.polls.prefetch_slot(event.data);
+    }
+    if let Some(first) = events.first() {
+        locked.polls.prefetch_waiter(first.data);
+    }
+}
+
+fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
+    // An event of requests that were cancelled meanwhile finds none.
+    if !locked.polls.begin_round(tag) {
+        return;
+    }
+    let mut retried = false;
+    while let Some(waiter) = locked.polls.next_of_round(tag) {
+        let mut request = waiter.request;
+        request.ready_for = mask;
+        locked.statistics.count_polled(request.sqe.opcode);
+        match waiter.purpose {
+            Purpose::Retry if request.multishot => {
+                retried = true;
+                call(locked, tag, request);
+            }
+            Purpose::Retry => issue::issue(locked, request),
+            Purpose::Report => report(locked, tag, request, mask),
+        }
+    }
+    locked.polls.end_round(tag);
+    if retried {
+        locked.polls.expect(tag, false);
+    }
+}
+
+/// Completes a POLL_ADD with what its file is ready for. A multishot waits on.
+pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
+    if request.multishot && report_more(locked, &request, mask) {
+        locked.polls.push(tag, request, Purpose::Report, Turn::Over);
+    } else {
+        complete::complete(locked, request, (mask as i32).into());
+    }
+}
+
+/// Calls a multishot that has waited there.
+#[inline(always)]
+pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
+    if let Some(request) = issue::call(locked, request) {
+        locked.polls.waits_on(tag, request);
+    }
+}
+
+/// Posts one more CQE of a multishot poll. Returns `false` if the next CQE is its last, because
+/// this one does not fit.
+fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
+    !is_told_by_a_ring(locked, request.sqe.fd, request.file.number)
+        && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
+}
+
+/// Returns whether completions make the file readable. That holds for the ring's registered
+/// eventfd, a ring's descriptor, and an epoll set that contains one of these. A multishot on such a
+/// file could feed itself for ever, so its first event of that kind is its last.
+fn is_told_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
+    let by_event = locked.event_descriptor.as_ref().is_some_and(|event| {
+        let own = event.descriptor.number();
+        event.number == asked
+            || descriptor::is_same_file(own, number)
+            || epoll::poll_now(own, epoll::IN).is_ok_and(|ready| ready != 0) && epoll::holds(number, event.number)
+    });
+    by_event || host::ring_of(asked).is_some() || readiness::is_signalled_in(number)
+}

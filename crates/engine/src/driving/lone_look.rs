@@ -1,0 +1,64 @@
+//! Looks for the completion of a lone transfer before its waiter sleeps. `lone_wait` estimates how
+//! long that is worth it.
+
+use crate::ring::{Exit, LockedRing, Ring};
+use alloc::sync::Arc;
+use usring_sys::clock::Nanoseconds;
+use usring_sys::signals;
+use usring_sys::ticks::Ticks;
+
+/// Looks for a lone transfer's completion at the beginning of a wait. Notes that beginning in
+/// `began`, and looks no longer than `most`. Now and then it releases the lock for other threads
+/// that want it. Returns `None` if there is something to do; the lock is then released.
+#[inline]
+pub(crate) fn look<'a>(
+    ring: &'a Arc<Ring>,
+    locked: LockedRing<'a>,
+    wanted: u32,
+    most: Option<Nanoseconds>,
+    began: &mut Option<Ticks>,
+) -> Option<LockedRing<'a>> {
+    if began.is_some() || !is_lone(&locked, wanted) {
+        return Some(locked);
+    }
+    let start = *began.insert(Ticks::now());
+    match locked.devices.lone_waits.budget() {
+        0 => Some(locked),
+        budget => {
+            let end = start.after(most.map_or(budget, |most| most.min(budget)));
+            look_until(ring, locked, wanted, end)
+        }
+    }
+}
+
+/// Returns whether a wait for one more completion waits for a single transfer of the kernel's
+/// files, and for nothing else that the ring would have to watch.
+#[inline]
+fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
+    locked.devices.in_flight() == 1
+        && wanted == locked.cq.ready() + 1
+        && locked.polls.armed() == 0
+        && locked.devices.waiter().is_some()
+}
+
+fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, end: Ticks) -> Option<LockedRing<'a>> {
+    const LOOKS_PER_TURN: u32 = 16;
+    loop {
+        for _ in 0..LOOKS_PER_TURN {
+            if locked.devices.spin() || ring.has_work_left() || signals::interrupted() {
+                locked.release(Exit::Pause);
+                return None;
+            }
+            if Ticks::now() >= end {
+                return Some(locked);
+            }
+        }
+        locked.release(Exit::Pause);
+        locked = ring.lock();
+        // Another thread may have posted the completion that the wait is for.
+        if locked.devices.in_flight() != 1 || locked.cq.ready() >= wanted {
+            locked.release(Exit::Pause);
+            return None;
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! The drivers of a ring: the threads that hold its lock, and what they do with it.
+//!
+//! | driver | module |
+//! |---|---|
+//! | a thread that submits | `submit` |
+//! | a thread that waits in enter | `wait`; `iopoll` on a polled ring; `cq_wait` beside an SQ thread that polls |
+//! | the SQ thread | `sq_thread` |
+//! | a thread that brings task work | `task_work` |
+//! | the ring watcher, while no thread is inside | `ring_watcher`, `idle_watch` |
+//! | a submit helper | `submit_helpers` |
+//!
+//! The work of a driver:
+//!
+//! - `dispatch` and `fire` call the requests whose files are ready.
+//! - `reap` completes what the devices have done, `expiry` the timeouts that are over.
+//! - `batch` issues what has become issuable.
+//! - `release` ends a batch and gives the ring back. `deferred_submit` makes the submits that may
+//!   sleep.
+
+pub(crate) mod batch;
+pub(crate) mod cq_wait;
+pub(crate) mod deferred_submit;
+pub(crate) mod dispatch;
+pub(crate) mod expiry;
+pub(crate) mod fire;
+pub(crate) mod idle_watch;
+pub(crate) mod iopoll;
+mod last_thread;
+pub(crate) mod lone_look;
+mod pace;
+pub(crate) mod reap;
+mod release;
+pub(crate) mod ring_watcher;
+pub(crate) mod sq_thread;
+pub(crate) mod submit;
+pub(crate) mod submit_helpers;
+pub(crate) mod task_work;
+pub(crate) mod wait;

@@ -1,0 +1,157 @@
+//! The completions of devices: polls the ring's channels, completes what the devices have done, and
+//! arms their interrupts.
+
+use crate::completion::complete;
+use crate::op::block_device;
+use crate::request::outcome::{Answer, ChannelIndex};
+use crate::ring::LockedRing;
+use crate::submission::{device_submit, suspend};
+use crate::waiting::device_queues::DeviceQueues;
+use crate::waiting::fast_poll;
+use crate::waiting::poll_table::DEVICE_DATA;
+use usring_sys::{Errno, epoll};
+
+/// CQEs of a batch after which a waiter beside an SQ thread may see them, before the batch ends.
+const SHOWN_TOGETHER: usize = 8;
+
+/// Most fruitless polls in a row of devices that report possible completions.
+const PATIENCE: u32 = 64;
+
+/// Completes what the devices have done, and returns whether there was anything. Never blocks.
+#[inline(always)]
+pub(crate) fn reap(locked: &mut LockedRing) -> bool {
+    if locked.devices.in_flight == 0 {
+        return false;
+    }
+    let mut any = false;
+    for index in 0..locked.devices.channels.len() {
+        any |= reap_one(locked, index);
+    }
+    locked.devices.ring_doorbells();
+    any
+}
+
+#[inline(always)]
+pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
+    let DeviceQueues { channels, completions, .. } = &mut locked.devices;
+    completions.clear();
+    channels[index].channel.poll(completions);
+    !completions.as_slice().is_empty() && complete_found(locked, index)
+}
+
+/// Completes what a poll has found, and what further polls find if there may be more.
+#[inline(never)]
+fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
+    let mut completions = core::mem::take(&mut locked.devices.completions);
+    loop {
+        for (number, completion) in completions.as_slice().iter().enumerate() {
+            let queue = &mut locked.devices.channels[index];
+            let Some(request) = queue.out[completion.token as usize].take() else { continue };
+            queue.free.push(completion.token);
+            locked.devices.in_flight -= 1;
+            if completion.result < 0 && locked.devices.channels[index].needs_worker(&request, completion.result) {
+                if completion.result == Errno::EOPNOTSUPP.negative() {
+                    block_device::note_without_nowait(locked, &request);
+                }
+                suspend::hand_to_worker(locked, request);
+                continue;
+            }
+            locked.statistics.count_polled(request.sqe.opcode);
+            let failed = request.is_failure(completion.result);
+            complete::complete(locked, request, Answer { result: completion.result, failed });
+            if number % SHOWN_TOGETHER == SHOWN_TOGETHER - 1 && locked.ring.is_polled_by_thread() {
+                publish_early(locked);
+            }
+        }
+        let has_had_room = completions.has_room();
+        completions.clear();
+        let queue = &mut locked.devices.channels[index];
+        queue.armed = false;
+        // Requests that are being submitted now stay in front of the backlog.
+        if queue.is_behind && queue.away == 0 {
+            submit_backlog(locked, index);
+        }
+        if has_had_room {
+            break;
+        }
+        locked.devices.channels[index].channel.poll(&mut completions);
+    }
+    locked.devices.completions = completions;
+    true
+}
+
+/// Shows the CQEs posted so far to a waiter that looks at the CQ in memory, and wakes a waiter that
+/// sleeps. Its wake-up overlaps with the posting of the rest of the batch.
+fn publish_early(locked: &mut LockedRing) {
+    locked.cq.publish_early();
+    // No barrier is needed: a sleeper that is overlooked here is woken at the batch's end.
+    locked.ring.wakers.wake_all(locked.ring.memory.ready());
+}
+
+/// Submits the backlog, because room has come or the last deferred submit has ended. Requests that
+/// waited go first, and no later request is submitted beside them.
+#[cold]
+pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
+    let queue = &mut locked.devices.channels[index];
+    queue.is_behind = false;
+    let waiting = core::mem::take(&mut queue.backlog);
+    locked.devices.in_flight -= waiting.len() as u32;
+    for request in waiting {
+        device_submit::submit(locked, request, ChannelIndex(index as u32));
+    }
+    let queue = &mut locked.devices.channels[index];
+    queue.is_behind |= queue.owes != 0;
+}
+
+/// Has the devices signal their completions to the ring's epoll set, for a ring that sleeps.
+/// Returns `false` if something may have completed already, or if a device cannot signal: the
+/// caller polls again first.
+pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
+    let mut all = true;
+    for index in 0..locked.devices.channels.len() {
+        let queue = &locked.devices.channels[index];
+        if queue.channel.in_flight() > 0 && !queue.armed {
+            all &= arm_one(locked, index).is_ok_and(|armed| armed);
+        }
+    }
+    all
+}
+
+fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
+    let interrupt = locked.devices.channels[index].channel.interrupt().ok_or(Errno::EOPNOTSUPP)?;
+    if !locked.devices.channels[index].watched {
+        fast_poll::ensure_set(locked)?;
+        let set = locked.polls.set().ok_or(Errno::ENOMEM)?;
+        set.add(interrupt, epoll::IN | epoll::EDGE, DEVICE_DATA)?;
+        locked.devices.channels[index].watched = true;
+    }
+    let queue = &mut locked.devices.channels[index];
+    queue.armed = queue.channel.arm_interrupt();
+    Ok(queue.armed)
+}
+
+/// Polls all devices, because one of them has signalled the epoll set. The event does not say
+/// which.
+pub(crate) fn interrupted(locked: &mut LockedRing) {
+    locked.devices.channels.iter_mut().for_each(|queue| queue.armed = false);
+    reap(locked);
+}
+
+/// Completes what is done and arms the interrupts for the rest, for a driver that leaves a ring
+/// that is not polled. A device that has no interrupt and nothing done (the kernel had no room for
+/// a request) is polled again by a timer.
+pub(crate) fn settle(locked: &mut LockedRing) {
+    let mut fruitless = 0;
+    while locked.devices.in_flight() > 0 && !arm_interrupts(locked) {
+        let found = reap(locked);
+        locked.finish_batch();
+        fruitless = if found { 0 } else { fruitless + 1 };
+        if fruitless == PATIENCE {
+            locked.devices.looked_at_later = true;
+            return;
+        }
+        if !found && locked.devices.cannot_tell() {
+            return;
+        }
+    }
+}

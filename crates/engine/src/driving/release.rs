@@ -1,0 +1,158 @@
+//! The end of a driver's batch, and its exit from the ring ([`Exit`]).
+
+use crate::completion::complete;
+use crate::driving::{batch, deferred_submit, expiry, ring_watcher, task_work};
+use crate::ring::{Exit, Farewell, LockedRing, Ring};
+use alloc::sync::Arc;
+
+impl<'a> LockedRing<'a> {
+    /// Issues what has become issuable, publishes the batch's CQEs, and notifies the registered
+    /// eventfd and the ring's descriptor. Sleepers are woken when the lock is released.
+    #[inline(always)]
+    pub fn finish_batch(&mut self) {
+        let unfinished = self.timeouts.has_counted(self.cq.tail()) || self.has_issuable();
+        if unfinished || self.files.has_released() || self.buffers.has_retired() {
+            self.finish_rest();
+        }
+        if self.cq.publish() {
+            self.notify_published();
+        } else if self.cq.has_overflow() {
+            self.notify_of_backlog();
+        }
+    }
+
+    /// Notifies the watchers of CQEs that were just published. The ring's descriptor, the
+    /// registered eventfd and the requests' own eventfds are signalled at once, sleepers are woken
+    /// when the lock is released. Every publication comes by here.
+    #[inline(always)]
+    fn notify_published(&mut self) {
+        self.posted = true;
+        if self.cq.has_overflow() {
+            // A watcher that is woken for the CQEs sees the backlog, too.
+            let _ = self.cq.take_growth();
+        }
+        self.tell();
+    }
+
+    /// Notifies sleepers and the watchers of the ring's descriptor, whose next call moves the
+    /// backlog into the CQ. A registered eventfd counts only what the CQ holds.
+    #[cold]
+    fn notify_of_backlog(&mut self) {
+        if self.cq.take_growth() {
+            self.posted = true;
+            self.completed_by_worker = false;
+            self.ring.readiness.signal();
+        }
+    }
+
+    #[inline(always)]
+    fn has_issuable(&self) -> bool {
+        !self.issuable.is_empty() || !self.successors.is_empty()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn finish_rest(&mut self) {
+        loop {
+            if self.files.has_released() {
+                let tags = self.files.take_released();
+                tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
+            }
+            if self.buffers.has_retired() {
+                let tags = self.buffers.take_released();
+                tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
+            }
+            // After the tags' CQEs, because counted timeouts count these, too.
+            expiry::flush_counted(self);
+            if !self.has_issuable() {
+                return;
+            }
+            batch::run_issuable(self);
+        }
+    }
+
+    /// Moves the backlog into the CQ, as far as the program has made room.
+    pub fn flush_overflow(&mut self) {
+        if self.cq.has_overflow() && self.cq.flush_overflow() {
+            self.notify_published();
+        }
+    }
+
+    #[inline(always)]
+    fn tell(&mut self) {
+        self.ring.readiness.signal();
+        let by_worker = core::mem::take(&mut self.completed_by_worker);
+        if let Some(event) = &self.event_descriptor {
+            event.tell(&self.ring.memory, by_worker);
+        }
+        if self.told.is_due() {
+            self.told.tell();
+        }
+    }
+
+    /// Gives the ring back. [`Exit`] says what is done before and after the lock is released.
+    #[inline(always)]
+    pub fn release(mut self, exit: Exit) {
+        if matches!(exit, Exit::Leave | Exit::LeaveInside) {
+            self.finish_batch();
+        }
+        let farewell = match exit {
+            Exit::Leave | Exit::Finished => self.settle(deferred_submit::deliver),
+            Exit::FinishedForOthers => self.settle(deferred_submit::deliver_or_leave),
+            Exit::FinishedInside | Exit::LeaveInside => self.settle(deferred_submit::left_to_thread),
+            Exit::Pause => self.submit_deferred(),
+            Exit::ToSubmit | Exit::Bare => self,
+        }
+        .unlock();
+        match exit {
+            Exit::Leave | Exit::Finished => drop(farewell),
+            Exit::LeaveInside | Exit::ToSubmit => farewell.run(task_work::run_inside),
+            Exit::FinishedForOthers | Exit::FinishedInside | Exit::Pause | Exit::Bare => core::mem::forget(farewell),
+        }
+    }
+
+    /// Makes deferred submits by `deliver`, and hands what the ring waits for to the ring watcher.
+    #[inline(always)]
+    fn settle(mut self, deliver: impl Fn(Self) -> Self) -> Self {
+        loop {
+            if self.devices.owes_delivery() {
+                self = deliver(self);
+            }
+            ring_watcher::take_over(&mut self);
+            if !self.devices.owes_delivery() {
+                return self;
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn submit_deferred(mut self) -> Self {
+        while self.devices.owes_delivery() {
+            self = deferred_submit::deliver(self);
+        }
+        self
+    }
+}
+
+impl Farewell<'_> {
+    /// Runs work that arrived before the lock was released.
+    #[inline(always)]
+    fn run(self, run: fn(&Arc<Ring>)) {
+        self.look(run);
+        core::mem::forget(self);
+    }
+
+    #[inline(always)]
+    fn look(&self, run: fn(&Arc<Ring>)) {
+        if self.0.has_work_left() && (!self.0.defers_task_work() || self.0.task_work.is_sealed()) {
+            run(self.0);
+        }
+    }
+}
+
+impl Drop for Farewell<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.look(task_work::run_if_unattended);
+    }
+}

@@ -1,0 +1,266 @@
+//! The ring watcher (`attendant`): one thread of the process that watches the rings that no thread
+//! is inside of. So a program that only looks at the CQ in memory, or only at the ring's
+//! descriptor, still sees its completions. The ring watcher also runs the tasks that
+//! other threads leave for it (`waiting::tasks`).
+//!
+//! How a ring is watched:
+//!
+//! 1. A driver that leaves a ring with armed files or timers puts the ring's epoll set into the
+//!    ring watcher's set, one-shot.
+//! 2. When the entry fires, the ring watcher marks the ring as called (`waiting::attendance`) and
+//!    tries its lock once. It never waits for a ring's lock: one slow driver would delay all rings.
+//! 3. If the lock was free, the ring watcher drives the ring, and arms the entry again as it
+//!    leaves. If the lock was held, its holder looks for a call after releasing it (the hand-over
+//!    of `sys::mutex`).
+//!
+//! A waiter that watches the ring's set itself switches the ring watcher's entry off meanwhile: a
+//! needless wake-up of a thread costs more than two epoll_ctl(2). For a program that keeps coming
+//! back even these two calls are too much: see `rounds`.
+
+use super::last_thread::LastThread;
+use crate::driving::idle_watch::{self, Rounds};
+use crate::driving::{reap, task_work};
+use crate::ring::{LockedRing, Ring};
+use crate::waiting::rights::groups;
+use crate::waiting::tasks::{Action, Mailbox, Service, tasks};
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::sync::{Arc, Weak};
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::Errno;
+use usring_sys::descriptor::{self};
+use usring_sys::epoll::{self, Epoll, Event};
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+use usring_uapi::io_uring as abi;
+
+/// Event data of the wake eventfd.
+const WAKE_EVENT: u64 = 0;
+
+/// The ring watcher's set, and the rings in it.
+struct Watcher {
+    set: Epoll,
+    rings: Mutex<BTreeMap<u64, Weak<Ring>>>,
+    last_ring: AtomicU64,
+    rounds: Rounds,
+}
+
+static WATCHER: PerProcess<Mutex<Option<Arc<Watcher>>>> = PerProcess::new();
+
+static SERVICE: Service = Service { prepare, undo: || *watcher().lock() = None };
+
+/// Starts the ring watcher if it is not running; called when a ring is set up.
+pub(crate) fn start() -> Result<(), Errno> {
+    tasks().start_for_ring(&SERVICE)
+}
+
+fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
+    let watcher = Arc::new(Watcher {
+        set: Epoll::new()?,
+        rings: Mutex::new(BTreeMap::new()),
+        last_ring: AtomicU64::new(WAKE_EVENT),
+        rounds: Rounds::default(),
+    });
+    watcher.set.add(mailbox.number(), epoll::IN, WAKE_EVENT)?;
+    *self::watcher().lock() = Some(watcher.clone());
+    let mailbox = mailbox.clone();
+    Ok(Box::new(move || watcher.attend(&mailbox)))
+}
+
+fn watcher() -> &'static Mutex<Option<Arc<Watcher>>> {
+    WATCHER.get_or_make(Mutex::default)
+}
+
+/// Returns the running ring watcher; starts it if there is none.
+fn running() -> Result<Arc<Watcher>, Errno> {
+    if let Some(running) = &*watcher().lock() {
+        return Ok(running.clone());
+    }
+    start()?;
+    watcher().lock().clone().ok_or(Errno::EAGAIN)
+}
+
+/// Event data of the program's thread that is watched (`last_thread`).
+const LAST_THREAD: u64 = u64::MAX;
+
+/// Milliseconds between two polls of the descriptors that wait for a record lock to go
+/// (`sys::descriptor`), and of the program's first thread. No event marks the end of either.
+const BETWEEN_LOOKS: u16 = 1000;
+/// The polls also come after this many wake-ups, for the case that one wake-up always follows
+/// another.
+const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
+
+impl Watcher {
+    fn attend(&self, mailbox: &Mailbox) {
+        let mut events = [Event::default(); 32];
+        let (mut last_round, mut last_look, mut wake_ups) = (0, 0, 0u32);
+        let mut last_thread = LastThread::new();
+        loop {
+            let makes_rounds = !self.rounds.is_empty();
+            let looks = descriptor::has_parked() || last_thread.needs_looks();
+            let most = if makes_rounds { Some(idle_watch::INTERVAL_MS) } else { looks.then_some(BETWEEN_LOOKS) };
+            let waited = self.set.wait(&mut events, most);
+            if makes_rounds {
+                self.rounds.make(&mut last_round);
+            }
+            let is_time = !makes_rounds || last_round.saturating_sub(last_look) >= u64::from(BETWEEN_LOOKS) * 1_000_000;
+            wake_ups = wake_ups.wrapping_add(1);
+            if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_LOOKS) {
+                last_look = last_round;
+                descriptor::close_unlocked();
+                last_thread.look(&self.set, LAST_THREAD);
+            }
+            let Ok(count) = waited else { continue };
+            for event in &events[..count] {
+                match event.data {
+                    WAKE_EVENT => run_tasks(mailbox),
+                    LAST_THREAD => last_thread.has_ended(&self.set, LAST_THREAD),
+                    id => self.drive(id),
+                }
+            }
+        }
+    }
+
+    fn drive(&self, id: u64) {
+        let Some(ring) = self.rings.lock().get(&id).and_then(Weak::upgrade) else { return };
+        ring.attendance.armed.store(false, Ordering::SeqCst);
+        if ring.defers_task_work() {
+            // Only the ring's owner may complete requests. It is notified that there is work.
+            task_work::announce_files(&ring);
+            return;
+        }
+        call(&ring);
+    }
+
+    fn arm(&self, ring: &Arc<Ring>, set: i32) -> Result<(), Errno> {
+        let id = ring.attendance.id.load(Ordering::Relaxed);
+        if id != 0 {
+            return self.set.modify(set, epoll::IN | epoll::ONESHOT, id);
+        }
+        let id = self.last_ring.fetch_add(1, Ordering::Relaxed) + 1;
+        self.rings.lock().insert(id, Arc::downgrade(ring));
+        self.set.add(set, epoll::IN | epoll::ONESHOT, id)?;
+        ring.attendance.id.store(id, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Runs the tasks, and what a change of credentials asks for.
+fn run_tasks(mailbox: &Mailbox) {
+    mailbox.hear();
+    if tasks().take_change() {
+        groups().sweep();
+    }
+    mailbox.run();
+    if let Some(begun) = tasks().take_anchor_wish() {
+        groups().anchor_common(begun);
+    }
+}
+
+/// Has the ring looked at, by the calling thread or by the thread that drives it now.
+pub(super) fn call(ring: &Arc<Ring>) {
+    ring.attendance.called.store(true, Ordering::SeqCst);
+    task_work::run_if_unattended(ring);
+}
+
+/// Changes the list of rings under idle watching. `change` returns whether the ring watcher has to
+/// be woken for it. Returns `false` if there is no ring watcher.
+pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
+    let Ok(watcher) = running() else { return false };
+    if change(&watcher.rounds) {
+        tasks().wake();
+    }
+    true
+}
+
+/// Hands what the ring waits for to the ring watcher; called by a driver that is about to leave.
+#[inline(always)]
+pub(crate) fn take_over(locked: &mut LockedRing) {
+    take_over_beside(locked, 0);
+}
+
+/// Hands what the ring waits for to the ring watcher, for a driver that will come back. The driver
+/// is going to poll `own` device requests itself.
+#[inline(always)]
+pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
+    // The callers that ask a polled ring for events poll the devices themselves.
+    let counts_on_devices = locked.devices.in_flight() > own && !locked.is_looked_for();
+    if locked.polls.armed() != 0 || !locked.timeouts.is_empty() || counts_on_devices {
+        take_over_waits(locked);
+    }
+}
+
+#[inline(never)]
+fn take_over_waits(locked: &mut LockedRing) {
+    let ring = locked.ring;
+    if locked.devices.in_flight() != 0 && !locked.is_looked_for() && !ring.defers_task_work() {
+        reap::settle(locked);
+    }
+    if ring.defers_task_work() && !hears_announcements(locked) {
+        return;
+    }
+    if locked.polls.armed() != 0 && idle_watch::take_care(locked) {
+        return;
+    }
+    watch(locked);
+    if locked.polls.has_due() {
+        // Another thread goes on with the requests that are due.
+        ring.wakers.call_watcher();
+    }
+}
+
+/// Returns whether the owner of a ring that defers task work wants to be notified of work while it
+/// is not inside.
+fn hears_announcements(locked: &LockedRing) -> bool {
+    let ring = locked.ring;
+    ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.event_descriptor.is_some()
+}
+
+fn watch(locked: &mut LockedRing) {
+    let interrupts = locked.devices.in_flight() != 0 && !locked.is_looked_for();
+    if interrupts && !reap::arm_interrupts(locked) && locked.ring.defers_task_work() {
+        // A device raises no interrupt for completions from before it was armed, so the owner is
+        // notified here.
+        task_work::announce_deferred(locked.ring, false);
+    }
+    if interrupts && locked.devices.has_silent() {
+        locked.devices.look_later();
+    }
+    let due = match locked.devices.next_look() {
+        Some(look) => Some(locked.timeouts.next_due().map_or(look, |due| due.min(look))),
+        None => locked.timeouts.next_due(),
+    };
+    if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {
+        return;
+    }
+    let ring = locked.ring.clone();
+    let Some(set) = locked.polls.set() else { return };
+    // The leader watches the set, and comes by here when it leaves.
+    if ring.wakers.sleep.is_led() || ring.attendance.armed.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let armed = running().and_then(|watcher| watcher.arm(&ring, set.number()));
+    if armed.is_err() {
+        ring.attendance.armed.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Switches the ring's entry off, for a waiter that is about to watch the ring's set itself.
+pub(crate) fn stand_down(locked: &LockedRing) {
+    let attendance = &locked.ring.attendance;
+    let Some(set) = locked.polls.set().filter(|_| attendance.armed.swap(false, Ordering::SeqCst)) else { return };
+    if let Ok(watcher) = running() {
+        let _ = watcher.set.modify(set.number(), epoll::ONESHOT, attendance.id.load(Ordering::Relaxed));
+    }
+}
+
+/// Drops the ring's entry, for a ring that goes away.
+pub(crate) fn forget(ring: &Arc<Ring>) {
+    let id = ring.attendance.id.load(Ordering::Relaxed);
+    if id == 0 {
+        return;
+    }
+    if let Ok(watcher) = running() {
+        watcher.rings.lock().remove(&id);
+    }
+}

@@ -1,0 +1,211 @@
+//! The SQ thread of IORING_SETUP_SQPOLL: submits for the program, which needs no call at all while
+//! the thread is awake. One thread may serve several rings (ATTACH_WQ).
+//!
+//! The SQ thread sleeps after `sq_thread_idle` without work. The hand-over:
+//!
+//! | SQ thread | program |
+//! |---|---|
+//! | sets NEED_WAKEUP on each of its rings | stores the SQ's tail |
+//! | full barrier | full barrier |
+//! | looks at each SQ once more | looks at NEED_WAKEUP |
+//!
+//! One of the two sees the other.
+
+use crate::driving::{reap, submit, task_work};
+use crate::host;
+use crate::ring::{Exit, Ring};
+use crate::waiting::sq_thread::SqThread;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::mutex::Mutex;
+use usring_sys::sleep::{SleepWord, Sleeper};
+use usring_sys::thread::{self, Credentials};
+use usring_sys::ticks::{self, Ticks};
+use usring_sys::{Errno, memory_reserve, processor, timer_slack, wait};
+use usring_uapi::io_uring as abi;
+use usring_uapi::io_uring::io_uring_params;
+
+/// Nanoseconds that `sq_thread_idle` of 0 means.
+const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
+const MILLISECOND: Nanoseconds = 1_000_000;
+/// Pause between two tries to submit while the memory reserve is in use.
+const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
+/// Most entries taken from one ring before the next ring is served, if there are several.
+const SHARE: u32 = 8;
+
+/// Gives a new ring its SQ thread: the one of the ring that it attaches to, or a new one.
+pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
+    ticks::calibrate();
+    if ring.is_polled() {
+        // Measured here once, and not in the middle of a wait.
+        timer_slack::overshoot();
+    }
+    let idle = match params.sq_thread_idle {
+        0 => DEFAULT_IDLE,
+        milliseconds => u64::from(milliseconds) * MILLISECOND,
+    };
+    if ring.has(abi::IORING_SETUP_ATTACH_WQ) {
+        let other = host::ring_to_attach_to(params.wq_fd as i32)?;
+        let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
+        shared.idle.fetch_max(idle, Ordering::Relaxed);
+        // The SQ thread has the credentials of the other ring's creator.
+        let mut locked = ring.lock();
+        let own_rights = locked.rights.submit_for_creator();
+        locked.release(Exit::Pause);
+        own_rights?;
+        if shared.add(ring) {
+            *ring.sq_thread.thread.lock() = Some(shared);
+            return Ok(());
+        }
+        // The shared thread has just ended with its last ring: this ring gets its own.
+    }
+    let processor = ring.has(abi::IORING_SETUP_SQ_AFF).then_some(params.sq_thread_cpu);
+    if processor.is_some_and(|number| !processor::is_allowed(number)) {
+        return Err(Errno::EINVAL);
+    }
+    let own = Arc::new(SqThread {
+        rings: Mutex::new(Vec::new()),
+        changes: AtomicU32::new(0),
+        idle: AtomicU64::new(idle),
+        processor,
+        sleep: SleepWord::new(),
+        room: SleepWord::new(),
+        dead: AtomicBool::new(false),
+    });
+    let added = own.add(ring);
+    debug_assert!(added, "a thread that was never alive has died");
+    *ring.sq_thread.thread.lock() = Some(own.clone());
+    // The ring's creator starts the SQ thread, which keeps the creator's credentials, as the
+    // kernel's does.
+    let theirs = own.clone();
+    let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
+    if started.is_err() {
+        own.die();
+    }
+    started
+}
+
+/// Takes a ring away from its SQ thread, which ends with its last ring.
+pub(crate) fn part(ring: &Arc<Ring>) {
+    let Some(thread) = ring.sq_thread.thread.lock().take() else { return };
+    thread.rings.lock().retain(|other| !Arc::ptr_eq(other, ring));
+    thread.changes.fetch_add(1, Ordering::SeqCst);
+    thread.wake();
+    thread.announce_room();
+}
+
+impl SqThread {
+    fn live(&self) {
+        if let Some(number) = self.processor {
+            processor::stay_on(number);
+        }
+        let mut seen = self.changes.load(Ordering::SeqCst);
+        let mut rings = self.rings.lock().clone();
+        let mut last_work = Ticks::now();
+        loop {
+            let changes = self.changes.load(Ordering::SeqCst);
+            if changes != seen {
+                seen = changes;
+                rings = self.rings.lock().clone();
+            }
+            if rings.is_empty() {
+                if self.ends() {
+                    return;
+                }
+                // The change that gave the thread a ring is about to become visible.
+                processor::yield_now();
+                continue;
+            }
+            if self.serve(&rings) {
+                last_work = Ticks::now();
+                continue;
+            }
+            if memory_reserve::is_low() {
+                // Nothing can be submitted before there is memory again.
+                let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
+            }
+            if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
+                // This spin is bounded by the idle time that the program chose.
+                spin();
+                continue;
+            }
+            self.sleep(&rings, seen);
+            last_work = Ticks::now();
+        }
+    }
+
+    /// Submits what the rings' SQs hold; returns whether there was anything to do.
+    fn serve(&self, rings: &[Arc<Ring>]) -> bool {
+        let most = if rings.len() > 1 { SHARE } else { u32::MAX };
+        let mut worked = false;
+        for ring in rings {
+            if !ring.is_polled() && ring.memory.submitted() == 0 && !ring.has_work_left() {
+                continue;
+            }
+            let mut locked = ring.lock();
+            if locked.closed || ring.is_disabled() {
+                continue;
+            }
+            task_work::run(&mut locked);
+            let taken = submit::submit(&mut locked, most);
+            if ring.is_polled() {
+                reap::reap(&mut locked);
+                // This thread alone polls for requests in flight.
+                worked |= locked.devices.in_flight() > 0;
+            }
+            // With several rings, deferred submits go to a submit helper, so that a slow device
+            // holds up no other ring.
+            if rings.len() > 1 {
+                locked.release(Exit::LeaveInside)
+            } else {
+                locked.release(Exit::Leave)
+            }
+            worked |= taken > 0;
+            if taken > 0 {
+                self.announce_room();
+            }
+        }
+        worked
+    }
+
+    /// Sleeps until the thread is woken, unless there is something to do. `seen`: state of the list
+    /// from which `rings` was copied.
+    fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
+        // The announcement comes first, so that an enter that sees the flag finds the sleeper.
+        let ticket = self.sleep.announce(Sleeper::Futex, 1);
+        let mut idle = self.changes.load(Ordering::SeqCst) == seen;
+        for ring in rings {
+            let mut locked = ring.lock();
+            let nothing = locked.sq.prepare_sleep();
+            idle &= nothing || ring.is_disabled();
+            locked.release(Exit::Pause);
+            // A worker or the ring watcher may just now have found the lock taken.
+            idle &= !ring.has_work_left();
+        }
+        if idle {
+            let _ = self.sleep.sleep(&ticket, None);
+        }
+        // The thread looks at everything again now, whether or not a waker has claimed it.
+        let _ = self.sleep.retract(ticket);
+        for ring in rings {
+            let locked = ring.lock();
+            locked.sq.end_sleep();
+            locked.release(Exit::Pause);
+        }
+    }
+}
+
+/// Spins or yields before the next poll. On a single processor, new work can only come from another
+/// thread that gets the processor meanwhile, so this thread yields. Elsewhere it keeps its
+/// processor, as the kernel's SQ thread does: the scheduler gives other threads their share. A
+/// thread that yields waits for all of their time slices, some milliseconds each time.
+fn spin() {
+    if processor::is_only() {
+        processor::yield_now();
+    } else {
+        core::hint::spin_loop();
+    }
+}

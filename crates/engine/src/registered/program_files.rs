@@ -1,0 +1,124 @@
+//! The program's descriptors on their way into a ring's table of registered files: REGISTER_FILES
+//! and its updates. The host says what a number stands for; the table itself (`registered_files`)
+//! does not ask.
+
+use super::registered_files::{Entry, RegisteredFile, RegisteredFiles, Slot};
+use crate::host;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_sys::descriptor::{self, HeldDescriptor};
+use usring_sys::{Errno, UserAddress, user_memory};
+use usring_uapi::general::O_PATH;
+use usring_uapi::io_uring as abi;
+
+/// Most slots of a table.
+const LIMIT: u32 = 1 << 15;
+
+/// Puts a duplicate of the program's descriptor into a free slot of a ring's table.
+pub(crate) fn allocate(files: &mut RegisteredFiles, number: i32) -> Result<i32, Errno> {
+    files.receive(Slot::Any, of_program(number)?)
+}
+
+fn of_program(number: i32) -> Result<Arc<RegisteredFile>, Errno> {
+    let descriptor = hold_of_program(number)?;
+    Ok(Arc::new(RegisteredFile::new(descriptor, host::device_of(number))))
+}
+
+fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
+    if host::ring_of(number).is_some() {
+        // A ring in a ring's table could keep itself alive for ever.
+        return Err(Errno::EBADF);
+    }
+    // A path alone is no open file (O_PATH, open(2)).
+    if descriptor::status_flags(number)? & O_PATH != 0 {
+        return Err(Errno::EBADF);
+    }
+    descriptor::hold(number)
+}
+
+/// REGISTER_FILES and REGISTER_FILES2.
+pub(crate) fn register(
+    files: &mut RegisteredFiles,
+    numbers: UserAddress,
+    tags: UserAddress,
+    count: u32,
+) -> Result<u32, Errno> {
+    if files.is_registered() {
+        return Err(Errno::EBUSY);
+    }
+    if count == 0 {
+        return Err(Errno::EINVAL);
+    }
+    if count > LIMIT || u64::from(count) > descriptor::limit() {
+        return Err(Errno::EMFILE);
+    }
+    let mut entries = Vec::new();
+    entries.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
+    for index in 0..u64::from(count) {
+        let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
+        let number = if numbers.is_null() { -1 } else { user_memory::read::<i32>(numbers.offset(4 * index))? };
+        if number == -1 {
+            if tag != 0 {
+                return Err(Errno::EINVAL);
+            }
+            entries.push(Entry::default());
+            continue;
+        }
+        let file = of_program(number)?;
+        entries.push(Entry { file: Some(file), tag });
+    }
+    files.set(entries);
+    Ok(0)
+}
+
+/// REGISTER_FILES_UPDATE(2) and the request of that name: returns how many slots were changed
+/// before the first error.
+pub(crate) fn update(
+    files: &mut RegisteredFiles,
+    offset: u32,
+    numbers: UserAddress,
+    tags: UserAddress,
+    count: u32,
+) -> Result<i32, Errno> {
+    let size = files.count() as u64;
+    if !files.is_registered() {
+        return Err(Errno::ENXIO);
+    }
+    let end = offset.checked_add(count).ok_or(Errno::EOVERFLOW)?;
+    if u64::from(end) > size {
+        return Err(Errno::EINVAL);
+    }
+    let mut done = 0;
+    for index in 0..u64::from(count) {
+        match update_one(files, offset + index as u32, numbers.offset(4 * index), tags, index) {
+            Ok(()) => done += 1,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+fn update_one(
+    files: &mut RegisteredFiles,
+    slot: u32,
+    number: UserAddress,
+    tags: UserAddress,
+    index: u64,
+) -> Result<(), Errno> {
+    let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
+    let number = user_memory::read::<i32>(number)?;
+    if (number == -1 || number == abi::IORING_REGISTER_FILES_SKIP) && tag != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if number == abi::IORING_REGISTER_FILES_SKIP {
+        return Ok(());
+    }
+    if number == -1 {
+        files.retire(slot);
+        return Ok(());
+    }
+    let file = of_program(number);
+    files.retire(slot);
+    files.fill(slot, Entry { file: Some(file?), tag })
+}

@@ -1,0 +1,134 @@
+//! The conditions that a request waits for, and the names by which a waiting request is found. They
+//! are plain values, below the request itself and below the tables that keep them.
+
+use alloc::sync::Arc;
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
+use usring_sys::epoll::Epoll;
+use usring_uapi::io_uring as abi;
+use usring_uapi::{Sqe, sqe_flags};
+
+/// Names a request within its ring, never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RequestId(pub u64);
+
+/// The common properties of the requests behind one registration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Interest {
+    /// EPOLL* events; error and hang-up are always reported too.
+    pub events: u32,
+    /// The registration stays after an event.
+    pub multishot: bool,
+}
+
+/// The event data of a registration: its slot, and the slot's generation above.
+pub(crate) type Tag = u64;
+
+/// A duplicate that requests share while they wait for one file. A request that goes on to a worker
+/// takes its share with it.
+pub(crate) struct SharedHold {
+    pub descriptor: HeldDescriptor,
+    /// The slot whose waiters share it.
+    pub tag: Tag,
+}
+
+/// The condition that ends a request's wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// An event.
+    Over,
+    /// Its next time slice, whether there is an event or not.
+    Due,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Issue the request again.
+    Retry,
+    /// Complete the request with the events.
+    Report,
+}
+
+/// When a timeout is over.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Deadline {
+    pub clock: Clock,
+    /// On `clock`.
+    pub at: Nanoseconds,
+    /// The timeout ends earlier once this many more requests have completed (0: never).
+    pub completions: u32,
+    /// A multishot starts again after this span.
+    pub repeat_every: Nanoseconds,
+    /// Times that a multishot starts in all (0: until it is removed).
+    pub repeats: u32,
+    /// Reaching it is no failure (ETIME_SUCCESS).
+    pub expiry_succeeds: bool,
+    /// The request that a LINK_TIMEOUT watches.
+    pub watches: Option<RequestId>,
+}
+
+/// A registered file's entry in the epoll set. It is deleted before the file's number is closed:
+/// close(2) alone would leave it there while the program has the file open.
+pub(crate) struct Registration {
+    pub set: Arc<Epoll>,
+    pub number: i32,
+    /// A duplicate, for every registration but the first: an epoll set takes each number once.
+    pub _own: Option<OwnedDescriptor>,
+    pub interest: Interest,
+    pub tag: Tag,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let _ = self.set.delete(self.number);
+    }
+}
+
+/// The requests that a cancellation means (IORING_ASYNC_CANCEL_*).
+#[derive(Clone, Copy, Debug, Default)]
+#[doc(alias = "io_cancel_data")]
+pub(crate) struct CancelKey {
+    pub user_data: u64,
+    pub fd: i32,
+    pub opcode: u8,
+    pub flags: u32,
+    /// After `resolve`: a descriptor number of the file that the key names.
+    pub file: i32,
+}
+
+impl CancelKey {
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Returns whether all matching requests are meant, and their number is the answer.
+    pub fn counts(&self) -> bool {
+        self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
+    }
+
+    /// Returns whether the key's file is that of a request, which has it by `number`. Where the
+    /// kernel cannot compare the files, equal numbers in the SQEs count as the same file.
+    fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
+        let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
+        let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;
+        descriptor::same_file(number, self.file).unwrap_or_else(same_number)
+    }
+
+    /// Returns whether the key means a request with this SQE. `file`: the number of the file that
+    /// the request works on, if it works on one.
+    pub fn matches(&self, sqe: &Sqe, file: Option<i32>) -> bool {
+        if self.has(abi::IORING_ASYNC_CANCEL_ANY) {
+            return true;
+        }
+        let by_file = self.has(abi::IORING_ASYNC_CANCEL_FD);
+        if by_file && !file.is_some_and(|number| self.is_file_of(sqe, number)) {
+            return false;
+        }
+        let by_opcode = self.has(abi::IORING_ASYNC_CANCEL_OP);
+        if by_opcode && sqe.opcode != self.opcode {
+            return false;
+        }
+        let by_user_data = self.has(abi::IORING_ASYNC_CANCEL_USERDATA) || !(by_file || by_opcode);
+        !by_user_data || sqe.user_data == self.user_data
+    }
+}

@@ -1,0 +1,309 @@
+//! A request: one SQE on its way to its CQE.
+//!
+//! A request has exactly one owner at any time, and moves in this order:
+//!
+//! 1. `submit`
+//! 2. `drain` or `link`, if it is held back
+//! 3. `issue`
+//! 4. `fast_poll`, `timeout`, or `workers` and then `task_work`, if it waits
+//! 5. `complete`
+//! 6. back to its ring's pool
+//!
+//! It is an owning pointer, so a move neither copies it nor allocates.
+
+pub(crate) mod conditions;
+pub(crate) mod file;
+pub(crate) mod operation;
+pub(crate) mod outcome;
+pub(crate) mod pool;
+
+use crate::completion::event_descriptor::EventDescriptor;
+use crate::completion::told::Told;
+use crate::registered::buffer_group::SelectedBuffer;
+use crate::registered::registered_buffers::BufferHold;
+use alloc::sync::Arc;
+use conditions::{RequestId, Tag};
+use core::sync::atomic::AtomicU32;
+use file::{FileUse, Hold};
+use operation::Operation;
+use operation::send_receive::POLL_FIRST;
+use usring_sys::queue::Entry;
+use usring_sys::{Errno, SystemCall, wait};
+use usring_uapi::{Sqe, opcode, sqe_flags};
+
+/// Flag in a request's copy of the SQE: the request names a group. Number 0 then means that the
+/// request was submitted while threads did not differ, and that a thread with other rights may be
+/// the first to try it.
+pub(crate) const HAS_GROUP: u8 = 1 << 7;
+
+/// The owning pointer by which a request moves between modules.
+pub(crate) type RequestEntry = Entry<Request>;
+
+/// The blocking work of an opcode: carries a request out in a worker and returns the result.
+pub(crate) type Work = fn(&mut Request, &Blocking) -> i32;
+
+/// The properties of an opcode, from its row of the opcode table.
+#[derive(Clone, Copy)]
+pub(crate) struct Properties {
+    /// Carries the request out in a worker, and may block; returns the result.
+    pub work: Option<Work>,
+    /// Works on the file in `fd`.
+    pub needs_file: bool,
+    /// Events to poll the file for when the request would block.
+    pub poll_events: u32,
+    /// May take a provided buffer.
+    pub selects_buffer: bool,
+    /// `ioprio` has a meaning.
+    pub takes_ioprio: bool,
+    /// Workers run it in order with others on the same regular file.
+    pub hashes_regular_file: bool,
+    /// A worker may have to wait for ever.
+    pub waits_for_ever: bool,
+    /// Takes something of the ring's, or resolves a number, when it is issued. So it is never left
+    /// to a worker before.
+    pub takes_of_ring: bool,
+    /// The result depends on the issuing thread's rights: a thread with other rights leaves the
+    /// request to a worker. (Requests that are never issued in place go to a worker anyway.)
+    pub bears_rights: bool,
+    /// A worker's error breaks no link, and is silent where success is to be silent, as on the
+    /// kernel.
+    pub breaks_no_chain: bool,
+    /// May be submitted to a ring with IOPOLL.
+    pub allowed_on_polled_ring: bool,
+    pub supported: bool,
+}
+
+/// The properties of an opcode that is not supported.
+pub(crate) const UNSUPPORTED: Properties = Properties {
+    work: None,
+    needs_file: false,
+    poll_events: 0,
+    selects_buffer: false,
+    takes_ioprio: false,
+    hashes_regular_file: false,
+    waits_for_ever: false,
+    takes_of_ring: false,
+    bears_rights: false,
+    breaks_no_chain: false,
+    allowed_on_polled_ring: false,
+    supported: false,
+};
+
+/// Makes blocking system calls, which end early when the request is cancelled.
+pub(crate) struct Blocking<'a> {
+    pub cancelled: &'a AtomicU32,
+}
+
+impl Blocking<'_> {
+    pub fn run(&self, call: &SystemCall) -> Result<u64, Errno> {
+        wait::blocking(call, self.cancelled)
+    }
+}
+
+pub(crate) struct Request {
+    pub id: RequestId,
+    pub properties: &'static Properties,
+    /// The private copy: read once from shared memory, never again.
+    pub sqe: Sqe,
+    /// The operation that the family's prepare made of the SQE.
+    pub operation: Operation,
+    pub file: FileUse,
+    /// The provided buffer that the request has taken, until its CQE names it.
+    pub buffer: Option<SelectedBuffer>,
+    /// The registered buffer that the request transfers from or to.
+    pub fixed_buffer: BufferHold,
+    /// The next request of its chain.
+    pub link: Option<RequestEntry>,
+    /// The armed LINK_TIMEOUT that watches it.
+    pub link_timeout: Option<RequestId>,
+    pub progress: Progress,
+    /// The request has many CQEs, all but the last with F_MORE, and waits again after each.
+    pub multishot: bool,
+    /// The slot where it waits, or has last waited; 0 before that.
+    pub place: Tag,
+    /// The events for which its file was ready at the last call; 0 before it waited.
+    pub ready_for: u32,
+    /// Result of the prepare that failed, or of the worker that ran it.
+    pub result: i32,
+    /// Flags of its next CQE.
+    pub cqe_flags: u32,
+    /// The eventfd that it names, on a ring whose completions are events.
+    pub told: Option<Arc<EventDescriptor>>,
+}
+
+/// A request's progress, as far as it decides what is done next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Progress {
+    #[default]
+    New,
+    /// Its prepare failed, for the reason in `result`; it is never issued.
+    Refused,
+    /// Its chain broke before it started: it is cancelled.
+    Unbegun,
+    /// A worker has run it; `result` is its answer.
+    Ran,
+    /// A message to this ring instead of a request: `user_data`, `result` and `cqe_flags` are a
+    /// CQE.
+    Message,
+    /// Another ring's request, with a descriptor for this ring.
+    Visiting,
+    /// Back from another ring; `result` is its answer.
+    Returned,
+}
+
+impl Request {
+    pub fn has_flag(&self, flag: u8) -> bool {
+        self.sqe.flags & flag != 0
+    }
+
+    /// Returns whether a worker of the kernel would make each attempt of the request (IOSQE_ASYNC).
+    /// A multishot waits for its file first, and its submitter makes the attempts.
+    pub fn is_forced_once(&self) -> bool {
+        self.has_flag(sqe_flags::ASYNC) && !self.multishot
+    }
+
+    pub fn is_linked(&self) -> bool {
+        self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
+    }
+
+    /// Marks a request that may first be tried after its submission: threads may differ by then.
+    pub fn mark_for_later(&mut self) {
+        self.sqe.flags |= HAS_GROUP;
+    }
+
+    /// Returns whether it is the timeout of the request before it in its chain.
+    pub fn is_link_timeout(&self) -> bool {
+        self.sqe.opcode == opcode::LINK_TIMEOUT && matches!(self.operation, Operation::LinkTimeout(_))
+    }
+
+    /// Returns whether the request's file is known to be a socket: its operation was tried, and
+    /// works on sockets only.
+    pub fn has_met_socket(&self) -> bool {
+        match &self.operation {
+            Operation::SendReceive(transfer) => !transfer.has(POLL_FIRST),
+            _ => false,
+        }
+    }
+
+    /// Returns the events that a request's file is polled for when it would block.
+    #[inline]
+    pub fn poll_events(&self) -> u32 {
+        match &self.operation {
+            Operation::SendReceive(transfer) => transfer.poll_events(self.properties.poll_events),
+            _ => self.properties.poll_events,
+        }
+    }
+
+    /// Returns whether a worker's result breaks an ordinary link: an error, or fewer bytes than
+    /// asked for.
+    pub fn is_failure(&self, result: i32) -> bool {
+        match &self.operation {
+            Operation::ReadWrite(operation) => operation.is_short(result),
+            Operation::Splice(_) => result < 0 || result as u32 != self.sqe.len,
+            _ => result < 0 && !self.properties.breaks_no_chain,
+        }
+    }
+
+    /// Returns whether it is a transfer that would be direct I/O if its file is open with O_DIRECT.
+    #[inline]
+    pub fn may_be_direct(&self) -> bool {
+        matches!(&self.operation, Operation::ReadWrite(transfer) if transfer.may_be_direct())
+    }
+
+    /// Has a write raise no SIGPIPE from now on: in the kernel a worker makes it, which takes no
+    /// signals. Where the kernel does not know the flag a worker of usring's makes the write.
+    #[cold]
+    pub fn raise_nothing(&mut self) {
+        if let Operation::ReadWrite(transfer) = &mut self.operation {
+            transfer.raise_nothing();
+        }
+    }
+
+    /// Returns the number of the file that it works on, if it works on one.
+    pub fn file_number(&self) -> Option<i32> {
+        self.properties.needs_file.then_some(self.file.number)
+    }
+
+    fn new() -> Self {
+        Request {
+            id: RequestId(0),
+            properties: const { &UNSUPPORTED },
+            sqe: Sqe::default(),
+            operation: Operation::Nothing,
+            file: FileUse::default(),
+            buffer: None,
+            fixed_buffer: BufferHold::Nothing,
+            link: None,
+            link_timeout: None,
+            progress: Progress::New,
+            multishot: false,
+            place: 0,
+            ready_for: 0,
+            result: 0,
+            cqe_flags: 0,
+            told: None,
+        }
+    }
+
+    /// Initialises a spare request from the SQE that was copied into it. `properties`: those of its
+    /// opcode.
+    #[inline(always)]
+    pub fn begin(&mut self, properties: &'static Properties) {
+        self.properties = properties;
+        self.progress = Progress::New;
+        self.multishot = false;
+        self.place = 0;
+        self.ready_for = 0;
+        self.cqe_flags = 0;
+        self.file.number = self.sqe.fd;
+    }
+
+    /// Sets the operation of a request that has just begun. It replaces [`Operation::Nothing`], and
+    /// `forget` keeps the compiler from generating code to drop that.
+    #[inline(always)]
+    pub fn begin_operation(&mut self, operation: Operation) {
+        debug_assert!(matches!(self.operation, Operation::Nothing));
+        core::mem::forget(core::mem::replace(&mut self.operation, operation));
+    }
+
+    /// Returns what its completion carries beside the CQE, on a ring that has that. An event
+    /// signals the request's own eventfd once it is published.
+    #[inline(never)]
+    pub fn extension(&mut self, has_events: bool, told: &mut Told) -> [u64; 2] {
+        if !has_events {
+            return self.operation.cqe_extra();
+        }
+        told.end(self.told.take());
+        [self.sqe.pad2, 0]
+    }
+
+    /// Releases everything that the request held, so that none of it is left when the request is
+    /// reused.
+    #[inline(always)]
+    fn release(&mut self) {
+        if self.operation.owns_memory() {
+            self.operation = Operation::Nothing;
+        } else {
+            core::mem::forget(core::mem::replace(&mut self.operation, Operation::Nothing));
+        }
+        if self.file.device.is_some() {
+            self.file.device = None;
+        }
+        if !matches!(self.file.hold, Hold::Submitter) {
+            self.file.hold = Hold::Submitter;
+        }
+        self.fixed_buffer.release();
+        debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());
+        debug_assert!(self.told.is_none());
+    }
+}
+
+/// Drops the chain in a loop: it may be as long as the SQ, too long for recursion.
+impl Drop for Request {
+    fn drop(&mut self) {
+        let mut next = self.link.take();
+        while let Some(mut request) = next {
+            next = request.link.take();
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! A ring's spare requests and messages, so that the hot path never allocates.
+
+use super::conditions::RequestId;
+use super::operation::Operation;
+use super::operation::send_receive::Message;
+use super::{Request, RequestEntry};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use usring_sys::memory_reserve;
+use usring_sys::queue::Entry;
+
+/// A ring's spare requests, so that the hot path never allocates.
+#[derive(Default)]
+pub(crate) struct RequestPool {
+    spare: Vec<RequestEntry>,
+    /// Messages that were sent or received, for reuse.
+    #[expect(clippy::vec_box, reason = "requests own them by these boxes")]
+    messages: Vec<Box<Message>>,
+    last_id: u64,
+}
+
+/// Most spare requests; further ones are freed.
+const SPARE_LIMIT: usize = 256;
+
+impl RequestPool {
+    /// Takes a spare request and gives it a new id; `None` where memory is low and the pool is
+    /// empty.
+    #[inline(always)]
+    pub fn take(&mut self) -> Option<RequestEntry> {
+        let mut request = match self.spare.pop() {
+            Some(request) => request,
+            None => new_entry_if_possible()?,
+        };
+        self.last_id += 1;
+        request.id = RequestId(self.last_id);
+        Some(request)
+    }
+
+    #[inline(always)]
+    pub fn give_back(&mut self, mut request: RequestEntry) {
+        if let Operation::SendReceive(transfer) = &mut request.operation
+            && let Some(message) = transfer.message.take()
+        {
+            self.keep_message(message);
+        }
+        request.release();
+        if self.spare.len() < self.spare.capacity() {
+            self.spare.push(request);
+        } else {
+            self.keep_or_free(request);
+        }
+    }
+
+    /// Takes a spare message.
+    pub fn message(&mut self) -> Box<Message> {
+        self.messages.pop().unwrap_or_default()
+    }
+
+    #[inline(never)]
+    fn keep_message(&mut self, mut message: Box<Message>) {
+        if self.messages.len() < SPARE_LIMIT {
+            message.clear();
+            self.messages.push(message);
+        }
+    }
+
+    #[cold]
+    fn keep_or_free(&mut self, request: RequestEntry) {
+        if self.spare.capacity() == 0 {
+            self.spare.reserve_exact(SPARE_LIMIT);
+            self.spare.push(request);
+        }
+    }
+}
+
+#[cold]
+fn new_entry_if_possible() -> Option<RequestEntry> {
+    memory_reserve::check().ok().map(|()| new_entry())
+}
+
+/// Makes a request that belongs to no ring yet.
+#[cold]
+pub(crate) fn new_entry() -> RequestEntry {
+    Entry::new(Request::new())
+}

@@ -1,0 +1,75 @@
+//! Hands transfers to the queue pairs of devices.
+
+use crate::completion::complete;
+use crate::op::block_device;
+use crate::request::RequestEntry;
+use crate::request::operation::Operation;
+use crate::request::outcome::ChannelIndex;
+use crate::ring::LockedRing;
+use crate::submission::suspend;
+use crate::waiting::device_queues::Fresh;
+use usring_device::Submission;
+use usring_sys::Errno;
+use usring_sys::ticks::Ticks;
+
+/// Hands a transfer to its device.
+#[inline(always)]
+pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
+    if request.link.is_some() {
+        locked.timeouts.arm_link_timeout(&mut request);
+    }
+    let queues = &mut locked.devices;
+    let queue = &mut queues.channels[index.0 as usize];
+    if queue.is_behind {
+        return not_accepted(locked, request, index, Submission::Full);
+    }
+    let Some(token) = queue.free.pop() else { return not_accepted(locked, request, index, Submission::Full) };
+    let submission = match &request.operation {
+        Operation::ReadWrite(transfer) => {
+            let (registered, number) = (request.fixed_buffer.is_any(), request.file.number);
+            queue.channel.submit(&transfer.as_device_request(token, registered, number, queue.added_flags))
+        }
+        _ => Submission::Refused(Errno::EINVAL),
+    };
+    if submission == Submission::Accepted {
+        if let Some(hybrid) = &mut queues.hybrid {
+            hybrid.fresh.push_back(Fresh { channel: index.0, token, id: request.id, since: Ticks::now() });
+        }
+        queue.out[token as usize] = Some(request);
+        queues.in_flight += 1;
+        if !queue.is_delivered_to {
+            queues.untold = true;
+            return;
+        }
+        // The submitting thread delivers the request, together with what was left to a submit
+        // helper.
+        queues.left = false;
+        queues.owing += 1;
+        queue.owes += 1;
+        return;
+    }
+    queue.free.push(token);
+    not_accepted(locked, request, index, submission);
+}
+
+#[cold]
+fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex, submission: Submission) {
+    match submission {
+        Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
+        Submission::NeedsWorker => suspend::hand_to_worker(locked, request),
+        Submission::Full | Submission::Accepted => {
+            // The request may later turn out to need a worker, and the program may close its file
+            // meanwhile.
+            block_device::note(locked, &mut request);
+            if request.file.device.is_none()
+                && let Err(error) = locked.named.keep(&mut request.file)
+            {
+                return complete::complete(locked, request, error.negative().into());
+            }
+            locked.devices.in_flight += 1;
+            let queue = &mut locked.devices.channels[index.0 as usize];
+            queue.backlog.push_back(request);
+            queue.is_behind = true;
+        }
+    }
+}

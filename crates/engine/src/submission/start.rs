@@ -1,0 +1,60 @@
+//! The first steps of a request: checks what all opcodes share, has the opcode's family prepare it,
+//! and starts it.
+
+use crate::request::{Properties, RequestEntry};
+use crate::ring::{LockedRing, RingState};
+use crate::submission::issue;
+use crate::submission::opcode_table::Row;
+use usring_sys::Errno;
+use usring_uapi::{Sqe, sqe_flags};
+
+/// Issues a request, or the head of a chain, unless a drain holds it back.
+#[inline(always)]
+pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry, row: &Row) {
+    if locked.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
+        let RingState { drain, successors, .. } = &mut **locked;
+        drain.defer(request, successors);
+    } else {
+        issue::issue_now(locked, request, row);
+    }
+}
+
+/// Checks what all opcodes share, in the kernel's order, and prepares the request.
+#[inline(always)]
+pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry, row: &Row) -> Result<(), Errno> {
+    let (sqe, properties) = (&request.sqe, &row.properties);
+    if !properties.supported || !properties.allowed_on_polled_ring && locked.ring.is_polled() {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.flags != 0 {
+        check_flags(locked, sqe, properties)?;
+    }
+    locked.restrictions.check_submission(sqe.opcode, sqe.flags)?;
+    if sqe.ioprio != 0 && !properties.takes_ioprio {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.personality != 0 {
+        locked.rights.adopt(request)?;
+    }
+    (row.prepare)(locked, request)
+}
+
+fn check_flags(locked: &mut LockedRing, sqe: &Sqe, properties: &Properties) -> Result<(), Errno> {
+    if sqe.flags & !sqe_flags::ALL != 0 {
+        return Err(Errno::EINVAL);
+    }
+    if sqe.flags & sqe_flags::BUFFER_SELECT != 0 && !properties.selects_buffer {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    if sqe.flags & sqe_flags::CQE_SKIP_SUCCESS != 0 {
+        locked.drain.disable();
+    }
+    if sqe.flags & sqe_flags::IO_DRAIN != 0 {
+        if locked.drain.is_disabled() {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        // This includes requests that are refused for another reason.
+        locked.drain.activate();
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! Requests that cannot be done at once: keeps the file of one, and hands it to the module of
+//! `waiting` that will bring it back.
+
+use crate::completion::complete;
+use crate::op::block_device;
+use crate::request::conditions::Turn;
+use crate::request::file::Hold;
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Request, RequestEntry};
+use crate::ring::LockedRing;
+use crate::waiting::{fast_poll, workers};
+use usring_sys::Errno;
+use usring_uapi::sqe_flags;
+
+/// Hands a request that cannot be done now to the module that will bring it back.
+#[cold]
+pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
+    let poll_events = request.poll_events();
+    // All requests that wait for one file to be ready share what keeps it open.
+    let polls = match outcome {
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More => poll_events != 0,
+        IssueOutcome::AwaitsPoll => true,
+        _ => false,
+    };
+    if let Err(error) = keep_file(locked, &mut request, polls) {
+        return complete::complete(locked, request, error.negative().into());
+    }
+    locked.timeouts.arm_link_timeout(&mut request);
+    if request.properties.bears_rights {
+        request.mark_for_later();
+    }
+    match outcome {
+        IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events, Turn::Over),
+        IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),
+        IssueOutcome::More => fast_poll::arm_retry(locked, request, poll_events, Turn::Due),
+        IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
+        IssueOutcome::AwaitsTime => locked.timeouts.arm(request),
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
+            // A sync covers the writes before it in this batch, where that costs nothing. It may
+            // overtake deferred submits, as any request may that no link, drain or AIO context puts
+            // in order.
+            locked.devices.ring_doorbells();
+            workers::hand_over(locked, request);
+        }
+        IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("none waits here"),
+    }
+}
+
+/// Hands a request to a thread that may block.
+pub(crate) fn hand_to_worker(locked: &mut LockedRing, request: RequestEntry) {
+    suspend(locked, request, IssueOutcome::NeedsWorker);
+}
+
+/// Keeps the file of a request that has to wait. A poll itself keeps a file that is not registered.
+fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
+    if !request.properties.needs_file {
+        return Ok(());
+    }
+    if !polls {
+        block_device::note(locked, request);
+    }
+    if request.has_flag(sqe_flags::FIXED_FILE) {
+        if matches!(request.file.hold, Hold::Submitter) {
+            let file = locked.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+            request.file.hold = Hold::Registered(file);
+        }
+        return Ok(());
+    }
+    if polls { Ok(()) } else { request.file.keep() }
+}

@@ -1,0 +1,80 @@
+//! A ring as the ring watcher sees it: its entry in the ring watcher's set, and the estimate of how
+//! active its program is.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// A ring's entry in the ring watcher's set.
+#[derive(Default)]
+pub(crate) struct Attendance {
+    /// Event data of the entry; 0 until the entry is first made.
+    pub id: AtomicU64,
+    /// The entry is armed and has not fired since.
+    pub armed: AtomicBool,
+    /// The entry has fired, and no driver has looked since.
+    pub called: AtomicBool,
+    pub habit: Habit,
+}
+
+impl Attendance {
+    #[inline(always)]
+    pub fn is_called(&self) -> bool {
+        self.called.load(Ordering::Relaxed)
+    }
+
+    /// Takes the call, for a driver that is going to look at the ring.
+    pub fn take_call(&self) -> bool {
+        self.is_called() && self.called.swap(false, Ordering::SeqCst)
+    }
+}
+
+/// Activity estimate that a ring needs for idle watching: at first, and at most. [`Habit::came_by`]
+/// makes the estimate.
+const FIRST_TRIAL: u32 = 64;
+
+const LAST_TRIAL: u32 = 2048;
+
+/// Estimate of how a ring's program behaves. All words are hints, except `on_round`.
+#[derive(Default)]
+pub(crate) struct Habit {
+    pub on_round: AtomicBool,
+    /// Number of times that the program has come to wait and looked at all there is; written by the
+    /// driver. A thread that only submits does not look at files and timers, so its calls do not
+    /// count.
+    pub visits: AtomicU32,
+    /// The activity estimate: recent waits.
+    pub waits: AtomicU32,
+    /// Activity needed above [`FIRST_TRIAL`].
+    pub doubt: AtomicU32,
+}
+
+impl Habit {
+    #[inline]
+    pub fn is_on_round(&self) -> bool {
+        self.on_round.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call of the program, to wait or only to submit. A program that submits more than
+    /// once per wait may be one that looks at the CQ in memory.
+    #[inline]
+    pub fn came_by(&self, waits: bool) {
+        let before = self.waits.load(Ordering::Relaxed);
+        let now = if waits { (before + 2).min(2 * LAST_TRIAL) } else { before.saturating_sub(1) };
+        self.waits.store(now, Ordering::Relaxed);
+    }
+
+    /// Counts a driver's look at all that the ring waits for.
+    #[inline]
+    pub fn visit(&self) {
+        self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    pub fn is_reliable(&self) -> bool {
+        self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.doubt.load(Ordering::Relaxed)
+    }
+
+    /// Doubles the activity that is needed, because the program has stayed away.
+    pub fn doubt(&self) {
+        let trial = FIRST_TRIAL + self.doubt.load(Ordering::Relaxed);
+        self.doubt.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,281 @@
+//! Tasks for the ring watcher: threads that it is to start, and actions that need a thread without
+//! a lock. So no thread is made in the middle of a program's call, which may be inside malloc or a
+//! signal handler. `driving::ring_watcher` is the thread; it sleeps on the wake event.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering};
+use usring_sys::clock::Clock;
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+use usring_sys::set_once::SetOnce;
+use usring_sys::thread::Credentials;
+use usring_sys::{Errno, credentials, eventfd, futex, thread};
+
+/// An action of another thread.
+pub(crate) type Action = Box<dyn FnOnce() + Send>;
+
+/// A task for the ring watcher.
+enum Task {
+    Spawn { name: &'static str, credentials: Credentials, life: Action, spawn_failed: Action },
+    Run(Action),
+}
+
+/// The ring watcher's thread, as it is started and given up.
+pub(crate) struct Service {
+    /// Makes what the thread needs, and returns its life.
+    pub prepare: fn(&Arc<Mailbox>) -> Result<Action, Errno>,
+    /// Called if the thread could not be started.
+    pub undo: fn(),
+}
+
+/// Set by the first ring, before which there is nothing to watch.
+static SERVICE: SetOnce<Service> = SetOnce::new();
+
+/// Work that the ring watcher does before a thread changes its credentials. Its words are written
+/// and read in signal handlers.
+#[derive(Default)]
+struct Preparation {
+    /// Workers and anchors that were asked for and have not started yet.
+    spawns: AtomicU32,
+    /// The common group is to get an anchor, because threads are going to differ.
+    wants_anchor: AtomicBool,
+    /// Futex word, raised when either of the two is done.
+    done: AtomicU32,
+}
+
+impl Preparation {
+    fn is_over(&self) -> bool {
+        self.spawns.load(Ordering::Acquire) == 0 && !self.wants_anchor.load(Ordering::Acquire)
+    }
+
+    fn announce(&self) {
+        self.done.fetch_add(1, Ordering::Release);
+        futex::wake(&self.done, u32::MAX);
+    }
+
+    fn end_spawn(&self) {
+        self.spawns.fetch_sub(1, Ordering::SeqCst);
+        self.announce();
+    }
+
+    /// Waits until the work is done, for at most a second: the calling thread may hold a lock that
+    /// the ring watcher needs.
+    fn wait(&self) {
+        let end = Clock::Monotonic.now() + credentials::PATIENCE;
+        loop {
+            let seen = self.done.load(Ordering::Acquire);
+            let left = end.saturating_sub(Clock::Monotonic.now());
+            if self.is_over() || left == 0 {
+                return;
+            }
+            let _ = futex::wait(&self.done, seen, Some(left));
+        }
+    }
+}
+
+/// The tasks of this process.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    mailbox: Mutex<Option<Arc<Mailbox>>>,
+    /// Number of the wake eventfd plus 1, for [`Tasks::note_change`].
+    wake_event: AtomicI32,
+    /// A thread has changed its credentials.
+    has_changed: AtomicBool,
+    preparation: Preparation,
+    /// The ring watcher's thread, as [`thread::current`] names it.
+    thread: AtomicUsize,
+}
+
+static TASKS: PerProcess<Tasks> = PerProcess::new();
+
+/// Returns the tasks of this process; makes them on first use.
+pub(crate) fn tasks() -> &'static Tasks {
+    TASKS.get_or_make(Tasks::default)
+}
+
+/// The list of tasks, shared with the ring watcher.
+pub(crate) struct Mailbox {
+    /// The wake eventfd: readable while there are tasks to run.
+    wake_event: OwnedDescriptor,
+    tasks: Mutex<Vec<Task>>,
+}
+
+/// Wakes the ring watcher, because a descriptor has begun to wait for a record lock to go.
+static WAKE: fn() = || tasks().wake();
+
+static OBSERVER: credentials::Observer = credentials::Observer {
+    before: |will_differ| {
+        if let Some(tasks) = TASKS.get() {
+            tasks.prepare_change(will_differ);
+        }
+    },
+    after: || {
+        if let Some(tasks) = TASKS.get() {
+            tasks.note_change();
+        }
+    },
+};
+
+impl Tasks {
+    /// Starts the ring watcher if it is not running; called when a ring is set up.
+    pub fn start_for_ring(&'static self, service: &'static Service) -> Result<(), Errno> {
+        SERVICE.set(service);
+        self.start()
+    }
+
+    /// Starts the ring watcher if it is not running.
+    ///
+    /// Errors: those of a thread that cannot be started.
+    pub fn start(&'static self) -> Result<(), Errno> {
+        self.mailbox().map(drop)
+    }
+
+    fn mailbox(&'static self) -> Result<Arc<Mailbox>, Errno> {
+        let mut mailbox = self.mailbox.lock();
+        if let Some(mailbox) = &*mailbox {
+            return Ok(mailbox.clone());
+        }
+        let service = SERVICE.get().ok_or(Errno::EAGAIN)?;
+        let wake_event = eventfd::create()?.into_private()?;
+        let fresh = Arc::new(Mailbox { wake_event, tasks: Mutex::new(Vec::new()) });
+        let attend = (service.prepare)(&fresh)?;
+        self.wake_event.store(fresh.number() + 1, Ordering::Release);
+        credentials::set_observer(&OBSERVER);
+        descriptor::set_parked_hook(&WAKE);
+        let life = move || {
+            self.thread.store(thread::current().0, Ordering::Relaxed);
+            attend();
+        };
+        if let Err(error) = thread::spawn("usring-attend", Credentials::Following, Box::new(life)) {
+            // The program may get this descriptor number at any moment.
+            self.wake_event.store(0, Ordering::Release);
+            (service.undo)();
+            return Err(error);
+        }
+        *mailbox = Some(fresh.clone());
+        Ok(fresh)
+    }
+
+    /// Starts a thread soon; runs `spawn_failed` if the thread cannot be started.
+    pub fn start_thread(
+        &'static self,
+        name: &'static str,
+        credentials: Credentials,
+        life: Action,
+        spawn_failed: Action,
+    ) {
+        let Ok(mailbox) = self.mailbox() else { return spawn_failed() };
+        mailbox.ask(Task::Spawn { name, credentials, life, spawn_failed });
+    }
+
+    /// Starts a worker of the common group soon, with the rights that all threads have now. Runs
+    /// `spawn_failed` if the worker cannot be started.
+    pub fn start_worker(&'static self, life: Action, spawn_failed: Action) {
+        let preparation = &self.preparation;
+        preparation.spawns.fetch_add(1, Ordering::SeqCst);
+        // The worker itself reports that it has started: its generation is known by then.
+        let life = move || (preparation.end_spawn(), life()).1;
+        let spawn_failed = move || (preparation.end_spawn(), spawn_failed()).1;
+        self.start_thread("iou-wrk", Credentials::OfBirth, Box::new(life), Box::new(spawn_failed));
+    }
+
+    /// Returns whether the calling thread is the ring watcher. A task that it gives itself runs
+    /// only after its present one.
+    pub fn is_current(&self) -> bool {
+        self.thread.load(Ordering::Relaxed) == thread::current().0
+    }
+
+    /// Called by a thread that is about to change its credentials. Waits until the work that was
+    /// asked for under the old credentials is done. For a signal handler.
+    fn prepare_change(&self, will_differ: bool) {
+        if will_differ {
+            self.preparation.wants_anchor.store(true, Ordering::SeqCst);
+        }
+        if !self.preparation.is_over() && self.signal() && !self.is_current() {
+            self.preparation.wait();
+        }
+    }
+
+    /// Has the ring watcher retire groups whose rights no thread has any more. For a signal
+    /// handler.
+    fn note_change(&self) {
+        self.has_changed.store(true, Ordering::Release);
+        self.signal();
+    }
+
+    /// Returns whether a thread has changed its credentials since the last call.
+    pub fn take_change(&self) -> bool {
+        self.has_changed.swap(false, Ordering::Acquire)
+    }
+
+    /// Takes the wish for an anchor of the common group, if there is one. Returns what to call once
+    /// the anchor has begun.
+    pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
+        let preparation = &self.preparation;
+        if !preparation.wants_anchor.load(Ordering::Acquire) {
+            return None;
+        }
+        // Counted before the wish is taken back: the preparation is not over in between.
+        preparation.spawns.fetch_add(1, Ordering::SeqCst);
+        preparation.wants_anchor.store(false, Ordering::SeqCst);
+        Some(|| preparation.end_spawn())
+    }
+
+    /// Wakes the ring watcher, in a signal handler. Returns `false` if there is none.
+    fn signal(&self) -> bool {
+        let number = self.wake_event.load(Ordering::Acquire);
+        if number > 0 {
+            eventfd::signal(number - 1);
+        }
+        number > 0
+    }
+
+    /// Wakes the ring watcher; starts it if there is none.
+    pub fn wake(&'static self) {
+        if let Ok(mailbox) = self.mailbox() {
+            eventfd::signal(mailbox.number());
+        }
+    }
+
+    /// Runs an action soon, in a thread that holds no lock.
+    pub fn run(&'static self, action: Action) {
+        if let Ok(mailbox) = self.mailbox() {
+            mailbox.ask(Task::Run(action));
+        }
+    }
+}
+
+impl Mailbox {
+    /// Returns the number of the wake eventfd.
+    pub fn number(&self) -> i32 {
+        self.wake_event.number()
+    }
+
+    fn ask(&self, task: Task) {
+        self.tasks.lock().push(task);
+        eventfd::signal(self.number());
+    }
+
+    /// Empties the wake eventfd, before the tasks are looked at.
+    pub fn hear(&self) {
+        eventfd::drain(self.number());
+    }
+
+    /// Runs the tasks; for the ring watcher.
+    pub fn run(&self) {
+        let tasks = core::mem::take(&mut *self.tasks.lock());
+        for task in tasks {
+            match task {
+                Task::Run(action) => action(),
+                Task::Spawn { name, credentials, life, spawn_failed } => {
+                    if thread::spawn(name, credentials, life).is_err() {
+                        spawn_failed();
+                    }
+                }
+            }
+        }
+    }
+}

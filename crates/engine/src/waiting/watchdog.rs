@@ -1,0 +1,126 @@
+//! The stuck-call watchdog's thread: see `stuck_calls`.
+
+use crate::waiting::stuck_calls::{Caller, StuckCalls};
+use crate::waiting::tasks::tasks;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::AtomicU32;
+use usring_sys::clock::Nanoseconds;
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+use usring_sys::thread::Credentials;
+use usring_sys::watched_call::{Rouse, Seen, WatchedCalls, Watcher};
+use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
+
+const NAME: &str = "usring-guard";
+
+/// Nanoseconds between two checks. A driver is stuck for at most twice as long.
+const INTERVAL: Nanoseconds = 5_000_000;
+
+/// Checks without a call in between after which the watchdog sleeps.
+const QUIET_LOOKS: u32 = 20;
+
+/// Nanoseconds of sleep after which the watchdog ends.
+const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
+
+/// Makes a call that is expected not to sleep. `None`: the call had no result, because it
+/// slept, was slow, or a signal came.
+pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
+    let watch = stuck.watch.get_or_insert_with(|| {
+        let watch = Arc::new(WatchedCalls::default());
+        guard().watches.lock().push((watch.clone(), Seen::default()));
+        watch
+    });
+    let begun = watch.begin(*caller.0.get_or_insert_with(signals::thread_id));
+    guard().rouse();
+    let answer = wait::briefly(call, watch.cancelled());
+    watch.end(begun);
+    answer
+}
+
+/// The process's watchdog.
+#[derive(Default)]
+pub(crate) struct Guard {
+    watcher: Watcher,
+    /// The watched calls of each ring, with their state at the last check.
+    watches: Mutex<Vec<(Arc<WatchedCalls>, Seen)>>,
+}
+
+static GUARD: PerProcess<Guard> = PerProcess::new();
+
+/// Returns the process's watchdog; makes it on first use.
+pub(crate) fn guard() -> &'static Guard {
+    GUARD.get_or_make(Guard::default)
+}
+
+impl Guard {
+    #[inline]
+    fn rouse(&'static self) {
+        if !self.watcher.is_looking() {
+            self.rouse_now();
+        }
+    }
+
+    #[cold]
+    fn rouse_now(&'static self) {
+        let is_new = match self.watcher.rouse() {
+            Rouse::Nothing => return,
+            Rouse::Wake => {
+                futex::wake(self.watcher.word(), 1);
+                return;
+            }
+            Rouse::Start { first } => first,
+        };
+        let tasks = tasks();
+        if tasks.is_current() {
+            // The ring watcher would start the watchdog only after the call in which it may be
+            // stuck. If two watchdogs are started, one of them ends at once.
+            let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
+        } else if is_new {
+            // If the thread cannot be started, the next call tries again.
+            let stillborn = || self.watcher.is_stillborn();
+            tasks.start_thread(NAME, Credentials::Service, Box::new(|| self.keep_watch()), Box::new(stillborn));
+        }
+    }
+
+    /// The watchdog's life.
+    fn keep_watch(&self) {
+        if !self.watcher.begin() {
+            return;
+        }
+        let never = AtomicU32::new(0);
+        let mut quiet = 0;
+        loop {
+            let _ = futex::wait(&never, 0, Some(INTERVAL));
+            quiet = if self.look() { 0 } else { quiet + 1 };
+            if quiet < QUIET_LOOKS {
+                continue;
+            }
+            quiet = 0;
+            self.watcher.lie_down(|| self.look());
+            while let Some((word, value)) = self.watcher.asleep() {
+                let slept = futex::wait(word, value, Some(IDLE_LIMIT));
+                if slept == Err(Errno::ETIMEDOUT) && self.watcher.retire() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Checks every ring. Returns whether a call was made since the last check, or is being made.
+    fn look(&self) -> bool {
+        let mut busy = false;
+        self.watches.lock().retain_mut(|(watch, last)| {
+            let now = watch.look();
+            if now == *last && now.is_inside() {
+                watch.break_off(now, wait::interrupt_worker);
+            }
+            busy |= now != *last || !now.is_outside();
+            *last = now;
+            // The ring holds one reference, as long as there is a ring.
+            Arc::strong_count(watch) > 1
+        });
+        busy
+    }
+}
