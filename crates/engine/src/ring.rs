@@ -35,6 +35,7 @@ use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
 use usring_sys::Errno;
+use usring_sys::clock::Clock;
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::queue::{Queue, Taker};
 use usring_uapi::io_uring as abi;
@@ -81,8 +82,21 @@ pub struct Ring {
     state: Mutex<RingState>,
 }
 
-/// State that only the ring's driver touches.
+/// State that only the ring's driver touches, in groups by what it is for.
 pub(crate) struct RingState {
+    pub queues: Queues,
+    pub waiting: Waiting,
+    pub registered: Registered,
+    pub notify: Notify,
+    pub devices: Devices,
+    pub closed: bool,
+    /// The ring takes no more requests and no more waits. It is closed once nothing is under way.
+    pub retired: bool,
+}
+
+/// The requests between the SQ and the CQ that wait for nothing but their turn. `submission` and
+/// `driving` move them.
+pub(crate) struct Queues {
     /// The driver's end of the task-work list.
     pub taker: Taker<Request>,
     pub sq: SubmissionQueue,
@@ -95,34 +109,54 @@ pub(crate) struct RingState {
     /// Chain members that may start. They go on behind all that is submitted or run in one go, as
     /// in the kernel.
     pub successors: VecDeque<RequestEntry>,
+    pub statistics: RingCounters,
+}
+
+/// The requests that wait for files or time. `waiting` arms them, `driving` brings them back.
+#[derive(Default)]
+pub(crate) struct Waiting {
     pub polls: PollTable,
     pub timeouts: Timeouts,
-    pub files: RegisteredFiles,
-    pub buffers: RegisteredBuffers,
-    pub groups: BufferGroups,
-    pub restrictions: Restrictions,
-    pub napi: Napi,
-    pub statistics: RingCounters,
-    pub event_descriptor: Option<Arc<EventDescriptor>>,
-    pub told: Told,
+    pub stuck_calls: StuckCalls,
+    pub rights: RingRights,
+    /// Clock of the waits' timeouts (REGISTER_CLOCK).
+    pub clock: Clock,
     /// Calls since the ring's files and timers were last polled, on a ring that defers its task
     /// work.
     pub unlooked: u32,
+}
+
+/// The things that the program has registered. `calls::register` fills the tables, and requests
+/// use them.
+#[derive(Default)]
+pub(crate) struct Registered {
+    pub files: RegisteredFiles,
+    pub buffers: RegisteredBuffers,
+    pub buffer_groups: BufferGroups,
+    pub restrictions: Restrictions,
+    pub napi: Napi,
+}
+
+/// The notifications that published CQEs cause. `completion` and `driving::release` make them.
+#[derive(Default)]
+pub(crate) struct Notify {
+    pub event_descriptor: Option<Arc<EventDescriptor>>,
+    /// Requests' own eventfds.
+    pub request_events: Told,
     /// CQEs were published since the lock was taken, and sleepers are to be notified.
-    pub posted: bool,
+    pub published: bool,
     /// One of these CQEs came from a worker (EVENTFD_ASYNC).
     pub completed_by_worker: bool,
-    pub closed: bool,
+}
+
+/// The transfers that devices carry out. `submission::device_submit` hands them over, and
+/// `driving::reap` completes them.
+#[derive(Default)]
+pub(crate) struct Devices {
+    pub queues: DeviceQueues,
+    pub named: NamedFiles,
     /// Resources of a ring that was closed while a deferred submit was under way.
     pub departing: Option<Box<Departing>>,
-    /// The ring takes no more requests and no more waits. It is closed once nothing is under way.
-    pub retired: bool,
-    pub named: NamedFiles,
-    pub devices: DeviceQueues,
-    pub stuck_calls: StuckCalls,
-    /// Clock of the waits' timeouts (REGISTER_CLOCK).
-    pub wait_clock: usring_sys::clock::Clock,
-    pub rights: RingRights,
 }
 
 impl Ring {
@@ -249,12 +283,12 @@ impl<'a> LockedRing<'a> {
     #[cold]
     #[inline(never)]
     pub fn is_due_for_a_look(&mut self) -> bool {
-        if self.polls.armed() == 0 && self.timeouts.is_empty() && self.devices.in_flight() == 0 {
+        if self.waiting.polls.armed() == 0 && self.waiting.timeouts.is_empty() && self.devices.queues.in_flight() == 0 {
             return false;
         }
-        self.unlooked += 1;
-        let limit = if self.polls.expected.was_right() { CALLS_OF_GUESSES } else { CALLS_WITHOUT_A_LOOK };
-        if self.unlooked < limit {
+        self.waiting.unlooked += 1;
+        let limit = if self.waiting.polls.expected.was_right() { CALLS_OF_GUESSES } else { CALLS_WITHOUT_A_LOOK };
+        if self.waiting.unlooked < limit {
             return false;
         }
         self.has_looked();
@@ -263,14 +297,14 @@ impl<'a> LockedRing<'a> {
 
     /// Returns whether waiters poll the devices, so that completion interrupts stay off.
     pub fn is_looked_for(&self) -> bool {
-        self.ring.is_polled() || self.ring.looks_for_events && !self.told.is_awaited()
+        self.ring.is_polled() || self.ring.looks_for_events && !self.notify.request_events.is_awaited()
     }
 
     /// Notes that the files have been polled.
     #[inline]
     pub fn has_looked(&mut self) {
-        self.unlooked = 0;
-        self.polls.expected.begin_anew();
+        self.waiting.unlooked = 0;
+        self.waiting.polls.expected.begin_anew();
     }
 
     /// Wakes sleepers for what was published, while the lock is still held.
@@ -286,11 +320,15 @@ impl<'a> LockedRing<'a> {
     /// such a ring waits for further CQEs and not for a total.
     #[inline(always)]
     fn take_news(&mut self) -> Option<u32> {
-        if !core::mem::take(&mut self.posted) {
+        if !core::mem::take(&mut self.notify.published) {
             return None;
         }
-        let ended = core::mem::take(&mut self.timeouts.just_ended);
-        Some(if ended || self.cq.has_overflow() || self.ring.defers_task_work() { u32::MAX } else { self.cq.ready() })
+        let ended = core::mem::take(&mut self.waiting.timeouts.just_ended);
+        Some(if ended || self.queues.cq.has_overflow() || self.ring.defers_task_work() {
+            u32::MAX
+        } else {
+            self.queues.cq.ready()
+        })
     }
 
     /// Releases the lock, which is a full barrier, and wakes sleepers for what was published. A
@@ -298,7 +336,7 @@ impl<'a> LockedRing<'a> {
     /// returned.
     #[inline(always)]
     pub fn unlock(mut self) -> Farewell<'a> {
-        debug_assert!(!self.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
+        debug_assert!(!self.queues.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
         let news = self.take_news();
         let ring = self.ring;
         drop(self.state);

@@ -37,19 +37,20 @@ impl Ring {
             }
         }
         let locked = source.lock();
-        let copies = registered_buffers::copies(&locked.buffers, &Part { from, to, count });
+        let copies = registered_buffers::copies(&locked.registered.buffers, &Part { from, to, count });
         locked.release(Exit::Leave);
         let copies = copies?;
         let mut locked = self.lock();
-        let room = if flags & REPLACE == 0 && locked.buffers.are_registered() { Err(Errno::EBUSY) } else { Ok(()) };
-        let adopted = room.map(|()| registered_buffers::adopt(&mut locked.buffers, copies, to));
+        let room =
+            if flags & REPLACE == 0 && locked.registered.buffers.are_registered() { Err(Errno::EBUSY) } else { Ok(()) };
+        let adopted = room.map(|()| registered_buffers::adopt(&mut locked.registered.buffers, copies, to));
         locked.release(Exit::Leave);
         adopted
     }
 
     fn check_room(self: &Arc<Self>, flags: u32) -> Result<(), Errno> {
         let locked = self.lock();
-        let is_full = flags & REPLACE == 0 && locked.buffers.are_registered();
+        let is_full = flags & REPLACE == 0 && locked.registered.buffers.are_registered();
         locked.release(Exit::Leave);
         if is_full { Err(Errno::EBUSY) } else { Ok(()) }
     }

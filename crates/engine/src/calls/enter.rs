@@ -79,7 +79,7 @@ impl Ring {
             dispatch::go_on_a_while(&mut locked);
         }
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
-        if locked.polls.armed() != 0 {
+        if locked.waiting.polls.armed() != 0 {
             self.attendance.habit.came_by(waits);
         }
         if waits && self.is_polled() {
@@ -94,7 +94,7 @@ impl Ring {
             locked.finish_batch();
             // There are enough already: nothing is polled again.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
-                if taken != 0 && locked.polls.expects() {
+                if taken != 0 && locked.waiting.polls.expects() {
                     self.bring_expected(&mut locked);
                 }
                 // If this thread alone polls the ring's files and timers, it does so now and then
@@ -123,7 +123,7 @@ impl Ring {
         if call.to_submit == 0 {
             self.look_for_own(&mut locked);
         }
-        let is_refused = call.to_submit != 0 && memory_reserve::is_low() && locked.sq.pending() != 0;
+        let is_refused = call.to_submit != 0 && memory_reserve::is_low() && locked.queues.sq.pending() != 0;
         locked.release(Exit::Leave);
         if is_refused { Err(Errno::EAGAIN) } else { Ok(0) }
     }
@@ -141,7 +141,7 @@ impl Ring {
     /// Completes what is probably ready, as the kernel runs waiting task work: the program has it
     /// one call earlier.
     fn bring_expected(self: &Arc<Self>, locked: &mut LockedRing) {
-        let is_half_empty = locked.cq.ready() <= self.memory.layout().cq_entries / 2;
+        let is_half_empty = locked.queues.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
             dispatch::try_expected(locked);
             locked.finish_batch();
@@ -162,7 +162,7 @@ impl Ring {
 
     #[inline(always)]
     fn has_enough(&self, locked: &LockedRing, call: &EnterCall) -> bool {
-        locked.cq.ready() >= call.min_complete && !locked.cq.has_overflow() && self.task_work.is_empty()
+        locked.queues.cq.ready() >= call.min_complete && !locked.queues.cq.has_overflow() && self.task_work.is_empty()
     }
 
     /// Enters an SQPOLL ring. The call never submits: it wakes the SQ thread, waits for room, or
@@ -198,7 +198,7 @@ impl Ring {
 
     fn flush_overflow(self: &Arc<Self>) {
         let mut locked = self.lock();
-        if locked.cq.has_overflow() {
+        if locked.queues.cq.has_overflow() {
             locked.flush_overflow();
         }
         locked.release(Exit::Leave);
@@ -264,7 +264,7 @@ impl Ring {
             wait_call.minimum = Some(Clock::Monotonic.now() + u64::from(argument.min_wait_usec) * MICROSECOND);
         }
         if argument.ts != 0 {
-            let clock = self.lock().wait_clock;
+            let clock = self.lock().waiting.clock;
             let span = clock::limit(user_memory::read::<Timespec>(UserAddress(argument.ts))?);
             let at = if call.has(abi::IORING_ENTER_ABS_TIMER) { span } else { clock.now().saturating_add(span) };
             wait_call.deadline = Some((clock, at));

@@ -124,12 +124,12 @@ impl Ring {
             }
             if credentials::differ() {
                 {
-                    let outstanding = locked.drain.outstanding();
-                    locked.rights.begin_submission(outstanding)
+                    let outstanding = locked.queues.drain.outstanding();
+                    locked.waiting.rights.begin_submission(outstanding)
                 };
             }
         }
-        locked.named.begin_submission();
+        locked.devices.named.begin_submission();
         Ok(Submission { locked: Some(locked) })
     }
 
@@ -166,6 +166,7 @@ impl Ring {
     pub fn end_poll(self: &Arc<Self>, user_data: u64) -> bool {
         let mut locked = self.lock();
         let found = locked
+            .waiting
             .polls
             .extract(|request| request.sqe.opcode == opcode::POLL_ADD && request.sqe.user_data == user_data);
         let any = found.is_some();
@@ -185,7 +186,7 @@ impl Ring {
         }
         let mut locked = self.lock();
         locked.retired = true;
-        while let Some(request) = locked.polls.extract(|_| true) {
+        while let Some(request) = locked.waiting.polls.extract(|_| true) {
             complete::complete(&mut locked, request, 0.into());
         }
         workers::interrupt(self, |view| view.number.is_some_and(can_wait));
@@ -206,7 +207,7 @@ impl Ring {
     fn is_idle(self: &Arc<Self>) -> bool {
         let mut locked = self.lock();
         task_work::run_all(&mut locked);
-        let idle = locked.drain.outstanding() == 0;
+        let idle = locked.queues.drain.outstanding() == 0;
         locked.release(Exit::Leave);
         idle
     }
@@ -228,7 +229,7 @@ impl<'a> Submission<'a> {
     #[inline]
     pub fn has_room(&mut self) -> bool {
         let locked = self.locked();
-        locked.ring.is_polled() || u64::from(locked.cq.room()) > locked.drain.outstanding()
+        locked.ring.is_polled() || u64::from(locked.queues.cq.room()) > locked.queues.drain.outstanding()
     }
 
     /// Returns the uses that requests may make of the program's file with this number. Error:
@@ -237,7 +238,7 @@ impl<'a> Submission<'a> {
     pub fn file(&mut self, number: i32) -> Result<FileUses, Errno> {
         let locked = self.locked();
         if devices::are_any()
-            && let Some(file) = locked.named.device(number, host::device_of)
+            && let Some(file) = locked.devices.named.device(number, host::device_of)
         {
             let manner = file.mode();
             let polls = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
@@ -249,7 +250,7 @@ impl<'a> Submission<'a> {
                 never_waits: false,
             });
         }
-        let flags = locked.named.status_flags(number)?;
+        let flags = locked.devices.named.status_flags(number)?;
         if flags & linux::O_PATH != 0 {
             return Err(Errno::EBADF);
         }
@@ -276,24 +277,25 @@ impl<'a> Submission<'a> {
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, told: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let locked = self.locked();
-        let mut request = locked.pool.take().ok_or(Errno::EAGAIN)?;
+        let mut request = locked.queues.pool.take().ok_or(Errno::EAGAIN)?;
         request.sqe = *sqe;
         let row = opcode_table::row(request.sqe.opcode);
         request.begin(&row.properties);
         let mut prepared = start::prepare(locked, &mut request, row);
-        if prepared.is_ok() && locked.devices.owes_delivery() && !block_device::joins_delivery(locked, &request) {
+        if prepared.is_ok() && locked.devices.queues.owes_delivery() && !block_device::joins_delivery(locked, &request)
+        {
             prepared = self.deliver();
         }
         let locked = self.locked();
         if let Err(error) = prepared {
-            locked.pool.give_back(request);
+            locked.queues.pool.give_back(request);
             return Err(error);
         }
-        locked.rights.mark(&mut request);
-        locked.statistics.count_submitted(sqe.opcode);
-        locked.told.begin(&told);
+        locked.waiting.rights.mark(&mut request);
+        locked.queues.statistics.count_submitted(sqe.opcode);
+        locked.notify.request_events.begin(&told);
         request.told = told;
-        locked.drain.admit();
+        locked.queues.drain.admit();
         start::start(locked, request, row);
         Ok(())
     }
@@ -310,7 +312,7 @@ impl<'a> Submission<'a> {
         self.locked = self.locked.take().map(deferred_submit::deliver);
         let locked = self.locked();
         // Another thread may have closed a number meanwhile.
-        locked.named.forget();
+        locked.devices.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);
         }
@@ -323,14 +325,16 @@ impl Drop for Submission<'_> {
     fn drop(&mut self) {
         if let Some(mut locked) = self.locked.take() {
             batch::run_issuable(&mut locked);
-            locked.named.end_submission();
+            locked.devices.named.end_submission();
             if credentials::differ() {
-                locked.rights.end_submission();
+                locked.waiting.rights.end_submission();
             }
             let ring = locked.ring;
             // Threads that sleep on this ring have to poll now; with deferred submits they have
             // been woken before.
-            let looked_for = ring.looks_for_events && locked.devices.in_flight() > 0 && !locked.devices.owes_delivery();
+            let looked_for = ring.looks_for_events
+                && locked.devices.queues.in_flight() > 0
+                && !locked.devices.queues.owes_delivery();
             locked.release(Exit::Leave);
             if looked_for {
                 ring.wakers.wake_all(u32::MAX);

@@ -5,7 +5,7 @@ use crate::driving::batch;
 use crate::registered::restrictions::RECORD_SIZE;
 use crate::registered::{program_files, registered_buffers};
 use crate::request::conditions::CancelKey;
-use crate::ring::{Exit, LockedRing, Ring};
+use crate::ring::{Exit, LockedRing, Registered, Ring};
 use crate::submission::opcode_table;
 use crate::waiting::cancel;
 use crate::waiting::workers::workers;
@@ -47,15 +47,15 @@ impl Ring {
             }
         }
         if opcode == number(op::IORING_REGISTER_SYNC_CANCEL) {
-            self.lock().restrictions.check_register(opcode)?;
+            self.lock().registered.restrictions.check_register(opcode)?;
             return self.cancel_and_wait(argument, count);
         }
         if opcode == number(op::IORING_REGISTER_CLONE_BUFFERS) {
-            self.lock().restrictions.check_register(opcode)?;
+            self.lock().registered.restrictions.check_register(opcode)?;
             return self.clone_buffers(argument, count);
         }
         let mut locked = self.lock();
-        locked.restrictions.check_register(opcode)?;
+        locked.registered.restrictions.check_register(opcode)?;
         let answer = dispatch(&mut locked, opcode, argument, count);
         locked.release(Exit::Leave);
         answer
@@ -64,43 +64,40 @@ impl Ring {
 
 fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
     let call = Call { argument, count };
+    let Registered { files, buffers, .. } = &mut locked.registered;
     match opcode {
         n if n == number(op::IORING_REGISTER_BUFFERS) => {
             call.need_argument(Errno::EFAULT)?;
-            registered_buffers::register(&mut locked.buffers, argument, UserAddress::NULL, count)
+            registered_buffers::register(buffers, argument, UserAddress::NULL, count)
         }
         n if n == number(op::IORING_UNREGISTER_BUFFERS) => {
             call.need_nothing()?;
-            registered_buffers::unregister(&mut locked.buffers)
+            registered_buffers::unregister(buffers)
         }
         n if n == number(op::IORING_REGISTER_FILES) => {
             call.need_argument(Errno::EFAULT)?;
-            program_files::register(&mut locked.files, argument, UserAddress::NULL, count)
+            program_files::register(files, argument, UserAddress::NULL, count)
         }
         n if n == number(op::IORING_UNREGISTER_FILES) => {
             call.need_nothing()?;
-            locked.files.unregister()
+            files.unregister()
         }
         n if n == number(op::IORING_REGISTER_FILES_UPDATE) => files_update(locked, call),
-        n if n == number(op::IORING_REGISTER_FILES2) => resources(&mut locked.files, call, program_files::register),
-        n if n == number(op::IORING_REGISTER_BUFFERS2) => {
-            resources(&mut locked.buffers, call, registered_buffers::register)
-        }
-        n if n == number(op::IORING_REGISTER_FILES_UPDATE2) => update(&mut locked.files, call, program_files::update),
-        n if n == number(op::IORING_REGISTER_BUFFERS_UPDATE) => {
-            update(&mut locked.buffers, call, registered_buffers::update)
-        }
+        n if n == number(op::IORING_REGISTER_FILES2) => resources(files, call, program_files::register),
+        n if n == number(op::IORING_REGISTER_BUFFERS2) => resources(buffers, call, registered_buffers::register),
+        n if n == number(op::IORING_REGISTER_FILES_UPDATE2) => update(files, call, program_files::update),
+        n if n == number(op::IORING_REGISTER_BUFFERS_UPDATE) => update(buffers, call, registered_buffers::update),
         n if n == number(op::IORING_REGISTER_EVENTFD) => register_eventfd(locked, call, false),
         n if n == number(op::IORING_REGISTER_EVENTFD_ASYNC) => register_eventfd(locked, call, true),
         n if n == number(op::IORING_UNREGISTER_EVENTFD) => {
             call.need_nothing()?;
             *locked.ring.told_of_work.lock() = None;
-            locked.event_descriptor.take().map(|_| 0).ok_or(Errno::ENXIO)
+            locked.notify.event_descriptor.take().map(|_| 0).ok_or(Errno::ENXIO)
         }
         n if n == number(op::IORING_REGISTER_PROBE) => probe(call),
         n if n == number(op::IORING_REGISTER_PERSONALITY) => {
             call.need_nothing()?;
-            locked.rights.register()
+            locked.waiting.rights.register()
         }
         n if n == number(op::IORING_UNREGISTER_PERSONALITY) => unregister_personality(locked, call),
         n if n == number(op::IORING_REGISTER_ENABLE_RINGS) => enable(locked, call),
@@ -148,8 +145,14 @@ fn files_update(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     if call.count == 0 || header.resv != 0 {
         return Err(Errno::EINVAL);
     }
-    program_files::update(&mut locked.files, header.offset, UserAddress(header.fds), UserAddress::NULL, call.count)
-        .map(|done| done as u32)
+    program_files::update(
+        &mut locked.registered.files,
+        header.offset,
+        UserAddress(header.fds),
+        UserAddress::NULL,
+        call.count,
+    )
+    .map(|done| done as u32)
 }
 
 type Register<T> = fn(&mut T, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
@@ -188,14 +191,14 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
         return Err(Errno::EINVAL);
     }
     let number: i32 = user_memory::read(call.argument)?;
-    if locked.event_descriptor.is_some() {
+    if locked.notify.event_descriptor.is_some() {
         return Err(Errno::EBUSY);
     }
     let event = Arc::new(EventDescriptor::new(number, only_async)?);
     if locked.ring.defers_task_work() {
         *locked.ring.told_of_work.lock() = Some(event.clone());
     }
-    locked.event_descriptor = Some(event);
+    locked.notify.event_descriptor = Some(event);
     Ok(0)
 }
 
@@ -231,7 +234,7 @@ fn unregister_personality(locked: &mut LockedRing, call: Call) -> Result<u32, Er
     if !call.argument.is_null() {
         return Err(Errno::EINVAL);
     }
-    locked.rights.unregister(call.count).map(|()| 0)
+    locked.waiting.rights.unregister(call.count).map(|()| 0)
 }
 
 fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
@@ -242,7 +245,7 @@ fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     if locked.ring.has(abi::IORING_SETUP_SINGLE_ISSUER) {
         locked.ring.issuer.store(thread::current().0, Ordering::Relaxed);
     }
-    locked.restrictions.enforce();
+    locked.registered.restrictions.enforce();
     locked.ring.enable();
     locked.ring.sq_thread.wake();
     Ok(0)
@@ -252,14 +255,14 @@ fn restrict(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     if !locked.ring.is_disabled() {
         return Err(Errno::EBADFD);
     }
-    if locked.restrictions.are_registered() {
+    if locked.registered.restrictions.are_registered() {
         return Err(Errno::EBUSY);
     }
     if call.argument.is_null() || call.count > 128 {
         return Err(Errno::EINVAL);
     }
     let records = user_memory::read_array::<[u8; RECORD_SIZE as usize]>(call.argument, call.count as usize)?;
-    locked.restrictions.register(&records).map(|()| 0)
+    locked.registered.restrictions.register(&records).map(|()| 0)
 }
 
 fn worker_limits(call: Call) -> Result<u32, Errno> {
@@ -328,7 +331,7 @@ fn register_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errn
         Some(UserAddress(header.address))
     };
     let incremental = header.flags & BUFFER_RING_INCREMENTAL != 0;
-    locked.groups.register_ring(header.group, header.entries, address, incremental).map(|()| 0)
+    locked.registered.buffer_groups.register_ring(header.group, header.entries, address, incremental).map(|()| 0)
 }
 
 fn unregister_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
@@ -336,7 +339,7 @@ fn unregister_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Er
     if header.flags != 0 {
         return Err(Errno::EINVAL);
     }
-    locked.groups.unregister_ring(header.group).map(|()| 0)
+    locked.registered.buffer_groups.unregister_ring(header.group).map(|()| 0)
 }
 
 /// `struct io_uring_buf_status`: group, head, reserved.
@@ -346,7 +349,7 @@ fn buffer_ring_status(locked: &mut LockedRing, call: Call) -> Result<u32, Errno>
     if words[2..].iter().any(|&word| word != 0) {
         return Err(Errno::EINVAL);
     }
-    let head = locked.groups.ring_head(words[0] as u16)?;
+    let head = locked.registered.buffer_groups.ring_head(words[0] as u16)?;
     user_memory::write(call.argument.offset(4), head).map(|()| 0)
 }
 
@@ -358,7 +361,7 @@ fn file_range(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     if range.resv != 0 {
         return Err(Errno::EINVAL);
     }
-    locked.files.set_range(range.off, range.len).map(|()| 0)
+    locked.registered.files.set_range(range.off, range.len).map(|()| 0)
 }
 
 fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
@@ -369,7 +372,7 @@ fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     if clock[1..] != [0; 3] {
         return Err(Errno::EINVAL);
     }
-    locked.wait_clock = match clock[0] {
+    locked.waiting.clock = match clock[0] {
         linux::CLOCK_MONOTONIC => Clock::Monotonic,
         linux::CLOCK_BOOTTIME => Clock::Boottime,
         _ => return Err(Errno::EINVAL),
@@ -380,14 +383,14 @@ fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
 fn register_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     call.need_one()?;
     let ring = locked.ring;
-    locked.napi.register(ring.is_polled(), call.argument).map(|()| 0)
+    locked.registered.napi.register(ring.is_polled(), call.argument).map(|()| 0)
 }
 
 fn unregister_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     if call.count != 1 {
         return Err(Errno::EINVAL);
     }
-    locked.napi.unregister(call.argument).map(|()| 0)
+    locked.registered.napi.unregister(call.argument).map(|()| 0)
 }
 
 /// `struct io_uring_sync_cancel_reg`, 64 bytes.

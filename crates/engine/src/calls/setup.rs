@@ -4,7 +4,7 @@ use crate::counters::RingCounters;
 use crate::driving::{ring_watcher, sq_thread, task_work, wait};
 use crate::host;
 use crate::request::Request;
-use crate::ring::{Ring, RingState};
+use crate::ring::{Queues, Ring, RingState};
 use crate::waiting::device_queues::Departing;
 use crate::waiting::{fast_poll, workers};
 use alloc::boxed::Box;
@@ -12,7 +12,6 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
-use usring_sys::clock::Clock;
 use usring_sys::mapping::PAGE;
 
 use usring_sys::per_process;
@@ -125,7 +124,7 @@ impl Ring {
             abi::IORING_OFF_SQES => self.memory.sqes(),
             abi::IORING_OFF_PBUF_RING => {
                 let group = (offset & !region) >> abi::IORING_OFF_PBUF_SHIFT;
-                buffer_ring = self.lock().groups.ring_memory(group as u16).ok_or(Errno::ENOMEM)?;
+                buffer_ring = self.lock().registered.buffer_groups.ring_memory(group as u16).ok_or(Errno::ENOMEM)?;
                 &*buffer_ring
             }
             _ => return Err(Errno::ENOMEM),
@@ -144,23 +143,23 @@ impl Ring {
         ring_watcher::forget(self);
         let mut locked = self.lock();
         locked.closed = true;
-        locked.taker.seal();
-        while locked.polls.extract(|_| true).is_some() {}
-        drop(locked.timeouts.take_all());
+        locked.queues.taker.seal();
+        while locked.waiting.polls.extract(|_| true).is_some() {}
+        drop(locked.waiting.timeouts.take_all());
         workers::break_off(self);
-        locked.rights.forget();
-        locked.issuable.clear();
-        locked.successors.clear();
-        locked.drain.clear();
-        let _ = locked.files.unregister();
-        locked.event_descriptor = None;
-        locked.told.forget();
+        locked.waiting.rights.forget();
+        locked.queues.issuable.clear();
+        locked.queues.successors.clear();
+        locked.queues.drain.clear();
+        let _ = locked.registered.files.unregister();
+        locked.notify.event_descriptor = None;
+        locked.notify.request_events.forget();
         *self.told_of_work.lock() = None;
         fast_poll::dissolve(&mut locked);
         self.wakers.completions.end();
         let departing = {
-            let RingState { devices, buffers, .. } = &mut *locked;
-            Departing::of(devices, buffers)
+            let RingState { devices, registered, .. } = &mut *locked;
+            Departing::of(&mut devices.queues, &mut registered.buffers)
         };
         // The list is sealed: this releases what came, or sends it back to its ring.
         task_work::run(&mut locked);
@@ -170,7 +169,7 @@ impl Ring {
             departing.go();
         } else {
             // The thread that ends the last deferred submit releases it.
-            locked.departing = Some(Box::new(departing));
+            locked.devices.departing = Some(Box::new(departing));
         }
     }
 
@@ -178,7 +177,7 @@ impl Ring {
     /// any more. Their sleeps are ended, but their writes finish.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
-        while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().departing.is_some()) {
+        while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().devices.departing.is_some()) {
             workers::break_off(self);
             let _ = wait::pause(self);
         }
@@ -212,34 +211,22 @@ pub(super) fn new_ring(flags: u32, memory: Memory) -> Ring {
 
 fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
     RingState {
-        taker,
-        sq: SubmissionQueue::new(memory),
-        cq: CompletionQueue::new(memory),
-        pool: Default::default(),
-        chain: Default::default(),
-        drain: Default::default(),
-        issuable: VecDeque::new(),
-        successors: VecDeque::new(),
-        polls: Default::default(),
-        timeouts: Default::default(),
-        files: Default::default(),
-        buffers: Default::default(),
-        groups: Default::default(),
-        restrictions: Default::default(),
-        napi: Default::default(),
-        statistics: RingCounters::claim(),
-        event_descriptor: None,
-        told: Default::default(),
-        unlooked: 0,
-        posted: false,
-        completed_by_worker: false,
-        closed: false,
-        departing: None,
-        retired: false,
-        named: Default::default(),
+        queues: Queues {
+            taker,
+            sq: SubmissionQueue::new(memory),
+            cq: CompletionQueue::new(memory),
+            pool: Default::default(),
+            chain: Default::default(),
+            drain: Default::default(),
+            issuable: VecDeque::new(),
+            successors: VecDeque::new(),
+            statistics: RingCounters::claim(),
+        },
+        waiting: Default::default(),
+        registered: Default::default(),
+        notify: Default::default(),
         devices: Default::default(),
-        stuck_calls: Default::default(),
-        wait_clock: Clock::Monotonic,
-        rights: Default::default(),
+        closed: false,
+        retired: false,
     }
 }

@@ -4,7 +4,7 @@ use crate::request::operation::Operation;
 use crate::request::operation::send_receive::REPORT_USAGE;
 use crate::request::outcome::Answer;
 use crate::request::{Progress, Request, RequestEntry};
-use crate::ring::{LockedRing, RingState};
+use crate::ring::{LockedRing, Queues, RingState};
 use usring_sys::Errno;
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
@@ -14,16 +14,16 @@ use usring_uapi::{Cqe, sqe_flags};
 /// silence on success.
 #[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
-    locked.statistics.count_completed(request.sqe.opcode, answer.result);
+    locked.queues.statistics.count_completed(request.sqe.opcode, answer.result);
     if answer.failed || !request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
         let mut flags = request.cqe_flags;
         if request.buffer.is_some() {
-            flags |= locked.groups.flags_of(&mut request.buffer);
+            flags |= locked.registered.buffer_groups.flags_of(&mut request.buffer);
         }
         let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
         let ring = locked.ring;
-        let RingState { cq, told, .. } = &mut **locked;
-        cq.post_wide(cqe, || request.extension(ring.has_events(), told));
+        let RingState { queues: Queues { cq, .. }, notify: pending, .. } = &mut **locked;
+        cq.post_wide(cqe, || request.extension(ring.has_events(), &mut pending.request_events));
         if cqe.flags & IORING_CQE_F_MORE != 0 {
             notify(locked, request.sqe.user_data, usage(&request, answer.result));
         }
@@ -35,7 +35,7 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
 /// program's again.
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
-    locked.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
+    locked.queues.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
 /// Cancels a request of a broken chain that has not begun. Its CQE does not announce a
@@ -56,9 +56,9 @@ pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
 
 #[inline(always)]
 fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
-    locked.drain.retire();
-    if locked.rights.count_requests() {
-        locked.rights.leave(&request);
+    locked.queues.drain.retire();
+    if locked.waiting.rights.count_requests() {
+        locked.waiting.rights.leave(&request);
     }
     // A buffer that no CQE has named (silent success) counts as used up, as on the kernel. Giving
     // it back could hand out a buffer that a later read has.
@@ -69,9 +69,9 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if request.link.is_some() {
         advance(locked, &mut request, answer);
     }
-    locked.pool.give_back(request);
-    if locked.drain.is_active() {
-        let RingState { drain, successors, .. } = &mut **locked;
+    locked.queues.pool.give_back(request);
+    if locked.queues.drain.is_active() {
+        let Queues { drain, successors, .. } = &mut locked.queues;
         drain.release(successors);
     }
 }
@@ -79,16 +79,16 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
 /// Posts one of many CQEs of a multishot request. `false`: it would go to the backlog, and
 /// the request must end; its last CQE is then posted without F_MORE.
 pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, flags: u32) -> bool {
-    if locked.cq.is_full() {
+    if locked.queues.cq.is_full() {
         return false;
     }
-    locked.cq.post(Cqe { user_data, res: result, flags: flags | IORING_CQE_F_MORE });
+    locked.queues.cq.post(Cqe { user_data, res: result, flags: flags | IORING_CQE_F_MORE });
     true
 }
 
 /// Posts a CQE that belongs to no request (tags of retired resources).
 pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
-    locked.cq.post(Cqe { user_data, res: 0, flags: 0 });
+    locked.queues.cq.post(Cqe { user_data, res: 0, flags: 0 });
 }
 
 /// Moves the chain on: starts, or cancels, the request behind a completed one.
@@ -107,7 +107,7 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
             // The kernel's worker would go on with the chain.
             next.raise_nothing();
         }
-        locked.successors.push_back(next);
+        locked.queues.successors.push_back(next);
     }
 }
 
@@ -128,14 +128,14 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
     if member.progress != Progress::Refused {
         member.progress = Progress::Unbegun;
     }
-    locked.successors.push_back(member);
+    locked.queues.successors.push_back(member);
 }
 
 /// Detaches the LINK_TIMEOUT behind a request that has ended without waiting. The LINK_TIMEOUT
 /// completes by itself. Returns the request behind it, which follows the ended one.
 pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
     let next = watcher.link.take();
-    locked.successors.push_back(watcher);
+    locked.queues.successors.push_back(watcher);
     next
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn link_timeout_answer(error: Errno) -> Answer {
 /// Disarms the LINK_TIMEOUT of a request that completed in time.
 fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     let Some(id) = request.link_timeout.take() else { return };
-    if let Some(watcher) = locked.timeouts.take(id) {
+    if let Some(watcher) = locked.waiting.timeouts.take(id) {
         complete(locked, watcher, link_timeout_answer(Errno::ECANCELED));
     }
 }

@@ -104,7 +104,7 @@ fn drain(locked: &LockedRing) {
     let ring = locked.ring;
     let readiness = &ring.readiness;
     let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);
-    if locked.cq.ready() == 0 && !locked.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
+    if locked.queues.cq.ready() == 0 && !locked.queues.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
         readiness.unsignal();
         // Announcements are made without the lock. One may have come in between, for work on the
         // list or elsewhere.
@@ -118,5 +118,7 @@ fn drain(locked: &LockedRing) {
 /// lock: the owner may have come, done it all and left before the announcement.
 fn has_announced_work(locked: &LockedRing) -> bool {
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
-    locked.devices.in_flight() != 0 || locked.polls.has_due() || locked.polls.set().is_some_and(is_ready)
+    locked.devices.queues.in_flight() != 0
+        || locked.waiting.polls.has_due()
+        || locked.waiting.polls.set().is_some_and(is_ready)
 }

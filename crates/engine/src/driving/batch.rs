@@ -10,27 +10,27 @@ use crate::submission::issue;
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
-    while !locked.successors.is_empty() {
+    while !locked.queues.successors.is_empty() {
         fire::look_before_successors(locked);
         run_successors(locked);
     }
-    locked.devices.ring_doorbells();
+    locked.devices.queues.ring_doorbells();
 }
 
 /// Moves each waiting chain on by one request.
 #[inline(never)]
 fn run_successors(locked: &mut LockedRing) {
-    let tail = locked.cq.tail();
-    locked.timeouts.begin_batch(tail);
+    let tail = locked.queues.cq.tail();
+    locked.waiting.timeouts.begin_batch(tail);
     let state = &mut **locked;
-    core::mem::swap(&mut state.issuable, &mut state.successors);
+    core::mem::swap(&mut state.queues.issuable, &mut state.queues.successors);
     run_issuable_of_batch(locked);
 }
 
 /// Issues issuable requests in the middle of a batch, at whose end the doorbells are rung.
 #[inline]
 pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
-    while let Some(request) = locked.issuable.pop_front() {
+    while let Some(request) = locked.queues.issuable.pop_front() {
         issue::issue(locked, request);
     }
 }

@@ -36,10 +36,10 @@ const ROUNDS: u32 = 8;
 pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
     for _ in 0..ROUNDS {
         locked = deliver_once(locked);
-        if locked.devices.owing == 0 {
+        if locked.devices.queues.owing == 0 {
             return locked;
         }
-        if locked.devices.owes_backlog() {
+        if locked.devices.queues.owes_backlog() {
             break;
         }
     }
@@ -50,7 +50,7 @@ pub(crate) fn deliver(mut locked: LockedRing) -> LockedRing {
 /// Makes deferred submits until none is left, for a thread that has nothing else to do.
 pub(super) fn deliver_all(ring: Arc<Ring>) {
     let mut locked = ring.lock();
-    while locked.devices.owing != 0 {
+    while locked.devices.queues.owing != 0 {
         locked = deliver_once(locked);
     }
     locked.release(Exit::Leave);
@@ -59,7 +59,7 @@ pub(super) fn deliver_all(ring: Arc<Ring>) {
 #[inline(always)]
 fn deliver_once(mut locked: LockedRing) -> LockedRing {
     let ring = locked.ring;
-    let owing = locked.devices.owing;
+    let owing = locked.devices.queues.owing;
     ring_watcher::take_over_beside(&mut locked, owing);
     // Batches of further channels; there are rarely any.
     let mut others = Vec::new();
@@ -86,7 +86,7 @@ fn deliver_once(mut locked: LockedRing) -> LockedRing {
 
 /// Ends a deferred submit of a channel. The backlog follows once none is under way.
 fn end_one(locked: &mut LockedRing, index: usize) {
-    let queue = &mut locked.devices.channels[index];
+    let queue = &mut locked.devices.queues.channels[index];
     queue.away -= 1;
     if queue.is_behind && queue.away == 0 {
         submit_backlog(locked, index);
@@ -106,14 +106,14 @@ fn call_lookers(ring: &Ring) {
 #[inline(always)]
 fn begin(locked: &mut LockedRing, others: &mut Vec<Load>) -> Option<Load> {
     let closed = locked.closed;
-    let queues = &mut locked.devices;
+    let queues = &mut locked.devices.queues;
     (queues.left, queues.owing) = (false, 0);
     if closed {
         return None;
     }
     let mut first = None;
-    for index in 0..locked.devices.channels.len() {
-        let queue = &mut locked.devices.channels[index];
+    for index in 0..locked.devices.queues.channels.len() {
+        let queue = &mut locked.devices.queues.channels[index];
         if core::mem::take(&mut queue.owes) == 0 {
             continue;
         }
@@ -144,7 +144,7 @@ fn bring_others_back(locked: &mut LockedRing, others: Vec<Load>) {
 
 #[inline(always)]
 fn bring_one_back(locked: &mut LockedRing, index: usize, delivery: Delivery) {
-    locked.devices.channels[index].channel.end_delivery(delivery);
+    locked.devices.queues.channels[index].channel.end_delivery(delivery);
     // The device has often completed some requests by now, or could not take them without waiting.
     if !locked.is_looked_for() {
         reap_one(locked, index);
@@ -155,7 +155,7 @@ fn bring_one_back(locked: &mut LockedRing, index: usize, delivery: Delivery) {
 #[cold]
 fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, loads: Vec<Load>) -> LockedRing<'a> {
     let ring = locked.ring;
-    let departing = locked.departing.as_deref_mut().expect("it waits for what is being delivered");
+    let departing = locked.devices.departing.as_deref_mut().expect("it waits for what is being delivered");
     for (index, delivery) in loads {
         let queue = &mut departing.devices.channels[index];
         queue.away -= 1;
@@ -168,7 +168,7 @@ fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, loads: Vec<Load>) -> Loc
     locked.release(Exit::Bare);
     departing.go();
     let mut locked = ring.lock();
-    locked.departing = None;
+    locked.devices.departing = None;
     locked
 }
 
@@ -183,13 +183,13 @@ pub(crate) fn deliver_or_leave(locked: LockedRing) -> LockedRing {
 /// be started, makes them itself.
 pub(crate) fn left_to_thread(mut locked: LockedRing) -> LockedRing {
     leave_delivery(&mut locked);
-    if locked.devices.owes_delivery() { deliver_once(locked) } else { locked }
+    if locked.devices.queues.owes_delivery() { deliver_once(locked) } else { locked }
 }
 
 /// Leaves deferred submits to a [submit helper](super::submit_helpers). They stay pending if none
 /// can be started.
 pub(crate) fn leave_delivery(locked: &mut LockedRing) {
-    if locked.devices.owes_delivery() {
-        locked.devices.left = carriers().call(locked.ring);
+    if locked.devices.queues.owes_delivery() {
+        locked.devices.queues.left = carriers().call(locked.ring);
     }
 }

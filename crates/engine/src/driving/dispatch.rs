@@ -21,7 +21,7 @@ pub(crate) fn look(locked: &mut LockedRing) {
     // This is also done when nothing is armed: a wake event that no thread takes would keep the set
     // readable, and the ring watcher awake.
     loop {
-        let Some(set) = locked.polls.set() else { return };
+        let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
         dispatch(locked, &events[..count]);
         if count < events.len() {
@@ -40,15 +40,15 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
 /// Calls each runnable request once.
 #[inline]
 pub(crate) fn go_on(locked: &mut LockedRing) {
-    if locked.polls.has_due() {
+    if locked.waiting.polls.has_due() {
         take_turns(locked);
     }
 }
 
 #[inline(never)]
 fn take_turns(locked: &mut LockedRing) {
-    for _ in 0..locked.polls.due_count() {
-        let Some((tag, waiter)) = locked.polls.begin_turn() else { continue };
+    for _ in 0..locked.waiting.polls.due_count() {
+        let Some((tag, waiter)) = locked.waiting.polls.begin_turn() else { continue };
         match waiter.purpose {
             Purpose::Report => {
                 let ready = waiter.request.ready_for;
@@ -57,7 +57,7 @@ fn take_turns(locked: &mut LockedRing) {
             Purpose::Retry if waiter.request.multishot => call(locked, tag, waiter.request),
             Purpose::Retry => issue::issue(locked, waiter.request),
         }
-        locked.polls.end_round(tag);
+        locked.waiting.polls.end_round(tag);
     }
     batch::run_issuable(locked);
 }
@@ -67,20 +67,20 @@ fn take_turns(locked: &mut LockedRing) {
 #[inline(never)]
 pub(crate) fn try_expected(locked: &mut LockedRing) {
     let (mut hits, mut misses) = (0, 0);
-    for _ in 0..locked.polls.expected.chances() {
-        let Some((tag, waiter)) = locked.polls.begin_expected() else { break };
-        let posted = locked.cq.tail();
+    for _ in 0..locked.waiting.polls.expected.chances() {
+        let Some((tag, waiter)) = locked.waiting.polls.begin_expected() else { break };
+        let posted = locked.queues.cq.tail();
         call(locked, tag, waiter.request);
-        locked.polls.end_round(tag);
-        let nothing = locked.cq.tail() == posted;
-        locked.polls.expect(tag, nothing);
+        locked.waiting.polls.end_round(tag);
+        let nothing = locked.queues.cq.tail() == posted;
+        locked.waiting.polls.expect(tag, nothing);
         hits += u32::from(!nothing);
         misses += u32::from(nothing);
         if misses == expected::MISSES {
             break;
         }
     }
-    locked.polls.expected.judge(hits, misses);
+    locked.waiting.polls.expected.judge(hits, misses);
     batch::run_issuable(locked);
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 /// owner of a ring that defers task work asks for these itself.
 #[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
-    if locked.polls.has_due() && !locked.ring.defers_task_work() {
+    if locked.waiting.polls.has_due() && !locked.ring.defers_task_work() {
         look_while_due(locked);
     }
 }
@@ -98,7 +98,7 @@ fn look_while_due(locked: &mut LockedRing) {
     const PASSES: u32 = 16;
     for _ in 0..PASSES {
         look(locked);
-        if !locked.polls.has_due() {
+        if !locked.waiting.polls.has_due() {
             return;
         }
     }

@@ -14,13 +14,13 @@ use usring_uapi::opcode;
 
 /// Completes the timeouts whose count has been reached.
 pub(crate) fn flush_counted(locked: &mut LockedRing) {
-    let tail = locked.cq.tail();
-    if !locked.timeouts.has_counted(tail) {
+    let tail = locked.queues.cq.tail();
+    if !locked.waiting.timeouts.has_counted(tail) {
         return;
     }
-    let completions = locked.timeouts.count_to(tail);
-    while let Some(timer) = locked.timeouts.pop_counted(completions) {
-        locked.timeouts.count_ended();
+    let completions = locked.waiting.timeouts.count_to(tail);
+    while let Some(timer) = locked.waiting.timeouts.pop_counted(completions) {
+        locked.waiting.timeouts.count_ended();
         complete::complete(locked, timer.request, 0.into());
     }
 }
@@ -28,15 +28,15 @@ pub(crate) fn flush_counted(locked: &mut LockedRing) {
 /// Completes what has expired. Each clock is read once, so a repeating timeout repeats at most once
 /// per call, however short its span is.
 pub(crate) fn expire(locked: &mut LockedRing) {
-    if locked.timeouts.is_empty() {
+    if locked.waiting.timeouts.is_empty() {
         return;
     }
     for clock in CLOCKS {
-        if !locked.timeouts.are_any(clock) {
+        if !locked.waiting.timeouts.are_any(clock) {
             continue;
         }
         let now = clock.now();
-        while let Some(timer) = locked.timeouts.pop_expired(clock, now) {
+        while let Some(timer) = locked.waiting.timeouts.pop_expired(clock, now) {
             match timer.deadline.watches {
                 Some(target) => expire_link(locked, timer.request, target),
                 None => expire_timeout(locked, timer.request, timer.deadline, now),
@@ -47,14 +47,14 @@ pub(crate) fn expire(locked: &mut LockedRing) {
 }
 
 fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline, now: Nanoseconds) {
-    locked.timeouts.count_ended();
+    locked.waiting.timeouts.count_ended();
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {
         // The span begins anew, as on the kernel: missed repetitions are not made up for.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
-        locked.timeouts.insert(request, Deadline { at, repeats, ..deadline }, None);
+        locked.waiting.timeouts.insert(request, Deadline { at, repeats, ..deadline }, None);
         return;
     }
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });

@@ -21,7 +21,7 @@ pub(crate) const EVENTS: usize = 32;
 /// next event. Issues no successor.
 #[inline]
 pub(crate) fn look_before_successors(locked: &mut LockedRing) {
-    if locked.polls.has_due() {
+    if locked.waiting.polls.has_due() {
         take_events(locked);
     }
 }
@@ -31,7 +31,7 @@ pub(crate) fn look_before_successors(locked: &mut LockedRing) {
 fn take_events(locked: &mut LockedRing) {
     let mut events = [Event::default(); EVENTS];
     while !locked.ring.wakers.sleep.is_led() {
-        let Some(set) = locked.polls.set() else { return };
+        let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
         fire_all(locked, &events[..count]);
         if count < events.len() {
@@ -41,11 +41,11 @@ fn take_events(locked: &mut LockedRing) {
 }
 
 pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
-    locked.polls.expected.told_of(events.len());
+    locked.waiting.polls.expected.told_of(events.len());
     prefetch(locked, events);
     for (at, event) in events.iter().enumerate() {
         if let Some(next) = events.get(at + 1) {
-            locked.polls.prefetch_waiter(next.data);
+            locked.waiting.polls.prefetch_waiter(next.data);
         }
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
@@ -57,7 +57,7 @@ pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
             continue;
         }
         if data == TIMER_DATA {
-            locked.polls.timer_fires = 0;
+            locked.waiting.polls.timer_fires = 0;
             continue;
         }
         fire(locked, data, mask);
@@ -69,23 +69,23 @@ pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
 #[inline]
 fn prefetch(locked: &LockedRing, events: &[Event]) {
     for event in events {
-        locked.polls.prefetch_slot(event.data);
+        locked.waiting.polls.prefetch_slot(event.data);
     }
     if let Some(first) = events.first() {
-        locked.polls.prefetch_waiter(first.data);
+        locked.waiting.polls.prefetch_waiter(first.data);
     }
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     // An event of requests that were cancelled meanwhile finds none.
-    if !locked.polls.begin_round(tag) {
+    if !locked.waiting.polls.begin_round(tag) {
         return;
     }
     let mut retried = false;
-    while let Some(waiter) = locked.polls.next_of_round(tag) {
+    while let Some(waiter) = locked.waiting.polls.next_of_round(tag) {
         let mut request = waiter.request;
         request.ready_for = mask;
-        locked.statistics.count_polled(request.sqe.opcode);
+        locked.queues.statistics.count_polled(request.sqe.opcode);
         match waiter.purpose {
             Purpose::Retry if request.multishot => {
                 retried = true;
@@ -95,16 +95,16 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
             Purpose::Report => report(locked, tag, request, mask),
         }
     }
-    locked.polls.end_round(tag);
+    locked.waiting.polls.end_round(tag);
     if retried {
-        locked.polls.expect(tag, false);
+        locked.waiting.polls.expect(tag, false);
     }
 }
 
 /// Completes a POLL_ADD with what its file is ready for. A multishot waits on.
 pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
     if request.multishot && report_more(locked, &request, mask) {
-        locked.polls.push(tag, request, Purpose::Report, Turn::Over);
+        locked.waiting.polls.push(tag, request, Purpose::Report, Turn::Over);
     } else {
         complete::complete(locked, request, (mask as i32).into());
     }
@@ -114,7 +114,7 @@ pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, m
 #[inline(always)]
 pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {
-        locked.polls.waits_on(tag, request);
+        locked.waiting.polls.waits_on(tag, request);
     }
 }
 
@@ -129,7 +129,7 @@ fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
 /// eventfd, a ring's descriptor, and an epoll set that contains one of these. A multishot on such a
 /// file could feed itself for ever, so its first event of that kind is its last.
 fn is_told_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
-    let by_event = locked.event_descriptor.as_ref().is_some_and(|event| {
+    let by_event = locked.notify.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();
         event.number == asked
             || descriptor::is_same_file(own, number)

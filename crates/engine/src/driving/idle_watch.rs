@@ -127,8 +127,8 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
     if !on_round && !habit.is_reliable() {
         return false;
     }
-    let fits = locked.devices.in_flight() == 0
-        && locked.event_descriptor.is_none()
+    let fits = locked.devices.queues.in_flight() == 0
+        && locked.notify.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
     // A leader that sleeps inside does not know of a timer or a due request that was added since.

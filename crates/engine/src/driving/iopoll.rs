@@ -38,7 +38,7 @@ pub(crate) fn enters_poll() -> bool {
 pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
     let ring = locked.ring;
     locked.flush_overflow();
-    if locked.cq.ready() > 0 {
+    if locked.queues.cq.ready() > 0 {
         locked.release(Exit::Leave);
         return Ok(());
     }
@@ -55,13 +55,13 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 return Ok(());
             }
             End::Interrupted | End::TimeIsUp => {
-                let nothing = back.cq.ready() == 0;
+                let nothing = back.queues.cq.ready() == 0;
                 back.release(Exit::Finished);
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::Told => {
                 // Never wait for more than is in flight.
-                let completions = minimum.min(back.cq.ready() + back.devices.in_flight());
+                let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
                 back.release(Exit::Pause);
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });
             }
@@ -76,7 +76,7 @@ pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
     loop {
         let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
         let (back, end) = look_until(ring, ring.lock(), call.completions, left);
-        let any = back.cq.ready() > 0;
+        let any = back.queues.cq.ready() > 0;
         back.release(Exit::Finished);
         match end {
             End::Enough => return Ok(()),
@@ -122,14 +122,14 @@ fn look_until<'a>(
         task_work::run(&mut locked);
         locked = look(ring, locked);
         locked.finish_batch();
-        if locked.devices.owes_delivery() && limit.is_some() {
+        if locked.devices.queues.owes_delivery() && limit.is_some() {
             // A deferred submit may take longer than the limit.
             deferred_submit::leave_delivery(&mut locked);
         }
-        if locked.cq.ready() >= minimum {
+        if locked.queues.cq.ready() >= minimum {
             return (locked, End::Enough);
         }
-        if locked.devices.in_flight() == 0 {
+        if locked.devices.queues.in_flight() == 0 {
             return (locked, End::NothingOut);
         }
         if signals::interrupted() {
@@ -139,9 +139,9 @@ fn look_until<'a>(
             return (locked, End::TimeIsUp);
         }
         looks += 1;
-        locked = match locked.devices.pause(looks == 1) {
-            Pause::Spin if looks % LOOKS_PER_TURN != 0 && !locked.devices.owes_delivery() => {
-                let _ = locked.devices.spin();
+        locked = match locked.devices.queues.pause(looks == 1) {
+            Pause::Spin if looks % LOOKS_PER_TURN != 0 && !locked.devices.queues.owes_delivery() => {
+                let _ = locked.devices.queues.spin();
                 locked
             }
             Pause::Sleep(span) => {
@@ -162,7 +162,7 @@ fn look_until<'a>(
 /// Polls the devices once.
 #[inline(always)]
 fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
-    if locked.devices.has_naps() {
+    if locked.devices.queues.has_naps() {
         return look_after_nap(ring, locked);
     }
     reap::reap(&mut locked);
@@ -172,7 +172,7 @@ fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
 /// Polls after the sleep that the next request's first poll is worth, on a ring with HYBRID_IOPOLL.
 #[inline(never)]
 fn look_after_nap<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
-    let nap = locked.devices.next_nap();
+    let nap = locked.devices.queues.next_nap();
     if let Some(nap) = nap.as_ref().filter(|nap| nap.span > 0) {
         locked.release(Exit::Pause);
         // A signal may end the sleep early: the caller notices the signal.
@@ -181,7 +181,7 @@ fn look_after_nap<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> Locked
     }
     reap::reap(&mut locked);
     if let Some(nap) = &nap {
-        locked.devices.end_nap(nap);
+        locked.devices.queues.end_nap(nap);
     }
     locked
 }

@@ -22,7 +22,7 @@ pub(crate) fn look<'a>(
         return Some(locked);
     }
     let start = *began.insert(Ticks::now());
-    match locked.devices.lone_waits.budget() {
+    match locked.devices.queues.lone_waits.budget() {
         0 => Some(locked),
         budget => {
             let end = start.after(most.map_or(budget, |most| most.min(budget)));
@@ -35,17 +35,17 @@ pub(crate) fn look<'a>(
 /// files, and for nothing else that the ring would have to watch.
 #[inline]
 fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
-    locked.devices.in_flight() == 1
-        && wanted == locked.cq.ready() + 1
-        && locked.polls.armed() == 0
-        && locked.devices.waiter().is_some()
+    locked.devices.queues.in_flight() == 1
+        && wanted == locked.queues.cq.ready() + 1
+        && locked.waiting.polls.armed() == 0
+        && locked.devices.queues.waiter().is_some()
 }
 
 fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, end: Ticks) -> Option<LockedRing<'a>> {
     const LOOKS_PER_TURN: u32 = 16;
     loop {
         for _ in 0..LOOKS_PER_TURN {
-            if locked.devices.spin() || ring.has_work_left() || signals::interrupted() {
+            if locked.devices.queues.spin() || ring.has_work_left() || signals::interrupted() {
                 locked.release(Exit::Pause);
                 return None;
             }
@@ -56,7 +56,7 @@ fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, 
         locked.release(Exit::Pause);
         locked = ring.lock();
         // Another thread may have posted the completion that the wait is for.
-        if locked.devices.in_flight() != 1 || locked.cq.ready() >= wanted {
+        if locked.devices.queues.in_flight() != 1 || locked.queues.cq.ready() >= wanted {
             locked.release(Exit::Pause);
             return None;
         }

@@ -20,20 +20,20 @@ const PATIENCE: u32 = 64;
 /// Completes what the devices have done, and returns whether there was anything. Never blocks.
 #[inline(always)]
 pub(crate) fn reap(locked: &mut LockedRing) -> bool {
-    if locked.devices.in_flight == 0 {
+    if locked.devices.queues.in_flight == 0 {
         return false;
     }
     let mut any = false;
-    for index in 0..locked.devices.channels.len() {
+    for index in 0..locked.devices.queues.channels.len() {
         any |= reap_one(locked, index);
     }
-    locked.devices.ring_doorbells();
+    locked.devices.queues.ring_doorbells();
     any
 }
 
 #[inline(always)]
 pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
-    let DeviceQueues { channels, completions, .. } = &mut locked.devices;
+    let DeviceQueues { channels, completions, .. } = &mut locked.devices.queues;
     completions.clear();
     channels[index].channel.poll(completions);
     !completions.as_slice().is_empty() && complete_found(locked, index)
@@ -42,21 +42,22 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
 /// Completes what a poll has found, and what further polls find if there may be more.
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
-    let mut completions = core::mem::take(&mut locked.devices.completions);
+    let mut completions = core::mem::take(&mut locked.devices.queues.completions);
     loop {
         for (number, completion) in completions.as_slice().iter().enumerate() {
-            let queue = &mut locked.devices.channels[index];
+            let queue = &mut locked.devices.queues.channels[index];
             let Some(request) = queue.out[completion.token as usize].take() else { continue };
             queue.free.push(completion.token);
-            locked.devices.in_flight -= 1;
-            if completion.result < 0 && locked.devices.channels[index].needs_worker(&request, completion.result) {
+            locked.devices.queues.in_flight -= 1;
+            if completion.result < 0 && locked.devices.queues.channels[index].needs_worker(&request, completion.result)
+            {
                 if completion.result == Errno::EOPNOTSUPP.negative() {
                     block_device::note_without_nowait(locked, &request);
                 }
                 suspend::hand_to_worker(locked, request);
                 continue;
             }
-            locked.statistics.count_polled(request.sqe.opcode);
+            locked.queues.statistics.count_polled(request.sqe.opcode);
             let failed = request.is_failure(completion.result);
             complete::complete(locked, request, Answer { result: completion.result, failed });
             if number % SHOWN_TOGETHER == SHOWN_TOGETHER - 1 && locked.ring.is_polled_by_thread() {
@@ -65,7 +66,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         }
         let has_had_room = completions.has_room();
         completions.clear();
-        let queue = &mut locked.devices.channels[index];
+        let queue = &mut locked.devices.queues.channels[index];
         queue.armed = false;
         // Requests that are being submitted now stay in front of the backlog.
         if queue.is_behind && queue.away == 0 {
@@ -74,16 +75,16 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         if has_had_room {
             break;
         }
-        locked.devices.channels[index].channel.poll(&mut completions);
+        locked.devices.queues.channels[index].channel.poll(&mut completions);
     }
-    locked.devices.completions = completions;
+    locked.devices.queues.completions = completions;
     true
 }
 
 /// Shows the CQEs posted so far to a waiter that looks at the CQ in memory, and wakes a waiter that
 /// sleeps. Its wake-up overlaps with the posting of the rest of the batch.
 fn publish_early(locked: &mut LockedRing) {
-    locked.cq.publish_early();
+    locked.queues.cq.publish_early();
     // No barrier is needed: a sleeper that is overlooked here is woken at the batch's end.
     locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
@@ -92,14 +93,14 @@ fn publish_early(locked: &mut LockedRing) {
 /// waited go first, and no later request is submitted beside them.
 #[cold]
 pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
-    let queue = &mut locked.devices.channels[index];
+    let queue = &mut locked.devices.queues.channels[index];
     queue.is_behind = false;
     let waiting = core::mem::take(&mut queue.backlog);
-    locked.devices.in_flight -= waiting.len() as u32;
+    locked.devices.queues.in_flight -= waiting.len() as u32;
     for request in waiting {
         device_submit::submit(locked, request, ChannelIndex(index as u32));
     }
-    let queue = &mut locked.devices.channels[index];
+    let queue = &mut locked.devices.queues.channels[index];
     queue.is_behind |= queue.owes != 0;
 }
 
@@ -108,8 +109,8 @@ pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
 /// caller polls again first.
 pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
     let mut all = true;
-    for index in 0..locked.devices.channels.len() {
-        let queue = &locked.devices.channels[index];
+    for index in 0..locked.devices.queues.channels.len() {
+        let queue = &locked.devices.queues.channels[index];
         if queue.channel.in_flight() > 0 && !queue.armed {
             all &= arm_one(locked, index).is_ok_and(|armed| armed);
         }
@@ -118,14 +119,14 @@ pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
 }
 
 fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
-    let interrupt = locked.devices.channels[index].channel.interrupt().ok_or(Errno::EOPNOTSUPP)?;
-    if !locked.devices.channels[index].watched {
+    let interrupt = locked.devices.queues.channels[index].channel.interrupt().ok_or(Errno::EOPNOTSUPP)?;
+    if !locked.devices.queues.channels[index].watched {
         fast_poll::ensure_set(locked)?;
-        let set = locked.polls.set().ok_or(Errno::ENOMEM)?;
+        let set = locked.waiting.polls.set().ok_or(Errno::ENOMEM)?;
         set.add(interrupt, epoll::IN | epoll::EDGE, DEVICE_DATA)?;
-        locked.devices.channels[index].watched = true;
+        locked.devices.queues.channels[index].watched = true;
     }
-    let queue = &mut locked.devices.channels[index];
+    let queue = &mut locked.devices.queues.channels[index];
     queue.armed = queue.channel.arm_interrupt();
     Ok(queue.armed)
 }
@@ -133,7 +134,7 @@ fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
 /// Polls all devices, because one of them has signalled the epoll set. The event does not say
 /// which.
 pub(crate) fn interrupted(locked: &mut LockedRing) {
-    locked.devices.channels.iter_mut().for_each(|queue| queue.armed = false);
+    locked.devices.queues.channels.iter_mut().for_each(|queue| queue.armed = false);
     reap(locked);
 }
 
@@ -142,15 +143,15 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
 /// a request) is polled again by a timer.
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
-    while locked.devices.in_flight() > 0 && !arm_interrupts(locked) {
+    while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {
         let found = reap(locked);
         locked.finish_batch();
         fruitless = if found { 0 } else { fruitless + 1 };
         if fruitless == PATIENCE {
-            locked.devices.looked_at_later = true;
+            locked.devices.queues.looked_at_later = true;
             return;
         }
-        if !found && locked.devices.cannot_tell() {
+        if !found && locked.devices.queues.cannot_tell() {
             return;
         }
     }

@@ -10,13 +10,13 @@ impl<'a> LockedRing<'a> {
     /// eventfd and the ring's descriptor. Sleepers are woken when the lock is released.
     #[inline(always)]
     pub fn finish_batch(&mut self) {
-        let unfinished = self.timeouts.has_counted(self.cq.tail()) || self.has_issuable();
-        if unfinished || self.files.has_released() || self.buffers.has_retired() {
+        let unfinished = self.waiting.timeouts.has_counted(self.queues.cq.tail()) || self.has_issuable();
+        if unfinished || self.registered.files.has_released() || self.registered.buffers.has_retired() {
             self.finish_rest();
         }
-        if self.cq.publish() {
+        if self.queues.cq.publish() {
             self.notify_published();
-        } else if self.cq.has_overflow() {
+        } else if self.queues.cq.has_overflow() {
             self.notify_of_backlog();
         }
     }
@@ -26,10 +26,10 @@ impl<'a> LockedRing<'a> {
     /// when the lock is released. Every publication comes by here.
     #[inline(always)]
     fn notify_published(&mut self) {
-        self.posted = true;
-        if self.cq.has_overflow() {
+        self.notify.published = true;
+        if self.queues.cq.has_overflow() {
             // A watcher that is woken for the CQEs sees the backlog, too.
-            let _ = self.cq.take_growth();
+            let _ = self.queues.cq.take_growth();
         }
         self.tell();
     }
@@ -38,28 +38,28 @@ impl<'a> LockedRing<'a> {
     /// backlog into the CQ. A registered eventfd counts only what the CQ holds.
     #[cold]
     fn notify_of_backlog(&mut self) {
-        if self.cq.take_growth() {
-            self.posted = true;
-            self.completed_by_worker = false;
+        if self.queues.cq.take_growth() {
+            self.notify.published = true;
+            self.notify.completed_by_worker = false;
             self.ring.readiness.signal();
         }
     }
 
     #[inline(always)]
     fn has_issuable(&self) -> bool {
-        !self.issuable.is_empty() || !self.successors.is_empty()
+        !self.queues.issuable.is_empty() || !self.queues.successors.is_empty()
     }
 
     #[cold]
     #[inline(never)]
     fn finish_rest(&mut self) {
         loop {
-            if self.files.has_released() {
-                let tags = self.files.take_released();
+            if self.registered.files.has_released() {
+                let tags = self.registered.files.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
-            if self.buffers.has_retired() {
-                let tags = self.buffers.take_released();
+            if self.registered.buffers.has_retired() {
+                let tags = self.registered.buffers.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
             // After the tags' CQEs, because counted timeouts count these, too.
@@ -73,7 +73,7 @@ impl<'a> LockedRing<'a> {
 
     /// Moves the backlog into the CQ, as far as the program has made room.
     pub fn flush_overflow(&mut self) {
-        if self.cq.has_overflow() && self.cq.flush_overflow() {
+        if self.queues.cq.has_overflow() && self.queues.cq.flush_overflow() {
             self.notify_published();
         }
     }
@@ -81,12 +81,12 @@ impl<'a> LockedRing<'a> {
     #[inline(always)]
     fn tell(&mut self) {
         self.ring.readiness.signal();
-        let by_worker = core::mem::take(&mut self.completed_by_worker);
-        if let Some(event) = &self.event_descriptor {
+        let by_worker = core::mem::take(&mut self.notify.completed_by_worker);
+        if let Some(event) = &self.notify.event_descriptor {
             event.tell(&self.ring.memory, by_worker);
         }
-        if self.told.is_due() {
-            self.told.tell();
+        if self.notify.request_events.is_due() {
+            self.notify.request_events.tell();
         }
     }
 
@@ -115,11 +115,11 @@ impl<'a> LockedRing<'a> {
     #[inline(always)]
     fn settle(mut self, deliver: impl Fn(Self) -> Self) -> Self {
         loop {
-            if self.devices.owes_delivery() {
+            if self.devices.queues.owes_delivery() {
                 self = deliver(self);
             }
             ring_watcher::take_over(&mut self);
-            if !self.devices.owes_delivery() {
+            if !self.devices.queues.owes_delivery() {
                 return self;
             }
         }
@@ -127,7 +127,7 @@ impl<'a> LockedRing<'a> {
 
     #[inline(always)]
     fn submit_deferred(mut self) -> Self {
-        while self.devices.owes_delivery() {
+        while self.devices.queues.owes_delivery() {
             self = deferred_submit::deliver(self);
         }
         self

@@ -184,8 +184,8 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // The callers that ask a polled ring for events poll the devices themselves.
-    let counts_on_devices = locked.devices.in_flight() > own && !locked.is_looked_for();
-    if locked.polls.armed() != 0 || !locked.timeouts.is_empty() || counts_on_devices {
+    let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.is_looked_for();
+    if locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices {
         take_over_waits(locked);
     }
 }
@@ -193,17 +193,17 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
 #[inline(never)]
 fn take_over_waits(locked: &mut LockedRing) {
     let ring = locked.ring;
-    if locked.devices.in_flight() != 0 && !locked.is_looked_for() && !ring.defers_task_work() {
+    if locked.devices.queues.in_flight() != 0 && !locked.is_looked_for() && !ring.defers_task_work() {
         reap::settle(locked);
     }
     if ring.defers_task_work() && !hears_announcements(locked) {
         return;
     }
-    if locked.polls.armed() != 0 && idle_watch::take_care(locked) {
+    if locked.waiting.polls.armed() != 0 && idle_watch::take_care(locked) {
         return;
     }
     watch(locked);
-    if locked.polls.has_due() {
+    if locked.waiting.polls.has_due() {
         // Another thread goes on with the requests that are due.
         ring.wakers.call_watcher();
     }
@@ -213,28 +213,28 @@ fn take_over_waits(locked: &mut LockedRing) {
 /// is not inside.
 fn hears_announcements(locked: &LockedRing) -> bool {
     let ring = locked.ring;
-    ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.event_descriptor.is_some()
+    ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.notify.event_descriptor.is_some()
 }
 
 fn watch(locked: &mut LockedRing) {
-    let interrupts = locked.devices.in_flight() != 0 && !locked.is_looked_for();
+    let interrupts = locked.devices.queues.in_flight() != 0 && !locked.is_looked_for();
     if interrupts && !reap::arm_interrupts(locked) && locked.ring.defers_task_work() {
         // A device raises no interrupt for completions from before it was armed, so the owner is
         // notified here.
         task_work::announce_deferred(locked.ring, false);
     }
-    if interrupts && locked.devices.has_silent() {
-        locked.devices.look_later();
+    if interrupts && locked.devices.queues.has_silent() {
+        locked.devices.queues.look_later();
     }
-    let due = match locked.devices.next_look() {
-        Some(look) => Some(locked.timeouts.next_due().map_or(look, |due| due.min(look))),
-        None => locked.timeouts.next_due(),
+    let due = match locked.devices.queues.next_look() {
+        Some(look) => Some(locked.waiting.timeouts.next_due().map_or(look, |due| due.min(look))),
+        None => locked.waiting.timeouts.next_due(),
     };
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {
         return;
     }
     let ring = locked.ring.clone();
-    let Some(set) = locked.polls.set() else { return };
+    let Some(set) = locked.waiting.polls.set() else { return };
     // The leader watches the set, and comes by here when it leaves.
     if ring.wakers.sleep.is_led() || ring.attendance.armed.swap(true, Ordering::SeqCst) {
         return;
@@ -248,7 +248,9 @@ fn watch(locked: &mut LockedRing) {
 /// Switches the ring's entry off, for a waiter that is about to watch the ring's set itself.
 pub(crate) fn stand_down(locked: &LockedRing) {
     let attendance = &locked.ring.attendance;
-    let Some(set) = locked.polls.set().filter(|_| attendance.armed.swap(false, Ordering::SeqCst)) else { return };
+    let Some(set) = locked.waiting.polls.set().filter(|_| attendance.armed.swap(false, Ordering::SeqCst)) else {
+        return;
+    };
     if let Ok(watcher) = running() {
         let _ = watcher.set.modify(set.number(), epoll::ONESHOT, attendance.id.load(Ordering::Relaxed));
     }

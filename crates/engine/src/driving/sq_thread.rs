@@ -53,7 +53,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         shared.idle.fetch_max(idle, Ordering::Relaxed);
         // The SQ thread has the credentials of the other ring's creator.
         let mut locked = ring.lock();
-        let own_rights = locked.rights.submit_for_creator();
+        let own_rights = locked.waiting.rights.submit_for_creator();
         locked.release(Exit::Pause);
         own_rights?;
         if shared.add(ring) {
@@ -154,7 +154,7 @@ impl SqThread {
             if ring.is_polled() {
                 reap::reap(&mut locked);
                 // This thread alone polls for requests in flight.
-                worked |= locked.devices.in_flight() > 0;
+                worked |= locked.devices.queues.in_flight() > 0;
             }
             // With several rings, deferred submits go to a submit helper, so that a slow device
             // holds up no other ring.
@@ -179,7 +179,7 @@ impl SqThread {
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
             let mut locked = ring.lock();
-            let nothing = locked.sq.prepare_sleep();
+            let nothing = locked.queues.sq.prepare_sleep();
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
             // A worker or the ring watcher may just now have found the lock taken.
@@ -192,7 +192,7 @@ impl SqThread {
         let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
-            locked.sq.end_sleep();
+            locked.queues.sq.end_sleep();
             locked.release(Exit::Pause);
         }
     }

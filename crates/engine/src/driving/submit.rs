@@ -4,7 +4,7 @@
 
 use crate::driving::batch;
 use crate::request::{Progress, RequestEntry};
-use crate::ring::{LockedRing, RingState};
+use crate::ring::{LockedRing, Queues};
 use crate::submission::opcode_table::{self, Row};
 use crate::submission::{issue, link, start};
 use usring_sys::{credentials, memory_reserve, unusual};
@@ -27,27 +27,27 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     }
     // The calling thread differs from other threads, so the requests get its own group.
     {
-        let outstanding = locked.drain.outstanding();
-        locked.rights.begin_submission(outstanding)
+        let outstanding = locked.queues.drain.outstanding();
+        locked.waiting.rights.begin_submission(outstanding)
     };
     let taken = submit_batch::<true>(locked, wanted);
-    locked.rights.end_submission();
+    locked.waiting.rights.end_submission();
     taken
 }
 
 #[inline(always)]
 fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
-    let available = locked.sq.pending().min(wanted);
-    locked.named.begin_submission();
+    let available = locked.queues.sq.pending().min(wanted);
+    locked.devices.named.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
-    let tail = locked.cq.tail();
-    locked.timeouts.begin_batch(tail);
+    let tail = locked.queues.cq.tail();
+    locked.waiting.timeouts.begin_batch(tail);
     let mut taken = 0;
     for _ in 0..available {
-        let Some(mut request) = locked.pool.take() else { break };
+        let Some(mut request) = locked.queues.pool.take() else { break };
         // The queue drops and counts an index beyond its end; the kernel ends the batch there.
-        let Some(Ok(())) = locked.sq.next_into(&mut request.sqe) else {
-            locked.pool.give_back(request);
+        let Some(Ok(())) = locked.queues.sq.next_into(&mut request.sqe) else {
+            locked.queues.pool.give_back(request);
             break;
         };
         let row = opcode_table::row(request.sqe.opcode);
@@ -58,20 +58,20 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
         }
     }
     link::end_of_batch(locked);
-    if locked.drain.has_refused() {
-        let RingState { drain, successors, .. } = &mut **locked;
+    if locked.queues.drain.has_refused() {
+        let Queues { drain, successors, .. } = &mut locked.queues;
         drain.end_of_batch(successors);
     }
     batch::run_issuable(locked);
-    locked.named.end_submission();
-    locked.sq.commit();
+    locked.devices.named.end_submission();
+    locked.queues.sq.commit();
     taken
 }
 
 /// Returns whether the batch goes on after the entry.
 #[inline(always)]
 fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) -> bool {
-    locked.statistics.count_submitted(request.sqe.opcode);
+    locked.queues.statistics.count_submitted(request.sqe.opcode);
     let mut ends_batch = false;
     let accepted = match start::prepare(locked, &mut request, row) {
         Ok(()) => true,
@@ -84,16 +84,16 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
         }
     };
     if BY_GROUP {
-        locked.rights.mark(&mut request);
+        locked.waiting.rights.mark(&mut request);
     }
-    locked.drain.admit();
+    locked.queues.drain.admit();
     if link::takes(locked, &request) {
         link::append(locked, request);
     } else if accepted {
         start::start(locked, request, row);
     } else {
         // Refused at once, even behind a drain.
-        locked.drain.refuse();
+        locked.queues.drain.refuse();
         issue::issue(locked, request);
     }
     batch::run_issuable_of_batch(locked);

@@ -128,7 +128,7 @@ fn show_deferred(ring: &Ring) {
 /// work announces it again.
 pub(crate) fn hear_announcement(locked: &LockedRing) {
     if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
-        locked.sq.clear_flag(abi::IORING_SQ_TASKRUN);
+        locked.queues.sq.clear_flag(abi::IORING_SQ_TASKRUN);
     }
     locked.ring.readiness.hear();
 }
@@ -187,7 +187,7 @@ pub(crate) fn run_for_wait(locked: &mut LockedRing, wanted: u32) {
 
 #[inline]
 fn run_for(locked: &mut LockedRing, limit: u32) {
-    if locked.taker.begin() {
+    if locked.queues.taker.begin() {
         run_batch(locked, limit);
     }
 }
@@ -197,14 +197,14 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
     hear_announcement(locked);
     let mut by_worker = false;
     for _ in 0..limit {
-        let Some(request) = locked.taker.take() else { break };
+        let Some(request) = locked.queues.taker.take() else { break };
         by_worker |= request.progress == Progress::Ran;
         run_one(locked, request);
     }
     batch::run_issuable(locked);
     // A thread that pushes behind an existing entry does not announce it. It relies on the driver
     // that turns away from that entry.
-    if locked.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
+    if locked.queues.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
         announce_deferred(locked.ring, by_worker);
     }
 }
@@ -215,8 +215,12 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
         // No thread looks any more, and requests linked to this one must not start.
         _ if locked.closed => {}
         Progress::Message => {
-            locked.cq.post(Cqe { user_data: request.sqe.user_data, res: request.result, flags: request.cqe_flags });
-            locked.pool.give_back(request);
+            locked.queues.cq.post(Cqe {
+                user_data: request.sqe.user_data,
+                res: request.result,
+                flags: request.cqe_flags,
+            });
+            locked.queues.pool.give_back(request);
         }
         Progress::Returned => {
             let result = request.result;
@@ -229,8 +233,8 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
 /// Completes what a worker has run.
 fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     debug_assert!(request.progress == Progress::Ran);
-    locked.completed_by_worker = true;
-    locked.statistics.count_worker(request.sqe.opcode);
+    locked.notify.completed_by_worker = true;
+    locked.queues.statistics.count_worker(request.sqe.opcode);
     let result = match opcode_table::row(request.sqe.opcode).finish {
         Some(finish) => {
             let result = request.result;
@@ -240,7 +244,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     };
     if request.progress == Progress::New {
         // A multishot has had one more of its results, and goes on.
-        locked.issuable.push_back(request);
+        locked.queues.issuable.push_back(request);
         return;
     }
     let failed = request.is_failure(result);

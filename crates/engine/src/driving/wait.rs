@@ -50,30 +50,30 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         }
         bring_what_is_there(&mut locked, call.completions);
         // A waiter that is going to sleep sees in the epoll set what is there already.
-        let sleeps = locked.cq.ready() < call.completions;
+        let sleeps = locked.queues.cq.ready() < call.completions;
         let asks = call.completions == 0;
         let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_due_for_a_look();
-        if !looked && !sleeps && locked.polls.armed() > 0 && (asks || is_due(&mut locked)) {
+        if !looked && !sleeps && locked.waiting.polls.armed() > 0 && (asks || is_due(&mut locked)) {
             looked = true;
             dispatch::look(&mut locked);
         }
         locked.finish_batch();
-        if hurries || locked.devices.owes_backlog() {
+        if hurries || locked.devices.queues.owes_backlog() {
             deferred_submit::leave_delivery(&mut locked);
         }
         locked.flush_overflow();
-        let ready = locked.cq.ready();
-        let timed_out = *ended.get_or_insert(locked.timeouts.ended) != locked.timeouts.ended;
-        let is_to_look = call.until_devices && locked.devices.in_flight() > 0;
+        let ready = locked.queues.cq.ready();
+        let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
+        let is_to_look = call.until_devices && locked.devices.queues.in_flight() > 0;
         if ready >= call.completions || timed_out || is_to_look {
-            locked.devices.lone_waits.record(lone.filter(|_| ready >= call.completions));
+            locked.devices.queues.lone_waits.record(lone.filter(|_| ready >= call.completions));
             locked.release(Exit::Leave);
             return Ok(());
         }
-        let span = match time_left(&mut call, ready, locked.timeouts.until_next()) {
+        let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
             // Time is up: look once nevertheless.
-            Err(_) if !looked && locked.polls.armed() > 0 => {
+            Err(_) if !looked && locked.waiting.polls.armed() > 0 => {
                 looked = true;
                 look_and_depart(locked);
                 continue;
@@ -109,10 +109,10 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     if !locked.ring.is_polled_by_thread() {
         reap::reap(locked);
     }
-    if locked.polls.has_due() {
+    if locked.waiting.polls.has_due() {
         dispatch::look(locked);
     }
-    if locked.polls.expects() && locked.cq.ready() < wanted && locked.ring.is_left_to_owner() {
+    if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
         dispatch::try_expected(locked);
         // Completions that this has brought count from here on.
         locked.finish_batch();
@@ -124,7 +124,7 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     let mut locked = ring.lock();
     locked.finish_batch();
     deferred_submit::leave_delivery(&mut locked);
-    let ready = locked.cq.ready();
+    let ready = locked.queues.cq.ready();
     locked.release(Exit::Leave);
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
 }
@@ -180,9 +180,9 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
     }
-    match locked.taker.leave() {
+    match locked.queues.taker.leave() {
         Rest::OutOfReach => 1,
-        Rest::Nothing | Rest::Entries => call.completions.saturating_sub(locked.cq.ready()).max(1),
+        Rest::Nothing | Rest::Entries => call.completions.saturating_sub(locked.queues.cq.ready()).max(1),
     }
 }
 
@@ -213,12 +213,12 @@ fn gather<'a>(
     pace: &mut Pace,
 ) -> Result<Option<LockedRing<'a>>, Errno> {
     let ring = locked.ring;
-    if !ring.defers_task_work() || locked.polls.armed() == 0 || call.mask.is_some() || call.minimum.is_some() {
+    if !ring.defers_task_work() || locked.waiting.polls.armed() == 0 || call.mask.is_some() || call.minimum.is_some() {
         return Ok(Some(locked));
     }
-    let ready = locked.cq.ready();
+    let ready = locked.queues.cq.ready();
     let Some(pause) = pace.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
-    if locked.polls.has_due() || locked.devices.owes_delivery() {
+    if locked.waiting.polls.has_due() || locked.devices.queues.owes_delivery() {
         return Ok(Some(locked));
     }
     // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
@@ -243,12 +243,12 @@ fn gather<'a>(
 /// to wait for: one system call, woken once. On a ring that defers task work only the owner can
 /// meanwhile add a file or a timer to watch.
 fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
-    if !locked.ring.defers_task_work() || locked.polls.armed() != 0 || call.mask.is_some() {
+    if !locked.ring.defers_task_work() || locked.waiting.polls.armed() != 0 || call.mask.is_some() {
         return None;
     }
-    let (waiter, to_come) = locked.devices.waiter()?;
+    let (waiter, to_come) = locked.devices.queues.waiter()?;
     // A worker's request may complete first, and counts, too.
-    let is_all = locked.drain.outstanding() == u64::from(to_come);
+    let is_all = locked.queues.drain.outstanding() == u64::from(to_come);
     Some((waiter, if is_all { to_come.min(Waiter::MOST) } else { 1 }))
 }
 
@@ -256,25 +256,25 @@ fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
 /// last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
-    if locked.polls.has_due() || locked.devices.owes_delivery() {
+    if locked.waiting.polls.has_due() || locked.devices.queues.owes_delivery() {
         locked.release(Exit::Pause);
         return Ok(());
     }
-    let watches_devices = locked.devices.in_flight() > 0 && !ring.is_polled_by_thread();
+    let watches_devices = locked.devices.queues.in_flight() > 0 && !ring.is_polled_by_thread();
     let waiter = if watches_devices { aio_waiter(&locked, call) } else { None };
     if watches_devices && waiter.is_none() && !reap::arm_interrupts(&mut locked) {
         // Something has completed already.
         locked.release(Exit::Leave);
         return Ok(());
     }
-    let span = if waiter.is_none() { locked.devices.bound_sleep(span) } else { span };
-    let watches_files = locked.polls.armed() > 0 || watches_devices || call.mask.is_some();
+    let span = if waiter.is_none() { locked.devices.queues.bound_sleep(span) } else { span };
+    let watches_files = locked.waiting.polls.armed() > 0 || watches_devices || call.mask.is_some();
     if watches_files && let Err(error) = fast_poll::ensure_set(&mut locked) {
         locked.release(Exit::Leave);
         return Err(error);
     }
-    let leads = locked.polls.set().is_some() && ring.wakers.sleep.lead();
-    let set = locked.polls.set().map_or(-1, |set| set.number());
+    let leads = locked.waiting.polls.set().is_some() && ring.wakers.sleep.lead();
+    let set = locked.waiting.polls.set().map_or(-1, |set| set.number());
     if leads {
         ring_watcher::stand_down(&locked);
     }
@@ -342,7 +342,7 @@ fn sleep_for_completions(
 #[cold]
 fn forbid_waiter(ring: &Arc<Ring>) {
     let mut locked = ring.lock();
-    locked.devices.forbid_waiter();
+    locked.devices.queues.forbid_waiter();
     locked.release(Exit::Leave);
 }
 

@@ -102,7 +102,7 @@ fn call(request: &Request) -> SystemCall {
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let slot = Slot::from_sqe(request.sqe.file_index);
-    if !has(request, abi::IORING_ACCEPT_DONTWAIT) && locked.stuck_calls.leaves_to_worker() {
+    if !has(request, abi::IORING_ACCEPT_DONTWAIT) && locked.waiting.stuck_calls.leaves_to_worker() {
         return IssueOutcome::NeedsWorker;
     }
     if has(request, abi::IORING_ACCEPT_POLL_FIRST) && request.ready_for == 0 {
@@ -112,7 +112,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         };
     }
     let is_owner = locked.ring.defers_task_work();
-    let mut caller = locked.stuck_calls.caller(is_owner);
+    let mut caller = locked.waiting.stuck_calls.caller(is_owner);
     let number = request.file.number;
     let mut queue = if request.ready_for != 0 { Queue::counted(number) } else { Queue::Unknown };
     for _ in 0..fast_poll::TURN {
@@ -156,7 +156,7 @@ fn attempt(
         if !queue.is_filled() {
             ready = match epoll::poll_now(number, epoll::IN | PEER_HANG_UP) {
                 Ok(0) if failed => {
-                    locked.stuck_calls.has_been_stuck();
+                    locked.waiting.stuck_calls.has_been_stuck();
                     return None;
                 }
                 Ok(0) if request.ready_for != 0 || socket::is_listener(number) => return None,
@@ -164,7 +164,7 @@ fn attempt(
                 Err(error) => return Some(Err(error)),
             };
         }
-        match watchdog::make(&mut locked.stuck_calls, caller, &call) {
+        match watchdog::make(&mut locked.waiting.stuck_calls, caller, &call) {
             None => (queue, failed) = (Queue::Unknown, true),
             // A non-blocking unix listener that was shut down returns nothing else. The kernel
             // tries 128 times before it passes EAGAIN on; a multishot here would try for ever.

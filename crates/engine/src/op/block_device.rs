@@ -13,7 +13,7 @@ use crate::request::Request;
 use crate::request::file::{FileUse, Hold};
 use crate::request::operation::Operation;
 use crate::request::outcome::{ChannelIndex, IssueOutcome};
-use crate::ring::{LockedRing, RingState};
+use crate::ring::{Devices, LockedRing, Registered, RingState};
 use crate::{devices, host};
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
@@ -31,7 +31,7 @@ pub(crate) fn is_possible(locked: &LockedRing) -> bool {
 /// Returns whether a request is a transfer that [`issue`] decides on.
 pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     let ring = locked.ring;
-    let RingState { files, named, .. } = &mut **locked;
+    let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
     let is_transfer = matches!(request.operation, Operation::ReadWrite(_));
     is_transfer && (ring.is_polled() || find(files, named, &request.file, &request.sqe).is_some())
 }
@@ -56,7 +56,8 @@ fn find<'a>(
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
-    let RingState { files, named, devices, .. } = &mut **locked;
+    let RingState { registered: Registered { files, .. }, devices: Devices { named, queues: devices, .. }, .. } =
+        &mut **locked;
     let number = request.file.number;
     let file = find(files, named, &request.file, &request.sqe);
     let Operation::ReadWrite(transfer) = &mut request.operation else { return None };
@@ -104,7 +105,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
 
 /// Notes the device of a request that goes to a worker, if its file is one.
 pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
-    let RingState { files, named, .. } = &mut **locked;
+    let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
     if devices::are_any() && request.file.device.is_none() {
         request.file.device = find(files, named, &request.file, &request.sqe).cloned();
     }
@@ -118,10 +119,13 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     if let Operation::ReadWrite(transfer) = &mut request.operation {
         transfer.note_direct();
     }
-    if settle_position(request).is_err() || locked.named.lacks_nowait(file_system) || pinned_memory::has_pin_hook() {
+    if settle_position(request).is_err()
+        || locked.devices.named.lacks_nowait(file_system)
+        || pinned_memory::has_pin_hook()
+    {
         return IssueOutcome::NeedsWorker;
     }
-    let Ok(index) = locked.devices.channel_to_kernel_files(ring) else {
+    let Ok(index) = locked.devices.queues.channel_to_kernel_files(ring) else {
         return IssueOutcome::NeedsWorker;
     };
     match keep_for_delivery(locked, request) {
@@ -154,7 +158,7 @@ pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
     if request.sqe.op_flags == 0
         && let Ok(identity) = descriptor::identity(request.file.number)
     {
-        locked.named.note_without_nowait(identity.device);
+        locked.devices.named.note_without_nowait(identity.device);
     }
 }
 
@@ -167,11 +171,11 @@ fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request) -> Result<(
         return Ok(());
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {
-        let file = locked.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+        let file = locked.registered.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
         request.file.hold = Hold::Registered(file);
         return Ok(());
     }
-    locked.named.keep(&mut request.file)
+    locked.devices.named.keep(&mut request.file)
 }
 
 /// Returns the channel to the kernel's own files, if a transfer of an AIO context takes it. These
@@ -190,13 +194,13 @@ pub(crate) fn channel_to_kernel_file(
     if !ring.has_events() || pinned_memory::has_pin_hook() {
         return Err(Errno::EOPNOTSUPP);
     }
-    let direct = locked.named.status_flags(number)? & linux::O_DIRECT != 0;
+    let direct = locked.devices.named.status_flags(number)? & linux::O_DIRECT != 0;
     // On a pipe the flag has another meaning.
-    if !(direct || writes && !ring.is_polled()) || !locked.named.identity(number)?.is_stored() {
+    if !(direct || writes && !ring.is_polled()) || !locked.devices.named.identity(number)?.is_stored() {
         return Err(Errno::EOPNOTSUPP);
     }
     // A machine or a sandbox may give no context: then nothing polls, and workers write.
-    locked.devices.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
+    locked.devices.queues.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
 }
 
 /// Returns whether a request of an AIO context may begin before the deferred submits to the
@@ -205,7 +209,7 @@ pub(crate) fn channel_to_kernel_file(
 pub(crate) fn joins_delivery(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());
-    if devices::are_any() && locked.named.device(number, host::device_of).is_some() {
+    if devices::are_any() && locked.devices.named.device(number, host::device_of).is_some() {
         return true;
     }
     channel_to_kernel_file(locked, number, writes).is_ok()
@@ -230,13 +234,13 @@ pub(super) fn direct_on(locked: &mut LockedRing, request: &Request) -> Option<u6
     if request.has_flag(sqe_flags::FIXED_FILE) {
         return match &request.file.hold {
             Hold::Registered(file) => file.direct_on(),
-            _ => locked.files.get(request.sqe.fd as u32)?.direct_on(),
+            _ => locked.registered.files.get(request.sqe.fd as u32)?.direct_on(),
         };
     }
     let number = request.file.number;
-    if locked.named.status_flags(number).ok()? & O_DIRECT == 0 {
+    if locked.devices.named.status_flags(number).ok()? & O_DIRECT == 0 {
         return None;
     }
-    let identity = locked.named.identity(number).ok()?;
+    let identity = locked.devices.named.identity(number).ok()?;
     identity.is_stored().then_some(identity.device)
 }

@@ -19,9 +19,9 @@ use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
-    let members = &mut transfer.message.get_or_insert_with(|| locked.pool.message()).members;
+    let members = &mut transfer.message.get_or_insert_with(|| locked.queues.pool.message()).members;
     let mut selected = Err(Errno::ENOBUFS);
-    members.replace(|pieces| selected = locked.groups.select_many(group, most, pieces));
+    members.replace(|pieces| selected = locked.registered.buffer_groups.select_many(group, most, pieces));
     selected
 }
 
@@ -54,10 +54,10 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
 pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     let group = request.sqe.buf_index;
     // The whole buffer of a classic group is sent, whatever the length.
-    let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
+    let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
     let many = select(locked, request, most)?;
-    let left = locked.groups.use_up_all(group, &many);
+    let left = locked.registered.buffer_groups.use_up_all(group, &many);
     request.buffer = Some(named(group, &many, left));
     Ok(many.emptied)
 }
@@ -85,7 +85,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
         if answer.result <= 0 || emptied || request.ready_for != 0 {
             return Ok(outcome);
         }
-        let flags = locked.groups.flags_of(&mut request.buffer);
+        let flags = locked.registered.buffer_groups.flags_of(&mut request.buffer);
         if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
             request.cqe_flags |= flags;
             return Ok(outcome);
@@ -123,7 +123,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             bundle.last |= *left == 0;
         }
         let nonempty = if bundle.rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
-        let flags = nonempty | locked.groups.flags_of(&mut request.buffer);
+        let flags = nonempty | locked.registered.buffer_groups.flags_of(&mut request.buffer);
         let ends = bundle.last || !request.multishot;
         if ends || !complete::post_more(locked, request.sqe.user_data, bundle.bytes as i32, flags) {
             request.cqe_flags = flags;
@@ -156,7 +156,7 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
     let Ok(transfer) = transfer_of(request) else { return };
     let done = transfer.done + bytes;
     if let Some(kept) = transfer.message.as_mut().and_then(|message| message.kept.take()) {
-        locked.groups.give_back_behind(group, &kept, done as u32);
+        locked.registered.buffer_groups.give_back_behind(group, &kept, done as u32);
     }
 }
 
@@ -211,16 +211,16 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
     if let Some(many) = many {
         // No other request may have the part that is still to be filled.
         let left = if goes_on {
-            locked.groups.use_up_all(group, &many)
+            locked.registered.buffer_groups.use_up_all(group, &many)
         } else {
-            locked.groups.use_up(group, &many, bytes as u32)
+            locked.registered.buffer_groups.use_up(group, &many, bytes as u32)
         };
         request.buffer = Some(named(group, &many, left));
         // A multishot's length bounds each of its CQEs.
         let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
         is_open = !selections.emptied && !selections.cut && !is_full;
         if goes_on && let Some(message) = &mut transfer_of(request)?.message {
-            message.kept = Some(locked.groups.keep(group, many));
+            message.kept = Some(locked.registered.buffer_groups.keep(group, many));
         }
     }
     if goes_on {
@@ -255,7 +255,7 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
     if let Ok(Received { bytes, room, .. }) = receive_into(request, number)
         && bytes > 0
     {
-        let left = locked.groups.use_up(request.sqe.buf_index, &many, bytes as u32);
+        let left = locked.registered.buffer_groups.use_up(request.sqe.buf_index, &many, bytes as u32);
         if let Some(buffer) = &mut request.buffer {
             buffer.usage = if left { Usage::Partial } else { Usage::Whole };
         }

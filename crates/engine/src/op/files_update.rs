@@ -25,7 +25,13 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     if sqe.off as u32 == FILE_INDEX_ALLOC {
         return IssueOutcome::of(allocate(locked, address, count));
     }
-    IssueOutcome::of(program_files::update(&mut locked.files, sqe.off as u32, address, UserAddress::NULL, sqe.len))
+    IssueOutcome::of(program_files::update(
+        &mut locked.registered.files,
+        sqe.off as u32,
+        address,
+        UserAddress::NULL,
+        sqe.len,
+    ))
 }
 
 /// Puts each descriptor of the array into a free slot and writes the slot's
@@ -34,7 +40,7 @@ fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Resu
     let numbers = user_memory::read_array::<i32>(address, count)?;
     let mut done = 0;
     for (index, &number) in numbers.iter().enumerate() {
-        let placed = program_files::allocate(&mut locked.files, number);
+        let placed = program_files::allocate(&mut locked.registered.files, number);
         let written = placed.and_then(|slot| user_memory::write(address.offset(4 * index as u64), slot));
         match written {
             Ok(()) => done += 1,

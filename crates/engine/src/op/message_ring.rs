@@ -139,14 +139,14 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     check_open(target)?;
     if !defers_messages(target) {
         if Arc::ptr_eq(target, locked.ring) {
-            locked.cq.post(cqe);
+            locked.queues.cq.post(cqe);
             return Ok(());
         }
         if post_at_once(target, cqe)? {
             return Ok(());
         }
     }
-    leave_message(target, locked.pool.take().ok_or(Errno::ENOMEM)?, cqe);
+    leave_message(target, locked.queues.pool.take().ok_or(Errno::ENOMEM)?, cqe);
     Ok(())
 }
 
@@ -159,7 +159,7 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     }
     let is_next = catch_up(&mut other);
     if is_next {
-        other.cq.post(cqe);
+        other.queues.cq.post(cqe);
     }
     other.release(Exit::LeaveInside);
     Ok(is_next)
@@ -172,7 +172,7 @@ fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();
     }
-    other.taker.leave() == Rest::Nothing
+    other.queues.taker.leave() == Rest::Nothing
 }
 
 fn leave_message(target: &Arc<Ring>, mut entry: RequestEntry, cqe: Cqe) {
@@ -189,7 +189,7 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
         return Err(Errno::EINVAL);
     }
     check_open(&target)?;
-    let file = locked.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
+    let file = locked.registered.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
     if let Some(mut other) = target.try_lock() {
         // This also happens if the ring defers task work, as on the kernel: completions that wait
         // for its owner go on waiting.
@@ -210,9 +210,9 @@ fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>
     if locked.closed {
         return Err(Errno::EBADF);
     }
-    let result = locked.files.receive(Slot::from_sqe(message.index), file)?;
+    let result = locked.registered.files.receive(Slot::from_sqe(message.index), file)?;
     if message.flags & abi::IORING_MSG_RING_CQE_SKIP == 0 {
-        locked.cq.post(Cqe { user_data: message.user_data, res: result, flags: 0 });
+        locked.queues.cq.post(Cqe { user_data: message.user_data, res: result, flags: 0 });
     }
     Ok(result)
 }

@@ -57,13 +57,13 @@ impl Nop {
     fn run(&self, locked: &LockedRing) -> Result<i32, Errno> {
         if self.flags & abi::IORING_NOP_FILE != 0 {
             if self.flags & abi::IORING_NOP_FIXED_FILE != 0 {
-                locked.files.get(self.fd as u32).ok_or(Errno::EBADF)?;
+                locked.registered.files.get(self.fd as u32).ok_or(Errno::EBADF)?;
             } else {
                 descriptor::status_flags(self.fd)?;
             }
         }
         if self.flags & abi::IORING_NOP_FIXED_BUFFER != 0 {
-            locked.buffers.get(self.buffer).ok_or(Errno::EFAULT)?;
+            locked.registered.buffers.get(self.buffer).ok_or(Errno::EFAULT)?;
         }
         Ok(self.result)
     }

@@ -162,7 +162,7 @@ pub(crate) fn work_open(request: &mut Request, blocking: &Blocking) -> i32 {
 pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Open(open) = &mut request.operation else { return result };
     match open.opened.take() {
-        Some(file) => locked.files.install(open.slot, file).unwrap_or_else(Errno::negative),
+        Some(file) => locked.registered.files.install(open.slot, file).unwrap_or_else(Errno::negative),
         None => result,
     }
 }
@@ -185,10 +185,10 @@ pub(crate) fn prepare_close(_: &mut LockedRing, request: &mut Request) -> Result
 pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let sqe = request.sqe;
     if sqe.file_index != 0 {
-        return IssueOutcome::of(locked.files.remove(sqe.file_index - 1).map(|()| 0));
+        return IssueOutcome::of(locked.registered.files.remove(sqe.file_index - 1).map(|()| 0));
     }
     // The number may soon mean another file.
-    locked.named.forget();
+    locked.devices.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))
 }

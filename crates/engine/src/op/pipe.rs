@@ -31,7 +31,7 @@ fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result
     let ends = descriptor::pipe(flags)?;
     user_memory::write(address, ends.each_ref().map(OwnedDescriptor::number))?;
     for end in ends {
-        locked.polls.has_new_file(end.number());
+        locked.waiting.polls.has_new_file(end.number());
         end.into_raw();
     }
     Ok(0)
@@ -48,17 +48,17 @@ fn direct(locked: &mut LockedRing, slot: Slot, flags: u32, address: UserAddress)
     let first = install(locked, slot, from)?;
     let next = if let Slot::Index(index) = slot { Slot::Index(index + 1) } else { slot };
     let second = install(locked, next, to).inspect_err(|_| {
-        let _ = locked.files.remove(first);
+        let _ = locked.registered.files.remove(first);
     })?;
     user_memory::write(address, [first, second]).inspect_err(|_| {
-        let _ = locked.files.remove(first);
-        let _ = locked.files.remove(second);
+        let _ = locked.registered.files.remove(first);
+        let _ = locked.registered.files.remove(second);
     })?;
     Ok(0)
 }
 
 /// Installs one end; returns its slot.
 fn install(locked: &mut LockedRing, slot: Slot, end: OwnedDescriptor) -> Result<u32, Errno> {
-    let answer = locked.files.install_unlocked(slot, end.into_private()?)?;
+    let answer = locked.registered.files.install_unlocked(slot, end.into_private()?)?;
     Ok(if let Slot::Index(index) = slot { index } else { answer as u32 })
 }

@@ -82,7 +82,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
     };
     let PollUpdate { target, user_data, interest } = update;
     let is_it = |poll: &Request| poll.sqe.opcode == opcode::POLL_ADD && poll.sqe.user_data == target;
-    let Some(mut poll) = locked.polls.extract(is_it) else { return IssueOutcome::of(Err(Errno::ENOENT)) };
+    let Some(mut poll) = locked.waiting.polls.extract(is_it) else { return IssueOutcome::of(Err(Errno::ENOENT)) };
     if user_data.is_none() && interest.is_none() {
         poll.progress = Progress::Refused;
         poll.result = Errno::ECANCELED.negative();
@@ -95,6 +95,6 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         // An update changes the events only, not the behaviour.
         armed.events = new.events;
     }
-    locked.issuable.push_back(poll);
+    locked.queues.issuable.push_back(poll);
     IssueOutcome::done(0)
 }

@@ -36,7 +36,13 @@ pub(crate) fn prepare_provide(_: &mut LockedRing, request: &mut Request) -> Resu
 
 pub(crate) fn issue_provide(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let sqe = request.sqe;
-    let provided = locked.groups.provide(sqe.buf_index, UserAddress(sqe.addr), sqe.len, sqe.off as u16, sqe.fd as u32);
+    let provided = locked.registered.buffer_groups.provide(
+        sqe.buf_index,
+        UserAddress(sqe.addr),
+        sqe.len,
+        sqe.off as u16,
+        sqe.fd as u32,
+    );
     IssueOutcome::of(provided.map(|()| 0))
 }
 
@@ -52,6 +58,6 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
 }
 
 pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let removed = locked.groups.remove(request.sqe.buf_index, request.sqe.fd as u32);
+    let removed = locked.registered.buffer_groups.remove(request.sqe.buf_index, request.sqe.fd as u32);
     IssueOutcome::of(removed.map(|count| count as i32))
 }

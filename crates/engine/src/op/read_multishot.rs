@@ -33,11 +33,11 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             IssueOutcome::Done(answer) if answer.result > 0 => answer,
             outcome => {
                 let unused = request.buffer.take();
-                locked.groups.give_back(unused);
+                locked.registered.buffer_groups.give_back(unused);
                 return end_of_turn(request, outcome, given > 0 || request.ready_for != 0);
             }
         };
-        let flags = locked.groups.flags_of(&mut request.buffer);
+        let flags = locked.registered.buffer_groups.flags_of(&mut request.buffer);
         if !complete::post_more(locked, request.sqe.user_data, answer.result, flags) {
             request.cqe_flags = flags;
             return IssueOutcome::done(answer.result);

@@ -144,8 +144,8 @@ pub(super) fn issue_selecting(locked: &mut LockedRing, request: &mut Request) ->
     }
     if let Some(buffer) = &mut request.buffer {
         match &outcome {
-            IssueOutcome::Done(answer) => locked.groups.used(buffer, answer.result.max(0) as u32),
-            _ => locked.groups.used(buffer, buffer.length),
+            IssueOutcome::Done(answer) => locked.registered.buffer_groups.used(buffer, answer.result.max(0) as u32),
+            _ => locked.registered.buffer_groups.used(buffer, buffer.length),
         }
     }
     outcome
@@ -189,9 +189,9 @@ fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<
         let sqe = &request.sqe;
         request.fixed_buffer = match &request.operation {
             Operation::ReadWrite(ReadWrite { vector: Some(members), .. }) => {
-                locked.buffers.share_all(sqe.buf_index, members)?
+                locked.registered.buffers.share_all(sqe.buf_index, members)?
             }
-            _ => locked.buffers.share(sqe.buf_index, sqe.addr, u64::from(sqe.len))?,
+            _ => locked.registered.buffers.share(sqe.buf_index, sqe.addr, u64::from(sqe.len))?,
         };
     }
     Ok(())
@@ -274,12 +274,13 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
         // A datagram socket that was shut down never reports more than that.
         return IssueOutcome::done(0);
     }
-    let registered = || locked.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::has_been_waited_for);
+    let registered =
+        || locked.registered.files.get(request.sqe.fd as u32).is_some_and(RegisteredFile::has_been_waited_for);
     let known = match &request.file.hold {
         Hold::Shared(_) => true,
         Hold::Registered(file) => file.has_been_waited_for(),
         Hold::Submitter if request.has_flag(sqe_flags::FIXED_FILE) => registered(),
-        _ => locked.polls.knows(request.file.number),
+        _ => locked.waiting.polls.knows(request.file.number),
     };
     if known {
         return IssueOutcome::WouldBlock;

@@ -183,16 +183,18 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
     let keeps = request.is_forced_once();
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
-        IssueOutcome::Done(answer) if answer.result > 0 => locked.groups.used(buffer, answer.result as u32),
+        IssueOutcome::Done(answer) if answer.result > 0 => {
+            locked.registered.buffer_groups.used(buffer, answer.result as u32)
+        }
         _ if keeps && buffer.from_ring => {}
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More if started => {
             // No other request may have the part that is still to be filled.
             let length = buffer.length;
-            locked.groups.used(buffer, length);
+            locked.registered.buffer_groups.used(buffer, length);
         }
         _ => {
             let unused = request.buffer.take();
-            locked.groups.give_back(unused);
+            locked.registered.buffer_groups.give_back(unused);
         }
     }
 }
@@ -273,7 +275,7 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
         }
         _ => false,
     };
-    let flags = nonempty | locked.groups.flags_of(&mut request.buffer);
+    let flags = nonempty | locked.registered.buffer_groups.flags_of(&mut request.buffer);
     if ended || limit || !complete::post_more(locked, request.sqe.user_data, result, flags) {
         request.cqe_flags = flags;
         return Some(IssueOutcome::done(result));
@@ -295,7 +297,7 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
     let keeps = request.is_forced_once();
-    let buffer = locked.groups.select(request.sqe.buf_index, wanted, || keeps)?;
+    let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, || keeps)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     request.buffer = Some(buffer);
     Ok(())

@@ -178,12 +178,12 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 /// waits.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let group = request.sqe.buf_index;
-    if !locked.groups.has(group) {
+    if !locked.registered.buffer_groups.has(group) {
         return Err(Errno::ENOENT);
     }
     // The whole buffer of a classic group is sent, whatever the length.
-    let wanted = if locked.groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
-    let buffer = locked.groups.select(group, wanted, || true)?;
+    let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
+    let buffer = locked.registered.buffer_groups.select(group, wanted, || true)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     request.buffer = Some(buffer);
     Ok(())
@@ -216,10 +216,10 @@ fn hold_registered_buffer(locked: &mut LockedRing, request: &mut Request, index:
     match &transfer.message {
         Some(message) if message.members.is_any() => {
             for member in message.members.left() {
-                held = locked.buffers.share(index, member.base, member.length)?;
+                held = locked.registered.buffers.share(index, member.base, member.length)?;
             }
         }
-        _ => held = locked.buffers.share(index, transfer.part.base, transfer.part.length)?,
+        _ => held = locked.registered.buffers.share(index, transfer.part.base, transfer.part.length)?,
     }
     request.fixed_buffer = held;
     Ok(())

@@ -58,7 +58,7 @@ pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Re
         if sqe.off != 0 || sqe.file_index != 0 {
             return Err(Errno::EINVAL);
         }
-        let mut message = locked.pool.message();
+        let mut message = locked.queues.pool.message();
         message.read(UserAddress(sqe.addr), false)?;
         let (from, count) = (message.header.vector, message.header.count);
         message.members.read(from, count, !transfer.has(FIXED_BUFFER))?;
@@ -82,7 +82,7 @@ fn prepare_send_fields(
     }
     if sqe.off != 0 {
         let address = Some(Address::read(UserAddress(sqe.off), address_length)?);
-        let mut message = locked.pool.message();
+        let mut message = locked.queues.pool.message();
         message.address = address;
         transfer.message = Some(message);
     }
@@ -91,7 +91,7 @@ fn prepare_send_fields(
     }
     if transfer.has(VECTORIZED) {
         let checked = !transfer.has(FIXED_BUFFER);
-        let message = transfer.message.get_or_insert_with(|| locked.pool.message());
+        let message = transfer.message.get_or_insert_with(|| locked.queues.pool.message());
         message.members.read(UserAddress(sqe.addr), u64::from(sqe.len), checked)?;
         return Ok(());
     }
@@ -119,7 +119,7 @@ pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) ->
         return Err(Errno::EINVAL);
     }
     if !plain {
-        let mut message = locked.pool.message();
+        let mut message = locked.queues.pool.message();
         read_received(&mut message, &mut transfer, sqe, selects)?;
         transfer.message = Some(message);
     } else if !selects {

@@ -23,10 +23,10 @@ pub(crate) fn check_flags(flags: u32, slot: Slot) -> Result<(), Errno> {
 pub(crate) fn place(locked: &mut LockedRing, slot: Slot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         Slot::Ordinary => {
-            locked.polls.has_new_file(made.number());
+            locked.waiting.polls.has_new_file(made.number());
             Ok(made.into_raw())
         }
-        slot => locked.files.install_unlocked(slot, made.into_private()?),
+        slot => locked.registered.files.install_unlocked(slot, made.into_private()?),
     }
 }
 

@@ -60,7 +60,7 @@ fn find_source(locked: &LockedRing, request: &Request) -> Result<Source, Errno> 
     let sqe = &request.sqe;
     descriptor::status_flags(request.file.number)?;
     if sqe.op_flags & SPLICE_F_FD_IN_FIXED != 0 {
-        return locked.files.share(sqe.file_index).map(Source::Registered).ok_or(Errno::EBADF);
+        return locked.registered.files.share(sqe.file_index).map(Source::Registered).ok_or(Errno::EBADF);
     }
     descriptor::hold(sqe.file_index as i32).map(Source::Duplicate)
 }

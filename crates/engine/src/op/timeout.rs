@@ -37,7 +37,7 @@ pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Re
     }
     let deadline = parse(request)?;
     // It watches the request before it. There has to be one, which is no LINK_TIMEOUT itself.
-    if locked.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
+    if locked.queues.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
         return Err(Errno::EINVAL);
     }
     request.operation = Operation::LinkTimeout(deadline);
@@ -120,16 +120,16 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
     IssueOutcome::of(match update {
         TimeoutUpdate::Remove { target } => remove(locked, target),
         TimeoutUpdate::Update { target, linked, absolute, span } => {
-            locked.timeouts.update(target, linked, absolute, span).map(|()| 0)
+            locked.waiting.timeouts.update(target, linked, absolute, span).map(|()| 0)
         }
     })
 }
 
 fn remove(locked: &mut LockedRing, target: u64) -> Result<i32, Errno> {
     let is_it = |timeout: &Request| timeout.sqe.user_data == target;
-    let mut timeout = locked.timeouts.extract(is_it).ok_or(Errno::ENOENT)?;
+    let mut timeout = locked.waiting.timeouts.extract(is_it).ok_or(Errno::ENOENT)?;
     timeout.progress = Progress::Refused;
     timeout.result = Errno::ECANCELED.negative();
-    locked.issuable.push_back(timeout);
+    locked.queues.issuable.push_back(timeout);
     Ok(0)
 }

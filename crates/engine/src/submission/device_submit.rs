@@ -16,9 +16,9 @@ use usring_sys::ticks::Ticks;
 #[inline(always)]
 pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
     if request.link.is_some() {
-        locked.timeouts.arm_link_timeout(&mut request);
+        locked.waiting.timeouts.arm_link_timeout(&mut request);
     }
-    let queues = &mut locked.devices;
+    let queues = &mut locked.devices.queues;
     let queue = &mut queues.channels[index.0 as usize];
     if queue.is_behind {
         return not_accepted(locked, request, index, Submission::Full);
@@ -62,12 +62,12 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
             // meanwhile.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
-                && let Err(error) = locked.named.keep(&mut request.file)
+                && let Err(error) = locked.devices.named.keep(&mut request.file)
             {
                 return complete::complete(locked, request, error.negative().into());
             }
-            locked.devices.in_flight += 1;
-            let queue = &mut locked.devices.channels[index.0 as usize];
+            locked.devices.queues.in_flight += 1;
+            let queue = &mut locked.devices.queues.channels[index.0 as usize];
             queue.backlog.push_back(request);
             queue.is_behind = true;
         }

@@ -70,15 +70,15 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
             // The kernel would have completed it in a worker.
-            locked.completed_by_worker = true;
+            locked.notify.completed_by_worker = true;
         }
-        locked.statistics.count_inline(request.sqe.opcode);
+        locked.queues.statistics.count_inline(request.sqe.opcode);
         return complete::complete(locked, request, answer);
     }
     match outcome {
         IssueOutcome::OnDevice(index) => device_submit::submit(locked, request, index),
         IssueOutcome::Visits => {
-            locked.timeouts.arm_link_timeout(&mut request);
+            locked.waiting.timeouts.arm_link_timeout(&mut request);
             message_ring::send_off(request);
         }
         waiting => suspend::suspend(locked, request, waiting),
@@ -93,7 +93,7 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
     // Each part of a send needs rights. Any other request that waits for its file has been tried by
     // its submitter, and the rest of it needs no rights.
     let asks = request.properties.bears_rights && request.progress == Progress::New && (request.place == 0 || is_send);
-    if asks && locked.rights.is_foreign(request) {
+    if asks && locked.waiting.rights.is_foreign(request) {
         return if is_send { send::leave_to_worker(locked, request) } else { Some(IssueOutcome::NeedsWorker) };
     }
     if request.has_flag(sqe_flags::ASYNC) { force_async(locked, request) } else { None }
@@ -140,7 +140,7 @@ fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno>
     if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.hold, Hold::Submitter) {
         return Ok(());
     }
-    let file = locked.files.get(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+    let file = locked.registered.files.get(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
     request.file.number = file.number();
     Ok(())
 }

@@ -11,24 +11,24 @@ use usring_uapi::sqe_flags;
 /// Returns whether a request belongs to a chain: it continues one or starts one.
 #[inline]
 pub(crate) fn takes(locked: &LockedRing, request: &Request) -> bool {
-    request.is_linked() || !locked.chain.members.is_empty()
+    request.is_linked() || !locked.queues.chain.members.is_empty()
 }
 
 /// Adds a request to the chain; the first without a link flag ends it.
 pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
-    if locked.drain.is_active() {
+    if locked.queues.drain.is_active() {
         drain::force(&mut request);
     }
     let ends = !request.is_linked();
     if request.has_flag(sqe_flags::IO_DRAIN)
-        && let Some(head) = locked.chain.members.first_mut()
+        && let Some(head) = locked.queues.chain.members.first_mut()
     {
         // A drain in the middle of a chain holds back its head. Requests after the chain wait for
         // all of it.
         head.sqe.flags |= sqe_flags::IO_DRAIN;
-        locked.chain.drains = true;
+        locked.queues.chain.drains = true;
     }
-    locked.chain.members.push(request);
+    locked.queues.chain.members.push(request);
     if ends {
         start_chain(locked);
     }
@@ -37,25 +37,25 @@ pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
 /// Starts the chain that is being collected: a chain does not reach beyond the end of a submission.
 #[inline]
 pub(crate) fn end_of_batch(locked: &mut LockedRing) {
-    if !locked.chain.members.is_empty() {
+    if !locked.queues.chain.members.is_empty() {
         start_chain(locked);
     }
 }
 
 fn start_chain(locked: &mut LockedRing) {
     start_members(locked);
-    if core::mem::take(&mut locked.chain.drains) {
-        locked.drain.hold_next();
+    if core::mem::take(&mut locked.queues.chain.drains) {
+        locked.queues.drain.hold_next();
     }
 }
 
 fn start_members(locked: &mut LockedRing) {
-    if locked.chain.members.iter().any(|member| member.progress == Progress::Refused) {
+    if locked.queues.chain.members.iter().any(|member| member.progress == Progress::Refused) {
         return refuse_chain(locked);
     }
     let mut rest: Option<RequestEntry> = None;
-    while let Some(mut member) = locked.chain.members.pop() {
-        if !locked.chain.members.is_empty() {
+    while let Some(mut member) = locked.queues.chain.members.pop() {
+        if !locked.queues.chain.members.is_empty() {
             member.mark_for_later();
         }
         member.link = rest.take();
@@ -70,7 +70,7 @@ fn start_members(locked: &mut LockedRing) {
 /// Refuses a chain with a refused member: each member gets its own CQE, or only the head if the
 /// head is to be silent.
 fn refuse_chain(locked: &mut LockedRing) {
-    let members = core::mem::take(&mut locked.chain.members);
+    let members = core::mem::take(&mut locked.queues.chain.members);
     let mut rest = members.into_iter().peekable();
     let Some(mut head) = rest.next() else { return };
     let silent = head.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
@@ -78,7 +78,7 @@ fn refuse_chain(locked: &mut LockedRing) {
         head.progress = Progress::Refused;
         head.result = Errno::ECANCELED.negative();
     }
-    locked.drain.refuse();
+    locked.queues.drain.refuse();
     issue::issue(locked, head);
     if let Some(watcher) = rest.next_if(|next| next.is_link_timeout()) {
         complete::detach_link_timeout(locked, watcher);

@@ -2,7 +2,7 @@
 //! and starts it.
 
 use crate::request::{Properties, RequestEntry};
-use crate::ring::{LockedRing, RingState};
+use crate::ring::{LockedRing, Queues};
 use crate::submission::issue;
 use crate::submission::opcode_table::Row;
 use usring_sys::Errno;
@@ -11,8 +11,8 @@ use usring_uapi::{Sqe, sqe_flags};
 /// Issues a request, or the head of a chain, unless a drain holds it back.
 #[inline(always)]
 pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry, row: &Row) {
-    if locked.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
-        let RingState { drain, successors, .. } = &mut **locked;
+    if locked.queues.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
+        let Queues { drain, successors, .. } = &mut locked.queues;
         drain.defer(request, successors);
     } else {
         issue::issue_now(locked, request, row);
@@ -29,12 +29,12 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry, row: 
     if sqe.flags != 0 {
         check_flags(locked, sqe, properties)?;
     }
-    locked.restrictions.check_submission(sqe.opcode, sqe.flags)?;
+    locked.registered.restrictions.check_submission(sqe.opcode, sqe.flags)?;
     if sqe.ioprio != 0 && !properties.takes_ioprio {
         return Err(Errno::EINVAL);
     }
     if sqe.personality != 0 {
-        locked.rights.adopt(request)?;
+        locked.waiting.rights.adopt(request)?;
     }
     (row.prepare)(locked, request)
 }
@@ -47,14 +47,14 @@ fn check_flags(locked: &mut LockedRing, sqe: &Sqe, properties: &Properties) -> R
         return Err(Errno::EOPNOTSUPP);
     }
     if sqe.flags & sqe_flags::CQE_SKIP_SUCCESS != 0 {
-        locked.drain.disable();
+        locked.queues.drain.disable();
     }
     if sqe.flags & sqe_flags::IO_DRAIN != 0 {
-        if locked.drain.is_disabled() {
+        if locked.queues.drain.is_disabled() {
             return Err(Errno::EOPNOTSUPP);
         }
         // This includes requests that are refused for another reason.
-        locked.drain.activate();
+        locked.queues.drain.activate();
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
     if let Err(error) = keep_file(locked, &mut request, polls) {
         return complete::complete(locked, request, error.negative().into());
     }
-    locked.timeouts.arm_link_timeout(&mut request);
+    locked.waiting.timeouts.arm_link_timeout(&mut request);
     if request.properties.bears_rights {
         request.mark_for_later();
     }
@@ -34,12 +34,12 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
         IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),
         IssueOutcome::More => fast_poll::arm_retry(locked, request, poll_events, Turn::Due),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
-        IssueOutcome::AwaitsTime => locked.timeouts.arm(request),
+        IssueOutcome::AwaitsTime => locked.waiting.timeouts.arm(request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
             // A sync covers the writes before it in this batch, where that costs nothing. It may
             // overtake deferred submits, as any request may that no link, drain or AIO context puts
             // in order.
-            locked.devices.ring_doorbells();
+            locked.devices.queues.ring_doorbells();
             workers::hand_over(locked, request);
         }
         IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("none waits here"),
@@ -61,7 +61,7 @@ fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Res
     }
     if request.has_flag(sqe_flags::FIXED_FILE) {
         if matches!(request.file.hold, Hold::Submitter) {
-            let file = locked.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
+            let file = locked.registered.files.share(request.sqe.fd as u32).ok_or(Errno::EBADF)?;
             request.file.hold = Hold::Registered(file);
         }
         return Ok(());

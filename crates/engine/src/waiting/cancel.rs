@@ -13,7 +13,7 @@ fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
         return Ok(());
     }
     key.file = if key.has(abi::IORING_ASYNC_CANCEL_FD_FIXED) {
-        locked.files.get(key.fd as u32).ok_or(Errno::EBADF)?.number()
+        locked.registered.files.get(key.fd as u32).ok_or(Errno::EBADF)?.number()
     } else {
         descriptor::status_flags(key.fd)?;
         key.fd
@@ -30,10 +30,13 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
     let mut running = false;
     loop {
         let found = locked
+            .waiting
             .polls
             .extract(|request| key.matches(&request.sqe, request.file_number()))
-            .or_else(|| locked.timeouts.extract(|request| key.matches(&request.sqe, request.file_number())))
-            .or_else(|| locked.devices.extract_waiting(|request| key.matches(&request.sqe, request.file_number())));
+            .or_else(|| locked.waiting.timeouts.extract(|request| key.matches(&request.sqe, request.file_number())))
+            .or_else(|| {
+                locked.devices.queues.extract_waiting(|request| key.matches(&request.sqe, request.file_number()))
+            });
         match found {
             Some(request) => cancelled(locked, request),
             None => match workers::cancel(locked.ring, |view| key.matches(&view.sqe, view.number)) {
@@ -74,8 +77,8 @@ pub(crate) enum Found {
 /// Cancels the request with this id.
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     let found = fast_poll::cancel_id(locked, id);
-    let found = found.or_else(|| locked.timeouts.extract(|request| request.id == id));
-    let found = found.or_else(|| locked.devices.extract_waiting(|request| request.id == id));
+    let found = found.or_else(|| locked.waiting.timeouts.extract(|request| request.id == id));
+    let found = found.or_else(|| locked.devices.queues.extract_waiting(|request| request.id == id));
     if let Some(request) = found {
         cancelled(locked, request);
         return Found::Cancelled;
@@ -95,5 +98,5 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
 fn cancelled(locked: &mut LockedRing, mut request: RequestEntry) {
     request.progress = Progress::Refused;
     request.result = Errno::ECANCELED.negative();
-    locked.issuable.push_back(request);
+    locked.queues.issuable.push_back(request);
 }

@@ -43,8 +43,8 @@ pub(crate) const TURN: u32 = 33;
 /// Arms a request that would block. If its file cannot be polled, the request goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, turn: Turn) {
     let interest = Interest { events, multishot: request.multishot };
-    if locked.polls.can_go_back(&request, interest) {
-        return locked.polls.push(request.place, request, Purpose::Retry, turn);
+    if locked.waiting.polls.can_go_back(&request, interest) {
+        return locked.waiting.polls.push(request.place, request, Purpose::Retry, turn);
     }
     add(locked, request, interest, Begins::Retry(turn));
 }
@@ -72,19 +72,19 @@ enum Begins {
 }
 
 fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, begins: Begins) {
-    if let Some(event) = locked.event_descriptor.as_ref().filter(|_| locked.ring.defers_task_work()) {
+    if let Some(event) = locked.notify.event_descriptor.as_ref().filter(|_| locked.ring.defers_task_work()) {
         event.note_wait(request.sqe.fd, request.file.number);
     }
-    let believed = locked.polls.knows(request.file.number);
+    let believed = locked.waiting.polls.knows(request.file.number);
     let purpose = if matches!(begins, Begins::Report) { Purpose::Report } else { Purpose::Retry };
     let socket = purpose == Purpose::Retry && request.has_met_socket();
-    let attached = ensure_set(locked).and_then(|()| locked.polls.attach(&mut request.file, interest, socket));
+    let attached = ensure_set(locked).and_then(|()| locked.waiting.polls.attach(&mut request.file, interest, socket));
     match (attached, begins) {
-        (Ok(place), Begins::Retry(turn)) => locked.polls.push(place.tag, request, purpose, turn),
+        (Ok(place), Begins::Retry(turn)) => locked.waiting.polls.push(place.tag, request, purpose, turn),
         (Ok(place), Begins::First) => begin_first(locked, request, interest, place),
         (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
         // The number has come to mean a file of another kind: begin again, now that this is known.
-        (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.issuable.push_back(request),
+        (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
@@ -103,7 +103,7 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     let there = is_there(&request, interest, place);
     let turn = if there == 0 { Turn::Over } else { Turn::Due };
     request.ready_for = there;
-    locked.polls.push(place.tag, request, Purpose::Retry, turn);
+    locked.waiting.polls.push(place.tag, request, Purpose::Retry, turn);
 }
 
 /// A multishot POLL_ADD begins with what is there at this moment, even if a request behind it
@@ -118,7 +118,7 @@ fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: In
         request.ready_for = epoll::poll_now(request.file.number, interest.events).unwrap_or(0);
         turn = if request.ready_for == 0 { Turn::Over } else { Turn::Due };
     }
-    locked.polls.push(place.tag, request, Purpose::Report, turn);
+    locked.waiting.polls.push(place.tag, request, Purpose::Report, turn);
 }
 
 /// Handles a request whose file epoll refuses.
@@ -144,12 +144,12 @@ fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
 
 /// Makes the set on first use, with the ring's wake descriptor in it.
 pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
-    if locked.polls.set().is_some() {
+    if locked.waiting.polls.set().is_some() {
         return Ok(());
     }
     let set = Epoll::new()?;
     locked.ring.wakers.join(&set)?;
-    locked.polls.put_set(set);
+    locked.waiting.polls.put_set(set);
     Ok(())
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
 #[inline]
 pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
     let Some(due) = due else { return Ok(()) };
-    let fires = locked.polls.timer_fires;
+    let fires = locked.waiting.polls.timer_fires;
     if fires != 0 && fires <= due && !locked.ring.defers_task_work() {
         return Ok(());
     }
@@ -170,28 +170,28 @@ pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Re
 #[inline(never)]
 fn arm_timer_anew(locked: &mut LockedRing, due: Nanoseconds) -> Result<(), Errno> {
     ensure_set(locked)?;
-    if locked.polls.timer.is_none() {
+    if locked.waiting.polls.timer.is_none() {
         let timer = timerfd::create()?;
-        if let Some(set) = locked.polls.set() {
+        if let Some(set) = locked.waiting.polls.set() {
             set.add(timer.number(), epoll::IN | epoll::EDGE, TIMER_DATA)?;
         }
-        locked.polls.timer = Some(timer);
+        locked.waiting.polls.timer = Some(timer);
     }
-    if let Some(timer) = &locked.polls.timer {
+    if let Some(timer) = &locked.waiting.polls.timer {
         timerfd::arm_at(timer.number(), due)?;
-        locked.polls.timer_fires = due.max(1);
+        locked.waiting.polls.timer_fires = due.max(1);
     }
     Ok(())
 }
 
 /// Drops set and timer, for a ring that goes away.
 pub(crate) fn dissolve(locked: &mut LockedRing) {
-    locked.polls = Default::default();
+    locked.waiting.polls = Default::default();
 }
 
 /// Ends the wait of one request, found by its id (a link timeout expired).
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Option<RequestEntry> {
-    locked.polls.extract(|request| request.id == id)
+    locked.waiting.polls.extract(|request| request.id == id)
 }
 
 /// Returns whether a file is a character device that cannot be polled (`/dev/zero`).

@@ -14,7 +14,7 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
     let wanted = u32::try_from(transfer.wanted).unwrap_or(u32::MAX);
     let number = request.file.number;
     let keeps = || is_forced || descriptor::identity(number).is_ok_and(|identity| !identity.can_wait());
-    let buffer = locked.groups.select(request.sqe.buf_index, wanted, keeps)?;
+    let buffer = locked.registered.buffer_groups.select(request.sqe.buf_index, wanted, keeps)?;
     transfer.first = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
     transfer.total = transfer.first.length;
     request.buffer = Some(buffer);
@@ -34,7 +34,7 @@ pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outc
     {
         // The kernel looks the file up before it takes a buffer.
         let buffer = request.buffer.take();
-        return locked.groups.give_back(buffer);
+        return locked.registered.buffer_groups.give_back(buffer);
     }
     let gives_back = match outcome {
         IssueOutcome::WouldBlock => true,
@@ -43,6 +43,6 @@ pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outc
     };
     if from_ring && gives_back && !request.is_forced_once() {
         let buffer = request.buffer.take();
-        locked.groups.give_back(buffer);
+        locked.registered.buffer_groups.give_back(buffer);
     }
 }
