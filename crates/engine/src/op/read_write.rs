@@ -122,7 +122,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     if request.has_flag(sqe_flags::BUFFER_SELECT) {
         return issue_selecting(locked, request);
     }
-    if request.properties.takes_of_ring
+    if request.properties.needs_ring_at_issue
         && let Err(error) = hold_registered_buffer(locked, request)
     {
         return IssueOutcome::done(after_file(request, error).negative());

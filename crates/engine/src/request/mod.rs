@@ -61,13 +61,13 @@ pub(crate) struct Properties {
     pub waits_for_ever: bool,
     /// Takes something of the ring's, or resolves a number, when it is issued. So it is never left
     /// to a worker before.
-    pub takes_of_ring: bool,
+    pub needs_ring_at_issue: bool,
     /// The result depends on the issuing thread's rights: a thread with other rights leaves the
     /// request to a worker. (Requests that are never issued in place go to a worker anyway.)
     pub bears_rights: bool,
     /// A worker's error breaks no link, and is silent where success is to be silent, as on the
     /// kernel.
-    pub breaks_no_chain: bool,
+    pub errors_keep_link: bool,
     /// May be submitted to a ring with IOPOLL.
     pub allowed_on_polled_ring: bool,
     pub supported: bool,
@@ -82,9 +82,9 @@ pub(crate) const UNSUPPORTED: Properties = Properties {
     takes_ioprio: false,
     hashes_regular_file: false,
     waits_for_ever: false,
-    takes_of_ring: false,
+    needs_ring_at_issue: false,
     bears_rights: false,
-    breaks_no_chain: false,
+    errors_keep_link: false,
     allowed_on_polled_ring: false,
     supported: false,
 };
@@ -200,7 +200,7 @@ impl Request {
         match &self.operation {
             Operation::ReadWrite(operation) => operation.is_short(result),
             Operation::Splice(_) => result < 0 || result as u32 != self.sqe.len,
-            _ => result < 0 && !self.properties.breaks_no_chain,
+            _ => result < 0 && !self.properties.errors_keep_link,
         }
     }
 

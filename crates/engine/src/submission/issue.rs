@@ -113,7 +113,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
         waits_for_file && identity.is_ok_and(|identity| identity.can_wait())
     };
     let can_repeat = || polls() && !fast_poll::is_unpolled_device(request.file.number);
-    let takes_of_ring = request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.takes_of_ring;
+    let needs_ring_at_issue = request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.needs_ring_at_issue;
     let is_bundle = send::is_bundle(request);
     if (request.multishot || is_bundle) && !can_repeat() {
         // The request would wait for its file more than once, and cannot.
@@ -122,7 +122,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     if is_bundle {
         return Some(send::begin_forced_bundle(request));
     }
-    let works = request.properties.work.is_some() && request.progress == Progress::New && !takes_of_ring;
+    let works = request.properties.work.is_some() && request.progress == Progress::New && !needs_ring_at_issue;
     if polls() {
         request.raise_nothing();
         return None;

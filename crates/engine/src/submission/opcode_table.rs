@@ -43,15 +43,15 @@ const ROWS: [Row; COUNT] = [
     Row::new(opcode::WRITEV, read_write::prepare, read_write::issue).work(read_write::work)
         .on_file().polls(OUT).takes_ioprio().hashes_regular_file().allowed_on_polled_ring(),
     Row::new(opcode::FSYNC, sync::prepare_fsync, call::issue).work(call::work)
-        .on_file().breaks_no_chain(),
+        .on_file().errors_keep_link(),
     Row::new(opcode::READ_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
-        .on_file().polls(IN | PEER_HANG_UP).takes_ioprio().takes_of_ring().allowed_on_polled_ring(),
+        .on_file().polls(IN | PEER_HANG_UP).takes_ioprio().needs_ring_at_issue().allowed_on_polled_ring(),
     Row::new(opcode::WRITE_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
-        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().takes_of_ring().allowed_on_polled_ring(),
+        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().needs_ring_at_issue().allowed_on_polled_ring(),
     Row::new(opcode::POLL_ADD, poll::prepare_add, poll::issue_add).on_file(),
     Row::new(opcode::POLL_REMOVE, poll::prepare_remove, poll::issue_remove),
     Row::new(opcode::SYNC_FILE_RANGE, sync::prepare_sync_file_range, call::issue).work(call::work)
-        .on_file().breaks_no_chain(),
+        .on_file().errors_keep_link(),
     Row::new(opcode::SENDMSG, send_receive::prepare_send, send::issue).work(send::work)
         .on_file().polls(OUT).takes_ioprio().bears_rights(),
     Row::new(opcode::RECVMSG, send_receive::prepare_receive, receive::issue)
@@ -65,18 +65,18 @@ const ROWS: [Row; COUNT] = [
     Row::new(opcode::CONNECT, connect::prepare, connect::issue).work(connect::work)
         .on_file().polls(OUT).bears_rights(),
     Row::new(opcode::FALLOCATE, sync::prepare_fallocate, call::issue).work(call::work)
-        .on_file().hashes_regular_file().breaks_no_chain(),
+        .on_file().hashes_regular_file().errors_keep_link(),
     Row::new(opcode::OPENAT, open_close::prepare_openat, open_close::issue_open).work(open_close::work_open).finish(open_close::finish_open)
         .bears_rights(),
     Row::new(opcode::CLOSE, open_close::prepare_close, open_close::issue_close),
     Row::new(opcode::FILES_UPDATE, files_update::prepare, files_update::issue).allowed_on_polled_ring(),
-    Row::new(opcode::STATX, open_close::prepare_statx, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::STATX, open_close::prepare_statx, call::issue).work(call::work).errors_keep_link(),
     Row::new(opcode::READ, read_write::prepare, read_write::issue).work(read_write::work)
         .on_file().polls(IN | PEER_HANG_UP).selects_buffer().takes_ioprio().allowed_on_polled_ring(),
     Row::new(opcode::WRITE, read_write::prepare, read_write::issue).work(read_write::work)
         .on_file().polls(OUT).takes_ioprio().hashes_regular_file().allowed_on_polled_ring(),
     Row::new(opcode::FADVISE, sync::prepare_fadvise, sync::issue_fadvise).work(call::work).on_file(),
-    Row::new(opcode::MADVISE, sync::prepare_madvise, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::MADVISE, sync::prepare_madvise, call::issue).work(call::work).errors_keep_link(),
     Row::new(opcode::SEND, send_receive::prepare_send, send::issue).work(send::work)
         .on_file().polls(OUT).selects_buffer().takes_ioprio().bears_rights(),
     Row::new(opcode::RECV, send_receive::prepare_receive, receive::issue)
@@ -85,29 +85,29 @@ const ROWS: [Row; COUNT] = [
         .bears_rights(),
     Row::new(opcode::EPOLL_CTL, epoll_ctl::prepare, epoll_ctl::issue),
     Row::new(opcode::SPLICE, splice::prepare, splice::issue).work(splice::work)
-        .on_file().hashes_regular_file().takes_of_ring(),
+        .on_file().hashes_regular_file().needs_ring_at_issue(),
     Row::new(opcode::PROVIDE_BUFFERS, provide_buffers::prepare_provide, provide_buffers::issue_provide)
         .allowed_on_polled_ring(),
     Row::new(opcode::REMOVE_BUFFERS, provide_buffers::prepare_remove, provide_buffers::issue_remove)
         .allowed_on_polled_ring(),
     Row::new(opcode::TEE, splice::prepare, splice::issue).work(splice::work)
-        .on_file().hashes_regular_file().takes_of_ring(),
+        .on_file().hashes_regular_file().needs_ring_at_issue(),
     Row::new(opcode::SHUTDOWN, socket::prepare_shutdown, socket::issue_shutdown).on_file(),
-    Row::new(opcode::RENAMEAT, path::prepare_rename, call::issue).work(call::work).breaks_no_chain(),
-    Row::new(opcode::UNLINKAT, path::prepare_unlink, call::issue).work(call::work).breaks_no_chain(),
-    Row::new(opcode::MKDIRAT, path::prepare_mkdir, call::issue).work(call::work).breaks_no_chain(),
-    Row::new(opcode::SYMLINKAT, path::prepare_symlink, call::issue).work(call::work).breaks_no_chain(),
-    Row::new(opcode::LINKAT, path::prepare_link, call::issue).work(call::work).breaks_no_chain(),
+    Row::new(opcode::RENAMEAT, path::prepare_rename, call::issue).work(call::work).errors_keep_link(),
+    Row::new(opcode::UNLINKAT, path::prepare_unlink, call::issue).work(call::work).errors_keep_link(),
+    Row::new(opcode::MKDIRAT, path::prepare_mkdir, call::issue).work(call::work).errors_keep_link(),
+    Row::new(opcode::SYMLINKAT, path::prepare_symlink, call::issue).work(call::work).errors_keep_link(),
+    Row::new(opcode::LINKAT, path::prepare_link, call::issue).work(call::work).errors_keep_link(),
     Row::new(opcode::MSG_RING, message_ring::prepare, message_ring::issue)
         .on_file().allowed_on_polled_ring(),
     Row::new(opcode::FSETXATTR, attributes::prepare, call::issue).work(call::work)
-        .on_file().breaks_no_chain(),
-    Row::new(opcode::SETXATTR, attributes::prepare, call::issue).work(call::work).breaks_no_chain(),
+        .on_file().errors_keep_link(),
+    Row::new(opcode::SETXATTR, attributes::prepare, call::issue).work(call::work).errors_keep_link(),
     Row::new(opcode::FGETXATTR, attributes::prepare, call::issue).work(call::work)
-        .on_file().breaks_no_chain(),
-    Row::new(opcode::GETXATTR, attributes::prepare, call::issue).work(call::work).breaks_no_chain(),
+        .on_file().errors_keep_link(),
+    Row::new(opcode::GETXATTR, attributes::prepare, call::issue).work(call::work).errors_keep_link(),
     Row::new(opcode::SOCKET, socket::prepare_socket, socket::issue_socket).work(socket::work_socket).finish(socket::finish_socket)
-        .takes_of_ring().bears_rights(),
+        .needs_ring_at_issue().bears_rights(),
     Row::new(opcode::URING_CMD, uring_cmd::prepare, uring_cmd::issue).work(uring_cmd::work)
         .on_file().selects_buffer().bears_rights().allowed_on_polled_ring(),
     Row::new(opcode::SEND_ZC, send_receive::prepare_send, send::issue).work(send::work)
@@ -117,23 +117,23 @@ const ROWS: [Row; COUNT] = [
     Row::new(opcode::READ_MULTISHOT, read_multishot::prepare, read_multishot::issue)
         .on_file().polls(IN | PEER_HANG_UP).selects_buffer(),
     Row::new(opcode::WAITID, wait_id::prepare, wait_id::issue).work(wait_id::work)
-        .waits_for_ever().takes_of_ring(),
+        .waits_for_ever().needs_ring_at_issue(),
     Row::unsupported(opcode::FUTEX_WAIT),
     Row::unsupported(opcode::FUTEX_WAKE),
     Row::unsupported(opcode::FUTEX_WAITV),
     Row::new(opcode::FIXED_FD_INSTALL, descriptor::prepare_install, descriptor::issue_install).on_file(),
     Row::new(opcode::FTRUNCATE, sync::prepare_ftruncate, call::issue).work(call::work)
-        .on_file().hashes_regular_file().breaks_no_chain(),
+        .on_file().hashes_regular_file().errors_keep_link(),
     Row::new(opcode::BIND, connect::prepare_bind, connect::issue_bind).work(connect::work_bind)
-        .on_file().takes_of_ring().bears_rights(),
+        .on_file().needs_ring_at_issue().bears_rights(),
     Row::new(opcode::LISTEN, socket::prepare_listen, socket::issue_listen).work(socket::work_listen)
-        .on_file().takes_of_ring().bears_rights(),
+        .on_file().needs_ring_at_issue().bears_rights(),
     Row::unsupported(opcode::RECV_ZC),
     Row::new(opcode::EPOLL_WAIT, epoll_wait::prepare, epoll_wait::issue).on_file().polls(IN),
     Row::new(opcode::READV_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
-        .on_file().polls(IN | PEER_HANG_UP).takes_ioprio().takes_of_ring().allowed_on_polled_ring(),
+        .on_file().polls(IN | PEER_HANG_UP).takes_ioprio().needs_ring_at_issue().allowed_on_polled_ring(),
     Row::new(opcode::WRITEV_FIXED, read_write::prepare, read_write::issue).work(read_write::work)
-        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().takes_of_ring().allowed_on_polled_ring(),
+        .on_file().polls(OUT).takes_ioprio().hashes_regular_file().needs_ring_at_issue().allowed_on_polled_ring(),
     Row::new(opcode::PIPE, pipe::prepare, pipe::issue),
 ];
 
@@ -191,8 +191,8 @@ impl Row {
         self
     }
 
-    const fn takes_of_ring(mut self) -> Row {
-        self.properties.takes_of_ring = true;
+    const fn needs_ring_at_issue(mut self) -> Row {
+        self.properties.needs_ring_at_issue = true;
         self
     }
 
@@ -201,8 +201,8 @@ impl Row {
         self
     }
 
-    const fn breaks_no_chain(mut self) -> Row {
-        self.properties.breaks_no_chain = true;
+    const fn errors_keep_link(mut self) -> Row {
+        self.properties.errors_keep_link = true;
         self
     }
 
