@@ -119,6 +119,6 @@ fn drain(locked: &LockedRing) {
 fn has_announced_work(locked: &LockedRing) -> bool {
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
     locked.devices.queues.in_flight() != 0
-        || locked.waiting.polls.has_due()
+        || locked.waiting.polls.has_runnable()
         || locked.waiting.polls.set().is_some_and(is_ready)
 }

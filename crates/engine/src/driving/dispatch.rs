@@ -40,15 +40,15 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
 /// Calls each runnable request once.
 #[inline]
 pub(crate) fn go_on(locked: &mut LockedRing) {
-    if locked.waiting.polls.has_due() {
-        take_turns(locked);
+    if locked.waiting.polls.has_runnable() {
+        run_slices(locked);
     }
 }
 
 #[inline(never)]
-fn take_turns(locked: &mut LockedRing) {
-    for _ in 0..locked.waiting.polls.due_count() {
-        let Some((tag, waiter)) = locked.waiting.polls.begin_turn() else { continue };
+fn run_slices(locked: &mut LockedRing) {
+    for _ in 0..locked.waiting.polls.runnable_count() {
+        let Some((tag, waiter)) = locked.waiting.polls.begin_slice() else { continue };
         match waiter.purpose {
             Purpose::Report => {
                 let ready = waiter.request.ready_for;
@@ -88,7 +88,7 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 /// owner of a ring that defers task work asks for these itself.
 #[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
-    if locked.waiting.polls.has_due() && !locked.ring.defers_task_work() {
+    if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {
         look_while_due(locked);
     }
 }
@@ -98,7 +98,7 @@ fn look_while_due(locked: &mut LockedRing) {
     const PASSES: u32 = 16;
     for _ in 0..PASSES {
         look(locked);
-        if !locked.waiting.polls.has_due() {
+        if !locked.waiting.polls.has_runnable() {
             return;
         }
     }

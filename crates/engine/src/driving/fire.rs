@@ -4,7 +4,7 @@
 use crate::completion::{complete, readiness};
 use crate::driving::reap;
 use crate::host;
-use crate::request::conditions::{Purpose, Tag, Turn};
+use crate::request::conditions::{Purpose, Tag, TimeSlice};
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::issue;
@@ -21,7 +21,7 @@ pub(crate) const EVENTS: usize = 32;
 /// next event. Issues no successor.
 #[inline]
 pub(crate) fn look_before_successors(locked: &mut LockedRing) {
-    if locked.waiting.polls.has_due() {
+    if locked.waiting.polls.has_runnable() {
         take_events(locked);
     }
 }
@@ -104,7 +104,7 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
 /// Completes a POLL_ADD with what its file is ready for. A multishot waits on.
 pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
     if request.multishot && report_more(locked, &request, mask) {
-        locked.waiting.polls.push(tag, request, Purpose::Report, Turn::Over);
+        locked.waiting.polls.push(tag, request, Purpose::Report, TimeSlice::Over);
     } else {
         complete::complete(locked, request, (mask as i32).into());
     }

@@ -203,7 +203,7 @@ fn take_over_waits(locked: &mut LockedRing) {
         return;
     }
     watch(locked);
-    if locked.waiting.polls.has_due() {
+    if locked.waiting.polls.has_runnable() {
         // Another thread goes on with the requests that are due.
         ring.wakers.call_watcher();
     }

@@ -109,7 +109,7 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     if !locked.ring.is_polled_by_thread() {
         reap::reap(locked);
     }
-    if locked.waiting.polls.has_due() {
+    if locked.waiting.polls.has_runnable() {
         dispatch::look(locked);
     }
     if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
@@ -218,7 +218,7 @@ fn gather<'a>(
     }
     let ready = locked.queues.cq.ready();
     let Some(pause) = pace.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
-    if locked.waiting.polls.has_due() || locked.devices.queues.owes_delivery() {
+    if locked.waiting.polls.has_runnable() || locked.devices.queues.owes_delivery() {
         return Ok(Some(locked));
     }
     // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
@@ -256,7 +256,7 @@ fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
 /// last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
-    if locked.waiting.polls.has_due() || locked.devices.queues.owes_delivery() {
+    if locked.waiting.polls.has_runnable() || locked.devices.queues.owes_delivery() {
         locked.release(Exit::Pause);
         return Ok(());
     }

@@ -115,7 +115,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let mut caller = locked.waiting.stuck_calls.caller(is_owner);
     let number = request.file.number;
     let mut queue = if request.ready_for != 0 { Queue::counted(number) } else { Queue::Unknown };
-    for _ in 0..fast_poll::TURN {
+    for _ in 0..fast_poll::SLICE {
         let accepted = match attempt(locked, request, &mut caller, queue) {
             None => return would_block(request),
             Some(Err(error)) => return IssueOutcome::done(error.negative()),
@@ -139,7 +139,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             return would_block(request);
         }
     }
-    IssueOutcome::More
+    IssueOutcome::Yield
 }
 
 /// Takes a connection if there is one.

@@ -10,7 +10,7 @@ use crate::request::Request;
 use crate::request::operation::send_receive::{Selections, SendReceive};
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::waiting::fast_poll::TURN;
+use crate::waiting::fast_poll::SLICE;
 use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
@@ -98,7 +98,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
 
 /// RECV, once or as a multishot.
 pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    for given in 0..TURN {
+    for given in 0..SLICE {
         let mut bundle = match receive_bundle(locked, request, given > 0) {
             Ok(Step::Given(bundle)) => bundle,
             Ok(Step::GoesOn) => continue,
@@ -141,7 +141,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
             break;
         }
     }
-    transfer_of(request).map_or(IssueOutcome::More, |transfer| transfer.yields())
+    transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
 /// Returns whether a multishot has received as many bytes as its length allows per time slice.

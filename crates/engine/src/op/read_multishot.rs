@@ -28,7 +28,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     if request.ready_for == 0 && !can_repeat(request.file.number) {
         return IssueOutcome::done(read_write::after_file(request, Errno::EBADFD).negative());
     }
-    for given in 0..fast_poll::TURN {
+    for given in 0..fast_poll::SLICE {
         let answer = match read_write::issue_selecting(locked, request) {
             IssueOutcome::Done(answer) if answer.result > 0 => answer,
             outcome => {
@@ -46,7 +46,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             transfer.begin_again();
         }
     }
-    IssueOutcome::More
+    IssueOutcome::Yield
 }
 
 /// Returns whether a file can be waited for again and again.

@@ -16,7 +16,7 @@ use crate::request::operation::Operation;
 use crate::request::operation::send_receive::{BUNDLE, POLL_FIRST, SendReceive};
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::waiting::fast_poll::TURN;
+use crate::waiting::fast_poll::SLICE;
 use usring_sys::message::{self, Counted, MessageHeader};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, epoll};
@@ -95,7 +95,7 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         return IssueOutcome::done(after_file(request, error).negative());
     }
     // A peer that sends small pieces must not keep the ring for long.
-    let outcome = (0..TURN).find_map(|_| attempt(request)).unwrap_or(IssueOutcome::More);
+    let outcome = (0..SLICE).find_map(|_| attempt(request)).unwrap_or(IssueOutcome::Yield);
     settle_buffer(locked, request, &outcome);
     outcome
 }
@@ -187,7 +187,7 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
             locked.registered.buffer_groups.used(buffer, answer.result as u32)
         }
         _ if keeps && buffer.from_ring => {}
-        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More if started => {
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield if started => {
             // No other request may have the part that is still to be filled.
             let length = buffer.length;
             locked.registered.buffer_groups.used(buffer, length);
@@ -200,7 +200,7 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
 }
 
 fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    for given in 0..TURN {
+    for given in 0..SLICE {
         if let Err(error) = select_buffer(locked, request) {
             return out_of_buffers(request, given, error);
         }
@@ -241,7 +241,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
             return drained(request);
         }
     }
-    transfer_of(request).map_or(IssueOutcome::More, |transfer| transfer.yields())
+    transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
 /// Returns whether the event that called the request also reports an end.

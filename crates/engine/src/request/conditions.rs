@@ -34,11 +34,11 @@ pub(crate) struct SharedHold {
 
 /// The condition that ends a request's wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub(crate) enum TimeSlice {
     /// An event.
     Over,
     /// Its next time slice, whether there is an event or not.
-    Due,
+    Runnable,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -25,7 +25,7 @@ pub(crate) enum IssueOutcome {
     /// the file is ready for something else: poll it first.
     PollsFirst,
     /// The request has used its time slice and may have more to do: other requests come first.
-    More,
+    Yield,
     /// Only a thread that may block can carry the request out.
     NeedsWorker,
     /// The request is a transfer for this queue pair of a device.

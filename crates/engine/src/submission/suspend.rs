@@ -3,7 +3,7 @@
 
 use crate::completion::complete;
 use crate::op::block_device;
-use crate::request::conditions::Turn;
+use crate::request::conditions::TimeSlice;
 use crate::request::file::Hold;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
@@ -18,7 +18,7 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
     let poll_events = request.poll_events();
     // All requests that wait for one file to be ready share what keeps it open.
     let polls = match outcome {
-        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::More => poll_events != 0,
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield => poll_events != 0,
         IssueOutcome::AwaitsPoll => true,
         _ => false,
     };
@@ -30,9 +30,9 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
         request.mark_for_later();
     }
     match outcome {
-        IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events, Turn::Over),
+        IssueOutcome::WouldBlock if polls => fast_poll::arm_retry(locked, request, poll_events, TimeSlice::Over),
         IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),
-        IssueOutcome::More => fast_poll::arm_retry(locked, request, poll_events, Turn::Due),
+        IssueOutcome::Yield => fast_poll::arm_retry(locked, request, poll_events, TimeSlice::Runnable),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => locked.waiting.timeouts.arm(request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {

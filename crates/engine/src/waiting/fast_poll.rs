@@ -9,7 +9,7 @@
 //!   came, as a wake-up does in the kernel. Each POLL_ADD is completed, each other request is tried
 //!   once more. A request that would block again goes back to the end of the list without a system
 //!   call of its own.
-//! - **Time slices.** A multishot request is tried as long as it gives results, but after [`TURN`]
+//! - **Time slices.** A multishot request is tried as long as it gives results, but after [`SLICE`]
 //!   of them it goes behind all other requests that are ready. Meanwhile it waits at its
 //!   registration, where a cancellation finds it, and is runnable. The driver comes back to it
 //!   (`driving::dispatch`) before it sleeps. A driver that leaves has another thread do so. So the
@@ -23,7 +23,7 @@
 //!   only one of the exclusive waiters were called for them, the others' events might be lost.
 
 use crate::completion::complete;
-pub(crate) use crate::request::conditions::{Interest, Turn};
+pub(crate) use crate::request::conditions::{Interest, TimeSlice};
 use crate::request::conditions::{Purpose, RequestId};
 use crate::request::operation::Operation;
 use crate::request::{Request, RequestEntry};
@@ -38,15 +38,15 @@ use usring_uapi::sqe_flags;
 
 /// Results that a multishot gives in a row while other requests wait: one, and the 32 retries that
 /// the kernel allows it.
-pub(crate) const TURN: u32 = 33;
+pub(crate) const SLICE: u32 = 33;
 
 /// Arms a request that would block. If its file cannot be polled, the request goes to a worker.
-pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, turn: Turn) {
+pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, slice: TimeSlice) {
     let interest = Interest { events, multishot: request.multishot };
     if locked.waiting.polls.can_go_back(&request, interest) {
-        return locked.waiting.polls.push(request.place, request, Purpose::Retry, turn);
+        return locked.waiting.polls.push(request.place, request, Purpose::Retry, slice);
     }
-    add(locked, request, interest, Begins::Retry(turn));
+    add(locked, request, interest, Begins::Retry(slice));
 }
 
 /// Arms a request that has not tried its file yet.
@@ -65,7 +65,7 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
 #[derive(Clone, Copy)]
 enum Begins {
     /// The request has found nothing, or is called again in any case.
-    Retry(Turn),
+    Retry(TimeSlice),
     /// There may be something for the request.
     First,
     Report,
@@ -80,7 +80,7 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
     let socket = purpose == Purpose::Retry && request.has_met_socket();
     let attached = ensure_set(locked).and_then(|()| locked.waiting.polls.attach(&mut request.file, interest, socket));
     match (attached, begins) {
-        (Ok(place), Begins::Retry(turn)) => locked.waiting.polls.push(place.tag, request, purpose, turn),
+        (Ok(place), Begins::Retry(slice)) => locked.waiting.polls.push(place.tag, request, purpose, slice),
         (Ok(place), Begins::First) => begin_first(locked, request, interest, place),
         (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
         // The number has come to mean a file of another kind: begin again, now that this is known.
@@ -101,24 +101,24 @@ fn is_there(request: &Request, interest: Interest, place: Place) -> u32 {
 
 fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
     let there = is_there(&request, interest, place);
-    let turn = if there == 0 { Turn::Over } else { Turn::Due };
+    let slice = if there == 0 { TimeSlice::Over } else { TimeSlice::Runnable };
     request.ready_for = there;
-    locked.waiting.polls.push(place.tag, request, Purpose::Retry, turn);
+    locked.waiting.polls.push(place.tag, request, Purpose::Retry, slice);
 }
 
 /// A multishot POLL_ADD begins with what is there at this moment, even if a request behind it
-/// takes that. So its turn is due. An event that the set reports before its turn takes the
-/// turn's place, as wake-ups that come together do in the kernel.
+/// takes that. So its slice is due. An event that the set reports before its slice takes the
+/// slice's place, as wake-ups that come together do in the kernel.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
     // Where the set is to report what is there, and another thread sleeps on the set, that
     // thread has the event already.
     let is_left_to_sleeper = !place.has_reported && locked.ring.wakers.sleep.is_led();
-    let mut turn = Turn::Over;
+    let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {
         request.ready_for = epoll::poll_now(request.file.number, interest.events).unwrap_or(0);
-        turn = if request.ready_for == 0 { Turn::Over } else { Turn::Due };
+        slice = if request.ready_for == 0 { TimeSlice::Over } else { TimeSlice::Runnable };
     }
-    locked.waiting.polls.push(place.tag, request, Purpose::Report, turn);
+    locked.waiting.polls.push(place.tag, request, Purpose::Report, slice);
 }
 
 /// Handles a request whose file epoll refuses.

@@ -53,7 +53,7 @@ use super::poll_slot::{Home, NONE, Number, Slot, Switch, tag_of};
 pub(crate) use super::waiters::Waiter;
 use crate::registered::registered_files::RegisteredFile;
 use crate::request::conditions::Purpose;
-pub(crate) use crate::request::conditions::{Interest, Registration, SharedHold, Tag, Turn};
+pub(crate) use crate::request::conditions::{Interest, Registration, SharedHold, Tag, TimeSlice};
 use crate::request::file::{FileUse, Hold};
 use crate::request::{Request, RequestEntry};
 use alloc::collections::VecDeque;
@@ -81,7 +81,7 @@ pub(crate) struct PollTable {
     numbers: Vec<Number>,
     waiting: u32,
     /// Slots with a runnable request, which may be gone by now.
-    due: VecDeque<Tag>,
+    runnable: VecDeque<Tag>,
     /// Files that may be ready.
     pub expected: Expected,
     /// No slot below this one has waiters.
@@ -367,13 +367,13 @@ impl PollTable {
     }
 
     /// Adds a request to the slot that [`PollTable::attach`] returned.
-    pub fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, turn: Turn) {
+    pub fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, slice: TimeSlice) {
         request.place = tag;
         let slot = &mut self.slots[tag as u32 as usize];
         debug_assert!(tag == tag_of(tag as u32, slot), "attached just now");
-        slot.waiters.push_back(Waiter { request, purpose, turn, round: slot.round });
-        if turn == Turn::Due {
-            self.due.push_back(tag);
+        slot.waiters.push_back(Waiter { request, purpose, slice, round: slot.round });
+        if slice == TimeSlice::Runnable {
+            self.runnable.push_back(tag);
         }
         self.waiting += 1;
         self.low = self.low.min(tag as u32 as usize);
@@ -425,20 +425,20 @@ impl PollTable {
 
     /// Returns whether a request may be runnable.
     #[inline]
-    pub fn has_due(&self) -> bool {
-        !self.due.is_empty()
+    pub fn has_runnable(&self) -> bool {
+        !self.runnable.is_empty()
     }
 
-    pub fn due_count(&self) -> usize {
-        self.due.len()
+    pub fn runnable_count(&self) -> usize {
+        self.runnable.len()
     }
 
     /// Takes the request that has been runnable for longest, unless it is gone. The caller ends its
     /// round as after an event.
-    pub fn begin_turn(&mut self) -> Option<(Tag, Waiter)> {
-        let tag = self.due.pop_front()?;
+    pub fn begin_slice(&mut self) -> Option<(Tag, Waiter)> {
+        let tag = self.runnable.pop_front()?;
         let slot = self.slot(tag)?;
-        let waiter = slot.waiters.take(|waiter| waiter.turn == Turn::Due)?;
+        let waiter = slot.waiters.take(|waiter| waiter.slice == TimeSlice::Runnable)?;
         slot.firing = true;
         self.waiting -= 1;
         Some((tag, waiter))
@@ -513,7 +513,7 @@ impl PollTable {
         let index = tag as u32 as usize;
         let slot = &mut self.slots[index];
         debug_assert!(slot.firing && tag == tag_of(tag as u32, slot) && slot.switch == Switch::On);
-        slot.waiters.push_back(Waiter { request, purpose: Purpose::Retry, turn: Turn::Over, round: slot.round });
+        slot.waiters.push_back(Waiter { request, purpose: Purpose::Retry, slice: TimeSlice::Over, round: slot.round });
         self.waiting += 1;
         self.low = self.low.min(index);
     }

@@ -3,7 +3,7 @@
 //! cache miss when its event comes, long after the last touch.
 
 use crate::request::RequestEntry;
-use crate::request::conditions::{Purpose, Turn};
+use crate::request::conditions::{Purpose, TimeSlice};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
@@ -12,7 +12,7 @@ pub(crate) struct Waiter {
     /// The file's round in which the request began to wait.
     pub round: u32,
     pub purpose: Purpose,
-    pub turn: Turn,
+    pub slice: TimeSlice,
 }
 
 impl Waiter {
@@ -21,7 +21,7 @@ impl Waiter {
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;
-        was_called && self.request.multishot && self.purpose == Purpose::Retry && self.turn == Turn::Over
+        was_called && self.request.multishot && self.purpose == Purpose::Retry && self.slice == TimeSlice::Over
     }
 }
 

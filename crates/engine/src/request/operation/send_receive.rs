@@ -228,7 +228,7 @@ impl SendReceive {
     /// may hold more: EAGAIN.
     pub fn yields(&self) -> IssueOutcome {
         match self.would_block() {
-            IssueOutcome::WouldBlock => IssueOutcome::More,
+            IssueOutcome::WouldBlock => IssueOutcome::Yield,
             outcome => outcome,
         }
     }
