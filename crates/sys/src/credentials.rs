@@ -159,8 +159,8 @@ pub fn has_common() -> bool {
     if generation == 0 {
         return true;
     }
-    let is_of_birth = |slot: &&Slot| slot.has(Credentials::OfBirth);
-    own_threads::current().filter(is_of_birth).is_none_or(|slot| slot.generation() == Some(generation))
+    let is_of_spawn = |slot: &&Slot| slot.has(Credentials::OfSpawn);
+    own_threads::current().filter(is_of_spawn).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
 /// Returns how often a thread has changed. The number may be too high ([`CHANGES_BY_THREAD`]).

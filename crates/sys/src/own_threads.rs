@@ -168,7 +168,7 @@ impl Place {
     ///
     /// Errors: `EAGAIN` if there are too many threads.
     pub fn reserve(kind: Credentials, generation: u32) -> Result<Place, Errno> {
-        let origin = match current().filter(|creator| creator.has(Credentials::OfBirth)) {
+        let origin = match current().filter(|creator| creator.has(Credentials::OfSpawn)) {
             Some(creator) => Origin::Inherited(creator.generation()),
             None => Origin::Seen(generation),
         };

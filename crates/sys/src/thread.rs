@@ -43,7 +43,7 @@ pub enum Credentials {
     /// following needs, because its work needs no other.
     Service,
     /// The thread keeps its first credentials: it carries out requests of threads that have them.
-    OfBirth,
+    OfSpawn,
     /// The thread keeps its first credentials, and submits with them: it counts as a thread of the
     /// program.
     OfSubmitter,

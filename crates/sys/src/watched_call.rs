@@ -177,7 +177,7 @@ impl Watcher {
     }
 
     /// Notes that the thread could not be started: the next caller tries again.
-    pub fn is_stillborn(&self) {
+    pub fn spawn_failed(&self) {
         self.state.store(doing::NOTHING, Ordering::Relaxed);
     }
 

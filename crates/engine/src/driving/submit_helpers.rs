@@ -60,14 +60,14 @@ impl Carriers {
             futex::wake(&self.signal, 1);
         }
         if is_another_needed {
-            let (life, stillborn) = (Box::new(|| self.carry()), Box::new(|| self.not_born()));
-            tasks().start_thread("usring-deliver", Credentials::Following, life, stillborn);
+            let (life, spawn_failed) = (Box::new(|| self.carry()), Box::new(|| self.spawn_failed()));
+            tasks().start_thread("usring-deliver", Credentials::Following, life, spawn_failed);
         }
         true
     }
 
     /// Submits in the ring watcher after all, if no submit helper could be started.
-    fn not_born(&self) {
+    fn spawn_failed(&self) {
         let mut state = self.state.lock();
         state.threads -= 1;
         let stranded = if state.threads == 0 { core::mem::take(&mut state.rings) } else { VecDeque::new() };

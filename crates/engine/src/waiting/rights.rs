@@ -43,9 +43,9 @@ const NO_GROUP: GroupNumber = u16::MAX;
 type Action = Box<dyn FnOnce() + Send>;
 
 /// A worker that is to be started.
-struct Birth {
+struct Spawn {
     life: Action,
-    stillborn: Action,
+    spawn_failed: Action,
 }
 
 /// State that the threads of a group share. It outlives the group's [`Group`] as long as work is
@@ -58,7 +58,7 @@ pub(crate) struct GroupState {
     /// Futex words of the idle workers, one per class; raised once per job.
     pub signals: [AtomicU32; 2],
     retired: AtomicBool,
-    births: Mutex<Vec<Birth>>,
+    spawns: Mutex<Vec<Spawn>>,
     /// Futex word of the anchor.
     bell: AtomicU32,
 }
@@ -84,16 +84,16 @@ impl GroupState {
     fn anchor(&self) {
         loop {
             let seen = self.bell.load(Ordering::SeqCst);
-            let births = core::mem::take(&mut *self.births.lock());
-            if births.is_empty() {
+            let spawns = core::mem::take(&mut *self.spawns.lock());
+            if spawns.is_empty() {
                 if self.is_retired() {
                     return;
                 }
                 let _ = futex::wait(&self.bell, seen, None);
             }
-            for Birth { life, stillborn } in births {
-                if thread::spawn("iou-wrk", Credentials::OfBirth, life).is_err() {
-                    stillborn();
+            for Spawn { life, spawn_failed } in spawns {
+                if thread::spawn("iou-wrk", Credentials::OfSpawn, life).is_err() {
+                    spawn_failed();
                 }
             }
         }
@@ -115,7 +115,7 @@ impl Group {
             generation,
             signals: Default::default(),
             retired: AtomicBool::new(false),
-            births: Mutex::new(Vec::new()),
+            spawns: Mutex::new(Vec::new()),
             bell: AtomicU32::new(0),
         };
         Group { number, state: Arc::new(state), has_anchor: Mutex::new(false) }
@@ -133,7 +133,7 @@ impl Group {
             begun();
             state.anchor();
         };
-        thread::spawn("iou-anchor", Credentials::OfBirth, Box::new(life))?;
+        thread::spawn("iou-anchor", Credentials::OfSpawn, Box::new(life))?;
         *has_anchor = true;
         Ok(true)
     }
@@ -142,15 +142,15 @@ impl Group {
         self.settle_and(|| ())
     }
 
-    /// Starts a worker soon; runs `stillborn` if the worker cannot be started.
-    pub fn start_worker(&self, tasks: &'static Tasks, life: Action, stillborn: Action) {
+    /// Starts a worker soon; runs `spawn_failed` if the worker cannot be started.
+    pub fn start_worker(&self, tasks: &'static Tasks, life: Action, spawn_failed: Action) {
         if *self.has_anchor.lock() {
-            self.state.births.lock().push(Birth { life, stillborn });
+            self.state.spawns.lock().push(Spawn { life, spawn_failed });
             self.state.ring();
         } else if self.number == COMMON {
-            tasks.start_worker(life, stillborn);
+            tasks.start_worker(life, spawn_failed);
         } else {
-            stillborn();
+            spawn_failed();
         }
     }
 }

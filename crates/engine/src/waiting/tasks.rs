@@ -179,7 +179,7 @@ impl Tasks {
         // The worker itself reports that it has started: its generation is known by then.
         let life = move || (preparation.end_spawn(), life()).1;
         let spawn_failed = move || (preparation.end_spawn(), spawn_failed()).1;
-        self.start_thread("iou-wrk", Credentials::OfBirth, Box::new(life), Box::new(spawn_failed));
+        self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));
     }
 
     /// Returns whether the calling thread is the ring watcher. A task that it gives itself runs

@@ -79,8 +79,8 @@ impl Guard {
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
             // If the thread cannot be started, the next call tries again.
-            let stillborn = || self.watcher.is_stillborn();
-            tasks.start_thread(NAME, Credentials::Service, Box::new(|| self.keep_watch()), Box::new(stillborn));
+            let spawn_failed = || self.watcher.spawn_failed();
+            tasks.start_thread(NAME, Credentials::Service, Box::new(|| self.keep_watch()), Box::new(spawn_failed));
         }
     }
 

@@ -170,33 +170,33 @@ impl WorkerPool {
         let pool = state.pool(&group.state, class);
         pool.queue.push_back(job);
         let wake = pool.idle > 0;
-        let births = pool.grow(limit).min(1);
-        pool.threads += births;
+        let spawns = pool.grow(limit).min(1);
+        pool.threads += spawns;
         let signal = &group.state.signals[class as usize];
         signal.fetch_add(1, Ordering::SeqCst);
         drop(state);
         if wake {
             futex::wake(signal, 1);
         }
-        self.start(&group, class, births);
+        self.start(&group, class, spawns);
     }
 
-    fn start(&'static self, group: &Group, class: Class, births: u32) {
-        for _ in 0..births {
-            let (theirs, stillborn) = (group.state.clone(), group.state.clone());
+    fn start(&'static self, group: &Group, class: Class, spawns: u32) {
+        for _ in 0..spawns {
+            let (theirs, spawn_failed) = (group.state.clone(), group.state.clone());
             group.start_worker(
                 tasks(),
                 Box::new(
-                    move || if theirs.is_fit() { self.work(class, &theirs) } else { self.not_born(class, &theirs) },
+                    move || if theirs.is_fit() { self.work(class, &theirs) } else { self.spawn_failed(class, &theirs) },
                 ),
-                Box::new(move || self.not_born(class, &stillborn)),
+                Box::new(move || self.spawn_failed(class, &spawn_failed)),
             );
         }
     }
 
     /// Handles a worker that could not be started. If the group has no other worker, its queued
     /// jobs fail with `EAGAIN`, as on a kernel without workers.
-    fn not_born(&self, class: Class, group: &GroupState) {
+    fn spawn_failed(&self, class: Class, group: &GroupState) {
         let mut state = self.state.lock();
         let pool = state.pool(group, class);
         pool.threads -= 1;
@@ -279,7 +279,7 @@ impl WorkerPool {
     pub fn exchange_limits(&'static self, new: [u32; 2]) -> [u32; 2] {
         let mut state = self.state.lock();
         let old = [Class::Bounded, Class::Unbounded].map(|class| state.limit(class));
-        let mut births = Vec::new();
+        let mut spawns = Vec::new();
         for (index, class) in [Class::Bounded, Class::Unbounded].into_iter().enumerate() {
             let limit = if new[index] == 0 { old[index] } else { new[index] };
             state.limits[index] = limit;
@@ -288,11 +288,11 @@ impl WorkerPool {
                 let count = pool.grow(limit);
                 pool.threads += count;
                 // Each queued job knows its group.
-                births.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
+                spawns.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
             }
         }
         drop(state);
-        for (group, class, count) in births {
+        for (group, class, count) in spawns {
             self.start(&group, class, count);
         }
         old
