@@ -1,4 +1,4 @@
-//! The stuck-call watchdog (`guard`): gets a driver out of a call under its ring's lock that the
+//! The stuck-call watchdog: gets a driver out of a call under its ring's lock that the
 //! kernel may put to sleep. That call is accept4(2) on a listener that blocks.
 //!
 //! accept4 has no form that does not wait. O_NONBLOCK belongs to the whole open file, which is the

@@ -29,11 +29,11 @@ const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let watch = stuck.watch.get_or_insert_with(|| {
         let watch = Arc::new(WatchedCalls::default());
-        guard().watches.lock().push((watch.clone(), Seen::default()));
+        watchdog().watches.lock().push((watch.clone(), Seen::default()));
         watch
     });
     let begun = watch.begin(*caller.0.get_or_insert_with(signals::thread_id));
-    guard().rouse();
+    watchdog().rouse();
     let answer = wait::briefly(call, watch.cancelled());
     watch.end(begun);
     answer
@@ -41,20 +41,20 @@ pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCal
 
 /// The process's watchdog.
 #[derive(Default)]
-pub(crate) struct Guard {
+pub(crate) struct Watchdog {
     watcher: Watcher,
     /// The watched calls of each ring, with their state at the last check.
     watches: Mutex<Vec<(Arc<WatchedCalls>, Seen)>>,
 }
 
-static GUARD: PerProcess<Guard> = PerProcess::new();
+static WATCHDOG: PerProcess<Watchdog> = PerProcess::new();
 
 /// Returns the process's watchdog; makes it on first use.
-pub(crate) fn guard() -> &'static Guard {
-    GUARD.get_or_make(Guard::default)
+pub(crate) fn watchdog() -> &'static Watchdog {
+    WATCHDOG.get_or_make(Watchdog::default)
 }
 
-impl Guard {
+impl Watchdog {
     #[inline]
     fn rouse(&'static self) {
         if !self.watcher.is_looking() {
