@@ -7,7 +7,7 @@
 //!   read once per batch), which is the oldest, and how long earlier requests took. Otherwise a
 //!   submission only loads the policy, and a poll only tests a pointer.
 
-use crate::driver::{Delivery, QueueOptions, QueuePair, Submission};
+use crate::driver::{DeferredSubmit, QueueOptions, QueuePair, Submission};
 use crate::policy::{PolicyWord, PollPolicy};
 use crate::request::{Completions, DeviceRequest};
 use crate::tracker::{Tracker, WaiterKind};
@@ -90,25 +90,25 @@ impl Channel {
         }
     }
 
-    /// Whether the notification of the device may sleep; see [`QueuePair::is_delivered_to`].
-    pub fn is_delivered_to(&self) -> bool {
-        self.queue.is_delivered_to()
+    /// Whether the notification of the device may sleep; see [`QueuePair::defers_submits`].
+    pub fn defers_submits(&self) -> bool {
+        self.queue.defers_submits()
     }
 
-    /// Begins a deferred submit; see [`QueuePair::begin_delivery`].
+    /// Begins a deferred submit; see [`QueuePair::begin_deferred`].
     #[inline]
-    pub fn begin_delivery(&mut self) -> Option<Delivery> {
-        let delivery = self.queue.begin_delivery();
+    pub fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
+        let batch = self.queue.begin_deferred();
         if let Some(tracker) = &mut self.tracker {
             tracker.end_batch();
         }
-        delivery
+        batch
     }
 
-    /// Ends a deferred submit; see [`QueuePair::end_delivery`].
+    /// Ends a deferred submit; see [`QueuePair::end_deferred`].
     #[inline]
-    pub fn end_delivery(&mut self, delivery: Delivery) {
-        self.queue.end_delivery(delivery);
+    pub fn end_deferred(&mut self, batch: DeferredSubmit) {
+        self.queue.end_deferred(batch);
     }
 
     /// Appends the completed requests; see [`QueuePair::poll`].

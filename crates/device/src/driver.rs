@@ -1,14 +1,14 @@
 //! The two traits of a kind of device: the driver, which all users share, and its queue pairs, each
 //! of which belongs to one ring, context or thread.
 
-mod delivery;
+mod deferred_submit;
 pub mod file;
 pub mod gone;
 pub mod null;
 pub mod ram;
 pub mod vhost_user;
 
-pub use delivery::Delivery;
+pub use deferred_submit::DeferredSubmit;
 
 use crate::geometry::Geometry;
 use crate::request::{Completions, DeviceRequest};
@@ -91,29 +91,29 @@ pub trait QueuePair: Send {
     fn submit(&mut self, request: &DeviceRequest) -> Submission;
 
     /// Notifies the device of all accepted requests, once per batch. Sleeps only if
-    /// [`QueuePair::is_delivered_to`].
+    /// [`QueuePair::defers_submits`].
     fn ring_doorbell(&mut self);
 
     /// Whether notifying the device may sleep. A user with a contended lock then uses a deferred
     /// submit, which releases the lock for the sleep:
     ///
-    /// 1. [`QueuePair::begin_delivery`], with the lock.
-    /// 2. [`Delivery::carry_out`], without the lock.
-    /// 3. [`QueuePair::end_delivery`], with the lock.
-    fn is_delivered_to(&self) -> bool {
+    /// 1. [`QueuePair::begin_deferred`], with the lock.
+    /// 2. [`DeferredSubmit::run`], without the lock.
+    /// 3. [`QueuePair::end_deferred`], with the lock.
+    fn defers_submits(&self) -> bool {
         false
     }
 
-    /// Begins a deferred submit. Returns the delivery to carry out and to bring back; `None` if
+    /// Begins a deferred submit. Returns the batch to carry out and to bring back; `None` if
     /// there is nothing left to do.
-    fn begin_delivery(&mut self) -> Option<Delivery> {
+    fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
         self.ring_doorbell();
         None
     }
 
-    /// Ends a deferred submit, after [`Delivery::carry_out`].
-    fn end_delivery(&mut self, delivery: Delivery) {
-        let _ = delivery;
+    /// Ends a deferred submit, after [`DeferredSubmit::run`].
+    fn end_deferred(&mut self, batch: DeferredSubmit) {
+        let _ = batch;
     }
 
     /// Appends completions in any order, as far as there is room. Never blocks.

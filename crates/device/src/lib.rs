@@ -52,7 +52,7 @@ pub use block_file::BlockFile;
 pub use channel::{Channel, Pause, Wait};
 pub use device::Device;
 pub use distribution::Distribution;
-pub use driver::{Delivery, Driver, QueueOptions, QueuePair, Submission};
+pub use driver::{DeferredSubmit, Driver, QueueOptions, QueuePair, Submission};
 pub use geometry::Geometry;
 pub use opened::{OpenDevice, OpenMode};
 pub use policy::{PolicyWord, PollPolicy};

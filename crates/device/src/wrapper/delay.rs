@@ -6,7 +6,7 @@
 
 use super::held::Held;
 use crate::distribution::Distribution;
-use crate::driver::{Delivery, Driver, QueueOptions, QueuePair, Submission};
+use crate::driver::{DeferredSubmit, Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::random::Random;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
@@ -137,16 +137,16 @@ impl QueuePair for DelayQueue {
         self.held.ring_doorbell(|completion, now| self.span.due(completion, now));
     }
 
-    fn is_delivered_to(&self) -> bool {
-        self.held.is_delivered_to()
+    fn defers_submits(&self) -> bool {
+        self.held.defers_submits()
     }
 
-    fn begin_delivery(&mut self) -> Option<Delivery> {
-        self.held.begin_delivery(|completion, now| self.span.due(completion, now))
+    fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
+        self.held.begin_deferred(|completion, now| self.span.due(completion, now))
     }
 
-    fn end_delivery(&mut self, delivery: Delivery) {
-        self.held.end_delivery(delivery, |completion, now| self.span.due(completion, now));
+    fn end_deferred(&mut self, batch: DeferredSubmit) {
+        self.held.end_deferred(batch, |completion, now| self.span.due(completion, now));
     }
 
     fn poll(&mut self, completions: &mut Completions) {

@@ -2,7 +2,7 @@
 //! wrappers use it.
 
 use crate::batches::AT_ONCE;
-use crate::driver::{Delivery, QueueOptions, QueuePair, Submission};
+use crate::driver::{DeferredSubmit, QueueOptions, QueuePair, Submission};
 use crate::request::{Completion, Completions, DeviceRequest};
 use crate::timeline::Timeline;
 use crate::timer_interrupt::TimerInterrupt;
@@ -73,20 +73,20 @@ impl Held {
         self.timer.advance(self.timeline.earliest());
     }
 
-    pub fn is_delivered_to(&self) -> bool {
-        self.inner.is_delivered_to()
+    pub fn defers_submits(&self) -> bool {
+        self.inner.defers_submits()
     }
 
-    pub fn begin_delivery(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) -> Option<Delivery> {
-        let delivery = self.inner.begin_delivery();
-        if delivery.is_none() {
+    pub fn begin_deferred(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) -> Option<DeferredSubmit> {
+        let batch = self.inner.begin_deferred();
+        if batch.is_none() {
             self.told(due);
         }
-        delivery
+        batch
     }
 
-    pub fn end_delivery(&mut self, delivery: Delivery, due: impl FnMut(&Completion, Ticks) -> Ticks) {
-        self.inner.end_delivery(delivery);
+    pub fn end_deferred(&mut self, batch: DeferredSubmit, due: impl FnMut(&Completion, Ticks) -> Ticks) {
+        self.inner.end_deferred(batch);
         self.told(due);
     }
 

@@ -282,7 +282,9 @@ impl<'a> Submission<'a> {
         let row = opcode_table::row(request.sqe.opcode);
         request.begin(&row.properties);
         let mut prepared = start::prepare(locked, &mut request, row);
-        if prepared.is_ok() && locked.devices.queues.owes_delivery() && !block_device::joins_delivery(locked, &request)
+        if prepared.is_ok()
+            && locked.devices.queues.has_pending_submits()
+            && !block_device::joins_deferred_submit(locked, &request)
         {
             prepared = self.deliver();
         }
@@ -309,7 +311,7 @@ impl<'a> Submission<'a> {
     #[cold]
     fn deliver(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
-        self.locked = self.locked.take().map(deferred_submit::deliver);
+        self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();
         // Another thread may have closed a number meanwhile.
         locked.devices.named.forget();
@@ -334,7 +336,7 @@ impl Drop for Submission<'_> {
             // been woken before.
             let looked_for = ring.looks_for_events
                 && locked.devices.queues.in_flight() > 0
-                && !locked.devices.queues.owes_delivery();
+                && !locked.devices.queues.has_pending_submits();
             locked.release(Exit::Leave);
             if looked_for {
                 ring.wakers.wake_all(u32::MAX);

@@ -122,9 +122,9 @@ fn look_until<'a>(
         task_work::run(&mut locked);
         locked = look(ring, locked);
         locked.finish_batch();
-        if locked.devices.queues.owes_delivery() && limit.is_some() {
+        if locked.devices.queues.has_pending_submits() && limit.is_some() {
             // A deferred submit may take longer than the limit.
-            deferred_submit::leave_delivery(&mut locked);
+            deferred_submit::leave_pending(&mut locked);
         }
         if locked.queues.cq.ready() >= minimum {
             return (locked, End::Enough);
@@ -140,7 +140,7 @@ fn look_until<'a>(
         }
         looks += 1;
         locked = match locked.devices.queues.pause(looks == 1) {
-            Pause::Spin if looks % LOOKS_PER_TURN != 0 && !locked.devices.queues.owes_delivery() => {
+            Pause::Spin if looks % LOOKS_PER_TURN != 0 && !locked.devices.queues.has_pending_submits() => {
                 let _ = locked.devices.queues.spin();
                 locked
             }

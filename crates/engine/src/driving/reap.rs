@@ -69,7 +69,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         let queue = &mut locked.devices.queues.channels[index];
         queue.armed = false;
         // Requests that are being submitted now stay in front of the backlog.
-        if queue.is_behind && queue.away == 0 {
+        if queue.is_behind && queue.in_flush == 0 {
             submit_backlog(locked, index);
         }
         if has_had_room {
@@ -101,7 +101,7 @@ pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
         device_submit::submit(locked, request, ChannelIndex(index as u32));
     }
     let queue = &mut locked.devices.queues.channels[index];
-    queue.is_behind |= queue.owes != 0;
+    queue.is_behind |= queue.pending != 0;
 }
 
 /// Has the devices signal their completions to the ring's epoll set, for a ring that sleeps.

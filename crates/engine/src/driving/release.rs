@@ -97,9 +97,9 @@ impl<'a> LockedRing<'a> {
             self.finish_batch();
         }
         let farewell = match exit {
-            Exit::Leave | Exit::Finished => self.settle(deferred_submit::deliver),
-            Exit::FinishedForOthers => self.settle(deferred_submit::deliver_or_leave),
-            Exit::FinishedInside | Exit::LeaveInside => self.settle(deferred_submit::left_to_thread),
+            Exit::Leave | Exit::Finished => self.settle(deferred_submit::flush),
+            Exit::FinishedForOthers => self.settle(deferred_submit::flush_or_leave),
+            Exit::FinishedInside | Exit::LeaveInside => self.settle(deferred_submit::leave_to_helper),
             Exit::Pause => self.submit_deferred(),
             Exit::ToSubmit | Exit::Bare => self,
         }
@@ -111,15 +111,15 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Makes deferred submits by `deliver`, and hands what the ring waits for to the ring watcher.
+    /// Makes deferred submits by `flush`, and hands what the ring waits for to the ring watcher.
     #[inline(always)]
-    fn settle(mut self, deliver: impl Fn(Self) -> Self) -> Self {
+    fn settle(mut self, flush: impl Fn(Self) -> Self) -> Self {
         loop {
-            if self.devices.queues.owes_delivery() {
-                self = deliver(self);
+            if self.devices.queues.has_pending_submits() {
+                self = flush(self);
             }
             ring_watcher::take_over(&mut self);
-            if !self.devices.queues.owes_delivery() {
+            if !self.devices.queues.has_pending_submits() {
                 return self;
             }
         }
@@ -127,8 +127,8 @@ impl<'a> LockedRing<'a> {
 
     #[inline(always)]
     fn submit_deferred(mut self) -> Self {
-        while self.devices.queues.owes_delivery() {
-            self = deferred_submit::deliver(self);
+        while self.devices.queues.has_pending_submits() {
+            self = deferred_submit::flush(self);
         }
         self
     }

@@ -1,4 +1,4 @@
-//! Submit helpers (`carrier`): threads that make deferred submits for threads that must not sleep.
+//! Submit helpers: threads that make deferred submits for threads that must not sleep.
 //! These are the ring watcher, an SQ thread of several rings, and a thread that is inside another
 //! ring or has a time limit. The ring watcher starts submit helpers on demand. They end when idle.
 //!
@@ -21,17 +21,17 @@ const IDLE_LIMIT: u64 = 5_000_000_000;
 
 /// All submit helpers of the process.
 #[derive(Default)]
-pub(crate) struct Carriers {
+pub(crate) struct SubmitHelpers {
     state: Mutex<State>,
     /// Futex word of the idle submit helpers, raised once per ring.
     signal: AtomicU32,
 }
 
-static CARRIERS: PerProcess<Carriers> = PerProcess::new();
+static SUBMIT_HELPERS: PerProcess<SubmitHelpers> = PerProcess::new();
 
 /// Returns the submit helpers of this process; makes it on first use.
-pub(crate) fn carriers() -> &'static Carriers {
-    CARRIERS.get_or_make(Carriers::default)
+pub(crate) fn submit_helpers() -> &'static SubmitHelpers {
+    SUBMIT_HELPERS.get_or_make(SubmitHelpers::default)
 }
 
 #[derive(Default)]
@@ -42,7 +42,7 @@ struct State {
     idle: u32,
 }
 
-impl Carriers {
+impl SubmitHelpers {
     /// Has a submit helper make the ring's deferred submits soon; the ring's lock may be held.
     /// Returns `false` if no thread can be started.
     pub fn call(&'static self, ring: &Arc<Ring>) -> bool {
@@ -60,7 +60,7 @@ impl Carriers {
             futex::wake(&self.signal, 1);
         }
         if is_another_needed {
-            let (life, spawn_failed) = (Box::new(|| self.carry()), Box::new(|| self.spawn_failed()));
+            let (life, spawn_failed) = (Box::new(|| self.serve()), Box::new(|| self.spawn_failed()));
             tasks().start_thread("usring-deliver", Credentials::Following, life, spawn_failed);
         }
         true
@@ -72,16 +72,16 @@ impl Carriers {
         state.threads -= 1;
         let stranded = if state.threads == 0 { core::mem::take(&mut state.rings) } else { VecDeque::new() };
         drop(state);
-        stranded.into_iter().for_each(deferred_submit::deliver_all);
+        stranded.into_iter().for_each(deferred_submit::flush_all);
     }
 
     /// The life of a submit helper.
-    fn carry(&self) {
+    fn serve(&self) {
         let mut state = self.state.lock();
         loop {
             if let Some(ring) = state.rings.pop_front() {
                 drop(state);
-                deferred_submit::deliver_all(ring);
+                deferred_submit::flush_all(ring);
                 state = self.state.lock();
                 continue;
             }

@@ -58,8 +58,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             dispatch::look(&mut locked);
         }
         locked.finish_batch();
-        if hurries || locked.devices.queues.owes_backlog() {
-            deferred_submit::leave_delivery(&mut locked);
+        if hurries || locked.devices.queues.has_pending_backlog() {
+            deferred_submit::leave_pending(&mut locked);
         }
         locked.flush_overflow();
         let ready = locked.queues.cq.ready();
@@ -96,7 +96,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
 fn look_and_depart(mut locked: LockedRing) {
     dispatch::look(&mut locked);
     locked.finish_batch();
-    deferred_submit::leave_delivery(&mut locked);
+    deferred_submit::leave_pending(&mut locked);
     locked.release(Exit::Finished);
 }
 
@@ -123,7 +123,7 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
 fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     let mut locked = ring.lock();
     locked.finish_batch();
-    deferred_submit::leave_delivery(&mut locked);
+    deferred_submit::leave_pending(&mut locked);
     let ready = locked.queues.cq.ready();
     locked.release(Exit::Leave);
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
@@ -218,7 +218,7 @@ fn gather<'a>(
     }
     let ready = locked.queues.cq.ready();
     let Some(pause) = pace.pause(ready, call.completions - ready) else { return Ok(Some(locked)) };
-    if locked.waiting.polls.has_runnable() || locked.devices.queues.owes_delivery() {
+    if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         return Ok(Some(locked));
     }
     // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
@@ -256,7 +256,7 @@ fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
 /// last look at the task-work list after it.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
-    if locked.waiting.polls.has_runnable() || locked.devices.queues.owes_delivery() {
+    if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         locked.release(Exit::Pause);
         return Ok(());
     }

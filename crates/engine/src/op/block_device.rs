@@ -128,7 +128,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     let Ok(index) = locked.devices.queues.channel_to_kernel_files(ring) else {
         return IssueOutcome::NeedsWorker;
     };
-    match keep_for_delivery(locked, request) {
+    match keep_for_deferred_submit(locked, request) {
         Ok(()) => IssueOutcome::OnDevice(index),
         Err(error) => IssueOutcome::done(error.negative()),
     }
@@ -166,7 +166,7 @@ pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
 /// it would have to wait, and a worker then needs the file once more. By then the program may
 /// have closed its own number and used it for another file.
 #[inline]
-fn keep_for_delivery(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
+fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !matches!(request.file.hold, Hold::Submitter) {
         return Ok(());
     }
@@ -206,7 +206,7 @@ pub(crate) fn channel_to_kernel_file(
 /// Returns whether a request of an AIO context may begin before the deferred submits to the
 /// kernel's files: it joins them, or goes to a device. Any other request comes after them, so that
 /// earlier writes of its batch are made first, as in the kernel.
-pub(crate) fn joins_delivery(locked: &mut LockedRing, request: &Request) -> bool {
+pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());
     if devices::are_any() && locked.devices.named.device(number, host::device_of).is_some() {

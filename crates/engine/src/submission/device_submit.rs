@@ -37,15 +37,15 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
         }
         queue.out[token as usize] = Some(request);
         queues.in_flight += 1;
-        if !queue.is_delivered_to {
-            queues.untold = true;
+        if !queue.defers_submits {
+            queues.needs_doorbell = true;
             return;
         }
         // The submitting thread delivers the request, together with what was left to a submit
         // helper.
-        queues.left = false;
-        queues.owing += 1;
-        queue.owes += 1;
+        queues.left_to_helper = false;
+        queues.pending += 1;
+        queue.pending += 1;
         return;
     }
     queue.free.push(token);

@@ -47,11 +47,11 @@ pub(crate) struct DeviceQueues {
     /// Requests in flight or waiting for room, over all channels.
     pub in_flight: u32,
     /// A channel has accepted requests since the last doorbell.
-    pub untold: bool,
+    pub needs_doorbell: bool,
     /// Accepted requests whose submit is deferred: see `driving::deferred_submit`.
-    pub owing: u32,
+    pub pending: u32,
     /// A submit helper has been asked to submit them.
-    pub left: bool,
+    pub left_to_helper: bool,
     /// A device can neither signal completions nor be waited for: a timer has it polled.
     pub looked_at_later: bool,
     pub forbids_waiter: bool,
@@ -96,13 +96,13 @@ pub(crate) struct DeviceQueue {
     /// New requests go behind the backlog: it is not empty, or it is being submitted.
     pub is_behind: bool,
     /// Submitting to the device may sleep, so it is done without the ring's lock.
-    pub is_delivered_to: bool,
+    pub defers_submits: bool,
     /// `RWF_*` that are added to each request's own flags.
     pub added_flags: u32,
     /// Requests whose submit is deferred.
-    pub owes: u32,
+    pub pending: u32,
     /// Deferred submits under way.
-    pub away: u32,
+    pub in_flush: u32,
     /// The channel's interrupt is in the ring's epoll set.
     pub watched: bool,
     /// The interrupt is armed: it has not fired, and nothing has completed, since.
@@ -179,12 +179,12 @@ impl DeviceQueues {
         self.channels.push(DeviceQueue {
             device: device.clone(),
             wait: channel.begin_wait(),
-            is_delivered_to: channel.is_delivered_to(),
+            defers_submits: channel.defers_submits(),
             // As in the kernel's ring, a transfer that would wait within io_submit(2) goes to a
             // worker.
             added_flags: if is_of_kernel && !ring.has_events() { linux::RWF_NOWAIT } else { 0 },
-            owes: 0,
-            away: 0,
+            pending: 0,
+            in_flush: 0,
             channel,
             out: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
@@ -314,7 +314,7 @@ impl DeviceQueues {
         if self.forbids_waiter {
             return None;
         }
-        if self.channels.iter().any(|queue| queue.owes != 0 || queue.away != 0 || queue.is_behind) {
+        if self.channels.iter().any(|queue| queue.pending != 0 || queue.in_flush != 0 || queue.is_behind) {
             return None;
         }
         let mut busy = self.channels.iter().map(|queue| &queue.channel).filter(|channel| channel.in_flight() > 0);
@@ -324,12 +324,12 @@ impl DeviceQueues {
     }
 
     /// Rings the devices' doorbells, once per batch, except for requests whose submit is
-    /// [deferred](Self::owes_delivery).
+    /// [deferred](Self::has_pending_submits).
     #[inline]
     pub fn ring_doorbells(&mut self) {
-        if self.untold {
-            self.untold = false;
-            let queues = self.channels.iter_mut().filter(|queue| !queue.is_delivered_to);
+        if self.needs_doorbell {
+            self.needs_doorbell = false;
+            let queues = self.channels.iter_mut().filter(|queue| !queue.defers_submits);
             queues.for_each(|queue| queue.channel.ring_doorbell());
         }
     }
@@ -337,14 +337,14 @@ impl DeviceQueues {
     /// Returns whether requests were accepted whose submit is left to the thread that releases the
     /// ring's lock.
     #[inline(always)]
-    pub fn owes_delivery(&self) -> bool {
-        self.owing != 0 && !self.left
+    pub fn has_pending_submits(&self) -> bool {
+        self.pending != 0 && !self.left_to_helper
     }
 
     /// Returns whether some of the deferred requests have waited for room. The thread that frees
     /// the room is hardly ever their submitter.
-    pub fn owes_backlog(&self) -> bool {
-        self.owing != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.owes != 0)
+    pub fn has_pending_backlog(&self) -> bool {
+        self.pending != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.pending != 0)
     }
 }
 
@@ -368,7 +368,7 @@ impl Departing {
 
     /// Returns whether no submit is under way.
     pub fn is_back(&self) -> bool {
-        self.devices.channels.iter().all(|queue| queue.away == 0)
+        self.devices.channels.iter().all(|queue| queue.in_flush == 0)
     }
 
     /// Releases the resources, without the ring's lock. A dropped queue pair first ensures that its

@@ -2,7 +2,7 @@
 //! request that it cannot complete immediately.
 
 use super::durability;
-use crate::driver::delivery::{Delivery, Parcel};
+use crate::driver::deferred_submit::{DeferredSubmit, Parcel};
 use crate::driver::{MOST_SEGMENTS, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
@@ -297,20 +297,20 @@ impl QueuePair for AioQueue {
     }
 
     /// Submits in the calling thread, which may sleep. A caller that must not sleep uses
-    /// [`QueuePair::begin_delivery`] instead.
+    /// [`QueuePair::begin_deferred`] instead.
     fn ring_doorbell(&mut self) {
-        if let Some(mut delivery) = self.begin_delivery() {
-            delivery.carry_out();
-            self.end_delivery(delivery);
+        if let Some(mut batch) = self.begin_deferred() {
+            batch.run();
+            self.end_deferred(batch);
         }
     }
 
-    fn is_delivered_to(&self) -> bool {
+    fn defers_submits(&self) -> bool {
         true
     }
 
     #[inline]
-    fn begin_delivery(&mut self) -> Option<Delivery> {
+    fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
         let mut first = None;
         if !self.parcel.batch.is_empty() {
             let Ok(parcel) = self.close_parcel() else {
@@ -325,12 +325,12 @@ impl QueuePair for AioQueue {
             earlier.next = first;
             first = Some(earlier);
         }
-        first.map(Delivery)
+        first.map(DeferredSubmit)
     }
 
     #[inline]
-    fn end_delivery(&mut self, delivery: Delivery) {
-        let mut next = Some(delivery.0);
+    fn end_deferred(&mut self, batch: DeferredSubmit) {
+        let mut next = Some(batch.0);
         while let Some(mut parcel) = next {
             next = parcel.next.take();
             self.put_aside(parcel);

@@ -3,10 +3,10 @@
 //! are a write through the page cache, which waits while too much of the cache is dirty, and a file
 //! system in user space.
 //!
-//! - A delivery belongs to the thread that carries it out, and touches nothing of the queue pair.
+//! - A batch belongs to the thread that carries it out, and touches nothing of the queue pair.
 //! - So it is carried out without the lock of the queue pair. Other threads may use the queue pair
-//!   meanwhile, and may even take completions of this delivery's requests.
-//! - The requests of a delivery are submitted in the order in which they were accepted. Concurrent
+//!   meanwhile, and may even take completions of this batch's requests.
+//! - The requests of a batch are submitted in the order in which they were accepted. Concurrent
 //!   deliveries have no order.
 
 use alloc::boxed::Box;
@@ -22,12 +22,12 @@ use usring_uapi::aio::IoEvent;
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
-/// A deferred submit. After [`Delivery::carry_out`] it contains the requests that the kernel did
+/// A deferred submit. After [`DeferredSubmit::run`] it contains the requests that the kernel did
 /// not take.
-pub struct Delivery(pub(super) Box<Parcel>);
+pub struct DeferredSubmit(pub(super) Box<Parcel>);
 
-impl Delivery {
-    pub fn carry_out(&mut self) {
+impl DeferredSubmit {
+    pub fn run(&mut self) {
         let mut next = Some(&mut self.0);
         while let Some(parcel) = next {
             parcel.hand_over();
