@@ -20,7 +20,6 @@ use crate::request::pool::RequestPool;
 use crate::request::{Request, RequestEntry};
 use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
-use crate::waiting::attendance::Attendance;
 use crate::waiting::cq_estimate::CqWaits;
 use crate::waiting::device_queues::{Departing, DeviceQueues};
 use crate::waiting::poll_table::PollTable;
@@ -28,6 +27,7 @@ use crate::waiting::rights::RingRights;
 use crate::waiting::sq_thread::SqThreadHandle;
 use crate::waiting::stuck_calls::StuckCalls;
 use crate::waiting::timeout::Timeouts;
+use crate::waiting::watcher_entry::WatcherEntry;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -66,7 +66,7 @@ pub struct Ring {
     pub(crate) readiness: Readiness,
     /// The thread that alone may submit (SINGLE_ISSUER), 0 until known.
     pub(crate) issuer: AtomicUsize,
-    pub(crate) attendance: Attendance,
+    pub(crate) watch: WatcherEntry,
     pub(crate) sq_thread: SqThreadHandle,
     pub(crate) cq_waits: CqWaits,
     /// The registered eventfd of a ring that defers task work. It is signalled for work that other
@@ -169,7 +169,7 @@ impl Ring {
             wakers: Wakers::default(),
             readiness: Readiness::default(),
             issuer: AtomicUsize::new(0),
-            attendance: Attendance::default(),
+            watch: WatcherEntry::default(),
             sq_thread: SqThreadHandle::default(),
             cq_waits: CqWaits::default(),
             told_of_work: Mutex::new(None),
@@ -232,7 +232,7 @@ impl Ring {
     /// Returns whether only the threads that come to wait poll the ring's files and timers.
     #[inline]
     pub(crate) fn is_left_to_owner(&self) -> bool {
-        self.defers_task_work() || self.attendance.habit.is_on_round()
+        self.defers_task_work() || self.watch.activity.is_idle_watched()
     }
 
     /// Returns whether the ring has not been enabled yet. If it has, the enabling thread's writes
@@ -249,7 +249,7 @@ impl Ring {
     /// Returns whether other threads have brought work, or the ring watcher has called.
     #[inline(always)]
     pub(crate) fn has_work_left(&self) -> bool {
-        !self.task_work.is_empty() || self.attendance.is_called()
+        !self.task_work.is_empty() || self.watch.is_called()
     }
 
     /// Becomes the driver of the ring; waits while another thread is.

@@ -80,7 +80,7 @@ impl Ring {
         }
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
         if locked.waiting.polls.armed() != 0 {
-            self.attendance.habit.came_by(waits);
+            self.watch.activity.note_call(waits);
         }
         if waits && self.is_polled() {
             locked.finish_batch();

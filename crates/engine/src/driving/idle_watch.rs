@@ -1,6 +1,6 @@
 //! Idle watching: rings whose program keeps coming back to them.
 //!
-//! The ring watcher (`attendant`) watches a ring while its program is elsewhere. To put the ring
+//! The ring watcher watches a ring while its program is elsewhere. To put the ring
 //! into the ring watcher's set and to take it out again are two system calls. An event that arrives
 //! in between also wakes the ring watcher, which takes the processor from the program to do what
 //! the program was about to do itself.
@@ -23,7 +23,7 @@
 
 use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
-use crate::waiting::attendance::Habit;
+use crate::waiting::watcher_entry::Activity;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -40,7 +40,7 @@ const ABSENT: u32 = 2;
 const QUIET: u32 = 20;
 
 /// A ring under idle watching.
-struct Stop {
+struct Watched {
     ring: Weak<Ring>,
     /// The ring's visits at the last check.
     visits: u32,
@@ -50,37 +50,37 @@ struct Stop {
 
 /// The rings under idle watching.
 #[derive(Default)]
-pub(super) struct Rounds {
-    stops: Mutex<Vec<Stop>>,
+pub(super) struct IdleWatch {
+    rings: Mutex<Vec<Watched>>,
 }
 
-impl Rounds {
+impl IdleWatch {
     pub fn is_empty(&self) -> bool {
-        self.stops.lock().is_empty()
+        self.rings.lock().is_empty()
     }
 
     /// Begins idle watching of a ring; returns whether it is the only such ring.
-    fn put_on(&self, ring: &Arc<Ring>) -> bool {
-        let mut stops = self.stops.lock();
+    fn begin(&self, ring: &Arc<Ring>) -> bool {
+        let mut rings = self.rings.lock();
         // The entry of an earlier idle watching may still be there.
-        stops.retain(|stop| stop.ring.as_ptr() != Arc::as_ptr(ring));
-        let visits = ring.attendance.habit.visits.load(Ordering::Relaxed);
-        stops.push(Stop { ring: Arc::downgrade(ring), visits, unchanged: 0 });
-        stops.len() == 1
+        rings.retain(|watched| watched.ring.as_ptr() != Arc::as_ptr(ring));
+        let visits = ring.watch.activity.visits.load(Ordering::Relaxed);
+        rings.push(Watched { ring: Arc::downgrade(ring), visits, unchanged: 0 });
+        rings.len() == 1
     }
 
     /// Checks all rings if an interval has passed; for the ring watcher. `last`: time of the last
     /// check.
-    pub fn make(&self, last: &mut Nanoseconds) {
+    pub fn check(&self, last: &mut Nanoseconds) {
         let now = Clock::Monotonic.now();
         if now.saturating_sub(*last) < INTERVAL {
             return;
         }
         *last = now;
         let mut left = Vec::new();
-        self.stops.lock().retain_mut(|stop| {
-            let Some(ring) = stop.ring.upgrade() else { return false };
-            let stays = stop.look(&ring);
+        self.rings.lock().retain_mut(|watched| {
+            let Some(ring) = watched.ring.upgrade() else { return false };
+            let stays = watched.look(&ring);
             if !stays {
                 left.push(ring);
             }
@@ -93,14 +93,14 @@ impl Rounds {
     }
 }
 
-impl Stop {
+impl Watched {
     /// Returns whether idle watching of the ring goes on.
     fn look(&mut self, ring: &Ring) -> bool {
-        let habit = &ring.attendance.habit;
-        if !habit.on_round.load(Ordering::SeqCst) {
+        let activity = &ring.watch.activity;
+        if !activity.idle_watched.load(Ordering::SeqCst) {
             return false;
         }
-        let visits = habit.visits.load(Ordering::Relaxed);
+        let visits = activity.visits.load(Ordering::Relaxed);
         self.unchanged = if visits == self.visits { self.unchanged + 1 } else { 0 };
         self.visits = visits;
         let sleeps_inside = ring.wakers.sleep.is_led();
@@ -109,10 +109,10 @@ impl Stop {
             return true;
         }
         if !sleeps_inside {
-            habit.doubt();
+            activity.doubt();
         }
-        habit.waits.store(0, Ordering::Relaxed);
-        habit.on_round.store(false, Ordering::SeqCst);
+        activity.waits.store(0, Ordering::Relaxed);
+        activity.idle_watched.store(false, Ordering::SeqCst);
         false
     }
 }
@@ -122,9 +122,9 @@ impl Stop {
 /// are in flight on devices.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
-    let (ring, habit) = (locked.ring, &locked.ring.attendance.habit);
-    let on_round = habit.on_round.load(Ordering::SeqCst);
-    if !on_round && !habit.is_reliable() {
+    let (ring, activity) = (locked.ring, &locked.ring.watch.activity);
+    let idle_watched = activity.idle_watched.load(Ordering::SeqCst);
+    if !idle_watched && !activity.is_reliable() {
         return false;
     }
     let fits = locked.devices.queues.in_flight() == 0
@@ -135,25 +135,25 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
     if ring.wakers.sleep.is_led() {
         return false;
     }
-    if fits && on_round {
+    if fits && idle_watched {
         return true;
     }
-    if fits { begin(ring) } else { end(habit) }
+    if fits { begin(ring) } else { end(activity) }
 }
 
 #[cold]
 fn begin(ring: &Arc<Ring>) -> bool {
-    ring.attendance.habit.on_round.store(true, Ordering::SeqCst);
-    let begun = ring_watcher::with_rounds(|rounds| rounds.put_on(ring));
+    ring.watch.activity.idle_watched.store(true, Ordering::SeqCst);
+    let begun = ring_watcher::with_idle_watch(|idle| idle.begin(ring));
     if !begun {
-        ring.attendance.habit.on_round.store(false, Ordering::SeqCst);
+        ring.watch.activity.idle_watched.store(false, Ordering::SeqCst);
     }
     begun
 }
 
 #[cold]
-fn end(habit: &Habit) -> bool {
-    habit.waits.store(0, Ordering::Relaxed);
-    habit.on_round.store(false, Ordering::SeqCst);
+fn end(activity: &Activity) -> bool {
+    activity.waits.store(0, Ordering::Relaxed);
+    activity.idle_watched.store(false, Ordering::SeqCst);
     false
 }

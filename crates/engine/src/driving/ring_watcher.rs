@@ -1,4 +1,4 @@
-//! The ring watcher (`attendant`): one thread of the process that watches the rings that no thread
+//! The ring watcher: one thread of the process that watches the rings that no thread
 //! is inside of. So a program that only looks at the CQ in memory, or only at the ring's
 //! descriptor, still sees its completions. The ring watcher also runs the tasks that
 //! other threads leave for it (`waiting::tasks`).
@@ -7,18 +7,19 @@
 //!
 //! 1. A driver that leaves a ring with armed files or timers puts the ring's epoll set into the
 //!    ring watcher's set, one-shot.
-//! 2. When the entry fires, the ring watcher marks the ring as called (`waiting::attendance`) and
-//!    tries its lock once. It never waits for a ring's lock: one slow driver would delay all rings.
+//! 2. When the entry fires, the ring watcher marks the ring as called (`waiting::watcher_entry`)
+//!    and tries its lock once. It never waits for a ring's lock: one slow driver would delay all
+//!    rings.
 //! 3. If the lock was free, the ring watcher drives the ring, and arms the entry again as it
 //!    leaves. If the lock was held, its holder looks for a call after releasing it (the hand-over
 //!    of `sys::mutex`).
 //!
 //! A waiter that watches the ring's set itself switches the ring watcher's entry off meanwhile: a
 //! needless wake-up of a thread costs more than two epoll_ctl(2). For a program that keeps coming
-//! back even these two calls are too much: see `rounds`.
+//! back even these two calls are too much: see `idle_watch`.
 
 use super::last_thread::LastThread;
-use crate::driving::idle_watch::{self, Rounds};
+use crate::driving::idle_watch::{self, IdleWatch};
 use crate::driving::{reap, task_work};
 use crate::ring::{LockedRing, Ring};
 use crate::waiting::rights::groups;
@@ -42,7 +43,7 @@ struct Watcher {
     set: Epoll,
     rings: Mutex<BTreeMap<u64, Weak<Ring>>>,
     last_ring: AtomicU64,
-    rounds: Rounds,
+    idle: IdleWatch,
 }
 
 static WATCHER: PerProcess<Mutex<Option<Arc<Watcher>>>> = PerProcess::new();
@@ -59,7 +60,7 @@ fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
         set: Epoll::new()?,
         rings: Mutex::new(BTreeMap::new()),
         last_ring: AtomicU64::new(WAKE_EVENT),
-        rounds: Rounds::default(),
+        idle: IdleWatch::default(),
     });
     watcher.set.add(mailbox.number(), epoll::IN, WAKE_EVENT)?;
     *self::watcher().lock() = Some(watcher.clone());
@@ -93,20 +94,20 @@ const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 impl Watcher {
     fn attend(&self, mailbox: &Mailbox) {
         let mut events = [Event::default(); 32];
-        let (mut last_round, mut last_look, mut wake_ups) = (0, 0, 0u32);
+        let (mut last_check, mut last_look, mut wake_ups) = (0, 0, 0u32);
         let mut last_thread = LastThread::new();
         loop {
-            let makes_rounds = !self.rounds.is_empty();
+            let watches_idle = !self.idle.is_empty();
             let looks = descriptor::has_parked() || last_thread.needs_looks();
-            let most = if makes_rounds { Some(idle_watch::INTERVAL_MS) } else { looks.then_some(BETWEEN_LOOKS) };
+            let most = if watches_idle { Some(idle_watch::INTERVAL_MS) } else { looks.then_some(BETWEEN_LOOKS) };
             let waited = self.set.wait(&mut events, most);
-            if makes_rounds {
-                self.rounds.make(&mut last_round);
+            if watches_idle {
+                self.idle.check(&mut last_check);
             }
-            let is_time = !makes_rounds || last_round.saturating_sub(last_look) >= u64::from(BETWEEN_LOOKS) * 1_000_000;
+            let is_time = !watches_idle || last_check.saturating_sub(last_look) >= u64::from(BETWEEN_LOOKS) * 1_000_000;
             wake_ups = wake_ups.wrapping_add(1);
             if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_LOOKS) {
-                last_look = last_round;
+                last_look = last_check;
                 descriptor::close_unlocked();
                 last_thread.look(&self.set, LAST_THREAD);
             }
@@ -123,7 +124,7 @@ impl Watcher {
 
     fn drive(&self, id: u64) {
         let Some(ring) = self.rings.lock().get(&id).and_then(Weak::upgrade) else { return };
-        ring.attendance.armed.store(false, Ordering::SeqCst);
+        ring.watch.armed.store(false, Ordering::SeqCst);
         if ring.defers_task_work() {
             // Only the ring's owner may complete requests. It is notified that there is work.
             task_work::announce_files(&ring);
@@ -133,14 +134,14 @@ impl Watcher {
     }
 
     fn arm(&self, ring: &Arc<Ring>, set: i32) -> Result<(), Errno> {
-        let id = ring.attendance.id.load(Ordering::Relaxed);
+        let id = ring.watch.id.load(Ordering::Relaxed);
         if id != 0 {
             return self.set.modify(set, epoll::IN | epoll::ONESHOT, id);
         }
         let id = self.last_ring.fetch_add(1, Ordering::Relaxed) + 1;
         self.rings.lock().insert(id, Arc::downgrade(ring));
         self.set.add(set, epoll::IN | epoll::ONESHOT, id)?;
-        ring.attendance.id.store(id, Ordering::Relaxed);
+        ring.watch.id.store(id, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -159,15 +160,15 @@ fn run_tasks(mailbox: &Mailbox) {
 
 /// Has the ring looked at, by the calling thread or by the thread that drives it now.
 pub(super) fn call(ring: &Arc<Ring>) {
-    ring.attendance.called.store(true, Ordering::SeqCst);
+    ring.watch.called.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
 }
 
 /// Changes the list of rings under idle watching. `change` returns whether the ring watcher has to
 /// be woken for it. Returns `false` if there is no ring watcher.
-pub(super) fn with_rounds(change: impl FnOnce(&Rounds) -> bool) -> bool {
+pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     let Ok(watcher) = running() else { return false };
-    if change(&watcher.rounds) {
+    if change(&watcher.idle) {
         tasks().wake();
     }
     true
@@ -236,29 +237,29 @@ fn watch(locked: &mut LockedRing) {
     let ring = locked.ring.clone();
     let Some(set) = locked.waiting.polls.set() else { return };
     // The leader watches the set, and comes by here when it leaves.
-    if ring.wakers.sleep.is_led() || ring.attendance.armed.swap(true, Ordering::SeqCst) {
+    if ring.wakers.sleep.is_led() || ring.watch.armed.swap(true, Ordering::SeqCst) {
         return;
     }
     let armed = running().and_then(|watcher| watcher.arm(&ring, set.number()));
     if armed.is_err() {
-        ring.attendance.armed.store(false, Ordering::SeqCst);
+        ring.watch.armed.store(false, Ordering::SeqCst);
     }
 }
 
 /// Switches the ring's entry off, for a waiter that is about to watch the ring's set itself.
 pub(crate) fn stand_down(locked: &LockedRing) {
-    let attendance = &locked.ring.attendance;
-    let Some(set) = locked.waiting.polls.set().filter(|_| attendance.armed.swap(false, Ordering::SeqCst)) else {
+    let watch = &locked.ring.watch;
+    let Some(set) = locked.waiting.polls.set().filter(|_| watch.armed.swap(false, Ordering::SeqCst)) else {
         return;
     };
     if let Ok(watcher) = running() {
-        let _ = watcher.set.modify(set.number(), epoll::ONESHOT, attendance.id.load(Ordering::Relaxed));
+        let _ = watcher.set.modify(set.number(), epoll::ONESHOT, watch.id.load(Ordering::Relaxed));
     }
 }
 
 /// Drops the ring's entry, for a ring that goes away.
 pub(crate) fn forget(ring: &Arc<Ring>) {
-    let id = ring.attendance.id.load(Ordering::Relaxed);
+    let id = ring.watch.id.load(Ordering::Relaxed);
     if id == 0 {
         return;
     }

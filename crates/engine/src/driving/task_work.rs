@@ -150,7 +150,7 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
 fn run_unattended(ring: &Arc<Ring>, exit: Exit) {
     while ring.has_work_left() {
         let Some(mut locked) = ring.try_lock() else { return };
-        if ring.attendance.take_call() {
+        if ring.watch.take_call() {
             run_all(&mut locked);
         } else {
             run(&mut locked);

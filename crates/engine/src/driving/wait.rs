@@ -103,7 +103,7 @@ fn look_and_depart(mut locked: LockedRing) {
 /// Completes finished work, and what is known or expected to be ready.
 fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     task_work::hear_announcement(locked);
-    locked.ring.attendance.habit.visit();
+    locked.ring.watch.activity.visit();
     task_work::run_for_wait(locked, wanted);
     expiry::expire(locked);
     if !locked.ring.is_polled_by_thread() {

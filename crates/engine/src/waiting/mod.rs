@@ -8,14 +8,13 @@
 //! | time | `timeout` |
 //! | the program's next submission | `sq_thread` |
 //!
-//! Estimates that decide how a thread waits: `attendance` (how active a ring's program is),
+//! Estimates that decide how a thread waits: `watcher_entry` (how active a ring's program is),
 //! `cq_estimate`, `expected`, `lone_wait`.
 //!
 //! `tasks` has the ring watcher start threads. `watchdog` gets a driver out of a call that should
 //! not have slept (`stuck_calls`). `cancel` ends a wait. The threads that bring requests back are
 //! in `driving`.
 
-pub(crate) mod attendance;
 pub(crate) mod cancel;
 pub(crate) mod cq_estimate;
 pub(crate) mod device_queues;
@@ -31,4 +30,5 @@ pub(crate) mod tasks;
 pub(crate) mod timeout;
 mod waiters;
 pub(crate) mod watchdog;
+pub(crate) mod watcher_entry;
 pub(crate) mod workers;

@@ -5,17 +5,17 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A ring's entry in the ring watcher's set.
 #[derive(Default)]
-pub(crate) struct Attendance {
+pub(crate) struct WatcherEntry {
     /// Event data of the entry; 0 until the entry is first made.
     pub id: AtomicU64,
     /// The entry is armed and has not fired since.
     pub armed: AtomicBool,
     /// The entry has fired, and no driver has looked since.
     pub called: AtomicBool,
-    pub habit: Habit,
+    pub activity: Activity,
 }
 
-impl Attendance {
+impl WatcherEntry {
     #[inline(always)]
     pub fn is_called(&self) -> bool {
         self.called.load(Ordering::Relaxed)
@@ -27,16 +27,16 @@ impl Attendance {
     }
 }
 
-/// Activity estimate that a ring needs for idle watching: at first, and at most. [`Habit::came_by`]
-/// makes the estimate.
+/// Activity estimate that a ring needs for idle watching: at first, and at most.
+/// [`Activity::note_call`] makes the estimate.
 const FIRST_TRIAL: u32 = 64;
 
 const LAST_TRIAL: u32 = 2048;
 
-/// Estimate of how a ring's program behaves. All words are hints, except `on_round`.
+/// Estimate of how a ring's program behaves. All words are hints, except `idle_watched`.
 #[derive(Default)]
-pub(crate) struct Habit {
-    pub on_round: AtomicBool,
+pub(crate) struct Activity {
+    pub idle_watched: AtomicBool,
     /// Number of times that the program has come to wait and looked at all there is; written by the
     /// driver. A thread that only submits does not look at files and timers, so its calls do not
     /// count.
@@ -47,16 +47,16 @@ pub(crate) struct Habit {
     pub doubt: AtomicU32,
 }
 
-impl Habit {
+impl Activity {
     #[inline]
-    pub fn is_on_round(&self) -> bool {
-        self.on_round.load(Ordering::Relaxed)
+    pub fn is_idle_watched(&self) -> bool {
+        self.idle_watched.load(Ordering::Relaxed)
     }
 
     /// Counts a call of the program, to wait or only to submit. A program that submits more than
     /// once per wait may be one that looks at the CQ in memory.
     #[inline]
-    pub fn came_by(&self, waits: bool) {
+    pub fn note_call(&self, waits: bool) {
         let before = self.waits.load(Ordering::Relaxed);
         let now = if waits { (before + 2).min(2 * LAST_TRIAL) } else { before.saturating_sub(1) };
         self.waits.store(now, Ordering::Relaxed);
