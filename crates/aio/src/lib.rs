@@ -79,7 +79,7 @@ fn make(trust: AddressTrust, requests: u32, place: UserAddress, kind: ContextKin
     if occupant != 0 || requests == 0 {
         return Err(Errno::EINVAL);
     }
-    let attention = if LOOKS.load(Ordering::Relaxed) { Attention::Preferred } else { Attention::Told };
+    let attention = if LOOKS.load(Ordering::Relaxed) { Attention::Preferred } else { Attention::Signalled };
     let address = table::insert(|id| Context::new(trust, requests, id, kind, attention))?;
     user_memory::write(place, address).inspect_err(|_| {
         let _ = destroy(address);

@@ -5,8 +5,8 @@
 //!   [`LockedRing`], the proof that the thread holds the ring's lock (the kernel's `uring_lock`).
 
 use crate::completion::event_descriptor::EventDescriptor;
+use crate::completion::request_events::RequestEvents;
 use crate::completion::signal::Readiness;
-use crate::completion::told::Told;
 use crate::completion::wakers::Wakers;
 use crate::counters::RingCounters;
 use crate::op::named_files::NamedFiles;
@@ -71,7 +71,7 @@ pub struct Ring {
     pub(crate) cq_waits: CqWaits,
     /// The registered eventfd of a ring that defers task work. It is signalled for work that other
     /// threads bring without the ring's lock.
-    pub(crate) told_of_work: Mutex<Option<Arc<EventDescriptor>>>,
+    pub(crate) work_event: Mutex<Option<Arc<EventDescriptor>>>,
     /// Callers that ask for events poll the devices for them, though the ring is not a polled one:
     /// see `calls::events`.
     pub(crate) looks_for_events: bool,
@@ -142,7 +142,7 @@ pub(crate) struct Registered {
 pub(crate) struct Notify {
     pub event_descriptor: Option<Arc<EventDescriptor>>,
     /// Requests' own eventfds.
-    pub request_events: Told,
+    pub request_events: RequestEvents,
     /// CQEs were published since the lock was taken, and sleepers are to be notified.
     pub published: bool,
     /// One of these CQEs came from a worker (EVENTFD_ASYNC).
@@ -172,7 +172,7 @@ impl Ring {
             watch: WatcherEntry::default(),
             sq_thread: SqThreadHandle::default(),
             cq_waits: CqWaits::default(),
-            told_of_work: Mutex::new(None),
+            work_event: Mutex::new(None),
             looks_for_events: false,
             expected_requests: 0,
             made_by: process::this(),

@@ -39,7 +39,7 @@ const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
     /// By themselves: a device signals its completions.
-    Told,
+    Signalled,
     /// Callers that ask for events poll the devices, unless an eventfd waits for an event.
     Preferred,
     /// Only by asking for them (IOPOLL). A device that does not poll is refused, and the program is
@@ -72,7 +72,7 @@ impl Ring {
         // The program does not read events there, and the rest waits in the backlog.
         let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
-        let memory = Memory::for_events(layout, id, attention == Attention::Told)?;
+        let memory = Memory::for_events(layout, id, attention == Attention::Signalled)?;
         ring_watcher::start()?;
         let flags = if attention == Attention::Required { IORING_SETUP_IOPOLL } else { 0 };
         let mut ring = super::setup::new_ring(flags, memory);
@@ -270,12 +270,12 @@ impl<'a> Submission<'a> {
         })
     }
 
-    /// Hands over a request: `user_data` is its iocb, `pad2` the value for its event, and `told`
-    /// its own eventfd.
+    /// Hands over a request: `user_data` is its iocb, `pad2` the value for its event, and
+    /// `request_events` its own eventfd.
     ///
     /// Errors: those of its prepare; there is then no such request.
     #[inline]
-    pub fn add(&mut self, sqe: &Sqe, told: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
+    pub fn add(&mut self, sqe: &Sqe, event: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let locked = self.locked();
         let mut request = locked.queues.pool.take().ok_or(Errno::EAGAIN)?;
         request.sqe = *sqe;
@@ -295,8 +295,8 @@ impl<'a> Submission<'a> {
         }
         locked.waiting.rights.mark(&mut request);
         locked.queues.statistics.count_submitted(sqe.opcode);
-        locked.notify.request_events.begin(&told);
-        request.told = told;
+        locked.notify.request_events.begin(&event);
+        request.event = event;
         locked.queues.drain.admit();
         start::start(locked, request, row);
         Ok(())

@@ -91,7 +91,7 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_EVENTFD_ASYNC) => register_eventfd(locked, call, true),
         n if n == number(op::IORING_UNREGISTER_EVENTFD) => {
             call.need_nothing()?;
-            *locked.ring.told_of_work.lock() = None;
+            *locked.ring.work_event.lock() = None;
             locked.notify.event_descriptor.take().map(|_| 0).ok_or(Errno::ENXIO)
         }
         n if n == number(op::IORING_REGISTER_PROBE) => probe(call),
@@ -196,7 +196,7 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
     }
     let event = Arc::new(EventDescriptor::new(number, only_async)?);
     if locked.ring.defers_task_work() {
-        *locked.ring.told_of_work.lock() = Some(event.clone());
+        *locked.ring.work_event.lock() = Some(event.clone());
     }
     locked.notify.event_descriptor = Some(event);
     Ok(0)

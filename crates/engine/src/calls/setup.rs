@@ -154,7 +154,7 @@ impl Ring {
         let _ = locked.registered.files.unregister();
         locked.notify.event_descriptor = None;
         locked.notify.request_events.forget();
-        *self.told_of_work.lock() = None;
+        *self.work_event.lock() = None;
         fast_poll::dissolve(&mut locked);
         self.wakers.completions.end();
         let departing = {

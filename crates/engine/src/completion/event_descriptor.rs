@@ -36,7 +36,7 @@ impl EventDescriptor {
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn tell(&self, memory: &Memory, by_worker: bool) {
+    pub(crate) fn signal(&self, memory: &Memory, by_worker: bool) {
         if !by_worker && self.only_async || memory.is_eventfd_disabled() {
             return;
         }

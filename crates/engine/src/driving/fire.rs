@@ -41,7 +41,7 @@ fn take_events(locked: &mut LockedRing) {
 }
 
 pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
-    locked.waiting.polls.expected.told_of(events.len());
+    locked.waiting.polls.expected.note_events(events.len());
     prefetch(locked, events);
     for (at, event) in events.iter().enumerate() {
         if let Some(next) = events.get(at + 1) {
@@ -121,14 +121,14 @@ pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
 /// Posts one more CQE of a multishot poll. Returns `false` if the next CQE is its last, because
 /// this one does not fit.
 fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
-    !is_told_by_a_ring(locked, request.sqe.fd, request.file.number)
+    !is_signalled_by_a_ring(locked, request.sqe.fd, request.file.number)
         && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
 }
 
 /// Returns whether completions make the file readable. That holds for the ring's registered
 /// eventfd, a ring's descriptor, and an epoll set that contains one of these. A multishot on such a
 /// file could feed itself for ever, so its first event of that kind is its last.
-fn is_told_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
+fn is_signalled_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     let by_event = locked.notify.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();
         event.number == asked

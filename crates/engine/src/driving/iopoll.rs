@@ -59,7 +59,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 back.release(Exit::Finished);
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
-            End::Told => {
+            End::UseInterrupts => {
                 // Never wait for more than is in flight.
                 let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
                 back.release(Exit::Pause);
@@ -83,7 +83,7 @@ pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
             End::Interrupted if !any => return Err(Errno::EINTR),
             End::TimeIsUp if !any => return Err(Errno::ETIME),
             End::Interrupted | End::TimeIsUp => return Ok(()),
-            End::Told => return wait::wait(ring, call),
+            End::UseInterrupts => return wait::wait(ring, call),
             End::NothingOut => {}
         }
         wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
@@ -105,7 +105,7 @@ enum End {
     Interrupted,
     TimeIsUp,
     /// The devices' policy asks for interrupts.
-    Told,
+    UseInterrupts,
 }
 
 /// Polls until there are `minimum` CQEs, for at most `limit`. The batch is finished on return.
@@ -154,7 +154,7 @@ fn look_until<'a>(
                 locked.release(Exit::Pause);
                 ring.lock()
             }
-            Pause::Interrupt => return (locked, End::Told),
+            Pause::Interrupt => return (locked, End::UseInterrupts),
         };
     }
 }

@@ -151,7 +151,7 @@ pub(crate) fn settle(locked: &mut LockedRing) {
             locked.devices.queues.looked_at_later = true;
             return;
         }
-        if !found && locked.devices.queues.cannot_tell() {
+        if !found && locked.devices.queues.lacks_interrupt() {
             return;
         }
     }

@@ -31,7 +31,7 @@ impl<'a> LockedRing<'a> {
             // A watcher that is woken for the CQEs sees the backlog, too.
             let _ = self.queues.cq.take_growth();
         }
-        self.tell();
+        self.notify_watchers();
     }
 
     /// Notifies sleepers and the watchers of the ring's descriptor, whose next call moves the
@@ -79,14 +79,14 @@ impl<'a> LockedRing<'a> {
     }
 
     #[inline(always)]
-    fn tell(&mut self) {
+    fn notify_watchers(&mut self) {
         self.ring.readiness.signal();
         let by_worker = core::mem::take(&mut self.notify.completed_by_worker);
         if let Some(event) = &self.notify.event_descriptor {
-            event.tell(&self.ring.memory, by_worker);
+            event.signal(&self.ring.memory, by_worker);
         }
         if self.notify.request_events.is_due() {
-            self.notify.request_events.tell();
+            self.notify.request_events.signal();
         }
     }
 

@@ -100,8 +100,8 @@ impl Ring {
 /// Notifies the owner of a DEFER_TASKRUN ring, which alone runs its work.
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     show_deferred(ring);
-    if let Some(event) = &*ring.told_of_work.lock() {
-        event.tell(&ring.memory, by_worker);
+    if let Some(event) = &*ring.work_event.lock() {
+        event.signal(&ring.memory, by_worker);
     }
 }
 
@@ -109,10 +109,10 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
 /// eventfd is not written to if it caused the event.
 pub(crate) fn announce_files(ring: &Arc<Ring>) {
     show_deferred(ring);
-    if let Some(event) = &*ring.told_of_work.lock()
+    if let Some(event) = &*ring.work_event.lock()
         && !event.is_cause()
     {
-        event.tell(&ring.memory, false);
+        event.signal(&ring.memory, false);
     }
 }
 

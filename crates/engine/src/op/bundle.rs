@@ -134,7 +134,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         let Ok(transfer) = transfer_of(request) else { break };
         transfer.selections = Selections::default();
         let has_had_its_share = has_had_its_share(transfer, bundle.bytes);
-        if bundle.rest == Rest::Nothing && !receive::told_of_end(request) {
+        if bundle.rest == Rest::Nothing && !receive::reported_end(request) {
             return receive::drained(request);
         }
         if has_had_its_share {
@@ -179,13 +179,13 @@ struct Bundle {
 }
 
 /// Receives into one buffer if the amount is not known, and then all that is there into as many
-/// buffers as it needs. `is_told`: the receive before this one has found out the amount.
-fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool) -> Result<Step, Errno> {
+/// buffers as it needs. `is_reported`: the receive before this one has found out the amount.
+fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
     let &mut SendReceive { mut wanted, limit, selections, flags, .. } = transfer_of(request)?;
     let waits_for_all = flags & message::WAIT_ALL != 0;
-    if is_told && wanted == 0 && transfer_of(request)?.discards() {
+    if is_reported && wanted == 0 && transfer_of(request)?.discards() {
         wanted = message::unread(number);
     }
     let bounded = |most: u32| match limit {
@@ -228,7 +228,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_told: bool)
     }
     let rest = rest(request, bytes, room);
     if goes_on {
-        let is_drained = rest == Rest::Nothing && !receive::told_of_end(request);
+        let is_drained = rest == Rest::Nothing && !receive::reported_end(request);
         return Ok(if is_drained { Step::Drained } else { Step::GoesOn });
     }
     let discards = transfer_of(request)?.discards();

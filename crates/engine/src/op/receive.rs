@@ -63,7 +63,7 @@ pub(crate) enum Rest {
 
 /// Returns what is left in the socket after a receive of `bytes` into `room`.
 pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
-    let (number, told) = (request.file.number, request.ready_for);
+    let (number, reported) = (request.file.number, request.ready_for);
     let Ok(transfer) = transfer_of(request) else { return Rest::Unknown };
     if transfer.flags & message::URGENT != 0 {
         return Rest::Unknown;
@@ -74,7 +74,7 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
         Counted::UpToSeam => message::unread(number) != 0,
         // Urgent data that comes later makes an event of its own.
         Counted::UpToUrgent => {
-            !is_short && message::unread(number) != 0 || told & epoll::PRI != 0 && message::is_at_urgent(number)
+            !is_short && message::unread(number) != 0 || reported & epoll::PRI != 0 && message::is_at_urgent(number)
         }
     };
     if is_left { Rest::Something } else { Rest::Nothing }
@@ -120,10 +120,10 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     };
     let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
         // At a seam of the stream there is more, which no event would report.
-        let is_drained = rest(request, bytes, room) == Rest::Nothing && !told_of_end(request);
+        let is_drained = rest(request, bytes, room) == Rest::Nothing && !reported_end(request);
         return is_drained.then(|| drained(request));
     };
-    if may_tell_of_more(transfer, bytes, room) && tells_of_more(request, bytes, room) {
+    if may_report_more(transfer, bytes, room) && reports_more(request, bytes, room) {
         request.cqe_flags |= IORING_CQE_F_SOCK_NONEMPTY;
     }
     Some(outcome)
@@ -150,12 +150,12 @@ fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: b
 /// Returns whether there may be more: the room was filled, the end was reached, or nothing was
 /// taken out.
 #[inline]
-fn may_tell_of_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
+fn may_report_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
     bytes >= room || bytes == 0 || transfer.flags & message::PEEK != 0
 }
 
 #[cold]
-fn tells_of_more(request: &mut Request, bytes: u64, room: u64) -> bool {
+fn reports_more(request: &mut Request, bytes: u64, room: u64) -> bool {
     if bytes == 0 && room > 0 {
         return message::counts_end(request.file.number);
     }
@@ -237,7 +237,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
         if let Some(outcome) = post(locked, request, result, ended, rest) {
             return outcome;
         }
-        if rest == Rest::Nothing && !told_of_end(request) {
+        if rest == Rest::Nothing && !reported_end(request) {
             return drained(request);
         }
     }
@@ -245,7 +245,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
 }
 
 /// Returns whether the event that called the request also reports an end.
-pub(crate) fn told_of_end(request: &Request) -> bool {
+pub(crate) fn reported_end(request: &Request) -> bool {
     request.ready_for & (epoll::PEER_HANG_UP | epoll::HUP | epoll::ERR) != 0
 }
 

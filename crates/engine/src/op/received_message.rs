@@ -20,7 +20,7 @@ pub(crate) fn receive(transfer: &mut SendReceive, number: i32) -> Result<(u64, b
     let mut header = message.header;
     into(&mut header, message, &part);
     let bytes = message::receive_message(number, &mut header, flags)?;
-    tell(message.told, &header)?;
+    report(message.report_to, &header)?;
     Ok((bytes, was_cut(&header)))
 }
 
@@ -40,7 +40,7 @@ pub(crate) fn was_cut(header: &MessageHeader) -> bool {
 }
 
 /// Writes the kernel's results into the program's own header.
-fn tell(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
+fn report(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
     if !header.name.is_null() {
         user_memory::write(to.offset(message::NAME_LENGTH_OFFSET), header.name_length)?;
     }

@@ -157,7 +157,7 @@ pub(crate) fn call(transfer: &mut SendReceive, extra_flags: u32, number: i32) ->
     let (part, flags) = (transfer.part, transfer.flags | extra_flags);
     match &mut transfer.message {
         None => send_call(number, part, flags, None),
-        Some(message) if message.members.is_any() || message.told.0 != 0 => {
+        Some(message) if message.members.is_any() || message.report_to.0 != 0 => {
             send_message_call(number, message.prepare(), flags)
         }
         Some(message) => send_call(number, part, flags, message.address.as_ref().map(Address::bytes)),

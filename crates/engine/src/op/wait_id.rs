@@ -20,12 +20,12 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.addr3 != 0 || sqe.op_flags != 0 {
         return Err(Errno::EINVAL);
     }
-    let (kind, options, told) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
+    let (kind, options, report_to) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
     if options & __WNOTHREAD != 0 {
         // Another thread would wait.
         return Err(Errno::EINVAL);
     }
-    request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, told, named: None });
+    request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, report_to, named: None });
     Ok(())
 }
 
@@ -75,12 +75,12 @@ impl WaitId {
     /// Writes the result to the program, even if there was none, except for an invalid request.
     fn end(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
         let result = found.map_or_else(Errno::negative, |_| 0);
-        if self.told.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {
+        if self.report_to.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {
             return result;
         }
         let part = |from: usize| [info[from], info[from + 1], info[from + 2]];
-        let first = user_memory::write(self.told, part(0));
-        let second = user_memory::write(self.told.offset(4 * SECOND_PART as u64), part(SECOND_PART));
+        let first = user_memory::write(self.report_to, part(0));
+        let second = user_memory::write(self.report_to.offset(4 * SECOND_PART as u64), part(SECOND_PART));
         first.and(second).map_or_else(Errno::negative, |()| result)
     }
 }

@@ -18,7 +18,7 @@ pub(crate) mod outcome;
 pub(crate) mod pool;
 
 use crate::completion::event_descriptor::EventDescriptor;
-use crate::completion::told::Told;
+use crate::completion::request_events::RequestEvents;
 use crate::registered::buffer_group::SelectedBuffer;
 use crate::registered::registered_buffers::BufferHold;
 use alloc::sync::Arc;
@@ -128,7 +128,7 @@ pub(crate) struct Request {
     /// Flags of its next CQE.
     pub cqe_flags: u32,
     /// The eventfd that it names, on a ring whose completions are events.
-    pub told: Option<Arc<EventDescriptor>>,
+    pub event: Option<Arc<EventDescriptor>>,
 }
 
 /// A request's progress, as far as it decides what is done next.
@@ -241,7 +241,7 @@ impl Request {
             ready_for: 0,
             result: 0,
             cqe_flags: 0,
-            told: None,
+            event: None,
         }
     }
 
@@ -269,11 +269,11 @@ impl Request {
     /// Returns what its completion carries beside the CQE, on a ring that has that. An event
     /// signals the request's own eventfd once it is published.
     #[inline(never)]
-    pub fn extension(&mut self, has_events: bool, told: &mut Told) -> [u64; 2] {
+    pub fn extension(&mut self, has_events: bool, events: &mut RequestEvents) -> [u64; 2] {
         if !has_events {
             return self.operation.cqe_extra();
         }
-        told.end(self.told.take());
+        events.end(self.event.take());
         [self.sqe.pad2, 0]
     }
 
@@ -294,7 +294,7 @@ impl Request {
         }
         self.fixed_buffer.release();
         debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());
-        debug_assert!(self.told.is_none());
+        debug_assert!(self.event.is_none());
     }
 }
 

@@ -234,7 +234,7 @@ impl DeviceQueues {
 
     /// Returns whether a device with requests in flight has no interrupt, so that only a poll finds
     /// their completions.
-    pub fn cannot_tell(&self) -> bool {
+    pub fn lacks_interrupt(&self) -> bool {
         self.channels.iter().any(|queue| queue.channel.in_flight() > 0 && queue.channel.interrupt().is_none())
     }
 

@@ -59,7 +59,7 @@ impl Expected {
 
     /// Notes the number of events that a wait of the set has brought.
     #[inline]
-    pub fn told_of(&mut self, events: usize) {
+    pub fn note_events(&mut self, events: usize) {
         if events >= MANY && !self.guesses {
             self.guesses = self.pause == 0;
             self.pause = self.pause.saturating_sub(1);

@@ -317,12 +317,12 @@ impl PollTable {
         if known {
             match set.modify(number, events, tag) {
                 Err(Errno::ENOENT) => set.add(number, events, tag).map(|()| false),
-                told => told.map(|()| true),
+                attached => attached.map(|()| true),
             }
         } else {
             match set.add(number, events, tag) {
                 Err(Errno::EEXIST) => set.modify(number, events, tag).map(|()| true),
-                told => told.map(|()| false),
+                attached => attached.map(|()| false),
             }
         }
     }

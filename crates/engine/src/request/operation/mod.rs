@@ -272,7 +272,7 @@ pub(crate) struct WaitId {
     pub kind: u32,
     pub id: i32,
     pub options: u32,
-    pub told: UserAddress,
+    pub report_to: UserAddress,
     /// The process's descriptor, if the request named one: the program may close its own meanwhile.
     pub named: Option<HeldDescriptor>,
 }

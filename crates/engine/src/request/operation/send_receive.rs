@@ -62,7 +62,7 @@ pub(crate) struct Message {
     /// The header for the next call.
     pub header: MessageHeader,
     /// The program's own header, into which the results of a receive are written.
-    pub told: UserAddress,
+    pub report_to: UserAddress,
     /// The address to send to.
     pub address: Option<Address>,
     /// Bytes of the peer's address that the program wants.
@@ -99,7 +99,7 @@ impl Message {
     /// of read.
     pub fn read(&mut self, from: UserAddress, receives: bool) -> Result<(), Errno> {
         let mut header: MessageHeader = user_memory::read(from)?;
-        self.told = from;
+        self.report_to = from;
         self.name_room = header.name_length;
         header.flags = 0;
         if header.name.is_null() {
@@ -123,7 +123,7 @@ impl Message {
     /// Clears everything, for reuse.
     pub fn clear(&mut self) {
         self.header = MessageHeader::default();
-        self.told = UserAddress::NULL;
+        self.report_to = UserAddress::NULL;
         self.address = None;
         self.name_room = 0;
         self.members.clear();

@@ -7,14 +7,14 @@ use alloc::vec::Vec;
 
 /// Pending notifications; the holder of the ring's lock owns them.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct RequestEvents {
     /// Requests under way that name an eventfd.
     under_way: u32,
     /// The eventfd of each completion that is not published yet.
     done: Vec<Arc<EventDescriptor>>,
 }
 
-impl Told {
+impl RequestEvents {
     /// Counts a request that begins.
     #[inline]
     pub fn begin(&mut self, event: &Option<Arc<EventDescriptor>>) {
@@ -45,7 +45,7 @@ impl Told {
     /// a program may use the number.
     #[cold]
     #[inline(never)]
-    pub fn tell(&mut self) {
+    pub fn signal(&mut self) {
         let done = core::mem::take(&mut self.done);
         for same in done.chunk_by(Arc::ptr_eq) {
             same[0].add(same.len() as u64);
