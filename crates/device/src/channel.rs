@@ -122,10 +122,10 @@ impl Channel {
         }
     }
 
-    /// Whether a poll may find completions; see [`QueuePair::has_news`].
+    /// Whether a poll may find completions; see [`QueuePair::has_completions`].
     #[inline]
-    pub fn has_news(&mut self) -> bool {
-        self.queue.has_news()
+    pub fn has_completions(&mut self) -> bool {
+        self.queue.has_completions()
     }
 
     #[inline(never)]

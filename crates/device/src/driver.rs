@@ -121,7 +121,7 @@ pub trait QueuePair: Send {
 
     /// Whether a poll may find completions. Cheap, because users call it repeatedly between polls.
     /// `true` if only a poll can find out.
-    fn has_news(&mut self) -> bool {
+    fn has_completions(&mut self) -> bool {
         true
     }
 

@@ -42,7 +42,7 @@ use usring_uapi::io_uring as abi;
 
 /// Calls in a row that may find enough completions before the ring's files and timers are polled
 /// again. A poll costs a system call.
-const CALLS_WITHOUT_A_LOOK: u32 = 8;
+const CALLS_WITHOUT_POLL: u32 = 8;
 /// Calls in a row without a poll of the epoll set where files were tried before the set reported
 /// them, and were ready. The next poll of the set has to check each of those files once more, so it
 /// is made less often. (It is not enough that some files are expected to be ready: a call that
@@ -74,7 +74,7 @@ pub struct Ring {
     pub(crate) work_event: Mutex<Option<Arc<EventDescriptor>>>,
     /// Callers that ask for events poll the devices for them, though the ring is not a polled one:
     /// see `calls::events`.
-    pub(crate) looks_for_events: bool,
+    pub(crate) waiters_poll: bool,
     /// Number of concurrent requests that the ring was made for, where its CQ does not show it.
     pub(crate) expected_requests: u32,
     /// The process that made the ring.
@@ -123,7 +123,7 @@ pub(crate) struct Waiting {
     pub clock: Clock,
     /// Calls since the ring's files and timers were last polled, on a ring that defers its task
     /// work.
-    pub unlooked: u32,
+    pub calls_without_poll: u32,
 }
 
 /// The things that the program has registered. `calls::register` fills the tables, and requests
@@ -173,7 +173,7 @@ impl Ring {
             sq_thread: SqThreadHandle::default(),
             cq_waits: CqWaits::default(),
             work_event: Mutex::new(None),
-            looks_for_events: false,
+            waiters_poll: false,
             expected_requests: 0,
             made_by: process::this(),
             state: Mutex::new(state),
@@ -282,34 +282,34 @@ impl<'a> LockedRing<'a> {
     /// without it.
     #[cold]
     #[inline(never)]
-    pub fn is_due_for_a_look(&mut self) -> bool {
+    pub fn is_poll_due(&mut self) -> bool {
         if self.waiting.polls.armed() == 0 && self.waiting.timeouts.is_empty() && self.devices.queues.in_flight() == 0 {
             return false;
         }
-        self.waiting.unlooked += 1;
-        let limit = if self.waiting.polls.expected.was_right() { CALLS_OF_GUESSES } else { CALLS_WITHOUT_A_LOOK };
-        if self.waiting.unlooked < limit {
+        self.waiting.calls_without_poll += 1;
+        let limit = if self.waiting.polls.expected.was_right() { CALLS_OF_GUESSES } else { CALLS_WITHOUT_POLL };
+        if self.waiting.calls_without_poll < limit {
             return false;
         }
-        self.has_looked();
+        self.note_poll();
         true
     }
 
     /// Returns whether waiters poll the devices, so that completion interrupts stay off.
-    pub fn is_looked_for(&self) -> bool {
-        self.ring.is_polled() || self.ring.looks_for_events && !self.notify.request_events.is_awaited()
+    pub fn waiters_poll_devices(&self) -> bool {
+        self.ring.is_polled() || self.ring.waiters_poll && !self.notify.request_events.is_awaited()
     }
 
     /// Notes that the files have been polled.
     #[inline]
-    pub fn has_looked(&mut self) {
-        self.waiting.unlooked = 0;
+    pub fn note_poll(&mut self) {
+        self.waiting.calls_without_poll = 0;
         self.waiting.polls.expected.begin_anew();
     }
 
     /// Wakes sleepers for what was published, while the lock is still held.
     pub fn wake_others(&mut self) {
-        if let Some(ready) = self.take_news() {
+        if let Some(ready) = self.take_published() {
             self.ring.wakers.wake_all(ready);
         }
     }
@@ -319,7 +319,7 @@ impl<'a> LockedRing<'a> {
     /// sleepers move into the ring. It is also needed where task work is deferred: the owner of
     /// such a ring waits for further CQEs and not for a total.
     #[inline(always)]
-    fn take_news(&mut self) -> Option<u32> {
+    fn take_published(&mut self) -> Option<u32> {
         if !core::mem::take(&mut self.notify.published) {
             return None;
         }
@@ -337,10 +337,10 @@ impl<'a> LockedRing<'a> {
     #[inline(always)]
     pub fn unlock(mut self) -> Farewell<'a> {
         debug_assert!(!self.queues.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
-        let news = self.take_news();
+        let published = self.take_published();
         let ring = self.ring;
         drop(self.state);
-        if let Some(ready) = news {
+        if let Some(ready) = published {
             ring.wakers.wake_all(ready);
         }
         self.farewell

@@ -132,7 +132,7 @@ impl QueuePair for ConstantQueue {
         }
     }
 
-    fn has_news(&mut self) -> bool {
+    fn has_completions(&mut self) -> bool {
         is_past(self.batches.earliest())
     }
 
@@ -188,7 +188,7 @@ impl QueuePair for DrawnQueue {
         }
     }
 
-    fn has_news(&mut self) -> bool {
+    fn has_completions(&mut self) -> bool {
         is_past(self.timeline.earliest())
     }
 

@@ -151,7 +151,7 @@ impl<'a> Rig<'a> {
     pub fn wait(&mut self) -> Vec<Completion> {
         let start = Instant::now();
         loop {
-            if self.options.interrupts || self.queue.has_news() {
+            if self.options.interrupts || self.queue.has_completions() {
                 self.look();
             }
             if !self.found.is_empty() {

@@ -99,7 +99,7 @@ impl Ring {
                 }
                 // If this thread alone polls the ring's files and timers, it does so now and then
                 // all the same.
-                if self.is_left_to_owner() && locked.is_due_for_a_look() {
+                if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();
                 }
@@ -121,7 +121,7 @@ impl Ring {
     #[inline(never)]
     fn enter_idle(&self, mut locked: LockedRing, call: &EnterCall) -> Result<u32, Errno> {
         if call.to_submit == 0 {
-            self.look_for_own(&mut locked);
+            self.poll_own(&mut locked);
         }
         let is_refused = call.to_submit != 0 && memory_reserve::is_low() && locked.queues.sq.pending() != 0;
         locked.release(Exit::Leave);
@@ -132,7 +132,7 @@ impl Ring {
     /// pipe that was then written to. So a caller with nothing to submit finds their CQEs. The
     /// kernel completes them before such a call returns. The owner of a ring that defers task work
     /// asks with GETEVENTS.
-    fn look_for_own(&self, locked: &mut LockedRing) {
+    fn poll_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
             crate::driving::task_work::run_all(locked);
         }

@@ -76,7 +76,7 @@ impl Ring {
         ring_watcher::start()?;
         let flags = if attention == Attention::Required { IORING_SETUP_IOPOLL } else { 0 };
         let mut ring = super::setup::new_ring(flags, memory);
-        ring.looks_for_events = attention == Attention::Preferred;
+        ring.waiters_poll = attention == Attention::Preferred;
         ring.expected_requests = requests;
         Ok(Arc::new(ring))
     }
@@ -146,8 +146,8 @@ impl Ring {
         let deadline = deadline.map(|at| (Clock::Monotonic, at));
         let call = WaitCall { completions: wanted, deadline, mask, ..Default::default() };
         // A mask is only in force during a sleep, so with a mask the caller does not poll.
-        if self.looks_for_events && mask.is_none() {
-            return iopoll::look_and_wait(self, &call);
+        if self.waiters_poll && mask.is_none() {
+            return iopoll::poll_and_wait(self, &call);
         }
         wait::wait(self, &call)
     }
@@ -334,7 +334,7 @@ impl Drop for Submission<'_> {
             let ring = locked.ring;
             // Threads that sleep on this ring have to poll now; with deferred submits they have
             // been woken before.
-            let looked_for = ring.looks_for_events
+            let looked_for = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();
             locked.release(Exit::Leave);

@@ -11,7 +11,7 @@ use crate::submission::issue;
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
     while !locked.queues.successors.is_empty() {
-        fire::look_before_successors(locked);
+        fire::poll_before_successors(locked);
         run_successors(locked);
     }
     locked.devices.queues.ring_doorbells();

@@ -12,7 +12,7 @@
 //!
 //! 1. It sleeps by a timer until shortly before the expected completion, where
 //!    the device is slow enough for a timer.
-//! 2. It looks at the CQ, for at most [`MOST_LOOK`]. `CqWaits::look` decides.
+//! 2. It looks at the CQ, for at most [`MOST_POLL`]. `CqWaits::poll` decides.
 //! 3. It sleeps until the SQ thread wakes it.
 //!
 //! Three rules bound the look:
@@ -23,14 +23,14 @@
 
 use crate::driving::wait::{self, WaitCall};
 use crate::ring::Ring;
-use crate::waiting::cq_estimate::{Account, MOST_LOOK, Outcome, get, set};
+use crate::waiting::cq_estimate::{Account, MOST_POLL, Outcome, get, set};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::sleep::Sleeper;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
 /// Looks between two readings of the clock.
-const LOOKS: u32 = 16;
+const POLLS: u32 = 16;
 
 /// Waits for `call.completions` CQEs. Returns `EINTR` and `ETIME` only if the CQ is empty.
 pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
@@ -47,10 +47,10 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
 /// Sleeps by a timer, looks and sleeps, as far as each step is worth it.
 fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
-    let nap = waits.nap();
-    if nap != 0 {
-        account.asleep += sleep_by_timer(ring, call, nap)?;
-        let late = lateness(Ticks::now().since(start), nap);
+    let sleep_span = waits.timer_sleep();
+    if sleep_span != 0 {
+        account.asleep += sleep_by_timer(ring, call, sleep_span)?;
+        let late = lateness(Ticks::now().since(start), sleep_span);
         set(&waits.late, (7 * get(&waits.late) + late) / 8);
         if ring.memory.ready() >= wanted {
             account.outcome = Outcome::Overslept;
@@ -58,10 +58,10 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Ac
         }
     }
     let elapsed = Ticks::now().since(start);
-    let budget = waits.look(elapsed);
+    let budget = waits.poll(elapsed);
     if budget != 0 {
-        let found = look(ring, wanted, budget);
-        account.looking = Ticks::now().since(start) - elapsed;
+        let found = poll(ring, wanted, budget);
+        account.polling = Ticks::now().since(start) - elapsed;
         account.outcome = if found { Outcome::Seen } else { Outcome::Missed };
         if found {
             return Ok(());
@@ -73,8 +73,8 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Ac
 }
 
 /// Returns by how much a timer's sleep was later than this machine's sleeps are at best.
-fn lateness(slept: Nanoseconds, nap: Nanoseconds) -> Nanoseconds {
-    slept.saturating_sub(nap).saturating_sub(timer_slack::overshoot()).min(MOST_LOOK)
+fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
+    slept.saturating_sub(sleep_span).saturating_sub(timer_slack::overshoot()).min(MOST_POLL)
 }
 
 /// Sleeps by a timer, not beyond the call's deadline; returns the processor time.
@@ -92,10 +92,10 @@ fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result
 }
 
 /// Looks for a while; returns whether there are enough CQEs.
-fn look(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
+fn poll(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
     let start = Ticks::now();
     while !signals::interrupted() && Ticks::now().since(start) < budget {
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS {
             if ring.memory.ready() >= wanted {
                 return true;
             }

@@ -64,11 +64,11 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     // Batches of further channels; there are rarely any.
     let mut others = Vec::new();
     let Some((index, mut batch)) = begin(&mut locked, &mut others) else {
-        call_lookers(ring);
+        wake_polling_waiters(ring);
         return locked;
     };
     locked.release(Exit::ToSubmit);
-    call_lookers(ring);
+    wake_polling_waiters(ring);
     batch.run();
     others.iter_mut().for_each(|(_, batch)| batch.run());
     locked = ring.lock();
@@ -95,8 +95,8 @@ fn end_one(locked: &mut LockedRing, index: usize) {
 
 /// Wakes the threads that sleep instead of polling for events: they have to poll now.
 #[inline(always)]
-fn call_lookers(ring: &Ring) {
-    if ring.looks_for_events {
+fn wake_polling_waiters(ring: &Ring) {
+    if ring.waiters_poll {
         ring.wakers.wake_all(u32::MAX);
     }
 }
@@ -146,7 +146,7 @@ fn bring_others_back(locked: &mut LockedRing, others: Vec<Batch>) {
 fn bring_one_back(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) {
     locked.devices.queues.channels[index].channel.end_deferred(batch);
     // The device has often completed some requests by now, or could not take them without waiting.
-    if !locked.is_looked_for() {
+    if !locked.waiters_poll_devices() {
         reap_one(locked, index);
     }
     end_one(locked, index);

@@ -12,7 +12,7 @@ use usring_sys::epoll::Event;
 /// Polls which armed files are ready now, without waiting. While a thread leads, only that thread
 /// takes events from the set: one of them may be the event that wakes it. The leader is in the
 /// kernel or on its way here.
-pub(crate) fn look(locked: &mut LockedRing) {
+pub(crate) fn poll(locked: &mut LockedRing) {
     if locked.ring.wakers.sleep.is_led() {
         go_on(locked);
         return;
@@ -89,15 +89,15 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
 #[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {
-        look_while_due(locked);
+        poll_while_runnable(locked);
     }
 }
 
 #[inline(never)]
-fn look_while_due(locked: &mut LockedRing) {
+fn poll_while_runnable(locked: &mut LockedRing) {
     const PASSES: u32 = 16;
     for _ in 0..PASSES {
-        look(locked);
+        poll(locked);
         if !locked.waiting.polls.has_runnable() {
             return;
         }

@@ -20,7 +20,7 @@ pub(crate) const EVENTS: usize = 32;
 /// request is due. A poll that has just begun reports what is there. The chains bring its
 /// next event. Issues no successor.
 #[inline]
-pub(crate) fn look_before_successors(locked: &mut LockedRing) {
+pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
         take_events(locked);
     }

@@ -13,7 +13,7 @@ use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
 /// Polls between two chances for other threads to take the ring's lock.
-const LOOKS_PER_TURN: u32 = 16;
+const POLLS_PER_HOLD: u32 = 16;
 
 /// Decades of nanoseconds: longer limits count as none.
 const FOR_EVER: Nanoseconds = 1 << 60;
@@ -43,7 +43,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         return Ok(());
     }
     loop {
-        let (back, end) = look_until(ring, locked, minimum, None);
+        let (back, end) = poll_until(ring, locked, minimum, None);
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
                 // Requests that no queue pair could take are under way in workers.
@@ -72,10 +72,10 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
 
 /// Waits on a ring whose callers poll for events although it is not a polled ring. Spins while
 /// requests are in flight on devices, and sleeps for everything else.
-pub(crate) fn look_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
+pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     loop {
         let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
-        let (back, end) = look_until(ring, ring.lock(), call.completions, left);
+        let (back, end) = poll_until(ring, ring.lock(), call.completions, left);
         let any = back.queues.cq.ready() > 0;
         back.release(Exit::Finished);
         match end {
@@ -110,17 +110,17 @@ enum End {
 
 /// Polls until there are `minimum` CQEs, for at most `limit`. The batch is finished on return.
 #[inline(always)]
-fn look_until<'a>(
+fn poll_until<'a>(
     ring: &'a Arc<Ring>,
     mut locked: LockedRing<'a>,
     minimum: u32,
     limit: Option<Nanoseconds>,
 ) -> (LockedRing<'a>, End) {
     let end = limit.map(|limit| Ticks::now().after(limit));
-    let mut looks = 0;
+    let mut polls = 0;
     loop {
         task_work::run(&mut locked);
-        locked = look(ring, locked);
+        locked = poll_once(ring, locked);
         locked.finish_batch();
         if locked.devices.queues.has_pending_submits() && limit.is_some() {
             // A deferred submit may take longer than the limit.
@@ -138,9 +138,9 @@ fn look_until<'a>(
         if end.is_some_and(|end| Ticks::now() >= end) {
             return (locked, End::TimeIsUp);
         }
-        looks += 1;
-        locked = match locked.devices.queues.pause(looks == 1) {
-            Pause::Spin if looks % LOOKS_PER_TURN != 0 && !locked.devices.queues.has_pending_submits() => {
+        polls += 1;
+        locked = match locked.devices.queues.pause(polls == 1) {
+            Pause::Spin if polls % POLLS_PER_HOLD != 0 && !locked.devices.queues.has_pending_submits() => {
                 let _ = locked.devices.queues.spin();
                 locked
             }
@@ -161,9 +161,9 @@ fn look_until<'a>(
 
 /// Polls the devices once.
 #[inline(always)]
-fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
-    if locked.devices.queues.has_naps() {
-        return look_after_nap(ring, locked);
+fn poll_once<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
+    if locked.devices.queues.has_pre_poll_sleeps() {
+        return poll_after_sleep(ring, locked);
     }
     reap::reap(&mut locked);
     locked
@@ -171,17 +171,17 @@ fn look<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
 
 /// Polls after the sleep that the next request's first poll is worth, on a ring with HYBRID_IOPOLL.
 #[inline(never)]
-fn look_after_nap<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
-    let nap = locked.devices.queues.next_nap();
-    if let Some(nap) = nap.as_ref().filter(|nap| nap.span > 0) {
+fn poll_after_sleep<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
+    let sleep = locked.devices.queues.next_pre_poll_sleep();
+    if let Some(sleep) = sleep.as_ref().filter(|sleep| sleep.span > 0) {
         locked.release(Exit::Pause);
         // A signal may end the sleep early: the caller notices the signal.
-        let _ = timer_slack::sleep_precisely(nap.span);
+        let _ = timer_slack::sleep_precisely(sleep.span);
         locked = ring.lock();
     }
     reap::reap(&mut locked);
-    if let Some(nap) = &nap {
-        locked.devices.queues.end_nap(nap);
+    if let Some(sleep) = &sleep {
+        locked.devices.queues.end_pre_poll_sleep(sleep);
     }
     locked
 }

@@ -26,7 +26,7 @@ pub(crate) mod fire;
 pub(crate) mod idle_watch;
 pub(crate) mod iopoll;
 mod last_thread;
-pub(crate) mod lone_look;
+pub(crate) mod lone_poll;
 mod pace;
 pub(crate) mod reap;
 mod release;

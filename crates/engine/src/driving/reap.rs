@@ -148,7 +148,7 @@ pub(crate) fn settle(locked: &mut LockedRing) {
         locked.finish_batch();
         fruitless = if found { 0 } else { fruitless + 1 };
         if fruitless == PATIENCE {
-            locked.devices.queues.looked_at_later = true;
+            locked.devices.queues.polled_later = true;
             return;
         }
         if !found && locked.devices.queues.lacks_interrupt() {

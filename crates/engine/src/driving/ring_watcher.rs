@@ -185,7 +185,7 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // The callers that ask a polled ring for events poll the devices themselves.
-    let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.is_looked_for();
+    let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.waiters_poll_devices();
     if locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices {
         take_over_waits(locked);
     }
@@ -194,7 +194,7 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
 #[inline(never)]
 fn take_over_waits(locked: &mut LockedRing) {
     let ring = locked.ring;
-    if locked.devices.queues.in_flight() != 0 && !locked.is_looked_for() && !ring.defers_task_work() {
+    if locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices() && !ring.defers_task_work() {
         reap::settle(locked);
     }
     if ring.defers_task_work() && !hears_announcements(locked) {
@@ -218,16 +218,16 @@ fn hears_announcements(locked: &LockedRing) -> bool {
 }
 
 fn watch(locked: &mut LockedRing) {
-    let interrupts = locked.devices.queues.in_flight() != 0 && !locked.is_looked_for();
+    let interrupts = locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices();
     if interrupts && !reap::arm_interrupts(locked) && locked.ring.defers_task_work() {
         // A device raises no interrupt for completions from before it was armed, so the owner is
         // notified here.
         task_work::announce_deferred(locked.ring, false);
     }
     if interrupts && locked.devices.queues.has_silent() {
-        locked.devices.queues.look_later();
+        locked.devices.queues.poll_later();
     }
-    let due = match locked.devices.queues.next_look() {
+    let due = match locked.devices.queues.next_poll() {
         Some(look) => Some(locked.waiting.timeouts.next_due().map_or(look, |due| due.min(look))),
         None => locked.waiting.timeouts.next_due(),
     };

@@ -254,7 +254,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
 /// Runs everything that may be due: files, timers, devices, finished work.
 pub(crate) fn run_all(locked: &mut LockedRing) {
     run(locked);
-    dispatch::look(locked);
+    dispatch::poll(locked);
     reap::reap(locked);
     expiry::expire(locked);
 }

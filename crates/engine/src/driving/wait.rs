@@ -3,7 +3,7 @@
 //! waiters sleep on the sleep word.
 
 use super::pace::Pace;
-use crate::driving::{deferred_submit, dispatch, expiry, fire, lone_look, reap, ring_watcher, task_work};
+use crate::driving::{deferred_submit, dispatch, expiry, fire, lone_poll, reap, ring_watcher, task_work};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::fast_poll;
 use alloc::sync::Arc;
@@ -37,7 +37,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // The deferred submits of other threads may take longer than the limit. The caller does not
     // wait for requests that it has not submitted.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
-    let mut looked = false;
+    let mut polled = false;
     // When the wait for a lone transfer began, if this is one.
     let mut lone: Option<Ticks> = None;
     let mut pace = Pace::default();
@@ -52,10 +52,10 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         // A waiter that is going to sleep sees in the epoll set what is there already.
         let sleeps = locked.queues.cq.ready() < call.completions;
         let asks = call.completions == 0;
-        let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_due_for_a_look();
-        if !looked && !sleeps && locked.waiting.polls.armed() > 0 && (asks || is_due(&mut locked)) {
-            looked = true;
-            dispatch::look(&mut locked);
+        let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_poll_due();
+        if !polled && !sleeps && locked.waiting.polls.armed() > 0 && (asks || is_due(&mut locked)) {
+            polled = true;
+            dispatch::poll(&mut locked);
         }
         locked.finish_batch();
         if hurries || locked.devices.queues.has_pending_backlog() {
@@ -64,8 +64,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         locked.flush_overflow();
         let ready = locked.queues.cq.ready();
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
-        let is_to_look = call.until_devices && locked.devices.queues.in_flight() > 0;
-        if ready >= call.completions || timed_out || is_to_look {
+        let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
+        if ready >= call.completions || timed_out || is_to_poll {
             locked.devices.queues.lone_waits.record(lone.filter(|_| ready >= call.completions));
             locked.release(Exit::Leave);
             return Ok(());
@@ -73,9 +73,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
             // Time is up: look once nevertheless.
-            Err(_) if !looked && locked.waiting.polls.armed() > 0 => {
-                looked = true;
-                look_and_depart(locked);
+            Err(_) if !polled && locked.waiting.polls.armed() > 0 => {
+                polled = true;
+                poll_and_release(locked);
                 continue;
             }
             Err(error) => {
@@ -83,7 +83,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 return if ready > 0 { Ok(()) } else { Err(error) };
             }
         };
-        let Some(locked) = lone_look::look(ring, locked, call.completions, span, &mut lone) else { continue };
+        let Some(locked) = lone_poll::poll(ring, locked, call.completions, span, &mut lone) else { continue };
         match gather_or_sleep(locked, &call, span, &mut pace) {
             Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
@@ -93,8 +93,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
 }
 
 /// Polls the ring's files once, for a waiter whose time is up.
-fn look_and_depart(mut locked: LockedRing) {
-    dispatch::look(&mut locked);
+fn poll_and_release(mut locked: LockedRing) {
+    dispatch::poll(&mut locked);
     locked.finish_batch();
     deferred_submit::leave_pending(&mut locked);
     locked.release(Exit::Finished);
@@ -110,7 +110,7 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
         reap::reap(locked);
     }
     if locked.waiting.polls.has_runnable() {
-        dispatch::look(locked);
+        dispatch::poll(locked);
     }
     if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
         dispatch::try_expected(locked);
@@ -233,7 +233,7 @@ fn gather<'a>(
     };
     let _ = ring.wakers.sleep.retract(ticket);
     let mut locked = ring.lock();
-    dispatch::look(&mut locked);
+    dispatch::poll(&mut locked);
     locked.finish_batch();
     locked.release(Exit::Pause);
     if slept == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(None) }
@@ -349,7 +349,7 @@ fn forbid_waiter(ring: &Arc<Ring>) {
 /// Ends the leader's role: handles what the epoll set reported, and wakes a successor.
 fn stop_leading(ring: &Arc<Ring>, events: &[Event]) {
     let mut locked = ring.lock();
-    locked.has_looked();
+    locked.note_poll();
     dispatch::dispatch(&mut locked, events);
     locked.finish_batch();
     let successor = ring.wakers.sleep.resign();

@@ -6,7 +6,7 @@ use usring_sys::clock::{self, Nanoseconds};
 use usring_sys::{processor, timer_slack};
 
 /// The longest look.
-pub(crate) const MOST_LOOK: Nanoseconds = 50_000;
+pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Least and most processor time that waits may use, in 64ths of their length.
 const SHARES: (u64, u64) = (40, 48);
 /// The most processor time that unused share adds up to.
@@ -26,8 +26,8 @@ pub(crate) struct CqWaits {
     /// latest eight or so weigh most. 0: not known.
     pub arrival: AtomicU64,
     pub spread: AtomicU64,
-    /// Mean length of the waits that looked, and of those that only slept.
-    pub looked: AtomicU64,
+    /// Mean length of the waits that polled, and of those that only slept.
+    pub polled: AtomicU64,
     pub slept: AtomicU64,
     /// Mean processor time of one sleep, and the number of sleeps.
     pub sleep_cost: AtomicU64,
@@ -48,7 +48,7 @@ pub(crate) struct CqWaits {
 pub(crate) struct Account {
     /// Processor time used while asleep.
     pub asleep: Nanoseconds,
-    pub looking: Nanoseconds,
+    pub polling: Nanoseconds,
     pub outcome: Outcome,
 }
 
@@ -80,14 +80,14 @@ fn average(word: &AtomicU64, value: Nanoseconds) {
 
 impl CqWaits {
     /// Returns how long to sleep by a timer; 0: not at all.
-    pub fn nap(&self) -> Nanoseconds {
+    pub fn timer_sleep(&self) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let late = timer_slack::overshoot() + get(&self.late);
         let earliest = mean.saturating_sub(2 * spread).max(mean / 2);
-        let nap = earliest.saturating_sub(late);
+        let span = earliest.saturating_sub(late);
         // A sleep costs about as much processor time as it is late.
-        if nap > late {
-            return nap;
+        if span > late {
+            return span;
         }
         // The lateness decays while it is not measured: the machine may be quiet again.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
@@ -95,7 +95,7 @@ impl CqWaits {
     }
 
     /// Returns how long to look, this long after the wait's start; 0: not at all.
-    pub fn look(&self, elapsed: Nanoseconds) -> Nanoseconds {
+    pub fn poll(&self, elapsed: Nanoseconds) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let without = get(&self.without);
         if without != 0 {
@@ -104,18 +104,18 @@ impl CqWaits {
         }
         let expected = mean.saturating_sub(elapsed) + spread;
         let is_affordable = self.balance.load(Ordering::Relaxed) > 0;
-        if mean == 0 || expected > MOST_LOOK || !is_affordable || processor::is_only() {
+        if mean == 0 || expected > MOST_POLL || !is_affordable || processor::is_only() {
             return 0;
         }
-        if get(&self.slept) != 0 && get(&self.looked) >= get(&self.slept) {
+        if get(&self.slept) != 0 && get(&self.polled) >= get(&self.slept) {
             // Looks do not shorten the waits. After [`MOST_WITHOUT`] waits, the next one tries
             // again.
             set(&self.without, MOST_WITHOUT);
-            set(&self.looked, 0);
+            set(&self.polled, 0);
             return 0;
         }
         // The look lasts as long as RFC 6298 would wait for an answer.
-        (mean + (4 * spread).max(mean)).saturating_sub(elapsed).clamp(expected, MOST_LOOK)
+        (mean + (4 * spread).max(mean)).saturating_sub(elapsed).clamp(expected, MOST_POLL)
     }
 
     /// Returns the processor time that waits may use, in 64ths of their length. A late wake-up
@@ -129,7 +129,7 @@ impl CqWaits {
     /// Counts a wait of this length, which brought `brought` completions.
     pub fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
         average(&self.brought, 16 * u64::from(brought));
-        let used = (account.asleep + account.looking).min(length);
+        let used = (account.asleep + account.polling).min(length);
         let allowed = length.min(LONGEST) * self.share() / 64;
         let balance = self.balance.load(Ordering::Relaxed) + allowed as i64 - used as i64;
         self.balance.store(balance.clamp(-MOST_BALANCE, MOST_BALANCE), Ordering::Relaxed);
@@ -137,11 +137,11 @@ impl CqWaits {
             Outcome::Slept => average(&self.slept, length),
             Outcome::Overslept => {}
             Outcome::Seen => {
-                average(&self.looked, length);
+                average(&self.polled, length);
                 set(&self.penalty, 0);
             }
             Outcome::Missed => {
-                average(&self.looked, length);
+                average(&self.polled, length);
                 let penalty = (2 * get(&self.penalty)).clamp(1, MOST_WITHOUT);
                 set(&self.penalty, penalty);
                 set(&self.without, penalty);
@@ -191,19 +191,19 @@ mod tests {
     use super::*;
 
     /// Simulates waits on a device of 14 µs, where a sleep takes 16 µs of processor time and ends
-    /// that much late. Returns the share of waits that looked, and the waits' share of a processor.
+    /// that much late. Returns the share of waits that polled, and the waits' share of a processor.
     fn simulate(waits: &CqWaits, seen_after: Nanoseconds) -> (f64, f64) {
         const WAITS: u64 = 20_000;
         let (mut looks, mut used, mut passed) = (0, 0, 0);
         for _ in 0..WAITS {
-            let is_looking = waits.look(0) != 0;
-            let (length, account) = match is_looking {
-                true => (seen_after, Account { asleep: 0, looking: seen_after, outcome: Outcome::Seen }),
-                false => (30_000, Account { asleep: 16_000, looking: 0, outcome: Outcome::Slept }),
+            let is_polling = waits.poll(0) != 0;
+            let (length, account) = match is_polling {
+                true => (seen_after, Account { asleep: 0, polling: seen_after, outcome: Outcome::Seen }),
+                false => (30_000, Account { asleep: 16_000, polling: 0, outcome: Outcome::Slept }),
             };
             waits.account(length, 4, &account);
-            looks += u64::from(is_looking);
-            used += account.asleep + account.looking;
+            looks += u64::from(is_polling);
+            used += account.asleep + account.polling;
             passed += length;
         }
         (looks as f64 / WAITS as f64, used as f64 / passed as f64)

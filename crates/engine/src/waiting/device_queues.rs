@@ -37,7 +37,7 @@ const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 const SPINS: u32 = 16;
 
 /// Nanoseconds until polling goes on after that.
-const LATER: Nanoseconds = 1_000_000;
+const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
 #[derive(Default)]
@@ -53,7 +53,7 @@ pub(crate) struct DeviceQueues {
     /// A submit helper has been asked to submit them.
     pub left_to_helper: bool,
     /// A device can neither signal completions nor be waited for: a timer has it polled.
-    pub looked_at_later: bool,
+    pub polled_later: bool,
     pub forbids_waiter: bool,
     /// Set on a ring with HYBRID_IOPOLL.
     pub hybrid: Option<Box<Hybrid>>,
@@ -79,7 +79,7 @@ pub(crate) struct Fresh {
 }
 
 /// The sleep before a request's first poll.
-pub(crate) struct Nap {
+pub(crate) struct PrePollSleep {
     pub span: Nanoseconds,
     since: Ticks,
 }
@@ -203,12 +203,12 @@ impl DeviceQueues {
 
     /// Returns the longest that a sleep on the interrupts may last.
     pub fn bound_sleep(&self, span: Option<Nanoseconds>) -> Option<Nanoseconds> {
-        if self.has_silent() { Some(span.map_or(LATER, |span| span.min(LATER))) } else { span }
+        if self.has_silent() { Some(span.map_or(POLL_AGAIN_AFTER, |span| span.min(POLL_AGAIN_AFTER))) } else { span }
     }
 
-    /// Has the ring watcher drive the ring once more, after [`LATER`].
-    pub fn look_later(&mut self) {
-        self.looked_at_later = true;
+    /// Has the ring watcher drive the ring once more, after [`POLL_AGAIN_AFTER`].
+    pub fn poll_later(&mut self) {
+        self.polled_later = true;
     }
 
     /// Notes that io_getevents(2) is forbidden, so no thread can sleep on completions themselves.
@@ -217,8 +217,8 @@ impl DeviceQueues {
     }
 
     /// Returns when a thread has to poll the devices once more.
-    pub fn next_look(&mut self) -> Option<Nanoseconds> {
-        core::mem::take(&mut self.looked_at_later).then(|| Clock::Monotonic.now().saturating_add(LATER))
+    pub fn next_poll(&mut self) -> Option<Nanoseconds> {
+        core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
     /// Takes out a request that no device has yet.
@@ -240,27 +240,27 @@ impl DeviceQueues {
 
     /// Returns whether each request has its own sleep before it is first polled for.
     #[inline(always)]
-    pub fn has_naps(&self) -> bool {
+    pub fn has_pre_poll_sleeps(&self) -> bool {
         self.hybrid.is_some()
     }
 
     /// Returns the sleep of the next request that has not been polled for, on a ring with
     /// HYBRID_IOPOLL.
-    pub fn next_nap(&mut self) -> Option<Nap> {
+    pub fn next_pre_poll_sleep(&mut self) -> Option<PrePollSleep> {
         let hybrid = self.hybrid.as_mut()?;
         while let Some(fresh) = hybrid.fresh.pop_front() {
             let out = &self.channels[fresh.channel as usize].out[fresh.token as usize];
             if out.as_ref().is_some_and(|request| request.id == fresh.id) {
-                return Some(Nap { span: hybrid.estimate.sleep(), since: fresh.since });
+                return Some(PrePollSleep { span: hybrid.estimate.sleep(), since: fresh.since });
             }
         }
         None
     }
 
     /// Records that the poll after a request's sleep is over.
-    pub fn end_nap(&mut self, nap: &Nap) {
+    pub fn end_pre_poll_sleep(&mut self, sleep: &PrePollSleep) {
         if let Some(hybrid) = &mut self.hybrid {
-            hybrid.estimate.record(Ticks::now().since(nap.since), nap.span);
+            hybrid.estimate.record(Ticks::now().since(sleep.since), sleep.span);
         }
     }
 
@@ -300,7 +300,7 @@ impl DeviceQueues {
         for _ in 0..SPINS {
             core::hint::spin_loop();
             let busy = self.channels.iter_mut().filter(|queue| queue.channel.in_flight() > 0);
-            if busy.map(|queue| &mut queue.channel).any(Channel::has_news) {
+            if busy.map(|queue| &mut queue.channel).any(Channel::has_completions) {
                 return true;
             }
         }

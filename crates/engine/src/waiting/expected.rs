@@ -13,7 +13,7 @@
 //!
 //! These guesses only save time. They take nothing out of the set: the edge of a file that was
 //! tried in vain is still to come. A file that was emptied before its event is passed over by the
-//! kernel. The set is asked at intervals all the same (`LockedRing::is_due_for_a_look`). Where
+//! kernel. The set is asked at intervals all the same (`LockedRing::is_poll_due`). Where
 //! guesses go wrong they are given up for a while.
 
 use crate::request::conditions::Tag;

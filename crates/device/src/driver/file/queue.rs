@@ -357,7 +357,7 @@ impl QueuePair for AioQueue {
         self.out -= (completions.as_slice().len() - before) as u32;
     }
 
-    fn has_news(&mut self) -> bool {
+    fn has_completions(&mut self) -> bool {
         !self.refused.is_empty() || !self.context.is_empty()
     }
 

@@ -517,7 +517,7 @@ impl QueuePair for Queue {
     }
 
     #[inline]
-    fn has_news(&mut self) -> bool {
+    fn has_completions(&mut self) -> bool {
         self.ring.has_used() || self.device.arena.generation() != self.generation || self.is_dead()
     }
 

@@ -11,7 +11,7 @@ use usring_sys::ticks::Ticks;
 /// `began`, and looks no longer than `most`. Now and then it releases the lock for other threads
 /// that want it. Returns `None` if there is something to do; the lock is then released.
 #[inline]
-pub(crate) fn look<'a>(
+pub(crate) fn poll<'a>(
     ring: &'a Arc<Ring>,
     locked: LockedRing<'a>,
     wanted: u32,
@@ -26,7 +26,7 @@ pub(crate) fn look<'a>(
         0 => Some(locked),
         budget => {
             let end = start.after(most.map_or(budget, |most| most.min(budget)));
-            look_until(ring, locked, wanted, end)
+            poll_until(ring, locked, wanted, end)
         }
     }
 }
@@ -41,10 +41,10 @@ fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
         && locked.devices.queues.waiter().is_some()
 }
 
-fn look_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, end: Ticks) -> Option<LockedRing<'a>> {
-    const LOOKS_PER_TURN: u32 = 16;
+fn poll_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, end: Ticks) -> Option<LockedRing<'a>> {
+    const POLLS_PER_HOLD: u32 = 16;
     loop {
-        for _ in 0..LOOKS_PER_TURN {
+        for _ in 0..POLLS_PER_HOLD {
             if locked.devices.queues.spin() || ring.has_work_left() || signals::interrupted() {
                 locked.release(Exit::Pause);
                 return None;
