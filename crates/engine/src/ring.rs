@@ -255,12 +255,12 @@ impl Ring {
     /// Becomes the driver of the ring; waits while another thread is.
     #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
-        LockedRing { ring: self, state: self.state.lock(), farewell: Farewell(self) }
+        LockedRing { ring: self, state: self.state.lock(), duty: ReleaseDuty(self) }
     }
 
     /// Becomes the driver of the ring unless another thread is.
     pub(crate) fn try_lock(self: &Arc<Self>) -> Option<LockedRing<'_>> {
-        self.state.try_lock().map(|state| LockedRing { ring: self, state, farewell: Farewell(self) })
+        self.state.try_lock().map(|state| LockedRing { ring: self, state, duty: ReleaseDuty(self) })
     }
 }
 
@@ -269,13 +269,13 @@ pub(crate) struct LockedRing<'a> {
     pub ring: &'a Arc<Ring>,
     state: Guard<'a, RingState>,
     /// Behind `state`, because fields are dropped in this order.
-    farewell: Farewell<'a>,
+    duty: ReleaseDuty<'a>,
 }
 
 /// The duty of every driver after it has released the lock, by whatever way: to look for work
 /// again. A thread that brought work meanwhile found the lock taken and left the work to the
 /// driver.
-pub(crate) struct Farewell<'a>(pub &'a Arc<Ring>);
+pub(crate) struct ReleaseDuty<'a>(pub &'a Arc<Ring>);
 
 impl<'a> LockedRing<'a> {
     /// Returns whether armed files or timers have not been polled for several calls that had enough
@@ -335,7 +335,7 @@ impl<'a> LockedRing<'a> {
     /// driver leaves by [`LockedRing::release`] instead, which decides on the duty that is
     /// returned.
     #[inline(always)]
-    pub fn unlock(mut self) -> Farewell<'a> {
+    pub fn unlock(mut self) -> ReleaseDuty<'a> {
         debug_assert!(!self.queues.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
         let published = self.take_published();
         let ring = self.ring;
@@ -343,7 +343,7 @@ impl<'a> LockedRing<'a> {
         if let Some(ready) = published {
             ring.wakers.wake_all(ready);
         }
-        self.farewell
+        self.duty
     }
 }
 

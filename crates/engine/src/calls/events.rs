@@ -271,7 +271,7 @@ impl<'a> Submission<'a> {
     }
 
     /// Hands over a request: `user_data` is its iocb, `pad2` the value for its event, and
-    /// `request_events` its own eventfd.
+    /// `event` its own eventfd.
     ///
     /// Errors: those of its prepare; there is then no such request.
     #[inline]

@@ -2,7 +2,7 @@
 
 use crate::completion::complete;
 use crate::driving::{batch, deferred_submit, expiry, ring_watcher, task_work};
-use crate::ring::{Exit, Farewell, LockedRing, Ring};
+use crate::ring::{Exit, LockedRing, ReleaseDuty, Ring};
 use alloc::sync::Arc;
 
 impl<'a> LockedRing<'a> {
@@ -96,7 +96,7 @@ impl<'a> LockedRing<'a> {
         if matches!(exit, Exit::Leave | Exit::LeaveInside) {
             self.finish_batch();
         }
-        let farewell = match exit {
+        let duty = match exit {
             Exit::Leave | Exit::Finished => self.settle(deferred_submit::flush),
             Exit::FinishedForOthers => self.settle(deferred_submit::flush_or_leave),
             Exit::FinishedInside | Exit::LeaveInside => self.settle(deferred_submit::leave_to_helper),
@@ -105,9 +105,9 @@ impl<'a> LockedRing<'a> {
         }
         .unlock();
         match exit {
-            Exit::Leave | Exit::Finished => drop(farewell),
-            Exit::LeaveInside | Exit::ToSubmit => farewell.run(task_work::run_inside),
-            Exit::FinishedForOthers | Exit::FinishedInside | Exit::Pause | Exit::Bare => core::mem::forget(farewell),
+            Exit::Leave | Exit::Finished => drop(duty),
+            Exit::LeaveInside | Exit::ToSubmit => duty.run(task_work::run_inside),
+            Exit::FinishedForOthers | Exit::FinishedInside | Exit::Pause | Exit::Bare => core::mem::forget(duty),
         }
     }
 
@@ -134,7 +134,7 @@ impl<'a> LockedRing<'a> {
     }
 }
 
-impl Farewell<'_> {
+impl ReleaseDuty<'_> {
     /// Runs work that arrived before the lock was released.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
@@ -150,7 +150,7 @@ impl Farewell<'_> {
     }
 }
 
-impl Drop for Farewell<'_> {
+impl Drop for ReleaseDuty<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         self.look(task_work::run_if_unattended);
