@@ -145,3 +145,61 @@ impl Drain {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::request::pool::new_entry;
+    use alloc::vec::Vec;
+
+    fn submit(drain: &mut Drain, user_data: u64, flags: u8, issuable: &mut VecDeque<RequestEntry>) {
+        let mut request = new_entry();
+        request.sqe.user_data = user_data;
+        request.sqe.flags = flags;
+        drain.admit();
+        drain.defer(request, issuable);
+    }
+
+    fn end_one(drain: &mut Drain, issuable: &mut VecDeque<RequestEntry>) {
+        drain.retire();
+        drain.release(issuable);
+    }
+
+    fn names(issuable: &VecDeque<RequestEntry>) -> Vec<u64> {
+        issuable.iter().map(|request| request.sqe.user_data).collect()
+    }
+
+    #[test]
+    fn a_drain_waits_for_earlier_requests_and_later_requests_wait_for_the_drain() {
+        let (mut drain, mut issuable) = (Drain::default(), VecDeque::new());
+        drain.admit();
+        drain.activate();
+        submit(&mut drain, 1, sqe_flags::IO_DRAIN, &mut issuable);
+        submit(&mut drain, 2, 0, &mut issuable);
+        assert!(issuable.is_empty());
+        end_one(&mut drain, &mut issuable);
+        assert_eq!(names(&issuable), [1]);
+        end_one(&mut drain, &mut issuable);
+        assert_eq!(names(&issuable), [1, 2]);
+    }
+
+    #[test]
+    fn draining_ends_with_a_request_that_has_nothing_to_wait_for() {
+        let (mut drain, mut issuable) = (Drain::default(), VecDeque::new());
+        drain.activate();
+        submit(&mut drain, 1, 0, &mut issuable);
+        assert_eq!(names(&issuable), [1]);
+        assert!(!drain.is_active());
+    }
+
+    #[test]
+    fn a_refused_request_counts_as_under_way_until_its_batch_ends() {
+        let (mut drain, mut issuable) = (Drain::default(), VecDeque::new());
+        drain.activate();
+        drain.refuse();
+        submit(&mut drain, 1, sqe_flags::IO_DRAIN, &mut issuable);
+        assert!(issuable.is_empty());
+        drain.end_of_batch(&mut issuable);
+        assert_eq!(names(&issuable), [1]);
+    }
+}

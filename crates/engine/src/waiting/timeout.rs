@@ -219,3 +219,60 @@ fn link_deadline(request: &Request) -> Option<Deadline> {
 pub(crate) fn point(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
     if flags & abi::IORING_TIMEOUT_ABS != 0 { span } else { clock.now().saturating_add(span) }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::request::pool::new_entry;
+
+    fn timeout(id: u64, deadline: Deadline) -> RequestEntry {
+        let mut request = new_entry();
+        request.id = RequestId(id);
+        request.sqe.user_data = id;
+        request.operation = Operation::Timeout(deadline);
+        request
+    }
+
+    fn at(at: Nanoseconds) -> RequestEntry {
+        timeout(at, Deadline { at, ..Deadline::default() })
+    }
+
+    #[test]
+    fn timers_expire_in_the_order_of_their_times() {
+        let mut timeouts = Timeouts::default();
+        [30, 10, 20].into_iter().for_each(|time| timeouts.arm(at(time)));
+        let expired = core::iter::from_fn(|| timeouts.pop_expired(Clock::Monotonic, 25));
+        assert_eq!(expired.map(|timer| timer.request.id.0).collect::<Vec<_>>(), [10, 20]);
+        assert_eq!(timeouts.next_due(), Some(30));
+    }
+
+    #[test]
+    fn a_count_begins_at_the_tail_of_the_timeouts_own_batch() {
+        let mut timeouts = Timeouts::default();
+        timeouts.begin_batch(5);
+        timeouts.arm(timeout(1, Deadline { at: 100, completions: 2, ..Deadline::default() }));
+        let count = timeouts.count_to(6);
+        assert!(timeouts.pop_counted(count).is_none());
+        let count = timeouts.count_to(7);
+        assert!(timeouts.pop_counted(count).is_some());
+        assert!(timeouts.is_empty());
+    }
+
+    #[test]
+    fn a_link_timeout_goes_with_its_request_alone() {
+        let mut timeouts = Timeouts::default();
+        let deadline = Deadline { at: 10, watches: Some(RequestId(7)), ..Deadline::default() };
+        timeouts.arm(timeout(1, deadline));
+        assert!(timeouts.extract(|_| true).is_none());
+        assert!(timeouts.take(RequestId(1)).is_some());
+    }
+
+    #[test]
+    fn an_update_gives_the_timeout_with_this_user_data_its_new_time() {
+        let mut timeouts = Timeouts::default();
+        timeouts.arm(at(10));
+        assert_eq!(timeouts.update(11, false, true, 50), Err(Errno::ENOENT));
+        assert_eq!(timeouts.update(10, false, true, 50), Ok(()));
+        assert_eq!(timeouts.next_due(), Some(50));
+    }
+}
