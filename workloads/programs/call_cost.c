@@ -1,6 +1,6 @@
 /*
- * Prints the cost of system calls that have nothing to do with rings: nanoseconds per call, the
- * least of many batches, one line per call.
+ * Prints what system calls cost that have nothing to do with rings: a line per call, with the least
+ * number of nanoseconds per call over many batches.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -28,9 +28,7 @@ static void call_read(void)
 
 static void call_close(void)
 {
-	/*
-	 * The number of no open file, so that only the system call's entry and exit are measured.
-	 */
+	/* A number without an open file, so that only the call's entry and exit are measured. */
 	close(file);
 }
 

@@ -1,6 +1,6 @@
 /*
- * Cancels threads while they sleep in cancellation points of libc and while they compute, with
- * cleanup handlers. The unwinder walks over every frame on the stack, including usring's.
+ * Cancels threads that sleep in cancellation points of libc, and threads that compute. The threads
+ * have cleanup handlers. The unwinder must get past every frame on the stack, including usring's.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -21,7 +21,7 @@ static void clean(void *count)
 	(*(int *)count)++;
 }
 
-/* Each function below sleeps for ever. */
+/* Each of the functions below sleeps for ever in a cancellation point. */
 static void in_read(void)
 {
 	char byte;
@@ -108,8 +108,8 @@ static void every_sleep_can_be_cancelled(void)
 			EQUAL(pthread_create(&thread, NULL, sleep_cancellable, (void *)sleepers[index]), 0);
 			sem_wait(&started);
 			/*
-			 * In round 0 the cancellation comes at once, later only when the thread is
-			 * certain to sleep.
+			 * In round 0 the thread is cancelled at once, in later rounds only after it
+			 * certainly sleeps.
 			 */
 			if (round == 0)
 				usleep(5000);

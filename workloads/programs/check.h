@@ -1,6 +1,6 @@
 /*
- * Common code of the C programs: a list of named checks. A check returns, or ends the program with
- * a message. If a check hangs, an alarm ends the program and names the check.
+ * The frame of the C programs: a list of named checks. A check either returns or ends the program
+ * with a message. If a check hangs, an alarm ends the program and names the check.
  */
 #pragma once
 
@@ -42,7 +42,7 @@ static inline _Noreturn void failed(void)
 		}                                                                                \
 	} while (0)
 
-/* Fails with both numbers, unless they are equal. */
+/* Fails with both numbers if they differ. */
 #define EQUAL(found, wanted)                                                                     \
 	do {                                                                                     \
 		long long found_ = (found), wanted_ = (wanted);                                  \
@@ -70,8 +70,8 @@ static inline long long milliseconds_now(void)
 }
 
 /*
- * Yields the processor from time to time. A loop that waits for another thread must call this,
- * because that thread may need the processor.
+ * Yields the processor every so often. A loop that waits for another thread must call this
+ * function, because that thread may need the same processor.
  */
 static inline void look_again(void)
 {
@@ -80,7 +80,9 @@ static inline void look_again(void)
 		sched_yield();
 }
 
-/* Runs all checks, or the check named `only`, and prints how many hold. */
+/*
+ * Runs all checks or, if `only` is not NULL, the check with that name. Prints how many checks hold.
+ */
 static inline int run_checks(const struct check *checks, size_t count, const char *only)
 {
 	size_t index, done = 0;

@@ -1,15 +1,15 @@
 /*
- * Runs a program as a container would: as nobody, with no_new_privs, under a seccomp filter. On
- * x86-64 the filter answers like Docker's default profile for a container without added
+ * Runs a program as in a container: as the user `nobody`, with no_new_privs, under a seccomp
+ * filter. On x86-64 the filter answers like Docker's default profile for a container without added
  * capabilities.
  *
  * confine [--allow-io-uring] PROGRAM ARGS...
  *
- * Docker's profile lists the allowed calls. This filter lists the denied ones, so it allows a call
- * that is newer than both. Docker denies io_uring since version 25; `--allow-io-uring` leaves that
- * rule out.
+ * Docker's profile lists the calls that are allowed, this filter those that are denied. So it
+ * allows calls that are newer than both. Docker denies io_uring since version 25;
+ * `--allow-io-uring` leaves that rule out.
  *
- * If the caller is not root, the user stays the same: it has no privilege to lose.
+ * If the caller is not root, the program keeps the caller's user, which has no privilege to lose.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -75,7 +75,7 @@ static void answer_if_equal(unsigned value, unsigned what)
 	answer(what);
 }
 
-/* Skips the next `count` instructions unless this is the call. */
+/* Adds an instruction that skips the next `count` instructions unless the call is `number`. */
 static void unless_call_skip(int number, unsigned char count)
 {
 	emit((struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, count));
@@ -97,8 +97,8 @@ static void build(int allow_io_uring)
 	for (index = 0; !allow_io_uring && index < sizeof io_uring / sizeof *io_uring; index++)
 		answer_if_equal(io_uring[index], refuse);
 	/*
-	 * The flags of clone3 lie in memory, which no filter can read. With ENOSYS libc falls back
-	 * to clone.
+	 * A filter cannot read the flags of clone3, because they are in memory. ENOSYS makes libc
+	 * use clone.
 	 */
 	answer_if_equal(SYS_clone3, SECCOMP_RET_ERRNO | ENOSYS);
 

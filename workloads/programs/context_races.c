@@ -1,7 +1,7 @@
 /*
  * Destroys AIO contexts while other threads submit to them and wait for their events:
- * `context_races FILE ROUNDS`. A call that comes too late must get EINVAL, no call may wait for
- * ever, and every event must match its request.
+ * `context_races FILE ROUNDS`. A call after the destruction must get EINVAL, no call may wait for
+ * ever, and every event must belong to a request.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -17,7 +17,7 @@ static aio_context_t context;
 static char *memory;
 static int file;
 
-/* Submits and waits until the context is destroyed. */
+/* Submits requests and takes their events until the context is destroyed. */
 static void *use(void *place)
 {
 	char *buffers = place;

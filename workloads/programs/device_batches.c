@@ -1,6 +1,6 @@
 /*
- * Counts the notifications that a device of another process gets. `disk` is such a device, and
- * polled. A notification is a write(2), and the kernel counts those.
+ * Counts the notifications that a back end in another process gets. `disk` is a polled device of
+ * that back end. usring notifies by write(2), and the kernel counts a process's writes.
  */
 #define _GNU_SOURCE
 #include "ring.h"

@@ -1,9 +1,8 @@
 /*
- * Reaches a device by every way that libc and the processor offer:
- * - fortified symbols and streams;
- * - call numbers that the filter does not hold back;
- * - descriptor numbers that belonged to another file.
- * The device is `disk` and has 1 MiB.
+ * Accesses a device in every way that libc and the processor offer:
+ * - by fortified symbols and streams;
+ * - by call numbers that the filter lets pass;
+ * - by descriptor numbers that belonged to another file before. The device is `disk` and has 1 MiB.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -24,7 +23,7 @@ enum { SIZE = 1 << 20, LENGTH = 1000 };
 static const char path[] = "disk";
 static char pattern[LENGTH], found[8192];
 
-/* Makes a system call by an instruction of this program. */
+/* Makes a system call by an instruction in this program. */
 static long bare(long number, long a, long b, long c, long d)
 {
 	long answer;
@@ -36,7 +35,7 @@ static long bare(long number, long a, long b, long c, long d)
 	return answer;
 }
 
-/* Asserts that the first `length` bytes of `found` hold the pattern. */
+/* Returns whether the first `length` bytes of `found` are those of the pattern. */
 static int holds(size_t length)
 {
 	int same = memcmp(found, pattern, length) == 0;
@@ -56,8 +55,8 @@ static void start(void)
 static void fortified(void)
 {
 	/*
-	 * Volatile, so that the compiler does not know the sizes and fortified functions check them
-	 * at run time.
+	 * The lengths are volatile, so that the compiler does not know them. The fortified
+	 * functions then check them at run time.
 	 */
 	volatile size_t length = 700;
 	volatile int flags = O_RDWR;
@@ -117,8 +116,8 @@ static void bare_instructions(void)
 }
 
 /*
- * A number that belonged to another file, and changed its meaning by a call that usring does not
- * see.
+ * A descriptor number belonged to another file, and now belongs to the device, by a call that
+ * usring does not see.
  */
 static void a_number_again(void)
 {
@@ -178,7 +177,10 @@ static void posix_aio(void)
 	close(device);
 }
 
-/* Calls that would read or change the empty file behind the device if the kernel answered them. */
+/*
+ * The file behind the device is empty. If the kernel answered these calls, they would read or
+ * change that file.
+ */
 static void not_the_file_behind(void)
 {
 	int device = open(path, O_RDWR), copy = open("copy", O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -216,13 +218,15 @@ static void not_the_file_behind(void)
 	unlink("copy");
 }
 
-/* The answers must be those of Linux's block devices. */
+/*
+ * At the device's end, and with bad arguments, the answers must be those of Linux's block devices.
+ */
 static void edges(void)
 {
 	int device = open(path, O_RDWR);
 	struct iovec too_long = { found, 1ul << 63 };
 
-	/* Through syscall(), because the compiler refuses such lengths. */
+	/* By syscall(), because the compiler refuses such lengths in read(2). */
 	EQUAL(syscall(SYS_read, device, found, 1ul << 63), -1);
 	EQUAL(errno, EFAULT);
 	EQUAL(syscall(SYS_pwrite64, device, found, -1L, 0L), -1);

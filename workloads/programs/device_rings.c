@@ -1,6 +1,6 @@
 /*
- * Rings on devices, with every way to wait for completions, and without waiting. The device `disk`
- * has at least 1 MiB. The device `silent` never answers.
+ * Rings on devices. The program waits for completions in every way, or does not wait at all. The
+ * device `disk` has at least 1 MiB. The device `silent` never answers.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -19,22 +19,25 @@
 enum {
 	BLOCK = 4096,
 	REQUESTS = 8,
-	/* Most requests that a small ring has in flight on one device. More wait for room. */
+	/*
+	 * Most requests of a small ring that are in flight on one device. Further requests wait for
+	 * room.
+	 */
 	OUT = 128,
 	ROUNDS = 50,
 	/* Time limit of every wait, in milliseconds. */
 	LIMIT = 30000,
-	/* Milliseconds for which a check tries to hit a race. */
+	/* Milliseconds that a check spends on trying to hit a race. */
 	TRIED = 2500,
-	/* Newer than Debian's headers. */
+	/* A constant that Debian's headers lack. */
 	SETUP_HYBRID_IOPOLL = 1 << 17,
-	/* BLOCK_URING_CMD_DISCARD, _IO(0x12, 0). */
+	/* BLOCK_URING_CMD_DISCARD, which is _IO(0x12, 0). */
 	DISCARD = 0x1200,
 };
 
 static char *memory;
 static int disk, silent;
-/* Whether the disk keeps the data written to it. */
+/* Whether the disk stores the data that is written to it. */
 static int keeps;
 
 static void start(void)
@@ -64,7 +67,7 @@ static void read_blocks(struct io_uring *ring, unsigned flags)
 	EQUAL(io_uring_submit(ring), REQUESTS);
 }
 
-/* Polls the CQ in memory, without a system call, until it holds `count` completions. */
+/* Looks at the CQ in memory, without a system call, until it has `count` completions. */
 static void see(struct io_uring *ring, unsigned count)
 {
 	long long end = milliseconds_now() + LIMIT;
@@ -108,7 +111,7 @@ static void drains_in_memory(void)
 	nobody_calls(IOSQE_IO_DRAIN);
 }
 
-/* Requests behind a write of a part of a block, which a worker carries out. */
+/* Requests that follow a write of a part of a block, which a worker carries out. */
 static void behind_a_worker(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, 0);
@@ -138,8 +141,8 @@ static void readable(int file)
 }
 
 /*
- * A ring with deferred task work signals pending work: by a flag, by its descriptor, and by an
- * eventfd.
+ * A ring with deferred task work must report that work is pending: by a flag, by its descriptor,
+ * and by an eventfd.
  */
 static void deferred_work_is_told(void)
 {
@@ -172,7 +175,7 @@ static void deferred_work_is_told(void)
 	close(event);
 }
 
-/* Far more completions than the CQ has room for. */
+/* There are far more completions than the CQ has room for. None may be lost. */
 static void nothing_overflows_for_good(void)
 {
 	static const unsigned KINDS[] = { 0, IORING_SETUP_IOPOLL, DEFERS };
@@ -190,7 +193,7 @@ static void nothing_overflows_for_good(void)
 	}
 }
 
-/* A linked timeout behind a request in flight fires, and leaves the request in flight. */
+/* A linked timeout fires for a request that is in flight. The request stays in flight. */
 static void a_linked_timeout_fires(void)
 {
 	struct __kernel_timespec time = { .tv_nsec = 20 * 1000 * 1000 };
@@ -221,14 +224,14 @@ static void quiet(int signal)
 	(void)signal;
 }
 
-/* A thread that polls for a completion that never comes is interrupted by a signal. */
+/* A signal must interrupt a thread that polls for a completion that never comes. */
 static void polling_is_interrupted(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_IOPOLL);
 	struct sigaction action = { .sa_handler = quiet }, before;
 	read_block(&ring, silent, 0, 0);
 	EQUAL(io_uring_submit(&ring), 1);
-	/* The timer repeats, because one signal may arrive before the call. */
+	/* The timer repeats, because its first signal may come before the call. */
 	struct itimerval often = { { 0, 100 * 1000 }, { 1, 0 } }, never = { { 0, 0 }, { 0, 0 } };
 	sigaction(SIGALRM, &action, &before);
 	setitimer(ITIMER_REAL, &often, NULL);
@@ -239,7 +242,10 @@ static void polling_is_interrupted(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A wait for more completions than requests in flight returns with all of them. */
+/*
+ * If a wait asks for more completions than requests are in flight, it returns when all have
+ * completed.
+ */
 static void no_more_is_waited_for_than_is_out(void)
 {
 	struct io_uring ring = new_ring(2 * REQUESTS, IORING_SETUP_IOPOLL);
@@ -262,7 +268,10 @@ static int cancel(struct io_uring *ring, uint64_t name)
 	return answer_to(ring, 1000).res;
 }
 
-/* Requests that the device has cannot be cancelled. Requests that wait for room in it can. */
+/*
+ * A request that the device has taken cannot be cancelled. A request that waits for room in the
+ * device can.
+ */
 static void what_waits_for_room_is_cancelled(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, 0);
@@ -283,7 +292,7 @@ static void what_waits_for_room_is_cancelled(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A registered buffer is replaced while a read into it is in flight. */
+/* A registered buffer is replaced while a read into the old one is in flight. */
 static void a_buffer_is_retired_in_flight(void)
 {
 	static const unsigned KINDS[] = { 0, IORING_SETUP_IOPOLL };
@@ -310,7 +319,7 @@ static void a_buffer_is_retired_in_flight(void)
 	}
 }
 
-/* The process executes another program with requests in flight. */
+/* The process executes another program while requests are in flight. */
 static void executed_in_flight(void)
 {
 	for (int round = 0; round < 4; round++) {
@@ -334,7 +343,7 @@ static void executed_in_flight(void)
 	}
 }
 
-/* From here on io_submit(2) fails with EAGAIN, as if the kernel's AIO had no room. */
+/* After this, io_submit(2) fails with EAGAIN, as if the kernel's AIO had no room. */
 static void take_all_room(void)
 {
 	struct sock_filter filter[] = {
@@ -348,7 +357,7 @@ static void take_all_room(void)
 	EQUAL(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
 }
 
-/* A request for which the kernel has no room delays no other request. */
+/* A request for which the kernel has no room must not delay other requests. */
 static void a_kernel_without_room_holds_nobody_up(void)
 {
 	pid_t child = fork();
@@ -374,7 +383,9 @@ static void a_kernel_without_room_holds_nobody_up(void)
 	EQUAL(status, 0);
 }
 
-/* On hybrid rings a wait sleeps once per request, and every request completes. */
+/*
+ * On rings with hybrid polling every request must complete. A wait sleeps once per request there.
+ */
 static void hybrid_rings_answer(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_IOPOLL | SETUP_HYBRID_IOPOLL);
@@ -397,7 +408,7 @@ static int discard(struct io_uring *ring, uint64_t start, uint64_t length)
 	return next_answer(ring).res;
 }
 
-/* BLOCK_URING_CMD_DISCARD on whole blocks of the disk, by rings that do not poll. */
+/* BLOCK_URING_CMD_DISCARD on whole blocks of the disk, by rings without IOPOLL. */
 static void a_range_is_discarded(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, 0), polled = new_ring(REQUESTS, IORING_SETUP_IOPOLL);
@@ -417,7 +428,7 @@ static void a_range_is_discarded(void)
 	io_uring_queue_exit(&polled);
 }
 
-/* Rings are closed with requests in flight, and leave no descriptor open. */
+/* Rings are closed with requests in flight. No descriptor may stay open. */
 static void closed_in_flight(void)
 {
 	int before = dup(disk);
@@ -436,11 +447,17 @@ static void closed_in_flight(void)
 	close(after);
 }
 
-/* A descriptor number is closed while the SQ thread looks it up, and then becomes a ring's. */
+/*
+ * The SQ thread looks up a descriptor number that is closed at the same moment and then becomes a
+ * ring's.
+ */
 static void closed_under_the_sq_thread(void)
 {
 	struct io_uring ring = new_ring(REQUESTS, IORING_SETUP_SQPOLL);
-	/* On a busy machine each round waits until the SQ thread is scheduled. */
+	/*
+	 * The number of rounds is limited by time, because on a busy machine each round waits for
+	 * the SQ thread.
+	 */
 	long long end = milliseconds_now() + TRIED;
 	for (int round = 0; round < 100 * ROUNDS && milliseconds_now() < end; round++) {
 		int file = open("disk", O_RDWR);
@@ -471,7 +488,7 @@ static void a_path_is_not_open(void)
 	close(path);
 }
 
-/* The last check: its lowered limit stays in force. */
+/* This check must be the last, because it lowers a limit for good. */
 static void no_room_for_numbers(void)
 {
 	struct rlimit limit = { .rlim_cur = 256, .rlim_max = 256 };

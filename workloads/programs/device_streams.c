@@ -1,6 +1,6 @@
 /*
- * Standard streams on a device. musl reads and writes them by inlined system calls. PATH is a
- * device; standard input and output may be devices, too.
+ * Standard streams on a device, linked with musl, which reads and writes them by inlined system
+ * calls. PATH is a device. Standard input and output may be devices, too.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /*
- * Children and rings. A child may do anything to descriptors that it inherits or borrows, without
- * effect on the parent. Every program that is started is served, whatever environment it gets.
+ * Children of a program with rings. A child may do anything to descriptors that it inherits or
+ * borrows, without an effect on its parent. usring must serve every program that is started,
+ * whatever environment that program gets.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -41,7 +42,7 @@ static int status_of(pid_t child)
 }
 
 /*
- * The part of an executed program: makes a ring, completes a request, and checks its signal mask.
+ * The code of an executed program: makes a ring, completes a request, and checks its signal mask.
  */
 static int be_a_child(void)
 {
@@ -59,7 +60,7 @@ static int be_a_child(void)
 	for (int signal = 1; signal < 65; signal++)
 		if (sigismember(&mask, signal) == 1)
 			return 100 + signal;
-	/* None of usring's variables is left in the environment. */
+	/* The environment must not contain a variable of usring's. */
 	for (char **variable = environ; *variable != NULL; variable++)
 		if (strstr(*variable, "usring") != NULL || strncmp(*variable, "LD_PRELOAD=", 11) != 0)
 			return 13;
@@ -119,7 +120,7 @@ static void a_forked_child_may_close_its_copies(void)
 			_exit(1);
 		for (int descriptor = 3; descriptor < 4096; descriptor++)
 			close(descriptor);
-		/* A ring of the child's. */
+		/* The child makes a ring of its own. */
 		struct io_uring_cqe *cqe;
 		struct io_uring mine;
 		if (io_uring_queue_init(8, &mine, 0) != 0)
@@ -131,7 +132,7 @@ static void a_forked_child_may_close_its_copies(void)
 	}
 	EQUAL(status_of(child), 7 << 8);
 	the_ring_lives();
-	/* A child that runs another program. */
+	/* The child forks a child that executes another program. */
 	child = fork();
 	if (child == 0) {
 		execve(self, child_words, no_variables);
@@ -147,7 +148,7 @@ static void a_forked_child_that_enters_comes_back(void)
 	ring = new_ring(8, 0);
 	pid_t child = fork();
 	if (child == 0) {
-		/* A call on an inherited ring works or returns an error; it does not hang. */
+		/* A call on an inherited ring may work or fail, but must not hang. */
 		alarm(SECONDS_PER_CHECK);
 		io_uring_prep_nop(io_uring_get_sqe(&ring));
 		int submitted = io_uring_submit(&ring);
@@ -163,7 +164,7 @@ static void a_child_does_not_keep_the_parents_files_open(void)
 	char byte;
 	struct io_uring_cqe *cqe;
 	ring = new_ring(8, 0);
-	/* A read waits for the writing end, of which the child gets no copy. */
+	/* The read ends when the writing end is closed. The child has no copy of that end. */
 	EQUAL(pipe2(ends, O_CLOEXEC), 0);
 	io_uring_prep_read(request(&ring), ends[0], &byte, 1, 0);
 	EQUAL(io_uring_submit(&ring), 1);
@@ -174,7 +175,7 @@ static void a_child_does_not_keep_the_parents_files_open(void)
 		close(ends[0]);
 		close(ends[1]);
 		close(signal_ends[1]);
-		/* Sleeps until the parent has seen the expected state and kills this process. */
+		/* Sleeps until the parent has made its checks and kills this process. */
 		alarm(SECONDS_PER_CHECK);
 		_exit(read(signal_ends[0], &byte, 1) == 0 ? 0 : 1);
 	}
@@ -195,7 +196,7 @@ static void a_shells_child_is_served_without_environment(void)
 	EQUAL(system(line), 0);
 	snprintf(line, sizeof line, "env -i sh -c 'exec env -u PWD -u SHLVL -u OLDPWD -u _ %s --child'", self);
 	EQUAL(system(line), 0);
-	/* A library that the program preloads itself stays preloaded. */
+	/* If the program preloads a library itself, that library must stay preloaded, too. */
 	EQUAL(setenv("LD_PRELOAD", "libm.so.6", 1), 0);
 	EQUAL(system("test \"$LD_PRELOAD\" = libm.so.6 && grep -q libm /proc/$$/maps"), 0);
 	EQUAL(unsetenv("LD_PRELOAD"), 0);
@@ -203,7 +204,8 @@ static void a_shells_child_is_served_without_environment(void)
 }
 
 /*
- * If the environment has LD_PRELOAD several times, glibc's loader uses the last, musl's the first.
+ * If LD_PRELOAD occurs several times in the environment, glibc's loader uses the last one, musl's
+ * the first. So every one of them must name usring's library.
  */
 static void every_list_of_libraries_names_ours(void)
 {
@@ -249,7 +251,7 @@ static void a_bad_environment_is_an_error(void)
 	EQUAL(errno, ENOENT);
 	EQUAL(execve("/etc/passwd", child_words, no_variables), -1);
 	EQUAL(errno, EACCES);
-	/* Executes a new program with null pointers for its arrays. */
+	/* Executes a program with NULL in place of the arrays of arguments and environment. */
 	pid_t child = fork();
 	if (child == 0) {
 		execve(self, child_words, NULL);
@@ -275,8 +277,9 @@ static void nothing(int signal)
 }
 
 /*
- * A signal that arrives during exec must not leave its mask behind: the child checks its own mask.
- * SIGURG is ignored by default, in case it arrives in the new program.
+ * A signal that comes during exec must not leave its mask to the new program, which checks its
+ * mask. The signal is SIGURG, which is ignored by default, because it may also come in the new
+ * program.
  */
 static void signals_on_the_way_leave_no_mask(void)
 {
@@ -310,7 +313,7 @@ static void *make_rings(void *unused)
 	return unused;
 }
 
-/* A fork may happen while another thread holds any of usring's locks. */
+/* The process forks while another thread may hold any lock of usring's. */
 static void a_fork_amid_other_threads_is_safe(void)
 {
 	pthread_t threads[2];

@@ -1,6 +1,7 @@
 /*
- * A ring's descriptor behaves like any descriptor. It can be duplicated, replaced, closed by range,
- * and polled by every call that polls. The ring lives until its last descriptor is closed.
+ * A ring's descriptor must behave like any descriptor. A program can duplicate and replace it,
+ * close it in a range, and watch it by every call that polls. The ring lives until its last
+ * descriptor is closed.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -82,7 +83,7 @@ static void a_number_that_is_replaced_is_what_replaced_it(void)
 	EQUAL(close(number), 0);
 	struct io_uring other = new_ring(8, 0);
 	ring = new_ring(8, 0);
-	/* A ring's descriptor replaces another ring's, and itself. */
+	/* A ring's descriptor replaces another ring's, and then itself. */
 	EQUAL(dup2(ring.ring_fd, other.ring_fd), other.ring_fd);
 	EQUAL(dup2(ring.ring_fd, ring.ring_fd), ring.ring_fd);
 	EQUAL(dup3(ring.ring_fd, ring.ring_fd, 0), -1);
@@ -98,7 +99,7 @@ static void a_number_that_is_replaced_is_what_replaced_it(void)
 	close(ends[1]);
 }
 
-/* Closes the number by an instruction that no symbol of libc sees. */
+/* The number is closed by an instruction, so that no libc function of usring's sees the close. */
 static void a_low_number_that_was_reused_is_no_ring(void)
 {
 	long answer;
@@ -132,7 +133,7 @@ static void rings_go_with_all_others(void)
 				close(number);
 		EQUAL(enter(one.ring_fd), -EBADF);
 		EQUAL(enter(two.ring_fd), -EBADF);
-		/* Background work still works: a read that waits. */
+		/* A request that needs a thread of usring's must also work: a read that waits. */
 		int ends[2];
 		char byte;
 		ring = new_ring(8, 0);
@@ -208,7 +209,10 @@ static long by_libc(long number, long first, long second, long third, long fourt
 	return answer < 0 ? -errno : answer;
 }
 
-/* Makes every call that polls by its number. Returns how many of them report "readable". */
+/*
+ * Calls every function that polls, by its system call number. Returns how many of them report that
+ * the descriptor is readable.
+ */
 static int polls_that_see_it(maker *make, int number)
 {
 	struct pollfd polled = { .fd = number, .events = POLLIN };
@@ -237,7 +241,7 @@ static int waits_that_see_it(maker *make, int set)
 	return seen;
 }
 
-/* With `exactly` the calls must also report no more than there is. */
+/* With `exactly` set, the calls must not report more than there is. */
 static void polls_follow(maker *make, int exactly)
 {
 	for (int with_set = 0; with_set < 2; with_set++) {
@@ -272,7 +276,7 @@ static void bare_polls_miss_no_completion(void)
 	polls_follow(bare, 0);
 }
 
-/* An anonymous mapping does not belong to a ring, whatever descriptor number the call passes. */
+/* An anonymous mapping does not belong to a ring, even if the call names a ring's descriptor. */
 static void anonymous_memory_is_no_ring(void)
 {
 	ring = new_ring(8, 0);
@@ -328,8 +332,8 @@ static void a_low_limit_leaves_room_for_rings(void)
 }
 
 /*
- * With a hard limit below the range of ring descriptors, io_uring_setup(2) may fail only with
- * EMFILE.
+ * If the hard limit is below the range of ring descriptors, io_uring_setup(2) must fail with EMFILE
+ * or succeed.
  */
 static void a_hard_limit_is_told(void)
 {
@@ -357,7 +361,7 @@ static void numbers_can_be_registered_with_a_thread(void)
 	EQUAL(second.enter_ring_fd, 1);
 	submit_nop();
 	reap();
-	/* A registered ring outlives its descriptor. */
+	/* A ring that is registered with a thread outlives its descriptor. */
 	int number = ring.ring_fd;
 	EQUAL(close(number), 0);
 	submit_nop();
@@ -372,7 +376,7 @@ static void numbers_can_be_registered_with_a_thread(void)
 
 static atomic_int stop, entered;
 
-/* io_uring_enter returns for every number, whatever it refers to. */
+/* io_uring_enter must return for every descriptor number, whatever the number refers to. */
 static void *enter_all(void *first)
 {
 	while (!atomic_load(&stop))
@@ -423,7 +427,7 @@ static void *wait_inside(void *unused)
 	return unused;
 }
 
-/* Returns when the thread sleeps. It only sleeps in the call under test. */
+/* Returns after the thread has gone to sleep. The thread sleeps only in the call that is tested. */
 static void until_asleep(int thread)
 {
 	char path[64], text[256];
@@ -435,7 +439,7 @@ static void until_asleep(int thread)
 	} while (strstr(text, ") S ") == NULL);
 }
 
-/* A call in progress holds its ring, as the kernel holds a file during a call. */
+/* A call in progress keeps its ring alive, as a call in the kernel keeps its file. */
 static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
 {
 	struct sigaction action = { .sa_handler = nothing };
@@ -453,7 +457,7 @@ static void a_ring_that_is_closed_lives_until_the_last_has_left(void)
 		look_again();
 	until_asleep(atomic_load(&entered));
 	io_uring_queue_exit(&ring);
-	/* The registered end of the pipe still holds the pipe open. */
+	/* The pipe's end is closed, but is a registered file, so the pipe is still open. */
 	struct pollfd polled = { .fd = ends[0], .events = POLLIN };
 	EQUAL(poll(&polled, 1, 30), 0);
 	EQUAL(pthread_kill(waiter, SIGUSR1), 0);

@@ -1,7 +1,7 @@
 /*
- * Another libc: musl passes no arguments to constructors, its loader's list has another name, and
- * its posix_spawn gives the child a stack of 5 KiB. The program uses rings by bare calls, because
- * there is no liburing for musl.
+ * usring with another libc. musl passes no arguments to constructors, its loader's list has another
+ * name, and its posix_spawn gives the child a stack of only 5 KiB. The program makes its ring calls
+ * directly, because there is no liburing for musl.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -55,7 +55,7 @@ static void children_are_served(void)
 	EQUAL(system("exit 3"), 3 << 8);
 }
 
-/* A ring whose request waits on a worker of the engine. */
+/* A ring, and the memory of its request. The request waits in a worker. */
 struct memory {
 	unsigned entries[30];
 	char *rings;
@@ -105,7 +105,7 @@ static void *wait_for_ever(void *started)
 		syscall(SYS_io_uring_enter, shared.number, 0, 1, 1, NULL, 0);
 }
 
-/* A thread that is cancelled inside a call holds no lock afterwards. */
+/* A thread that is cancelled inside a call must not leave a lock of usring's locked. */
 static void a_thread_may_be_cancelled_inside(void)
 {
 	char byte = 0;

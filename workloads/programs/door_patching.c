@@ -1,6 +1,6 @@
 /*
- * Call sites are rewritten while other threads run through them and processes are forked. There are
- * 256 sites at every alignment. All threads reach each site for the first time at the same moment.
+ * usring rewrites call sites while other threads run through them and processes fork. There are 256
+ * sites, at every alignment. All threads reach each site for the first time at the same moment.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -15,8 +15,8 @@
 enum { SITES = 256, THREADS = 4, CALLS = 200 };
 
 /*
- * Sites are 37 bytes apart. Because 37 is odd, they cover every offset in a cache line. Every
- * second site has more instructions between the number and the call.
+ * Consecutive sites are 37 bytes apart. 37 is odd, so the sites are at every offset in a cache
+ * line. Every second site has further instructions between the call's number and the call.
  */
 __asm__(".text\n"
 	".balign 64\n"
@@ -62,7 +62,7 @@ static void *run_through(void *unused)
 	return unused;
 }
 
-/* A child that is forked during a rewrite can use every site. */
+/* Forks during the rewriting. The child must be able to use every site. */
 static void *fork_meanwhile(void *unused)
 {
 	while (!atomic_load(&done)) {
@@ -100,8 +100,8 @@ static void sites_are_rewritten_under_way(void)
 }
 
 /*
- * Other code appears at the address of a rewritten site: a library was unloaded, and another is
- * loaded there. The constants are offsets in a page.
+ * Other code appears at the address of a rewritten site, as if a library had been unloaded and
+ * another one loaded there. The constants are offsets in a page.
  */
 enum { TABLE = 512, ENTRY = 544, SITE = 1024, MOV_IN_IT = 3 };
 static const unsigned char enters[] = { 0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
@@ -125,8 +125,8 @@ static unsigned char *load(unsigned char *where, const void *code, size_t size)
 	EQUAL(ftruncate(file, 4096), 0);
 	put(file, code, size, SITE);
 	/*
-	 * Writes the parts of a library that the lookup of a function needs: headers, unwind table,
-	 * entry.
+	 * Writes those parts of a library that are needed to look up a function: headers, unwind
+	 * table, entry.
 	 */
 	Elf64_Ehdr header = { .e_ident = ELFMAG, .e_phoff = sizeof header, .e_phentsize = sizeof(Elf64_Phdr), .e_phnum = 2 };
 	Elf64_Phdr segments[] = { { .p_type = PT_LOAD }, { .p_type = PT_GNU_EH_FRAME, .p_vaddr = TABLE } };
@@ -142,7 +142,7 @@ static unsigned char *load(unsigned char *where, const void *code, size_t size)
 	return page;
 }
 
-/* Number of rewritten sites outside the 256. */
+/* Number of rewritten sites, without the 256. */
 static int others;
 
 static sigjmp_buf before_fault;
@@ -183,9 +183,9 @@ static void other_code_may_come_where_a_site_was(void)
 }
 
 /*
- * Functions with an instruction before the call that ends in the bytes of `mov $426,%eax` or
- * contains them, and two whose such instruction ends earlier. Each function returns a number of its
- * own, which a rewritten instruction would change.
+ * usring must not rewrite a part of an instruction. These functions have an instruction before the
+ * call that ends in the bytes of `mov $426,%eax` or contains them. In two of them that instruction
+ * ends earlier. Each function returns a number that a rewritten instruction would change.
  */
 __asm__(".text\n"
 	".macro function name\n"
@@ -225,7 +225,10 @@ __asm__(".text\n"
 	"end\n");
 extern char stores[], stores_far[], loads_another[], compares[];
 
-/* The instruction before the site is complete, but looks like the start of a longer one. */
+/*
+ * Here usring may rewrite the site: the instruction before it is complete. But its last bytes look
+ * like the beginning of a longer instruction.
+ */
 __asm__(".text\n"
 	".balign 64\n"
 	"behind_zeroes:\n"
@@ -254,7 +257,7 @@ static void only_whole_instructions_are_rewritten(void)
 	others += (unsigned char)*behind_zeroes_number != 0xb8;
 }
 
-/* Prints the number of sites that differ from the compiled code. */
+/* Prints how many of the sites differ from the code that was compiled. */
 static void tell_how_many(void)
 {
 	int changed = 0;

@@ -1,11 +1,12 @@
 /*
- * A system call changes rax, rcx and r11 and nothing else. This program fills every register of the
- * processor, the flags and the red zone with a pattern. It makes an io_uring_enter and compares
- * them afterwards, by each entry point:
- * - a bare instruction that traps;
- * - a call site that may be rewritten, before and after its rewrite;
- * - a call that goes on to the kernel.
- * libc's syscall() must preserve what any function preserves.
+ * A system call changes rax, rcx and r11 and no other register. This program fills every register
+ * of the processor, the flags and the red zone with a pattern, makes an io_uring_enter, and
+ * compares all of them with the pattern. It does so through each entry point:
+ * - an instruction that traps;
+ * - a call site that may be rewritten, before and after its rewriting;
+ * - a call that the entry point passes on to the kernel.
+ *
+ * libc's syscall() must preserve what every function preserves.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -14,7 +15,7 @@
 enum { VECTORS = 32, VECTOR = 64, GENERAL = 12, RED_ZONE = 16 };
 
 struct state {
-	/* rdi rsi rdx r10 r8 r9 rbx rbp r12 r13 r14 r15 */
+	/* In this order: rdi rsi rdx r10 r8 r9 rbx rbp r12 r13 r14 r15 */
 	uint64_t general[GENERAL];
 	uint64_t red_zone[RED_ZONE];
 	uint64_t flags;
@@ -25,7 +26,7 @@ struct state {
 
 static struct io_uring ring;
 
-/* rbx points to the state while registers are filled and stored. */
+/* While these load and store registers, rbx has the state's address. */
 #define LOAD_GENERAL                                                                             \
 	"mov 0(%%rbx), %%rdi\n mov 8(%%rbx), %%rsi\n mov 16(%%rbx), %%rdx\n"                     \
 	"mov 24(%%rbx), %%r10\n mov 32(%%rbx), %%r8\n mov 40(%%rbx), %%r9\n"                     \
@@ -56,9 +57,9 @@ static struct io_uring ring;
 #define RED_OUT(n) "mov -8-8*" #n "(%%rsp), %%rax\n mov %%rax, 96+8*" #n "(%%rbx)\n"
 
 /*
- * A function that makes one call. The stack's top word holds the state's address. The red zone lies
- * below it, so nothing is pushed between filling the zone and reading it back. rbp and rbx get
- * their patterns last.
+ * Defines a function that makes one call. The top word of its stack has the state's address. The
+ * red zone is below that word, so nothing may be pushed between filling the zone and reading it
+ * back. rbp and rbx are loaded last.
  */
 #define PIECE(name, load_vectors, call, store_vectors)                                           \
 	static __attribute__((noinline)) void name(struct state *state)                          \
@@ -96,11 +97,11 @@ static struct io_uring ring;
 			  "xmm12", "xmm13", "xmm14", "xmm15");                                   \
 	}
 
-/* The number comes from another register, so this site is never rewritten. */
+/* usring never rewrites this site, because the call's number comes from another register. */
 #define TRAPPING "mov $426, %%ecx\n mov %%ecx, %%eax\n nop\n syscall\n"
-/* The form that compilers emit. */
+/* The form that compilers emit, which usring rewrites. */
 #define REWRITABLE "mov $426, %%eax\n syscall\n"
-/* close(2) of a number that is not open: traps, and goes on to the kernel. */
+/* close(2) of a number that is not open. It traps, and usring passes it on to the kernel. */
 #define PASSING "mov $3, %%ecx\n mov %%ecx, %%eax\n nop\n syscall\n"
 
 PIECE(trapping_xmm, EACH_16(LOAD_XMM), TRAPPING, EACH_16(STORE_XMM))
@@ -121,7 +122,10 @@ static void (*const pieces[3][3])(struct state *) = {
 	{ trapping_zmm, rewritable_zmm, passing_zmm },
 };
 
-/* Returns the number of bytes of the vector registers that this processor and kernel have. */
+/*
+ * Returns the index of the widest vector registers that processor and kernel have: 0 for xmm, 1 for
+ * ymm, 2 for zmm.
+ */
 static int width(void)
 {
 	__builtin_cpu_init();
@@ -130,7 +134,7 @@ static int width(void)
 	return __builtin_cpu_supports("avx") ? 1 : 0;
 }
 
-/* Carry, parity, adjust, zero, sign, overflow. */
+/* The flags that a program may set: carry, parity, adjust, zero, sign, overflow. */
 enum { FLAGS = 0x8d5 };
 
 static void fill(struct state *state, unsigned round)
@@ -150,8 +154,8 @@ static void compare(unsigned door, unsigned round, int64_t first, unsigned to_su
 
 	fill(&before, round);
 	/*
-	 * rdi: descriptor; rsi, rdx, r10, r8, r9: to_submit, 0, 0, NULL, 0. Upper halves that an
-	 * int leaves unused keep their pattern.
+	 * The call's arguments: rdi is the descriptor; rsi, rdx, r10, r8, r9 are to_submit, 0, 0,
+	 * NULL, 0. The upper half of a register keeps its pattern if the argument is an int.
 	 */
 	before.general[0] = (uint64_t)first;
 	before.general[1] = (before.general[1] & ~0xffffffffull) | to_submit;
@@ -179,7 +183,7 @@ static void submit_one(unsigned door, unsigned round)
 {
 	struct io_uring_cqe *cqe;
 
-	/* Stores the SQ tail here, so that the call under test finds a request. */
+	/* Only the SQ tail is stored here, so that the call that is tested finds a request. */
 	struct io_uring_sqe *sqe = request(&ring);
 	io_uring_prep_nop(sqe);
 	named(sqe, round, 0);

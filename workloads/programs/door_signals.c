@@ -1,6 +1,6 @@
 /*
- * Signals and rings: interrupted waits, handlers that use the ring that they interrupt or jump out
- * of it, masks that block everything, and signals at every possible moment.
+ * Signals and rings: interrupted waits, handlers that use the interrupted ring or jump out of its
+ * call, masks that block every signal, and signals at every moment of a call.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -52,8 +52,8 @@ static void send_in_a_moment(int signal)
 }
 
 /*
- * A timer that repeats until `quiet` is called, because one signal may arrive before the wait that
- * it is to end.
+ * A timer that repeats until `quiet` is called. One signal would not do, because it may come before
+ * the wait that it has to end.
  */
 static timer_t repeated;
 
@@ -120,18 +120,18 @@ static void the_mask_of_a_wait_lets_a_signal_in(void)
 	ring = new_ring(8, 0);
 	install(SIGUSR1, note, 0);
 	block(SIGUSR1, &without);
-	/* The signal arrives during the wait. */
+	/* The signal comes during the wait. */
 	count = 0;
 	send_in_a_moment(SIGUSR1);
 	EQUAL(enter(0, 1, IORING_ENTER_GETEVENTS, &without, 8), -EINTR);
 	EQUAL(count, 1);
 	EQUAL(is_blocked(SIGUSR1), 1);
-	/* The signal arrives before the wait. */
+	/* The signal comes before the wait. */
 	EQUAL(raise(SIGUSR1), 0);
 	EQUAL(count, 1);
 	EQUAL(enter(0, 1, IORING_ENTER_GETEVENTS, &without, 8), -EINTR);
 	EQUAL(count, 2);
-	/* Without a wait the signal interrupts nothing. */
+	/* The signal has nothing to interrupt, because there is no wait. */
 	EQUAL(raise(SIGUSR1), 0);
 	EQUAL(enter(0, 0, IORING_ENTER_GETEVENTS, &without, 8), 0);
 	EQUAL(count, 2);
@@ -193,8 +193,8 @@ static void a_wait_ends_at_its_time(void)
 }
 
 /*
- * Sends a signal every 40 us while requests are submitted and waited for. Each handler calls into
- * the ring that it interrupts. No request may be lost or completed twice.
+ * A signal comes every 40 us while the program submits and waits. Its handler calls into the ring
+ * that it interrupts. No request may be lost or complete twice.
  */
 static void flush(int signal)
 {
@@ -271,8 +271,8 @@ static void handlers_may_enter_from_the_alternate_stack(void)
 }
 
 /*
- * The signal is blocked except during the wait. It must end every wait, whether it arrives before
- * the call, while the call prepares to sleep, or during the sleep.
+ * The signal is blocked except during the wait. It must end every wait, whether it comes before the
+ * call, while the call prepares to sleep, or during the sleep.
  */
 enum { ROUNDS = 20000 };
 static atomic_int round_number;
@@ -311,8 +311,8 @@ static void no_signal_is_lost_before_a_sleep(void)
 }
 
 /*
- * Signals that a call must not block arrive together with one that waits. All of them must be
- * delivered, though only the first finds the thread asleep.
+ * A signal that ends the wait comes together with signals that the wait's mask does not block. All
+ * must be delivered, though only the first one finds the thread asleep.
  */
 enum { SENT_ROUNDS = 200 };
 static const int together[] = { SIGUSR1, SIGTRAP, SIGILL, SIGFPE, SIGSEGV, SIGBUS };
@@ -354,7 +354,10 @@ static void signals_that_come_together_all_arrive(void)
 		atomic_store(&round_number, round);
 		for (int index = 0; index < TOGETHER; index++)
 			while (arrived[together[index]] == 0) {
-				/* The signal may arrive between the last check and the sleep. */
+				/*
+				 * If the signal comes between the last check and the sleep, it must
+				 * end the sleep.
+				 */
 				long answer = enter(0, 1, IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG, &argument,
 						    sizeof argument);
 				HOLDS(answer == -EINTR || answer == -ETIME);
@@ -368,7 +371,7 @@ static void signals_that_come_together_all_arrive(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* Queued values must all arrive in order, at whatever point they interrupt the thread. */
+/* Signals with queued values must all come, in their order, wherever they interrupt the thread. */
 enum { VALUES = 30000 };
 static volatile int expected, out_of_order;
 
@@ -411,7 +414,7 @@ static void queued_values_arrive_in_order(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A thread that blocks all signals, as QEMU's threads do. */
+/* Uses a ring on a thread that blocks all signals, as QEMU's threads do. */
 static void *use_a_ring_with_all_blocked(void *unused)
 {
 	sigset_t all;
@@ -421,7 +424,8 @@ static void *use_a_ring_with_all_blocked(void *unused)
 	io_uring_prep_nop(request(&mine));
 	EQUAL(io_uring_submit_and_wait(&mine, 1), 1);
 	/*
-	 * With all signals blocked a bad address is still an error, and does not kill the process.
+	 * With all signals blocked a bad address must still give an error, and must not kill the
+	 * process.
 	 */
 	EQUAL(syscall(SYS_io_uring_setup, 8, 16), -1);
 	EQUAL(errno, EFAULT);
@@ -452,7 +456,7 @@ static void a_handler_that_blocks_everything_is_served(void)
 	count = 0;
 	EQUAL(raise(SIGUSR1), 0);
 	EQUAL(count, 1);
-	/* Signals under the mask of a call that sleeps. */
+	/* A wait unblocks the signal by its own mask. */
 	block(SIGUSR1, &without);
 	EQUAL(raise(SIGUSR1), 0);
 	sigfillset(&all);
@@ -470,7 +474,7 @@ static void a_handler_that_blocks_everything_is_served(void)
 		EQUAL(sigismember(&now, signal), sigismember(&without, signal));
 }
 
-/* libc makes every thread that it knows change its user, and waits for each. */
+/* libc interrupts every thread that it knows, changes the thread's user, and waits for that. */
 static void changing_the_user_reaches_every_thread(void)
 {
 	int ends[2];
@@ -491,7 +495,7 @@ static void changing_the_user_reaches_every_thread(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* A handler that blocks every signal for the code after it, through its ucontext_t. */
+/* Blocks every signal for the code after the handler, by the handler's ucontext_t. */
 static void block_all_after(int signal, siginfo_t *information, void *context)
 {
 	(void)signal, (void)information;
@@ -510,8 +514,8 @@ static void a_handler_may_set_the_mask_that_follows(void)
 	EQUAL(sigaction(SIGSEGV, &action, NULL), 0);
 	for (int round = 0; round < 3; round++) {
 		/*
-		 * The cases: the signal arrives while the program runs, while it waits in a ring,
-		 * and as one of the three signals that usring keeps unblocked.
+		 * The signal comes while the program runs, while it waits in a ring, or is one of
+		 * the three signals that usring keeps unblocked.
 		 */
 		if (round == 1) {
 			send_in_a_moment(SIGUSR1);

@@ -1,7 +1,7 @@
 /*
- * Calls under a storm of signals, one every 10 us. Each call must end, and no signal may leave a
- * mask behind. To prepare such a call again after each signal would take longer than the time
- * between two signals.
+ * Calls while a signal comes every 10 us. Each call must end, and no signal may leave its mask
+ * behind. If usring started such a call again after each signal, the call would never end:
+ * preparing it takes longer than the time between two signals.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -25,7 +25,7 @@ static void note(int signal)
 	count++;
 }
 
-/* SIGURG is ignored where no handler is installed, so it is harmless in the next program. */
+/* The signal is SIGURG. By default it is ignored, so it does no harm in an executed program. */
 static void begin_storm(void)
 {
 	struct sigaction action = { .sa_handler = note, .sa_flags = SA_RESTART };
@@ -51,7 +51,7 @@ static int status_of(pid_t child)
 	return status;
 }
 
-/* Reports by its exit status whether a signal is blocked. */
+/* The exit status says whether a signal is blocked. */
 static int be_a_child(void)
 {
 	sigset_t mask;
@@ -64,8 +64,8 @@ static int be_a_child(void)
 }
 
 /*
- * Scripts whose interpreters are scripts, as deep as Linux allows, and many variables. They make
- * the work before the exec long.
+ * A chain of scripts, each the interpreter of the next, as long as Linux allows, and many
+ * environment variables. Both make the work before an exec long.
  */
 static const char *deep_script(void)
 {
@@ -136,7 +136,7 @@ static void jump(int signal)
 		siglongjmp(place, signal);
 }
 
-/* A handler that leaves an exec by a jump leaves no state behind. */
+/* A handler jumps out of an exec. The exec must not leave any state behind. */
 static void an_exec_may_be_left_by_a_jump(void)
 {
 	char *words[] = { "child", NULL };
@@ -159,7 +159,7 @@ static void an_exec_may_be_left_by_a_jump(void)
 
 static void children_are_forked(void)
 {
-	/* Memory that a run with swap must bring to a consistent state before a fork. */
+	/* In a run with swap, this memory must be brought to a consistent state before a fork. */
 	enum { SIZE = 8 << 20 };
 	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	HOLDS(memory != MAP_FAILED);

@@ -1,7 +1,7 @@
 /*
- * A program gives up its user or its capabilities. Afterwards no thread may have them, neither the
- * program's own nor usring's. Each check runs in a child with a ring and with idle and busy
- * workers. With an argument the child also has more memory than may be resident.
+ * A program gives up its user or its capabilities. After that no thread may have them, neither the
+ * program's threads nor usring's. Each check runs in a child process that has a ring, idle workers
+ * and busy workers. With an argument the child also has more memory than may be resident.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -20,7 +20,8 @@ enum { NOBODY = 65534, SECONDS = 40 };
 static size_t memory;
 
 /*
- * Copies a line of a thread's status from its first digit on. `name` is the beginning of the line.
+ * Finds the line of a thread's status that begins with `name`, and copies it from its first digit
+ * on.
  */
 static int line_of(const char *thread, const char *name, char *line, size_t size)
 {
@@ -36,8 +37,8 @@ static int line_of(const char *thread, const char *name, char *line, size_t size
 }
 
 /*
- * Returns whether the thread is a worker of the kernel. Such a thread runs no code of the program's
- * and keeps its rights.
+ * Returns whether the thread is a worker of the kernel. Such a thread runs no code of the
+ * program's, so it may keep its rights.
  */
 static int is_kernel_worker(const char *thread)
 {
@@ -45,7 +46,7 @@ static int is_kernel_worker(const char *thread)
 	return line_of(thread, "Name:\tiou-", line, sizeof line) && strchr(line + 10, '-') != NULL;
 }
 
-/* Returns the number of threads whose line differs from `wanted`. */
+/* Returns the number of threads whose status has another line than `wanted`. */
 static int threads_unlike(const char *wanted)
 {
 	char line[200], name[16];
@@ -79,7 +80,7 @@ struct busy {
 	char fifo[64];
 };
 
-/* Makes a ring, an idle worker, and a worker that waits for data in a pipe. */
+/* Makes a ring, an idle worker, and a worker that waits for data from a pipe. */
 static struct busy begin(void)
 {
 	struct busy busy = { .ring = new_ring(8, 0) };
@@ -104,7 +105,7 @@ static struct busy begin(void)
 	return busy;
 }
 
-/* Completes the busy worker's request, so that the worker becomes free. */
+/* Completes the busy worker's request, so that the worker becomes idle. */
 static void release(struct busy *busy)
 {
 	int writer = open(busy->fifo, O_WRONLY);
@@ -149,14 +150,14 @@ static void *waits(void *ring)
 {
 	struct io_uring_cqe *cqe;
 	int answer;
-	/* libc's signal may end the wait. */
+	/* The signal that libc sends to each thread may end this wait. */
 	while ((answer = io_uring_wait_cqe(ring, &cqe)) == -EINTR)
 		;
 	EQUAL(answer, 0);
 	return (void *)(intptr_t)cqe->res;
 }
 
-/* libc makes every thread change its user, also one that waits in a ring. */
+/* libc changes the user of every thread, also of one that waits in a ring. */
 static void user_of_a_waiting_thread(void)
 {
 	struct busy busy = begin();
@@ -189,7 +190,7 @@ static void capabilities(void)
 	only_threads_like("CapPrm:\t0000000000000000\n");
 }
 
-/* Changes the user temporarily, then for good. */
+/* Changes the user for a while, and then for good. */
 static void user_for_a_while(void)
 {
 	struct busy busy = begin();

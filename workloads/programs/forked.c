@@ -1,10 +1,10 @@
 /*
- * A program that knows nothing of swap and forks. Parents and children change the same addresses,
- * each in its own copy, and print the results. Under `usring run --swap` most of their memory is
- * evicted when they fork. The output must be the same with and without swap.
+ * A program that forks and has no code for swap. Parents and children change memory at the same
+ * addresses, each in its own copy, and print the results. Under `usring run --swap` most of this
+ * memory is evicted when they fork. The output must be the same with and without swap.
  *
  * - argv[1]: bytes of the memory in MiB;
- * - argv[2]: if given, run only the check of children that do not inherit the memory.
+ * - argv[2]: if there is one, only the check of children that do not inherit the memory runs.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -109,8 +109,8 @@ static void fork_while_threads_fault(void) {
 }
 
 /*
- * A thread increments one counter in swapped memory, then a second one there, then `counted`
- * outside. At any moment the first counter may be ahead by one.
+ * A thread increments a counter in swapped memory, then a second counter there, and then `counted`
+ * elsewhere. So the first counter may be ahead by one, but by no more.
  */
 static volatile uint64_t counted;
 static void *counts(void *argument) {
@@ -242,14 +242,20 @@ static void many_children(void) {
 	add(-12);
 }
 
-/* Returns a string in swapped memory, beside the page's other content. */
+/*
+ * Writes a string into a page of swapped memory that has other content, too, and returns its
+ * address.
+ */
 static char *text_at(size_t page, const char *text) {
 	char *place = (char *)memory + page * 4096 + 3000;
 	strcpy(place, text);
 	return place;
 }
 
-/* The child has not touched the memory yet when it starts a program whose arguments lie there. */
+/*
+ * The child has not touched swapped memory when it starts a program, and the program's arguments
+ * are there.
+ */
 static void heir_starts_programs(void) {
 	char *shell[] = {"sh", "-c", text_at(300, "exit 9"), NULL};
 	char *command = text_at(301, "exit 12");
@@ -279,14 +285,17 @@ static void heir_starts_programs(void) {
 }
 
 /*
- * A child with a stack of its own does not inherit swapped memory. It touches that memory only if
- * `touches` is set.
+ * Runs on a stack of its own in a child that does not inherit swapped memory. Touches that memory
+ * only if `touches` is set.
  */
 static int on_stack_of_its_own(void *touches) {
 	volatile char own[4096];
 	memset((char *)own, 14, sizeof own);
 	if (touches) check("on a stack of its own", 0);
-	/* A bare fork bypasses libc, whose locks another thread of the parent's may have held. */
+	/*
+	 * A direct fork: libc's fork would need locks that another thread of the parent may have
+	 * held.
+	 */
 	pid_t child = syscall(SYS_fork);
 	if (child == 0) _exit(2);
 	int status;
@@ -344,8 +353,8 @@ static void threads_fork_together(void) {
 }
 
 /*
- * Children that do not inherit the memory, while another thread forks: they must be killed, and
- * must not read zeroes.
+ * Children that do not inherit the memory touch it while another thread forks. The touch must kill
+ * the child. The child must not read zeroes.
  */
 static void *forks(void *argument) {
 	while (!atomic_load(&stop)) {
@@ -394,7 +403,10 @@ static void signals_come_while_it_forks(void) {
 	printf("signals while it forks\n");
 }
 
-/* A handler forks while a call waits. Both parent and child must continue the call. */
+/*
+ * A handler forks while it interrupts a call that waits. Both parent and child must continue that
+ * call.
+ */
 static int pipe_ends[2];
 static volatile pid_t from_handler = -1;
 static void fork_in_handler(int signal) {
@@ -426,8 +438,8 @@ static void handler_forks(void) {
 }
 
 /*
- * A handler interrupts a call that waits. The handler's vfork child is killed while it forks. The
- * parent's calls must go on.
+ * A handler interrupts a call that waits. The handler's vfork child is killed while that child
+ * forks. The parent's calls must continue.
  */
 static int begun[2], held_back[2];
 static volatile pid_t borrower;
@@ -443,7 +455,7 @@ static void vfork_in_handler(int signal) {
 	pid_t child = vfork();
 	if (child == 0) {
 		borrower = syscall(SYS_getpid);
-		/* The call returns when the child has ended. */
+		/* This call returns after its child has ended. */
 		if (syscall(SYS_clone, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0) == 0) {
 			char byte;
 			syscall(SYS_close, held_back[1]);

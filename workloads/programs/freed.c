@@ -1,6 +1,6 @@
 /*
- * Reads a file by a ring, frees the buffer, and then writes the buffer to standard output. A
- * sanitizer must find this error.
+ * Reads a file by a ring, frees the buffer, and then writes the freed buffer to standard output. A
+ * sanitizer must report this error.
  */
 #include <fcntl.h>
 #include <liburing.h>

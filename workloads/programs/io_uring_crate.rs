@@ -1,6 +1,6 @@
-//! A program on the `io-uring` crate, as Rust projects use it: reads, writes, links, timeouts,
-//! polls, and a submitter thread beside the reaper. It prints a line and exits with 0 if all
-//! results were right.
+//! A program that uses the `io-uring` crate as Rust projects do: reads, writes, links, timeouts,
+//! polls, and one thread that submits while another reaps. If all results are right, it prints a
+//! line and exits with 0.
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use std::fs::File;
@@ -63,7 +63,7 @@ fn registered_files_and_buffers_serve() {
     let mut buffers = [vec![7_u8; BLOCK], vec![0_u8; BLOCK]];
     let vectors = buffers.each_mut().map(|buffer| libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: BLOCK });
     ring.submitter().register_files(&[file.as_raw_fd()]).expect("a file table");
-    // SAFETY: the buffers live, unmoved, until the ring is dropped.
+    // SAFETY: the buffers stay at their addresses until the ring is dropped.
     unsafe { ring.submitter().register_buffers(&vectors) }.expect("a buffer table");
     let fixed = types::Fixed(0);
     let write = opcode::WriteFixed::new(fixed, vectors[0].iov_base.cast(), BLOCK as u32, 0).build();
@@ -109,8 +109,7 @@ fn both_halves_may_be_used_apart() {
         scope.spawn(|| {
             for index in 0..REQUESTS {
                 let entry = opcode::Nop::new().build().user_data(index as u64);
-                // SAFETY: no other thread touches the submission queue, and a
-                // NOP names no memory.
+                // SAFETY: no other thread uses the submission queue. A NOP names no memory.
                 while unsafe { ring.submission_shared().push(&entry) }.is_err() {}
                 ring.submit().expect("submission");
             }
@@ -119,7 +118,7 @@ fn both_halves_may_be_used_apart() {
         let mut left = REQUESTS;
         while left > 0 {
             ring.submit_and_wait(0).expect("a look at the overflow");
-            // SAFETY: no other thread touches the completion queue.
+            // SAFETY: no other thread uses the completion queue.
             for cqe in unsafe { ring.completion_shared() } {
                 let name = usize::try_from(cqe.user_data()).expect("a small number");
                 assert!(cqe.result() == 0 && !std::mem::replace(&mut seen[name], true), "{name} twice");
@@ -138,11 +137,11 @@ fn unnamed_file() -> File {
 }
 
 fn push(ring: &mut IoUring, entry: squeue::Entry) {
-    // SAFETY: every caller takes all completions before the memory of its requests is freed.
+    // SAFETY: every caller takes all completions before it frees the memory of its requests.
     unsafe { ring.submission().push(&entry) }.expect("room in the queue");
 }
 
-/// Takes `count` completions, each of which must have this result.
+/// Takes `count` completions. Each must have the result `result`.
 fn take(ring: &mut IoUring, count: usize, result: i32) {
     let mut taken = 0;
     for cqe in ring.completion() {

@@ -1,9 +1,9 @@
 /*
- * A process with a ring whose threads end by the bare exit(2), which libc does not see. The process
- * must end with the last of them, as the kernel ends it.
+ * A process with a ring whose threads end by the system call exit(2), which libc does not see. The
+ * process must end with its last thread, as it does without usring.
  *
- * argv[1]: which thread is the last. argv[2], if given: what an older kernel lacks. The program
- * denies it before it makes the ring.
+ * argv[1]: which thread ends last. argv[2], if there is one: what an older kernel lacks. The program
+ * denies it to itself before it makes the ring.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -66,7 +66,7 @@ static void another_thread(void *(*function)(void *))
 		_exit(3);
 }
 
-/* The first thread ends last. */
+/* The first thread is the last one to end. */
 static void first_thread(void)
 {
 	another_thread(ends_later);
@@ -74,7 +74,7 @@ static void first_thread(void)
 	syscall(SYS_exit, STATUS);
 }
 
-/* Another thread ends last. */
+/* Another thread than the first is the last one to end. */
 static void other_thread(void)
 {
 	another_thread(ends_later);
@@ -82,7 +82,7 @@ static void other_thread(void)
 	syscall(SYS_exit, STATUS);
 }
 
-/* Ends by libc's function after all other threads have ended by the bare call. */
+/* The last thread ends by libc's function, after all others have ended by the system call. */
 static void by_libc(void)
 {
 	another_thread(ends_later);
@@ -95,7 +95,7 @@ static void alone(void)
 	syscall(SYS_exit, STATUS);
 }
 
-/* Ends in a child that libc did not make. */
+/* All this happens in a child that was made without libc. */
 static void cloned_child(void)
 {
 	int status;

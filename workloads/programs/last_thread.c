@@ -1,6 +1,6 @@
 /*
- * A process with a ring whose main thread ends by pthread_exit(3): alone, or before another thread
- * of the program. libc must end the process with its last thread.
+ * A process with a ring whose main thread ends by pthread_exit(3), either as the only thread or
+ * before another one. libc must end the process with its last thread.
  */
 #define _GNU_SOURCE
 #include <pthread.h>

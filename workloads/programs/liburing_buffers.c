@@ -1,6 +1,6 @@
 /*
- * Provided buffers through liburing: groups of buffers that are added one by one, and buffer rings
- * that are shared with the program.
+ * Provided buffers by liburing: groups to which buffers are added one by one, and rings of buffers
+ * in memory of the program.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -47,7 +47,7 @@ static void a_group_hands_out_its_buffers(void)
 	EQUAL(seen, 15);
 	EQUAL(write(ends[1], "x", 1), 1);
 	EQUAL(read_into_group(&ring, ends[0], &answer), -ENOBUFS);
-	/* One buffer is provided again, and the next request selects it. */
+	/* One buffer is provided again. The next request must select it. */
 	sqe = request(&ring);
 	io_uring_prep_provide_buffers(sqe, memory[2], BUFFER, 1, GROUP, 12);
 	HOLDS(result_of(&ring, sqe) >= 0);
@@ -80,7 +80,8 @@ static void a_ring_of_buffers_is_used_in_order(void)
 		io_uring_buf_ring_add(buffers, memory[index], BUFFER, index, mask, index);
 	io_uring_buf_ring_advance(buffers, BUFFERS);
 	/*
-	 * Three times around the ring; each buffer is provided again after its content was checked.
+	 * Uses each buffer of the ring three times. A buffer is provided again after its content
+	 * was checked.
 	 */
 	for (int index = 0; index < 3 * BUFFERS; index++) {
 		int number = index % BUFFERS;

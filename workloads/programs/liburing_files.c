@@ -1,6 +1,6 @@
 /*
- * Files through liburing: every way to read, write, sync, open and close; links and drains;
- * registered files and buffers.
+ * Files by liburing: every way to read, write, sync, open and close; links and drains; registered
+ * files and buffers.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -64,7 +64,7 @@ static void registered_buffers(void)
 	io_uring_prep_read_fixed(sqe, file, pages[1] + 10, 6000, 0, 1);
 	EQUAL(result_of(&ring, sqe), 5000);
 	HOLDS(pages[1][9] == 0 && pages[1][10] == 'x' && pages[1][5009] == 'x' && pages[1][5010] == 0);
-	/* A range outside of the buffer, and an index without a buffer. */
+	/* First a range that is not in the registered buffer, then an index without a buffer. */
 	sqe = request(&ring);
 	io_uring_prep_read_fixed(sqe, file, pages[1] + 8000, 193, 0, 1);
 	EQUAL(result_of(&ring, sqe), -EFAULT);
@@ -88,7 +88,9 @@ static void registered_files(void)
 	io_uring_prep_write(sqe, 2, "two", 3, 0);
 	io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
 	EQUAL(result_of(&ring, sqe), 3);
-	/* The registered table holds the file, so the descriptor may be closed. */
+	/*
+	 * The descriptor may be closed, because the table of registered files keeps the file open.
+	 */
 	close(files[2]);
 	sqe = request(&ring);
 	io_uring_prep_read(sqe, 2, in, 3, 0);
@@ -101,7 +103,7 @@ static void registered_files(void)
 		io_uring_sqe_set_flags(sqe, IOSQE_FIXED_FILE);
 		EQUAL(result_of(&ring, sqe), -EBADF);
 	}
-	/* Another file in slot 2, and no file in slot 0. */
+	/* Puts another file into slot 2, and empties slot 0. */
 	int update[] = { -1, IORING_REGISTER_FILES_SKIP, files[0] };
 	EQUAL(io_uring_register_files_update(&ring, 0, update, 3), 3);
 	sqe = request(&ring);
@@ -122,7 +124,7 @@ static void open_into_the_table(void)
 	EQUAL(io_uring_register_files_sparse(&ring, 4), 0);
 	io_uring_prep_openat_direct(sqe, AT_FDCWD, ".", O_TMPFILE | O_RDWR, 0600, 3);
 	EQUAL(result_of(&ring, sqe), 0);
-	/* Write, read back, close, in this order. */
+	/* The chain writes, reads back, and closes. */
 	sqe = request(&ring);
 	io_uring_prep_write(sqe, 3, "abc", 3, 0);
 	named(sqe, 1, IOSQE_FIXED_FILE | IOSQE_IO_LINK);
@@ -204,7 +206,7 @@ static void a_failed_link_cancels_the_rest(void)
 	struct io_uring ring = new_ring(8, 0);
 	int file = new_file();
 	char in[8];
-	/* A short read breaks a link, and not a hard link. */
+	/* A short read must break a link, but not a hard link. */
 	for (int hard = 0; hard <= 1; hard++) {
 		unsigned link = hard ? IOSQE_IO_HARDLINK : IOSQE_IO_LINK;
 		struct io_uring_sqe *sqe = request(&ring);

@@ -1,6 +1,6 @@
 /*
- * Rings together with other parts of a program, through liburing: threads, event loops, SQ threads,
- * forked children, duplicated descriptors, other rings.
+ * Rings that other parts of a program use, too, by liburing: several threads, event loops, SQ
+ * threads, forked children, duplicated descriptors, other rings.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -89,7 +89,10 @@ static void an_sq_thread_submits(void)
 		HOLDS(io_uring_submit(&ring) >= 0);
 		for (int index = 0; index < 8; index++)
 			EQUAL(next_answer(&ring).res, 8);
-		/* Twice the SQ thread falls asleep during this pause and has to be woken. */
+		/*
+		 * In each such round the SQ thread goes to sleep during this pause, and the next
+		 * submission must wake it.
+		 */
 		if (round % 3 == 2)
 			usleep(60000);
 	}
@@ -109,7 +112,9 @@ static void completions_appear_without_a_call(void)
 	io_uring_prep_read(sqe, ends[0], in, sizeof in, 0);
 	EQUAL(io_uring_submit(&ring), 1);
 	EQUAL(write(ends[1], "abc", 3), 3);
-	/* Only reads memory. The alarm bounds the wait. */
+	/*
+	 * Only looks at memory. If the completion never comes, the check's alarm ends the program.
+	 */
 	while (io_uring_cq_ready(&ring) == 0)
 		usleep(10);
 	EQUAL(io_uring_peek_cqe(&ring, &cqe), 0);
@@ -203,7 +208,10 @@ static void a_child_may_close_and_exit(void)
 		}
 		EQUAL(waitpid(child, &status, 0), child);
 		HOLDS(WIFEXITED(status) && WEXITSTATUS(status) == 7);
-		/* A vfork child with a descriptor table of its own closes the ring there. */
+		/*
+		 * The vfork child has a descriptor table of its own. So its close must not affect
+		 * the parent's ring.
+		 */
 		HOLDS(fcntl(ring.ring_fd, F_GETFD) >= 0);
 	}
 	EQUAL(write(ends[1], "abc", 3), 3);
@@ -246,7 +254,7 @@ static void a_duplicate_keeps_the_ring(void)
 
 static void rings_come_and_go(void)
 {
-	/* More rings in total than there may be descriptors at once. */
+	/* In total, this makes more rings than the process may have descriptors at a time. */
 	for (int round = 0; round < 3000; round++) {
 		struct io_uring ring = new_ring(4, 0);
 		io_uring_prep_nop(request(&ring));

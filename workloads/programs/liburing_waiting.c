@@ -1,4 +1,4 @@
-/* Every kind of waiting through liburing: timeouts, polls, signals, cancelled requests. */
+/* Every kind of waiting by liburing: timeouts, polls, signals, cancelled requests. */
 #define _GNU_SOURCE
 #include "ring.h"
 #include <poll.h>
@@ -163,7 +163,7 @@ static void a_read_waits_for_data(void)
 	EQUAL(answer_to(&ring, 1).res, 4);
 	HOLDS(memcmp(in, "late", 4) == 0);
 	pthread_join(writer, NULL);
-	/* The end of the file completes a poll, too. */
+	/* The end of the file must complete a poll, too. */
 	sqe = request(&ring);
 	io_uring_prep_read(sqe, ends[0], in, sizeof in, 0);
 	named(sqe, 2, 0);
@@ -268,7 +268,7 @@ static void a_closed_descriptor_still_answers(void)
 	EQUAL(io_uring_submit(&ring), 1);
 	int number = ends[0];
 	close(number);
-	/* The number now belongs to another pipe, which has data. */
+	/* The number of the closed descriptor now belongs to another pipe, which has data. */
 	new_pipe(others);
 	EQUAL(others[0], number);
 	EQUAL(write(others[1], "wrong", 5), 5);
@@ -288,7 +288,7 @@ static void note(int signal)
 
 static volatile sig_atomic_t enough;
 
-/* Sends signals repeatedly, because one may arrive before the wait. */
+/* Sends signals again and again, because one may come before the wait. */
 static void *signal_later(void *thread)
 {
 	do {
@@ -338,7 +338,7 @@ static void a_wait_can_let_a_blocked_signal_in(void)
 	EQUAL(interrupted, 0);
 	EQUAL(io_uring_wait_cqes(&ring, &cqe, 1, NULL, &before), -EINTR);
 	EQUAL(interrupted, 1);
-	/* The signal mask is again the one from before the wait. */
+	/* After the wait the signal mask must be that from before the wait. */
 	pthread_sigmask(SIG_SETMASK, &before, &now);
 	HOLDS(sigismember(&now, SIGUSR1));
 	io_uring_queue_exit(&ring);

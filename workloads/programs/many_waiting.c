@@ -1,7 +1,7 @@
 /*
- * A server with as many connections as its limit of open files allows. Each connection has a
- * request that waits, every request is served, and the program gets each number below its limit.
- * The argument, if any, is the soft limit of the second check.
+ * A server with as many connections as its limit of open files allows. On each connection a request
+ * waits. Every request must be served, and the program must get every descriptor number below its
+ * limit. The argument, if there is one, is the soft limit of the second check.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -14,10 +14,13 @@
 
 enum { MOST = 30000, BATCH = 64 };
 
-/* Standard input and output, the ring, and inherited files. */
+/* Numbers that are not connections: standard streams, the ring, and inherited files. */
 enum { FEW = 32 };
 
-/* Numbers that usring borrows from a program with a limit above AMPLE (docs/compatibility.md). */
+/*
+ * If the limit is above AMPLE, usring takes BORROWED of the program's numbers
+ * (docs/compatibility.md).
+ */
 enum { AMPLE = 8192, BORROWED = 1024 };
 
 static int ends[MOST], spare[MOST];
@@ -30,7 +33,10 @@ static void submit_all(struct io_uring *ring)
 		HOLDS(io_uring_submit(ring) > 0);
 }
 
-/* Has a request wait for this end: every second one receives, the others poll. */
+/*
+ * Submits a request that waits for data at this end. Every second request receives, the others
+ * poll.
+ */
 static void wait_for(struct io_uring *ring, int index)
 {
 	struct io_uring_sqe *sqe = io_uring_get_sqe(ring);
@@ -45,7 +51,7 @@ static void wait_for(struct io_uring *ring, int index)
 	io_uring_sqe_set_data64(sqe, index);
 }
 
-/* Opens connections up to the limit, and serves each of them. */
+/* Opens connections until the limit is reached, and serves each of them. */
 static void serve(rlim_t soft, rlim_t hard)
 {
 	struct rlimit limit = { soft, hard };
@@ -62,7 +68,7 @@ static void serve(rlim_t soft, rlim_t hard)
 	}
 	EQUAL(errno, EMFILE);
 	submit_all(&ring);
-	/* The remaining numbers up to the limit are the program's, too. */
+	/* The program must also get the remaining numbers up to the limit. */
 	while ((number = eventfd(0, 0)) >= 0)
 		spare[spares++] = number;
 	EQUAL(errno, EMFILE);
@@ -96,14 +102,20 @@ static rlim_t hard_limit(void)
 	return limit.rlim_max;
 }
 
-/* The usual soft limit, or what leaves room above it for a ring and the requests. */
+/*
+ * Uses the usual soft limit of 1,024. If the hard limit is low, uses a lower soft limit, so that a
+ * ring and its requests have room between the two.
+ */
 static void usual_limit(void)
 {
 	rlim_t hard = hard_limit();
 	serve(hard > 2048 + 64 ? 1024 : hard / 2 - 64, hard);
 }
 
-/* A request's duplicate has its number between the two limits. */
+/*
+ * Each waiting request has a duplicate of its descriptor, whose number is between soft and hard
+ * limit.
+ */
 static void as_many_as_the_hard_limit_allows(void)
 {
 	rlim_t hard = hard_limit();
@@ -111,7 +123,7 @@ static void as_many_as_the_hard_limit_allows(void)
 	serve(wanted ? wanted : most, hard);
 }
 
-/* A close(2) that no library sees. */
+/* Calls close(2) by an instruction, so that no libc function of usring's sees it. */
 static void close_plainly(int number)
 {
 	long answer;
@@ -119,7 +131,10 @@ static void close_plainly(int number)
 	(void)answer;
 }
 
-/* A program may close numbers that it does not have. A file that then has one is its own alone. */
+/*
+ * The program closes numbers that it does not have. If a file of its own gets such a number later,
+ * no part of usring may use that file.
+ */
 static void numbers_that_are_not_the_programs(void)
 {
 	enum { LOW = 256, WAITING = 40, FIRST_WATCHED = 600 };
@@ -138,7 +153,10 @@ static void numbers_that_are_not_the_programs(void)
 	submit_all(&ring);
 	for (number = LOW; number < FIRST_WATCHED; number++)
 		close_plainly(number);
-	/* A pair at the first numbers above the limit, if the program can have them at all. */
+	/*
+	 * Opens a pair of sockets at the first numbers above the limit, if the program can get them
+	 * at all.
+	 */
 	while ((number = eventfd(0, 0)) >= 0 && number < LOW - 1)
 		spare[spares++] = number;
 	if (number >= 0)

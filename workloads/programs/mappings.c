@@ -1,14 +1,15 @@
 /*
  * A random sequence of calls on mappings. Each step prints the result of the call, the content of
- * the memory, and whether the program and system calls may access it. For one seed the output must
- * be the same on the kernel and under `usring run --swap`.
+ * the memory, and whether the program and system calls can access the memory. For a given seed the
+ * output must be the same on the kernel and under `usring run --swap`.
  *
  * - argv[1]: the seed;
  * - argv[2]: the number of steps;
- * - argv[3]: pages per unit, to which the bounds of mappings are aligned.
+ * - argv[3]: pages per unit. The bounds of mappings are multiples of a unit.
  *
- * All of it happens in an arena that is smaller than the blocks mapped beside it. So no block fits
- * into a hole of the arena, wherever the kernel or usring places new mappings.
+ * The mappings are in an arena that is smaller than the blocks that are mapped elsewhere. So no
+ * block fits into a hole of the arena, and the output does not depend on where new mappings are
+ * placed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -60,7 +61,9 @@ static void on_fault(int signal, siginfo_t *information, void *context)
 	siglongjmp(back, 1);
 }
 
-/* Touches a word. Returns its content, or what the signal reports. */
+/*
+ * Touches a word. Returns its content or, if the access raises a signal, what the signal reports.
+ */
 static uint64_t touch(volatile uint64_t *word, int write, uint64_t value)
 {
 	if (sigsetjmp(back, 1) != 0) {
@@ -116,7 +119,7 @@ static void make_block(size_t block)
 	fill_block(block);
 }
 
-/* Maps, moves, cuts and unmaps whole blocks. */
+/* Maps, moves, cuts and unmaps whole blocks of memory. */
 static void on_blocks(size_t first, size_t count)
 {
 	size_t block = below(BLOCKS), pages = blocks[block].pages;
@@ -187,7 +190,7 @@ static void protect(unsigned char *start, size_t first, size_t count)
 	tell(text, first, count, mprotect(start, count * PAGE, protection));
 }
 
-/* Calls that the kernel refuses before it looks at any memory. */
+/* Makes calls that the kernel refuses before it accesses any memory. */
 static void wrong(unsigned char *start, size_t first, size_t count)
 {
 	size_t length = count * PAGE;
@@ -288,7 +291,7 @@ int main(int number, char **arguments)
 	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER };
 	sigaction(SIGSEGV, &action, NULL);
 	sigaction(SIGBUS, &action, NULL);
-	/* Far from all addresses that the kernel chooses by itself. */
+	/* An address that is far from all addresses that the kernel chooses itself. */
 	void *wish = (void *)0x300000000000;
 	arena = mmap(wish, ARENA * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	elsewhere = mmap(NULL, granule * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,6 +1,6 @@
 /*
- * A program with no addresses left (RLIMIT_AS) goes on. Each call and each request ends with its
- * result, with EAGAIN or with ENOMEM. Once there is room again, everything works.
+ * A program must survive that it has no addresses left (RLIMIT_AS). Each call and each request must
+ * end with its result, with EAGAIN or with ENOMEM. Once there is room again, everything must work.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -59,8 +59,8 @@ static void reap(void)
 	struct io_uring_cqe *cqe;
 	while (io_uring_peek_cqe(&ring, &cqe) == 0) {
 		/*
-		 * Errors that come from files without attributes, from sockets, and from full
-		 * tables.
+		 * These errors do not come from the lack of memory, but from files without
+		 * attributes, from sockets, and from full tables.
 		 */
 		int said = cqe->res == -ENOSPC || cqe->res == -EOPNOTSUPP || cqe->res == -EPIPE ||
 			   cqe->res == -ENFILE || cqe->res == -ENXIO;
@@ -70,7 +70,7 @@ static void reap(void)
 	}
 }
 
-/* Submits `count` requests. Returns how many of them were accepted. */
+/* Submits `count` requests, and returns how many of them were accepted. */
 static int drive(void (*prepare)(struct io_uring_sqe *, int), int count)
 {
 	int index, taken = 0, refused = 0;
@@ -265,7 +265,9 @@ static void everything(const char *what, size_t room)
 		children();
 }
 
-/* Runs a family of checks in a child, so that memory grown by another family is not there. */
+/*
+ * Runs a group of checks in a child, so that memory that another group has allocated is not there.
+ */
 static void in_a_child(const char *what, size_t room)
 {
 	pid_t child = fork();
@@ -285,7 +287,7 @@ static void in_a_child(const char *what, size_t room)
 		other = new_ring(ENTRIES, 0);
 		everything(what, room);
 		limit(RLIM_INFINITY);
-		/* From here on there is room again. */
+		/* The limit has been lifted, so there is room again. */
 		reap();
 		struct io_uring fresh = new_ring(8, 0);
 		EQUAL(result_of(&fresh, (nops(request(&fresh), 0), &fresh.sq.sqes[0])), 0);

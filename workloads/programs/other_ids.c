@@ -1,6 +1,6 @@
 /*
- * Executes another program with an effective user that differs from the real one. The loader would
- * then ignore the libraries that the environment names, so usring must refuse the call.
+ * Executes a program while the effective user differs from the real one. The loader then ignores
+ * LD_PRELOAD, so usring could not serve the program and must refuse the call.
  */
 #define _GNU_SOURCE
 #include "check.h"

@@ -1,7 +1,6 @@
 /*
- * Installs a seccomp filter after the program has made its rings. The filter denies a call that
- * usring makes for the program. Each request must end with its result or with an error, and none
- * may hang.
+ * The program makes rings, and then installs a seccomp filter that denies a call that usring makes
+ * for the program. Each request must end with its result or with an error, and none may hang.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -29,12 +28,12 @@ static void deny(int number, int error)
 /* This process's id, read before any call is denied. */
 static pid_t self;
 
-/* The error that the filter returns. A request may end with it. */
+/* The errno that the filter answers. A request may end with it. */
 static int denied;
 
 /*
- * Returns whether a result is allowed. If no thread can be started for a request, the request ends
- * with EAGAIN or ENOMEM.
+ * Returns whether a result is allowed. EAGAIN and ENOMEM are, because no thread may be started for
+ * the request.
  */
 static int is_result(int result, int wanted)
 {
@@ -54,7 +53,7 @@ static void note(int signal)
 	(void)signal;
 }
 
-/* Uses a ring as programs do: files that wait, files that do not, timeouts, signals. */
+/* Uses a ring as programs do: with files that wait, files that do not, timeouts and signals. */
 static void use(struct io_uring *ring, int file, int ends[2])
 {
 	char byte = 0;
@@ -92,7 +91,7 @@ static void use(struct io_uring *ring, int file, int ends[2])
 	io_uring_prep_poll_add(sqe, ends[0], POLLIN);
 	named(sqe, 5, 0);
 	if (is_submitted(ring)) {
-		/* No thread is inside the ring, so the ring watcher must notice the write. */
+		/* No thread is inside the ring, so only the ring watcher can see this write. */
 		EQUAL(write(ends[1], "x", 1), 1);
 		while (io_uring_cq_ready(ring) == 0)
 			look_again();
@@ -125,7 +124,7 @@ static void without(int number, int error)
 		denied = error;
 		deny(number, error);
 		use(&ring, file, ends);
-		/* A ring that is made after the filter works, or its setup is refused. */
+		/* After the filter, a new ring must work, or its setup must fail. */
 		struct io_uring later;
 		if (io_uring_queue_init(8, &later, 0) == 0) {
 			use(&later, file, ends);
@@ -141,7 +140,7 @@ static void without(int number, int error)
 		printf("without call %d, error %d: status %#x\n", number, error, status), exit(1);
 }
 
-/* The calls that usring makes for a ring, without those that this program makes itself. */
+/* The calls that usring makes for a ring. Those that this program makes itself are left out. */
 static const int of_files[] = { SYS_preadv2, SYS_pwritev2, SYS_readv, SYS_writev, SYS_preadv, SYS_pwritev,
 				SYS_fcntl, SYS_close, SYS_dup, SYS_lseek, SYS_newfstatat, SYS_fstat,
 				SYS_statx, SYS_fstatfs, SYS_ioctl, SYS_openat, SYS_getdents64, SYS_io_setup,
@@ -179,7 +178,7 @@ static const struct check checks[] = {
 int main(int count, char **arguments)
 {
 	if (count == 3) {
-		/* Manual use: argv[1] is a call's number, argv[2] an errno. */
+		/* For use by hand: argv[1] is the number of a call, argv[2] an errno. */
 		without(atoi(arguments[1]), atoi(arguments[2]));
 		return 0;
 	}

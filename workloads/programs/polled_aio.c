@@ -1,8 +1,8 @@
 /*
- * Polled AIO by the C header: checks every rule of a polled context.
+ * Polled AIO as declared in usring.h: checks every rule of a polled context.
  *
- * The run has the devices `disk` (memory), `slow` (whose requests take a second) and `told` (which
- * does not poll), and an ordinary file `plain` of 16 blocks.
+ * The run has three devices: `disk` (in memory), `slow` (whose requests take a second), and `told`
+ * (which cannot be polled). `plain` is an ordinary file of 16 blocks.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -17,7 +17,7 @@
 
 enum { BLOCK = 4096, BLOCKS = 256, SLOW = 1000, PER_CALL = 127 };
 
-/* The kernel's structure at a context's address. */
+/* The kernel's structure at the address of a context. */
 struct aio_ring {
 	unsigned id, nr, head, tail, magic, compat, incompat, header_length;
 };
@@ -25,7 +25,7 @@ struct aio_ring {
 static char *memory;
 static int disk, slow;
 
-/* Returns like libaio's calls: a negative errno on failure. */
+/* Returns the value as libaio's functions do: a negative errno on failure. */
 static long answer(long value)
 {
 	return value < 0 ? -errno : value;
@@ -162,7 +162,7 @@ static void never_mixed(void)
 	EQUAL(event.res, BLOCK);
 	iocb.aio_flags = IOCB_FLAG_HIPRI;
 	EQUAL(submit_one(other, &iocb), -EINVAL);
-	/* A context of io_setup is one of today's kernel, which does not poll. */
+	/* A context of io_setup follows the rules of today's kernels, which do not poll. */
 	aio_context_t plain = 0;
 	EQUAL(answer(syscall(SYS_io_setup, 8, &plain)), 0);
 	EQUAL(submit_one((struct io_context *)plain, &iocb), 1);
@@ -226,7 +226,7 @@ static void cannot_be_polled_for(void)
 {
 	struct io_context *context = polled();
 	int ends[2], event = eventfd(1, 0), folder = open(".", O_RDONLY | O_DIRECTORY);
-	/* For a pipe O_DIRECT means packets. */
+	/* For a pipe, O_DIRECT does not mean direct I/O but packets. */
 	EQUAL(pipe2(ends, O_DIRECT), 0);
 	int files[] = { ends[0], event, folder };
 	for (int index = 0; index < 3; index++) {
@@ -247,7 +247,7 @@ static long one(struct io_context *context, struct iocb iocb)
 	return event.res;
 }
 
-/* Ordinary files that are open with O_DIRECT: the kernel's results. */
+/* Ordinary files open with O_DIRECT. The results must be those of the kernel. */
 static void ordinary_files(void)
 {
 	enum { FILE_BLOCKS = 16 };
@@ -261,14 +261,16 @@ static void ordinary_files(void)
 	EQUAL(one(context, iocb), 2 * BLOCK);
 	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, 0)), BLOCK);
 	HOLDS(memory[0] == 'b' && memory[BLOCK - 1] == 'b');
-	/* A read across the end, a read at the end, and a write that extends the file. */
+	/*
+	 * Reads across the end and at the end of the file, and a write that makes the file longer.
+	 */
 	iocb = request(IOCB_CMD_PREAD, plain, FILE_BLOCKS - 1), iocb.aio_nbytes = 2 * BLOCK;
 	EQUAL(one(context, iocb), BLOCK);
 	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, FILE_BLOCKS)), 0);
 	EQUAL(one(context, request(IOCB_CMD_PWRITE, plain, FILE_BLOCKS)), BLOCK);
 	EQUAL(lseek(plain, 0, SEEK_END), (FILE_BLOCKS + 1) * BLOCK);
 	EQUAL(ftruncate(plain, FILE_BLOCKS * BLOCK), 0);
-	/* Requests that are refused. */
+	/* Requests that must be refused. */
 	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_nbytes = 100;
 	EQUAL(one(context, iocb), -EINVAL);
 	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_offset = 1;
@@ -276,8 +278,8 @@ static void ordinary_files(void)
 	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_buf = BLOCK;
 	EQUAL(one(context, iocb), -EFAULT);
 	/*
-	 * Requests for files and for a device together, more than a queue takes, with a file that
-	 * is closed meanwhile.
+	 * One call with requests for files and for a device, with more of them than a queue takes.
+	 * A file is closed meanwhile.
 	 */
 	static struct iocb iocbs[PER_CALL];
 	struct iocb *list[PER_CALL];
@@ -301,7 +303,7 @@ static void ordinary_files(void)
 	}
 	EQUAL(get(context, 1, 1, events, NULL), 0);
 	close(other);
-	/* Writes in flight when the context is destroyed are still written. */
+	/* Writes that are in flight when the context is destroyed must still be carried out. */
 	plain = open("plain", O_RDWR | O_DIRECT);
 	memset(memory, 'c', FILE_BLOCKS * BLOCK);
 	for (int index = 0; index < FILE_BLOCKS; index++)
@@ -330,7 +332,7 @@ static void the_first_error_ends_a_call(void)
 	EQUAL(destroy(context), 0);
 }
 
-/* 127 iocbs at once, and any number of calls. */
+/* A call takes at most 127 iocbs. The number of calls has no limit. */
 static void no_limit_but_the_calls(void)
 {
 	enum { CALLS = 20 };
@@ -378,7 +380,10 @@ static void counts_and_memory(void)
 	EQUAL(get(context, -1, 1, &event, NULL), -EINVAL);
 	EQUAL(get(context, 2, 1, &event, NULL), -EINVAL);
 	EQUAL(get(NULL, 0, 1, &event, NULL), -EINVAL);
-	/* With nothing in flight the call returns at once, whatever it asks for. */
+	/*
+	 * If no request is in flight, the call must return at once, however many events it asks
+	 * for.
+	 */
 	long long before = milliseconds_now();
 	EQUAL(get(context, 1, 1, &event, NULL), 0);
 	EQUAL(get(context, 5, 8, &event, NULL), 0);
@@ -413,7 +418,7 @@ static void *poller(void *nothing)
 	struct io_event event;
 	int got;
 	asking = 1;
-	/* The other thread may be in its short poll at this moment. */
+	/* EBUSY means that the other thread is inside its short call at this moment. */
 	while ((got = get(shared, 1, 1, &event, NULL)) == -EBUSY)
 		sched_yield();
 	EQUAL(got, 1);
@@ -431,7 +436,10 @@ static void one_poller(void)
 	EQUAL(pthread_create(&thread, NULL, poller, NULL), 0);
 	while (!asking)
 		sched_yield();
-	/* The other thread holds the context for as long as the device takes. */
+	/*
+	 * The other thread keeps the context busy as long as the device takes, so a call here must
+	 * get EBUSY.
+	 */
 	for (long long end = milliseconds_now() + SLOW / 2; milliseconds_now() < end && !busy;)
 		busy = get(shared, 0, 1, &event, NULL) == -EBUSY;
 	EQUAL(pthread_join(thread, NULL), 0);
@@ -467,7 +475,7 @@ int main(int count, char **arguments)
 {
 	HOLDS(posix_memalign((void **)&memory, BLOCK, BLOCKS * BLOCK) == 0);
 	memset(memory, 0, BLOCKS * BLOCK);
-	/* If the run has no devices, only the checks that need none run. */
+	/* Without devices, only those checks run that need none. */
 	disk = open("disk", O_RDWR | O_DIRECT);
 	slow = open("slow", O_RDWR | O_DIRECT);
 	static const struct check checks[] = {

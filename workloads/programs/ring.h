@@ -1,4 +1,4 @@
-/* Helpers for the checks on liburing: make a ring, make a request, and take its completion. */
+/* Functions for checks that use liburing: make a ring, make a request, and take its completion. */
 #pragma once
 
 #include "check.h"
@@ -14,7 +14,7 @@ static inline struct io_uring new_ring(unsigned entries, unsigned flags)
 	return ring;
 }
 
-/* The fields of a CQE, without its flexible array. */
+/* The fields of a CQE, without the flexible array at its end. */
 struct answer {
 	uint64_t user_data;
 	int res;
@@ -28,14 +28,14 @@ static inline struct io_uring_sqe *request(struct io_uring *ring)
 	return sqe;
 }
 
-/* Sets user data and flags. Must be called after io_uring_prep_..., which clears both. */
+/* Sets user data and flags. Must follow the io_uring_prep_... function, which clears both. */
 static inline void named(struct io_uring_sqe *sqe, uint64_t user_data, unsigned flags)
 {
 	io_uring_sqe_set_data64(sqe, user_data);
 	io_uring_sqe_set_flags(sqe, flags);
 }
 
-/* Waits for the next completion, and takes it from the queue. */
+/* Waits for the next completion and takes it from the queue. */
 static inline struct answer next_answer(struct io_uring *ring)
 {
 	struct io_uring_cqe *cqe;
@@ -45,7 +45,7 @@ static inline struct answer next_answer(struct io_uring *ring)
 	return answer;
 }
 
-/* Takes the next completion, which must have this user data. */
+/* Waits for the next completion and takes it. Fails if its user data differs from `user_data`. */
 static inline struct answer answer_to(struct io_uring *ring, uint64_t user_data)
 {
 	struct answer answer = next_answer(ring);
@@ -53,7 +53,7 @@ static inline struct answer answer_to(struct io_uring *ring, uint64_t user_data)
 	return answer;
 }
 
-/* Submits the one request that was prepared and returns its result. */
+/* Submits the one request that was prepared, and returns its result. */
 static inline int result_of(struct io_uring *ring, struct io_uring_sqe *sqe)
 {
 	named(sqe, 4711, sqe->flags);
@@ -67,7 +67,7 @@ static inline void nothing_left(struct io_uring *ring)
 	EQUAL(io_uring_peek_cqe(ring, &cqe), -EAGAIN);
 }
 
-/* Makes an empty unnamed file in the current folder. */
+/* Makes an empty file without a name in the working directory. */
 static inline int new_file(void)
 {
 	int file = open(".", O_TMPFILE | O_RDWR, 0600);

@@ -1,11 +1,11 @@
 /*
- * Measures the memory of idle rings, and shows that many can exist at once.
+ * Measures the memory of idle rings, and shows that many rings can exist at the same time.
  *
  * ring_memory COUNT ENTRIES
  *
- * Makes COUNT rings of ENTRIES entries and has each complete a NOP. Then prints by how many bytes
- * per ring the process has grown: its proportional share of resident pages (Pss), and all of its
- * resident pages (Rss).
+ * Makes COUNT rings of ENTRIES entries, of which each completes a NOP. Then prints three numbers of
+ * bytes per ring by which the process has grown: of its proportional set size (Pss), of its
+ * resident set size (Rss), and of the resident set size after the rings are closed.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -51,7 +51,10 @@ int main(int count, char **arguments)
 	EQUAL(getrlimit(RLIMIT_NOFILE, &files), 0);
 	files.rlim_cur = files.rlim_max;
 	EQUAL(setrlimit(RLIMIT_NOFILE, &files), 0);
-	/* The first ring brings along what all rings share, which is not counted. */
+	/*
+	 * The first ring also allocates what all rings share. It is made before the measurement
+	 * begins.
+	 */
 	struct io_uring first = new_ring(entries, 0);
 	one_answer(&first);
 	memset(rings, 0, rings_wanted * sizeof *rings);
@@ -61,7 +64,7 @@ int main(int count, char **arguments)
 		one_answer(&rings[index]);
 	}
 	struct memory after = memory_now();
-	/* All rings still exist, and are separate. */
+	/* All rings must still exist, and must be independent. */
 	for (int index = rings_wanted - 1; index >= 0; index--)
 		one_answer(&rings[index]);
 	for (int index = 0; index < rings_wanted; index++)

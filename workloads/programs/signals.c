@@ -1,7 +1,7 @@
 /*
- * Uses signals as programs do. It jumps out of handlers, runs them on other stacks, nests them, and
- * waits for them. It queues values, resets and restarts, and inherits masks. Each check tests a
- * promise of the kernel that a layer in between might break.
+ * Uses signals as programs do: jumps out of handlers, handlers on other stacks, nested handlers,
+ * waiting for signals, queued values, resets, restarts, inherited masks. Each check tests a promise
+ * of the kernel that a layer like usring might break.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -199,7 +199,7 @@ static void what_was_installed_is_told(void)
 	EQUAL(sigaction(SIGUSR1, &action, NULL), 0);
 	EQUAL(sigaction(SIGUSR1, NULL, &now), 0);
 	HOLDS(now.sa_sigaction == see_info);
-	/* The C library adds SA_RESTORER. */
+	/* The C library has added SA_RESTORER to the flags. */
 	EQUAL(now.sa_flags & ~0x04000000, SA_SIGINFO | SA_RESTART);
 	HOLDS(sigismember(&now.sa_mask, SIGSYS) && sigismember(&now.sa_mask, SIGUSR2));
 	EQUAL(sigaction(SIGSYS, &action, &now), 0);
@@ -251,7 +251,7 @@ static void *send_soon(void *thread)
 
 static volatile sig_atomic_t enough;
 
-/* Sends a signal repeatedly, because one may arrive before the call that it is to interrupt. */
+/* Sends a signal again and again, because one may come before the call that it has to interrupt. */
 static void *send_again_and_again(void *thread)
 {
 	while (!enough)
@@ -338,8 +338,8 @@ static void a_read_is_restarted_or_not(void)
 }
 
 /*
- * Prints the signal state that a program inherits. It leaves out the three signals that usring
- * needs, because these cannot stay blocked under it.
+ * Prints the signal state that a program inherits. The three signals that usring needs are left
+ * out, because they cannot stay blocked under usring.
  */
 static int tell_inheritance(void)
 {
@@ -348,7 +348,7 @@ static int tell_inheritance(void)
 
 	sigprocmask(SIG_BLOCK, NULL, &mask);
 	for (int signal = 1; signal < 65; signal++) {
-		/* Two signals belong to the C library, which refuses calls for them. */
+		/* The C library uses two signals itself, and refuses calls for them. */
 		if (signal > 31 && signal < SIGRTMIN)
 			continue;
 		if (signal == SIGSYS || signal == SIGSEGV || signal == SIGBUS)

@@ -1,8 +1,8 @@
 /*
- * A device blocks its caller: a write to a file takes its bytes from a page that is missing until
- * this program supplies it. If no thread is inside the ring, the ring watcher starts the request,
- * and must go on with other rings. If the submitter is blocked itself, no other thread may be
- * affected.
+ * A device that blocks its caller. The device is a file: a write to it takes its bytes from a page
+ * that is missing until this program supplies the page (userfaultfd). If no thread is inside the
+ * ring, the ring watcher starts such a write, and must still serve other rings. If the submitter
+ * itself is blocked, no other thread may be affected.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -19,7 +19,7 @@ enum { BLOCK = 4096, LIMIT = 30000 };
 static char *missing;
 static int faults;
 
-/* Returns whether the system lets this program see the blocked thread (userfaultfd). */
+/* Returns whether this program may use userfaultfd(2), by which it sees the blocked thread. */
 static int has_missing_page(void)
 {
 	faults = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
@@ -86,7 +86,10 @@ static void wait_for_time(struct io_uring *ring)
 	named(sqe, 1, 0);
 }
 
-/* A ring whose write starts when a byte is sent, while no thread is inside the ring. */
+/*
+ * A ring with a write that follows a read of one byte. When that byte is sent, no thread is inside
+ * the ring.
+ */
 struct sent {
 	struct io_uring ring;
 	int ends[2];
@@ -135,7 +138,7 @@ static void other_rings_are_watched(void)
 	close(disk);
 }
 
-/* The ring itself is watched while its submitter is blocked. */
+/* While a ring's submitter is blocked, the ring's timers must still be served. */
 struct entering {
 	struct io_uring *ring;
 	int disk;
@@ -173,8 +176,8 @@ static void its_own_ring_is_watched(void)
 }
 
 /*
- * The ring is closed while the device blocks. The close does not wait for the device, and the
- * ring's state is freed when the blocked thread returns.
+ * The ring is closed while the device blocks. The close must not wait for the device. The ring is
+ * freed when the blocked thread returns.
  */
 static void it_may_be_closed(void)
 {
@@ -195,7 +198,7 @@ static void it_may_be_closed(void)
 	close(disk);
 }
 
-/* A batch for several devices is started in order, and only by its submitter. */
+/* The requests of a batch for several devices are started in order, and only by their submitter. */
 struct batch {
 	aio_context_t context;
 	struct iocb *requests[2];
@@ -252,7 +255,10 @@ static void a_batch_is_its_submitters(void)
 	close(disk);
 }
 
-/* An SQ thread that two rings share serves one ring while the other ring's device blocks. */
+/*
+ * Two rings share an SQ thread. While one ring's device blocks, the thread must serve the other
+ * ring.
+ */
 static void a_shared_thread_serves_its_other_ring(void)
 {
 	int disk = open("disk", O_RDWR | O_DIRECT);
@@ -263,7 +269,7 @@ static void a_shared_thread_serves_its_other_ring(void)
 	EQUAL(io_uring_queue_init_params(4, &ring, &first), 0);
 	struct io_uring_params second = { .flags = IORING_SETUP_SQPOLL | IORING_SETUP_ATTACH_WQ, .wq_fd = ring.ring_fd };
 	EQUAL(io_uring_queue_init_params(4, &other, &second), 0);
-	/* The SQ thread has seen both rings. */
+	/* After this NOP the SQ thread has seen both rings. */
 	io_uring_prep_nop(request(&other));
 	EQUAL(io_uring_submit(&other), 1);
 	next_answer(&other);
@@ -283,8 +289,8 @@ static void a_shared_thread_serves_its_other_ring(void)
 }
 
 /*
- * One thread submits more requests than a device takes at once, so that some wait for room. A
- * thread that only frees room must not be blocked by these requests.
+ * One thread submits more requests than a device takes at a time, so some of them wait for room.
+ * Another thread makes room, and must not be blocked by those requests.
  */
 enum { MANY = 4096 };
 

@@ -1,6 +1,6 @@
 /*
- * Swap regions by the functions of usring.h: a program linked to the library, with threads, system
- * calls, signals and children. Its argument is the mechanism.
+ * Swap regions by the functions of usring.h. The program is linked to the library, and uses
+ * threads, system calls, signals and children. Its argument is the mechanism.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -98,7 +98,7 @@ static void *increment(void *argument)
 	return NULL;
 }
 
-/* The handler touches evicted pages. It may interrupt the program's threads anywhere. */
+/* Touches evicted pages, in a handler that may interrupt the program's threads anywhere. */
 static void on_alarm(int signal)
 {
 	(void)signal;

@@ -1,7 +1,7 @@
 /*
- * A program that knows nothing of swap: system calls, signals and threads on ordinary mappings.
- * Under `usring run --swap` the memory is larger than its resident limit. So most of the memory
- * that a call gets here is evicted at that moment.
+ * A program without any code for swap: system calls, signals and threads on ordinary mappings.
+ * Under `usring run --swap` the memory is larger than its resident limit. So most memory that a
+ * call gets here is evicted at that moment.
  *
  * - argv[1]: bytes of the memory in MiB, 12 or more.
  */
@@ -19,7 +19,7 @@
 #include <sys/uio.h>
 #include <sys/wait.h>
 
-/* Returns the expected first word of a page. */
+/* Returns the number that the first word of a page must have. */
 static uint64_t mark(size_t page) { return page * 0x9e3779b97f4a7c15UL + 1; }
 
 static void fill(void)
@@ -35,7 +35,10 @@ static void verify(void)
 
 }
 
-/* Returns the place that was touched longest ago, a different one each time. */
+/*
+ * Returns an address in memory. It is another one each time: one that was not used for long, so
+ * that its page is evicted.
+ */
 static unsigned char *place(void)
 {
 	static size_t next = 7;
@@ -73,7 +76,7 @@ static void files(void)
 	HOLDS(pwritev(file, halves, 3, PAGE) == (ssize_t)length);
 	HOLDS(pread(file, memory, length, PAGE) == (ssize_t)length);
 	verify();
-	/* The vector itself lies in the memory. */
+	/* The iovec itself is in the memory, too. */
 	struct iovec *vector = (struct iovec *)place();
 	unsigned char *target = place();
 	*vector = (struct iovec){ target, 8 };
@@ -102,8 +105,8 @@ static void sockets(void)
 		memset(text, 'a' + round % 26, sizeof text);
 		HOLDS(send(pair[0], text, sizeof text, 0) == sizeof text);
 		/*
-		 * A datagram that meets an evicted page is lost unless usring first reads the page
-		 * in.
+		 * If the page were still evicted when the datagram is received, the datagram would
+		 * be lost. So usring must read the page in first.
 		 */
 		unsigned char *into = place();
 		HOLDS(recv(pair[1], into, PAGE, 0) == sizeof text);
@@ -158,13 +161,13 @@ static void on_fault(int signal, siginfo_t *information, void *context)
 static void on_alarm(int signal)
 {
 	(void)signal;
-	/* Checks that memory is accessible wherever the signal interrupts the program. */
+	/* Wherever the signal interrupts the program, the memory must be accessible. */
 	*(volatile uint64_t *)(memory + (alarms++ * 977 % (length / PAGE)) * PAGE);
 }
 
 static void signals(void)
 {
-	/* A handler of the program for faults outside swapped memory. */
+	/* The program's own handler must get faults outside of swapped memory. */
 	struct sigaction action = { .sa_sigaction = on_fault, .sa_flags = SA_SIGINFO }, old;
 	HOLDS(sigaction(SIGSEGV, &action, NULL) == 0 && sigaction(SIGSEGV, NULL, &old) == 0);
 	HOLDS(old.sa_sigaction == on_fault);
@@ -181,8 +184,7 @@ static void signals(void)
 	verify();
 	HOLDS(sigprocmask(SIG_SETMASK, &before, NULL) == 0);
 	/*
-	 * A handler that touches memory while other pages are being read in, and calls that its
-	 * signal interrupts.
+	 * A handler touches memory while other pages are being read in. It also interrupts calls.
 	 */
 	struct sigaction tick = { .sa_handler = on_alarm, .sa_flags = SA_RESTART };
 	HOLDS(sigaction(SIGALRM, &tick, NULL) == 0);
@@ -199,7 +201,7 @@ static void signals(void)
 		HOLDS(write(ends[1], place(), 100) == 100);
 		HOLDS(read(ends[0], place(), 100) == 100);
 	}
-	/* A call that a signal ends. (No other thread could end it.) */
+	/* A signal must end this call. (No other thread of the program could end it.) */
 	tick.sa_flags = 0;
 	HOLDS(sigaction(SIGALRM, &tick, NULL) == 0);
 	HOLDS(read(ends[0], place(), 100) == -1 && errno == EINTR);
@@ -222,7 +224,7 @@ static void *add(void *argument)
 	struct shared *shared = argument;
 	unsigned random = (unsigned)(uintptr_t)&argument;
 	for (int round = 0; round < 3000; round++) {
-		/* Touches pages of the other threads, so that the mutex is evicted now and then. */
+		/* Touches pages of other threads, so that the mutex is evicted now and then. */
 		random = random * 1103515245 + 12345;
 		atomic_fetch_add((_Atomic uint64_t *)(memory + random / 7 % (length / PAGE) * PAGE + 8), 1);
 		pthread_mutex_lock(&shared->mutex);
@@ -250,7 +252,7 @@ static void threads(void)
 {
 	for (size_t page = 0; page < length / PAGE; page++)
 		*(uint64_t *)(memory + page * PAGE + 8) = 0;
-	/* The futex words that threads sleep on are swapped, too. */
+	/* The futex words on which threads sleep are in swapped memory, too. */
 	struct shared *shared = (struct shared *)(memory + length / 2 + 128);
 	pthread_mutex_init(&shared->mutex, NULL);
 	pthread_cond_init(&shared->changed, NULL);
@@ -286,7 +288,7 @@ static void mappings(void)
 	HOLDS(other != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
 		*(uint64_t *)(other + page * PAGE) = ~mark(page);
-	/* Moves memory of which any part is evicted. */
+	/* Moves memory of which parts are evicted. */
 	unsigned char *grown = mremap(other, half, length, MREMAP_MAYMOVE);
 	HOLDS(grown != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
@@ -340,7 +342,9 @@ static void *on_a_stack_of_ours(void *argument)
 	return argument;
 }
 
-/* Kinds of mappings that cannot be swapped: the memory becomes the kernel's, with its content. */
+/*
+ * Mappings of a kind that cannot be swapped. The memory must become the kernel's, with its content.
+ */
 static void kinds(void)
 {
 	size_t half = length / 2;
@@ -348,7 +352,7 @@ static void kinds(void)
 	HOLDS(other != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
 		*(uint64_t *)(other + page * PAGE) = ~mark(page);
-	/* Part of it is evicted, part is not. */
+	/* A part of the memory is evicted now, another part is not. */
 	verify();
 	for (size_t page = 0; page < 600; page += 3)
 		*(uint64_t *)(other + page * PAGE + 8) = page;
@@ -390,8 +394,8 @@ static void kinds(void)
 static void children(void)
 {
 	/*
-	 * system(3) and popen(3) share this memory until the shell has started. Their strings lie
-	 * in it.
+	 * system(3) and popen(3) share this process's memory until the shell has started. Their
+	 * strings are in the memory.
 	 */
 	char *command = (char *)place();
 	strcpy(command, "exit 7");

@@ -57,7 +57,7 @@ static void messages(void)
 	memcpy(&received, CMSG_DATA(&control->header), sizeof received);
 	HOLDS(fcntl(received, F_GETFD) >= 0 && matches(bytes, 60000, 9));
 	close(received);
-	/* Several messages at once, of different lengths. */
+	/* Receives several messages of different lengths by one call. */
 	enum { MANY = 16 };
 	struct mmsghdr *all = out(MANY * sizeof *all);
 	struct iovec *vectors = out(MANY * sizeof *vectors);
@@ -83,7 +83,10 @@ static void messages(void)
 		HOLDS(all[each].msg_len == 1000U + each * 100 && matches(texts + each * 5000, 1000 + each * 100, each));
 	close(pair[0]);
 	close(pair[1]);
-	/* The sender's address, and control data of a length that takes a separate path. */
+	/*
+	 * Receives the sender's address, and control data of a length that usring handles in a
+	 * special way.
+	 */
 	int one = socket(AF_INET, SOCK_DGRAM, 0), other = socket(AF_INET, SOCK_DGRAM, 0);
 	struct sockaddr_in *address = out(sizeof *address);
 	socklen_t *size = out(sizeof *size);
@@ -258,7 +261,7 @@ static void leave(int signal)
 
 static void ignore(int signal) { (void)signal; }
 
-/* Calls that do not return, or not in the ordinary way. */
+/* Calls that do not return, or that return in an unusual way. */
 static void interrupted(void)
 {
 	int pair[2];
@@ -300,7 +303,7 @@ static void interrupted(void)
 	close(pair[1]);
 }
 
-/* Programs whose strings all lie in the memory. */
+/* Executes programs whose strings are all in the memory. */
 static void programs(void)
 {
 	for (int round = 0; round < 6; round++) {

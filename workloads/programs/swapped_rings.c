@@ -1,7 +1,7 @@
 /*
- * Rings whose buffers, vectors, messages and paths lie in ordinary mappings. Under `usring run
- * --swap` most of this memory is evicted when a request names it, and is evicted again while a
- * request waits.
+ * Rings whose buffers, vectors, messages and paths are in ordinary mappings. Under `usring run
+ * --swap` most of this memory is evicted when a request names it. While the request waits, the
+ * memory is evicted again.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -11,7 +11,7 @@
 
 #define PAGE 4096UL
 #define MIB (1UL << 20)
-/* Newer than some headers, whose `resv2` holds the addresses. */
+/* A flag that some headers lack. In those, `resv2` has the place of the addresses. */
 #define NO_MMAP (1U << 14)
 #define NO_SQARRAY (1U << 16)
 
@@ -23,7 +23,7 @@ static uint64_t mark(size_t page)
 	return page * 0x9e3779b97f4a7c15UL + 1;
 }
 
-/* Touches all of the memory, so that pages resident before are evicted. */
+/* Touches all of the memory, so that pages that were resident before are evicted. */
 static void drive_out(void)
 {
 	for (size_t page = 0; page < length / PAGE; page++)
@@ -31,8 +31,8 @@ static void drive_out(void)
 }
 
 /*
- * Returns bytes that have long not been used, at no special place of a page, and different ones
- * each time.
+ * Returns the address of `bytes` bytes that were not used for long. It is another address each
+ * time, at no particular offset in its page.
  */
 static unsigned char *place(size_t bytes)
 {
@@ -66,7 +66,7 @@ static void files_with(unsigned flags)
 		unsigned char *from = place(size), *to;
 		write_pattern(from, size, each);
 		drive_out();
-		/* The words at the ends of pages have changed by now. */
+		/* The words at the pages' ends have other values than in the round before. */
 		write_pattern(from, size, each);
 		struct io_uring_sqe *sqe = request(&ring);
 		io_uring_prep_write(sqe, file, from, size, 0);
@@ -77,7 +77,7 @@ static void files_with(unsigned flags)
 		io_uring_prep_read(sqe, file, to, size, 0);
 		EQUAL(result_of(&ring, sqe), size);
 		HOLDS(has_pattern(to, size, each));
-		/* The vector is evicted when the engine reads it. */
+		/* The iovec itself is evicted when the engine reads it. */
 		struct iovec *vector = (struct iovec *)place(sizeof *vector * 2);
 		to = place(size);
 		vector[0] = (struct iovec){ to, size / 3 };
@@ -131,7 +131,7 @@ static void registered_buffers(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* The memory of a waiting request is evicted by the time that data arrives. */
+/* The memory of a waiting request is evicted again before the data comes. */
 static void sockets(void)
 {
 	struct io_uring ring = new_ring(16, 0);
@@ -155,7 +155,7 @@ static void sockets(void)
 		for (int both = 0; both < 2; both++)
 			EQUAL(next_answer(&ring).res, SIZE);
 		HOLDS(has_pattern(to, SIZE, each));
-		/* The message, its vector and its buffer. */
+		/* The message header, its vector and its buffer are all in the memory. */
 		struct msghdr *message = (struct msghdr *)place(sizeof *message);
 		struct iovec *vector = (struct iovec *)place(sizeof *vector);
 		to = place(SIZE);
@@ -182,7 +182,7 @@ static void provided_buffers(void)
 	struct io_uring ring = new_ring(16, 0);
 	int pair[2];
 	EQUAL(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair), 0);
-	/* The buffers, and the ring of them. */
+	/* Both the buffers and the ring of buffers are in the memory. */
 	unsigned char *buffers = place(COUNT * SIZE);
 	struct io_uring_buf_ring *group = (struct io_uring_buf_ring *)(memory + 6 * MIB);
 	struct io_uring_buf_reg said = { .ring_addr = (uintptr_t)group, .ring_entries = COUNT, .bgid = GROUP };
@@ -199,7 +199,9 @@ static void provided_buffers(void)
 	for (unsigned each = 0; each < COUNT; each++) {
 		unsigned char text[SIZE];
 		write_pattern(text, SIZE, each);
-		/* Skips the page of the buffer ring, whose words are in use. */
+		/*
+		 * Leaves out the page with the ring of buffers, because the words there are in use.
+		 */
 		for (size_t page = 6 * MIB / PAGE + 1; page < length / PAGE; page++)
 			*(volatile unsigned char *)(memory + page * PAGE) += 1;
 		EQUAL(send(pair[0], text, SIZE, 0), SIZE);
@@ -244,7 +246,7 @@ static void names_and_times(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* The ring itself lies in such memory: that part is released to the kernel. */
+/* The ring itself is in such memory. usring releases that part of the memory to the kernel. */
 static void rings_in_memory_of_the_programs(void)
 {
 	unsigned char *rings = memory + 14 * MIB, *entries = rings + 16 * PAGE;
@@ -259,7 +261,7 @@ static void rings_in_memory_of_the_programs(void)
 	for (unsigned each = 0; each < 20; each++) {
 		struct io_uring_sqe *sqe = (struct io_uring_sqe *)entries + each % 8;
 		*sqe = (struct io_uring_sqe){ .opcode = IORING_OP_NOP, .user_data = each };
-		/* All pages but those of the rings. */
+		/* Touches all pages except those of the rings. */
 		for (size_t page = 0; page < 13 * MIB / PAGE; page++)
 			*(volatile unsigned char *)(memory + page * PAGE) += 1;
 		__atomic_store_n((unsigned *)(rings + said.sq_off.tail), each + 1, __ATOMIC_RELEASE);

@@ -1,11 +1,11 @@
 /*
- * A program that knows nothing of swap: threads add to words all over an ordinary mapping. The sum
- * of the words must be the sum of the additions. It prints "at work" once all of the memory has
- * content.
+ * A program without any code for swap: threads add to words all over an ordinary mapping. In the
+ * end the sum of the words must be the sum of what was added. The program prints "at work" once all
+ * of the memory has content.
  *
  * - argv[1]: bytes of the memory in MiB;
- * - argv[2]: threads;
- * - argv[3]: additions per thread, or 0: until SIGTERM.
+ * - argv[2]: the number of threads;
+ * - argv[3]: additions per thread, or 0 to continue until SIGTERM.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* Each part of this many bytes has one word, at a different place in each part. */
+/* Each part of the memory of this size has one word, which is at another offset in each part. */
 #define PART 512UL
 #define MOST 64
 
@@ -42,7 +42,7 @@ static void *add(void *argument)
 		random ^= random << 13, random ^= random >> 7, random ^= random << 17;
 		atomic_fetch_add(word(random % parts), 1);
 		added++;
-		/* Reads alone leave pages clean. */
+		/* This thread only reads here, so pages stay clean. */
 		(void)atomic_load(word(random / 3 % parts));
 	}
 	return (void *)added;

@@ -1,6 +1,6 @@
 /*
- * A program with much thread-local memory, which the loader maps before the library can answer
- * calls, and with memory that is swapped.
+ * A program with a large thread-local block and with memory that is swapped. The loader maps the
+ * block before usring's library can answer calls.
  */
 #include <stdio.h>
 #include <stdlib.h>

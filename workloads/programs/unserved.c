@@ -1,4 +1,6 @@
-/* A served program, with a ring, that executes a statically linked one in every way. */
+/*
+ * A program served by usring, with a ring, which executes a statically linked program in every way.
+ */
 #define _GNU_SOURCE
 #include "ring.h"
 #include <linux/filter.h>
@@ -53,7 +55,7 @@ static void by_posix_spawn(void)
 	succeeds(child);
 }
 
-/* A shell may give its children another mask. */
+/* The mask may differ here, because a shell may change it for its children. */
 static void by_a_shell(void)
 {
 	EQUAL(system("./unserved_child executes && exec ./unserved_child executes"), 0);
@@ -80,7 +82,7 @@ static void *execute(void *nothing)
 	_exit(1);
 }
 
-/* The thread takes over the id of the process. */
+/* The executing thread is not the main thread. By the exec it takes over the process id. */
 static void by_another_thread(void)
 {
 	pid_t child = fork();
@@ -98,7 +100,7 @@ static void note(int signal)
 	(void)signal;
 }
 
-/* SIGWINCH has a handler before the exec, and is ignored behind it. */
+/* The program has a handler for SIGWINCH. After the exec the signal is ignored by default. */
 static void under_a_storm_of_signals(void)
 {
 	HOLDS(signal(SIGWINCH, note) != SIG_ERR);
@@ -130,7 +132,7 @@ static void has_no_tracer_and_no_child(void)
 	EQUAL(errno, ECHILD);
 }
 
-/* The kernel's error, and the program goes on as it was. */
+/* The exec must fail with the kernel's error, and the program must continue unchanged. */
 static void that_fails(void)
 {
 	EQUAL(chmod("./unserved_busy", 0700), 0);
@@ -155,7 +157,10 @@ static void that_fails(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* Without ptrace(2) there is nothing that installs the handler: the program is refused. */
+/*
+ * Without ptrace(2) usring cannot install its handler in the new program, so it must refuse the
+ * exec.
+ */
 static void in_a_sandbox(void)
 {
 	struct sock_filter code[] = {

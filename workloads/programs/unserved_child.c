@@ -1,7 +1,8 @@
-/* A statically linked program that a served one starts: it runs as it would without usring, on a
- * kernel without io_uring. Its children that are dynamically linked are served.
+/*
+ * A statically linked program that a served program starts. It must run as it would without usring
+ * on a kernel without io_uring. usring must serve its children if they are dynamically linked.
  *
- * UNSERVED_ERROR is the error that io_uring_setup answers, UNSERVED_LIMIT the limit of open files.
+ * UNSERVED_ERROR is the errno that io_uring_setup answers, UNSERVED_LIMIT the limit of open files.
  */
 #define _GNU_SOURCE
 #include "check.h"
@@ -26,7 +27,10 @@ static int number_in(const char *variable)
 	return atoi(text);
 }
 
-/* The program inherits the mask and the limit, and has neither child nor tracer. */
+/*
+ * The program must have inherited the mask and the limit, and must have neither a child nor a
+ * tracer.
+ */
 static void inherits(void)
 {
 	sigset_t set;
@@ -61,7 +65,7 @@ static void finds_no_io_uring(void)
 	EQUAL(errno, error);
 }
 
-/* Makes a call that traps. */
+/* The handler makes a call that traps. */
 static void note(int signal)
 {
 	sigset_t set;
@@ -113,7 +117,7 @@ static void blocks_signals(void)
 	EQUAL(sigprocmask(SIG_SETMASK, NULL, &now), 0);
 	HOLDS(sigismember(&now, SIGUSR1) && sigismember(&now, SIGTERM));
 	EQUAL(caught, 0);
-	/* The signal comes at the call that opens it, with all others blocked. */
+	/* The signal must come at the call that unblocks it, while all others are blocked. */
 	sigdelset(&all, SIGUSR1);
 	EQUAL(sigprocmask(SIG_SETMASK, &all, NULL), 0);
 	EQUAL(caught, SIGUSR1);
@@ -126,7 +130,7 @@ static void blocks_signals(void)
 	EQUAL(errno, EINVAL);
 }
 
-/* Numbers that are usring's in a served program. */
+/* In a served program these descriptor numbers would be usring's. Here the program may use them. */
 static void uses_high_descriptors(void)
 {
 	int file = open("/proc/self/exe", O_RDONLY);
@@ -212,7 +216,7 @@ static void executes_unserved_programs(void)
 
 	EQUAL(posix_spawn(&child, "./unserved_child", NULL, NULL, again, environ), 0);
 	succeeds(child);
-	/* Without the environment nothing brings the library in. */
+	/* Without LD_PRELOAD the loader does not load usring's library. */
 	EQUAL(posix_spawn(&child, "./unserved_grandchild", NULL, NULL, absent, nothing), 0);
 	succeeds(child);
 	EQUAL(execv("./nothing", served), -1);

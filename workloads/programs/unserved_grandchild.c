@@ -1,4 +1,7 @@
-/* Says whether its rings are there: `served`, or `absent` where io_uring_setup answers an error. */
+/*
+ * Prints whether this program can make a ring: `served`, or `absent` if io_uring_setup answers an
+ * error.
+ */
 #include "check.h"
 #include <liburing.h>
 
