@@ -2,7 +2,9 @@
  * Accesses a device in every way that libc and the processor offer:
  * - by fortified symbols and streams;
  * - by call numbers that the filter lets pass;
- * - by descriptor numbers that belonged to another file before. The device is `disk` and has 1 MiB.
+ * - by descriptor numbers that belonged to another file before.
+ *
+ * The device is `disk` and has 1 MiB.
  */
 #define _GNU_SOURCE
 #include "check.h"

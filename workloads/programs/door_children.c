@@ -1,7 +1,7 @@
 /*
  * Children of a program with rings. A child may do anything to descriptors that it inherits or
- * borrows, without an effect on its parent. usring must serve every program that is started,
- * whatever environment that program gets.
+ * borrows, without an effect on its parent. Every program that is started must be served, whatever
+ * environment it gets.
  */
 #define _GNU_SOURCE
 #include "ring.h"

@@ -3,9 +3,11 @@
  *
  * ring_memory COUNT ENTRIES
  *
- * Makes COUNT rings of ENTRIES entries, of which each completes a NOP. Then prints three numbers of
- * bytes per ring by which the process has grown: of its proportional set size (Pss), of its
- * resident set size (Rss), and of the resident set size after the rings are closed.
+ * Makes COUNT rings of ENTRIES entries, of which each completes a NOP. Then prints by how many bytes
+ * per ring the process has grown. There are three numbers:
+ * - of the proportional set size (Pss);
+ * - of the resident set size (Rss);
+ * - of the resident set size after the rings are closed.
  */
 #define _GNU_SOURCE
 #include "ring.h"
