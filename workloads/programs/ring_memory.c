@@ -3,8 +3,8 @@
  *
  * ring_memory COUNT ENTRIES
  *
- * Makes COUNT rings of ENTRIES entries, of which each completes a NOP. Then prints by how many bytes
- * per ring the process has grown. There are three numbers:
+ * Makes COUNT rings of ENTRIES entries, of which each completes a NOP. Then prints by how many
+ * bytes per ring the process has grown. There are three numbers:
  * - of the proportional set size (Pss);
  * - of the resident set size (Rss);
  * - of the resident set size after the rings are closed.
