@@ -150,8 +150,8 @@ struct usring_swap_statistics {
 	uint64_t pages, page_size, limit, resident, pinned;
 	/* Slots of the backing, and how many of these hold a page. */
 	uint64_t slots, slots_taken;
-	/* Pages by how they came in: touched for the first time; read back by the thread that touched
-	 * them; clean pages that were written to; brought in by another thread meanwhile; read ahead. */
+	/* Pages touched for the first time; pages read back by the thread that touched them; clean pages
+	 * that were written to; pages that another thread brought in meanwhile; pages read ahead. */
 	uint64_t first_touches, swap_ins, write_faults, late_faults, read_ahead;
 	/* Pages evicted; evicted pages that had to be written; requests that wrote them; evictions that a
 	 * faulting thread had to make itself. */

@@ -2,8 +2,8 @@
  * A process with a ring whose threads end by the system call exit(2), which libc does not see. The
  * process must end with its last thread, as it does without usring.
  *
- * argv[1]: which thread ends last. argv[2], if there is one: what an older kernel lacks. The program
- * denies it to itself before it makes the ring.
+ * argv[1]: which thread ends last. argv[2], if there is one: what an older kernel lacks. The
+ * program denies it to itself before it makes the ring.
  */
 #define _GNU_SOURCE
 #include <errno.h>
