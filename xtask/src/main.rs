@@ -44,7 +44,6 @@ enum Chore {
     },
     /// Fail if a crate depends on one that its layer may not use, or if a crate's modules have more
     /// upward arrows or a larger circle than xtask/arrow-limits allows
-    #[command(alias = "floors")]
     Layers {
         /// Print each pair of files that forms an upward arrow, and the files of each circle
         #[arg(long)]

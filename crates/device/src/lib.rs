@@ -22,6 +22,7 @@
 //!   nothing with it and never touches its memory later.
 //! - A dropped queue pair no longer touches the program's memory.
 #![cfg_attr(not(any(test, loom)), no_std)]
+#![forbid(unsafe_code)]
 
 extern crate alloc;
 

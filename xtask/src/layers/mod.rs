@@ -11,7 +11,7 @@ use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 use std::collections::BTreeMap;
 
 /// A crate of the product, and its layer.
-struct Floor {
+struct Layer {
     crate_name: &'static str,
     level: u8,
     /// Crates of lower layers on which it may not depend nevertheless.
@@ -21,27 +21,30 @@ struct Floor {
     freestanding: bool,
 }
 
-const fn floor(level: u8, crate_name: &'static str, hidden: &'static [&'static str], freestanding: bool) -> Floor {
-    Floor { crate_name, level, hidden, freestanding }
+const fn layer(level: u8, crate_name: &'static str, hidden: &'static [&'static str], freestanding: bool) -> Layer {
+    Layer { crate_name, level, hidden, freestanding }
 }
 
-const FLOORS: [Floor; 12] = [
-    floor(0, "usring-uapi", &[], true),
-    floor(1, "usring-sys", &[], true),
-    floor(2, "usring-ring", &[], true),
-    floor(2, "usring-device", &[], true),
-    floor(3, "usring-engine", &[], true),
-    floor(3, "usring-vhost-user", &["usring-ring"], false),
-    floor(4, "usring-aio", &["usring-ring", "usring-device"], true),
-    floor(4, "usring-swap", &["usring-ring", "usring-engine"], true),
-    floor(5, "usring-call-memory", &["usring-ring", "usring-device", "usring-engine", "usring-aio"], true),
-    floor(6, "usring-interpose", &["usring-ring", "usring-device"], true),
-    floor(7, "usring-cli", &["usring-interpose", "usring-ring", "usring-aio"], false),
-    floor(8, "usring", &["usring-interpose"], false),
+const LAYERS: [Layer; 12] = [
+    layer(0, "usring-uapi", &[], true),
+    layer(1, "usring-sys", &[], true),
+    layer(2, "usring-ring", &[], true),
+    layer(2, "usring-device", &[], true),
+    layer(3, "usring-engine", &[], true),
+    layer(3, "usring-vhost-user", &["usring-ring"], false),
+    layer(4, "usring-aio", &["usring-ring", "usring-device"], true),
+    layer(4, "usring-swap", &["usring-ring", "usring-engine"], true),
+    layer(5, "usring-call-memory", &["usring-ring", "usring-device", "usring-engine", "usring-aio"], true),
+    layer(6, "usring-interpose", &["usring-ring", "usring-device"], true),
+    layer(7, "usring-cli", &["usring-interpose", "usring-ring", "usring-aio"], false),
+    layer(8, "usring", &["usring-interpose"], false),
 ];
 
 /// Crates that may depend on every crate, and on which no crate of the product may depend.
 const BESIDE: [&str; 4] = ["conformance", "fuzz", "workloads", "xtask"];
+
+/// Freestanding crates in which `unsafe` is allowed. The other ones forbid it by an attribute.
+const WITH_UNSAFE: [&str; 2] = ["usring-sys", "usring-interpose"];
 
 /// External crates that a freestanding crate may use, because they do not call libc.
 const FREESTANDING_DEPENDENCIES: [&str; 4] = ["linux-raw-sys", "loom", "yaxpeax-arch", "yaxpeax-x86"];
@@ -68,7 +71,7 @@ pub fn run(list: bool, tighten: bool) -> Outcome {
 }
 
 fn breaches(metadata: &Metadata) -> Vec<String> {
-    let rows: BTreeMap<_, _> = FLOORS.iter().map(|row| (row.crate_name, row)).collect();
+    let rows: BTreeMap<_, _> = LAYERS.iter().map(|row| (row.crate_name, row)).collect();
     let mut breaches = Vec::new();
     for package in &metadata.packages {
         let name = package.name.as_str();
@@ -83,14 +86,25 @@ fn breaches(metadata: &Metadata) -> Vec<String> {
     breaches
 }
 
-fn breaches_of(package: &Package, row: &Floor, rows: &BTreeMap<&str, &Floor>) -> Vec<String> {
+fn breaches_of(package: &Package, row: &Layer, rows: &BTreeMap<&str, &Layer>) -> Vec<String> {
     let of_product = package.dependencies.iter().filter(|dependency| dependency.kind != DependencyKind::Development);
-    of_product.filter_map(|dependency| breach(row, &dependency.name, rows)).collect()
+    let dependencies = of_product.filter_map(|dependency| breach(row, &dependency.name, rows));
+    dependencies.chain(allows_unsafe(package, row)).collect()
+}
+
+/// Returns what is wrong if a crate that must forbid unsafe code does not.
+fn allows_unsafe(package: &Package, row: &Layer) -> Option<String> {
+    if !row.freestanding || WITH_UNSAFE.contains(&row.crate_name) {
+        return None;
+    }
+    let root = package.manifest_path.with_file_name("src").join("lib.rs");
+    let forbids = std::fs::read_to_string(&root).is_ok_and(|text| text.contains("#![forbid(unsafe_code)]"));
+    (!forbids).then(|| format!("{} does not forbid unsafe code; add #![forbid(unsafe_code)] to {root}", row.crate_name))
 }
 
 /// Returns what is wrong if the crate of `row` depends on the crate `used`. `None` if that is
 /// allowed.
-fn breach(row: &Floor, used: &str, rows: &BTreeMap<&str, &Floor>) -> Option<String> {
+fn breach(row: &Layer, used: &str, rows: &BTreeMap<&str, &Layer>) -> Option<String> {
     let user = row.crate_name;
     match rows.get(used) {
         Some(lower) if lower.level >= row.level => Some(format!(
@@ -114,7 +128,7 @@ mod tests {
     use super::*;
 
     fn is_breach(user: &str, used: &str) -> bool {
-        let rows: BTreeMap<_, _> = FLOORS.iter().map(|row| (row.crate_name, row)).collect();
+        let rows: BTreeMap<_, _> = LAYERS.iter().map(|row| (row.crate_name, row)).collect();
         breach(rows[user], used, &rows).is_some()
     }
 
