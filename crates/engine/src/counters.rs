@@ -7,17 +7,17 @@ use usring_sys::set_once::SetOnce;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-static STATISTICS: SetOnce<Source> = SetOnce::new();
+static STATISTICS: SetOnce<StatisticsSource> = SetOnce::new();
 
 #[derive(Clone, Copy)]
-struct Source {
+struct StatisticsSource {
     statistics: &'static Statistics,
     process: u32,
 }
 
 /// Sets the shared statistics, before the first ring.
 pub fn set_statistics(statistics: &'static Statistics, process: u32) {
-    STATISTICS.set(Box::leak(Box::new(Source { statistics, process })));
+    STATISTICS.set(Box::leak(Box::new(StatisticsSource { statistics, process })));
 }
 
 /// The place where one ring counts.

@@ -19,7 +19,7 @@ use usring_sys::{Errno, UserAddress, mapping};
 use usring_uapi::general as linux;
 
 /// A process's view of the run's devices.
-struct Devices {
+struct RunDevices {
     list: Vec<Known>,
 }
 
@@ -29,7 +29,7 @@ struct Known {
 }
 
 static CONTROL: SetOnce<Control> = SetOnce::new();
-static DEVICES: PerProcess<Devices> = PerProcess::new();
+static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 
 /// Files that stand for devices, and the geometry of each, for a child that cannot reach the run's
 /// launcher any more.
@@ -70,23 +70,23 @@ pub fn connect(socket: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn open_all() -> Result<Devices, Errno> {
-    let Some(control) = CONTROL.get() else { return Ok(Devices { list: Vec::new() }) };
+fn open_all() -> Result<RunDevices, Errno> {
+    let Some(control) = CONTROL.get() else { return Ok(RunDevices { list: Vec::new() }) };
     let answered = control.ask(QuestionKind::List, 0, [0; 4], None)?;
     let page = answered.descriptors.first().ok_or(Errno::EINVAL)?;
     let policies = mapping::shared_words(page)?;
     let list = (0..answered.values[0] as u32).map(|index| open(control, index, policies)).collect::<Result<_, _>>()?;
-    Ok(Devices { list })
+    Ok(RunDevices { list })
 }
 
 /// Returns devices that fail, in a child of a run whose launcher has ended.
-fn all_gone() -> Devices {
+fn all_gone() -> RunDevices {
     static POLICY: AtomicU64 = AtomicU64::new(PollPolicy::Classic.to_word());
     let gone = |(identity, geometry): &(Identity, Geometry)| Known {
         identity: *identity,
         device: Arc::new(Device::new(Box::new(Gone(*geometry)), PolicyWord::at(&POLICY), false)),
     };
-    Devices { list: SHAPES.get().map_or(Vec::new(), |shapes| shapes.iter().map(gone).collect()) }
+    RunDevices { list: SHAPES.get().map_or(Vec::new(), |shapes| shapes.iter().map(gone).collect()) }
 }
 
 fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result<Known, Errno> {

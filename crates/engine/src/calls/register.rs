@@ -63,7 +63,7 @@ impl Ring {
 }
 
 fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
-    let call = Call { argument, count };
+    let call = RegisterCall { argument, count };
     let Registered { files, buffers, .. } = &mut locked.registered;
     match opcode {
         n if n == number(op::IORING_REGISTER_BUFFERS) => {
@@ -121,12 +121,12 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
 }
 
 #[derive(Clone, Copy)]
-struct Call {
+struct RegisterCall {
     argument: UserAddress,
     count: u32,
 }
 
-impl Call {
+impl RegisterCall {
     fn need_nothing(self) -> Result<(), Errno> {
         if self.argument.is_null() && self.count == 0 { Ok(()) } else { Err(Errno::EINVAL) }
     }
@@ -140,7 +140,7 @@ impl Call {
     }
 }
 
-fn files_update(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn files_update(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     let header: abi::io_uring_files_update = user_memory::read(call.argument)?;
     if call.count == 0 || header.resv != 0 {
         return Err(Errno::EINVAL);
@@ -158,7 +158,7 @@ fn files_update(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
 type Register<T> = fn(&mut T, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
 
 /// Handles the second generation of calls: `io_uring_rsrc_register`, whose size is `count`.
-fn resources<T>(table: &mut T, call: Call, register: Register<T>) -> Result<u32, Errno> {
+fn resources<T>(table: &mut T, call: RegisterCall, register: Register<T>) -> Result<u32, Errno> {
     if call.count as usize != size_of::<abi::io_uring_rsrc_register>() {
         return Err(Errno::EINVAL);
     }
@@ -175,7 +175,7 @@ fn resources<T>(table: &mut T, call: Call, register: Register<T>) -> Result<u32,
 
 type Update<T> = fn(&mut T, u32, UserAddress, UserAddress, u32) -> Result<i32, Errno>;
 
-fn update<T>(table: &mut T, call: Call, update: Update<T>) -> Result<u32, Errno> {
+fn update<T>(table: &mut T, call: RegisterCall, update: Update<T>) -> Result<u32, Errno> {
     if call.count as usize != size_of::<abi::io_uring_rsrc_update2>() {
         return Err(Errno::EINVAL);
     }
@@ -186,7 +186,7 @@ fn update<T>(table: &mut T, call: Call, update: Update<T>) -> Result<u32, Errno>
     update(table, header.offset, UserAddress(header.data), UserAddress(header.tags), header.nr).map(|done| done as u32)
 }
 
-fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Result<u32, Errno> {
+fn register_eventfd(locked: &mut LockedRing, call: RegisterCall, only_async: bool) -> Result<u32, Errno> {
     if call.count != 1 {
         return Err(Errno::EINVAL);
     }
@@ -203,7 +203,7 @@ fn register_eventfd(locked: &mut LockedRing, call: Call, only_async: bool) -> Re
 }
 
 /// Writes `io_uring_probe` and its records, indexed by opcode.
-fn probe(call: Call) -> Result<u32, Errno> {
+fn probe(call: RegisterCall) -> Result<u32, Errno> {
     const HEADER_SIZE: u64 = 16;
     const RECORD: u64 = 8;
     if call.argument.is_null() || call.count > 256 {
@@ -230,14 +230,14 @@ fn probe(call: Call) -> Result<u32, Errno> {
     Ok(0)
 }
 
-fn unregister_personality(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn unregister_personality(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     if !call.argument.is_null() {
         return Err(Errno::EINVAL);
     }
     locked.waiting.rights.unregister(call.count).map(|()| 0)
 }
 
-fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn enable(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     call.need_nothing()?;
     if !locked.ring.is_disabled() {
         return Err(Errno::EBADFD);
@@ -251,7 +251,7 @@ fn enable(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     Ok(0)
 }
 
-fn restrict(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn restrict(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     if !locked.ring.is_disabled() {
         return Err(Errno::EBADFD);
     }
@@ -265,7 +265,7 @@ fn restrict(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     locked.registered.restrictions.register(&records).map(|()| 0)
 }
 
-fn worker_limits(call: Call) -> Result<u32, Errno> {
+fn worker_limits(call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count != 2 {
         return Err(Errno::EINVAL);
     }
@@ -279,7 +279,7 @@ fn worker_limits(call: Call) -> Result<u32, Errno> {
 
 /// Places workers by a mask of processors, `count` bytes long. Bits beyond any processor are
 /// ignored.
-fn place_workers(call: Call) -> Result<u32, Errno> {
+fn place_workers(call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count == 0 {
         return Err(Errno::EINVAL);
     }
@@ -303,7 +303,7 @@ struct BufferRingHeader {
     flags: u16,
 }
 
-fn read_buffer_ring(call: Call) -> Result<BufferRingHeader, Errno> {
+fn read_buffer_ring(call: RegisterCall) -> Result<BufferRingHeader, Errno> {
     call.need_one()?;
     let words: [u64; 5] = user_memory::read(call.argument)?;
     let [address, sizes, reserved @ ..] = words;
@@ -314,7 +314,7 @@ fn read_buffer_ring(call: Call) -> Result<BufferRingHeader, Errno> {
     Ok(BufferRingHeader { address, entries: sizes as u32, group, flags })
 }
 
-fn register_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn register_buffer_ring(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     let header = read_buffer_ring(call)?;
     if header.flags & !(BUFFER_RING_MMAP | BUFFER_RING_INCREMENTAL) != 0 {
         return Err(Errno::EINVAL);
@@ -334,7 +334,7 @@ fn register_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errn
     locked.registered.buffer_groups.register_ring(header.group, header.entries, address, incremental).map(|()| 0)
 }
 
-fn unregister_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn unregister_buffer_ring(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     let header = read_buffer_ring(call)?;
     if header.flags != 0 {
         return Err(Errno::EINVAL);
@@ -343,7 +343,7 @@ fn unregister_buffer_ring(locked: &mut LockedRing, call: Call) -> Result<u32, Er
 }
 
 /// `struct io_uring_buf_status`: group, head, reserved.
-fn buffer_ring_status(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn buffer_ring_status(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     call.need_one()?;
     let words: [u32; 10] = user_memory::read(call.argument)?;
     if words[2..].iter().any(|&word| word != 0) {
@@ -353,7 +353,7 @@ fn buffer_ring_status(locked: &mut LockedRing, call: Call) -> Result<u32, Errno>
     user_memory::write(call.argument.offset(4), head).map(|()| 0)
 }
 
-fn file_range(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn file_range(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count != 0 {
         return Err(Errno::EINVAL);
     }
@@ -364,7 +364,7 @@ fn file_range(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     locked.registered.files.set_range(range.off, range.len).map(|()| 0)
 }
 
-fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn register_clock(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count != 0 {
         return Err(Errno::EINVAL);
     }
@@ -380,13 +380,13 @@ fn register_clock(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
     Ok(0)
 }
 
-fn register_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn register_napi(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     call.need_one()?;
     let ring = locked.ring;
     locked.registered.napi.register(ring.is_polled(), call.argument).map(|()| 0)
 }
 
-fn unregister_napi(locked: &mut LockedRing, call: Call) -> Result<u32, Errno> {
+fn unregister_napi(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     if call.count != 1 {
         return Err(Errno::EINVAL);
     }
@@ -414,7 +414,7 @@ fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
 impl Ring {
     /// REGISTER_SYNC_CANCEL: cancels and waits until the targets are gone.
     fn cancel_and_wait(self: &Arc<Self>, argument: UserAddress, count: u32) -> Result<u32, Errno> {
-        Call { argument, count }.need_one()?;
+        RegisterCall { argument, count }.need_one()?;
         let SyncCancel { key, timeout } = read_sync_cancel(argument)?;
         let for_ever = timeout.tv_sec == -1 && timeout.tv_nsec == -1;
         let deadline = if for_ever { None } else { Some(Clock::Monotonic.now().saturating_add(clock::limit(timeout))) };

@@ -9,7 +9,7 @@
 
 use super::socket::{check_flags, flags_for, place};
 use crate::completion::complete;
-use crate::registered::registered_files::Slot;
+use crate::registered::registered_files::FileSlot;
 use crate::request::operation::{Accept, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Progress, Request};
@@ -79,13 +79,13 @@ fn has(request: &Request, flag: u32) -> bool {
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    let slot = Slot::from_sqe(sqe.file_index);
+    let slot = FileSlot::from_sqe(sqe.file_index);
     if sqe.len != 0 || sqe.buf_index != 0 || sqe.ioprio & !FLAGS != 0 {
         return Err(Errno::EINVAL);
     }
     check_flags(sqe.op_flags, slot)?;
     // There is a slot for one connection only.
-    if has(request, abi::IORING_ACCEPT_MULTISHOT) && matches!(slot, Slot::Index(_)) {
+    if has(request, abi::IORING_ACCEPT_MULTISHOT) && matches!(slot, FileSlot::Index(_)) {
         return Err(Errno::EINVAL);
     }
     request.multishot = has(request, abi::IORING_ACCEPT_MULTISHOT);
@@ -95,13 +95,13 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 
 /// Returns the accept4(2) of a request.
 fn call(request: &Request) -> SystemCall {
-    let slot = Slot::from_sqe(request.sqe.file_index);
+    let slot = FileSlot::from_sqe(request.sqe.file_index);
     let (address, length) = (UserAddress(request.sqe.addr), UserAddress(request.sqe.off));
     socket::accept_call(request.file.number, address, length, flags_for(request.sqe.op_flags, slot))
 }
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let slot = Slot::from_sqe(request.sqe.file_index);
+    let slot = FileSlot::from_sqe(request.sqe.file_index);
     if !has(request, abi::IORING_ACCEPT_DONTWAIT) && locked.waiting.stuck_calls.leaves_to_worker() {
         return IssueOutcome::NeedsWorker;
     }
@@ -229,7 +229,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Accept(accept) = &mut request.operation else { return result };
     let Some(accepted) = accept.accepted.take() else { return result };
-    let result = match place(locked, Slot::from_sqe(request.sqe.file_index), accepted) {
+    let result = match place(locked, FileSlot::from_sqe(request.sqe.file_index), accepted) {
         Err(error) => return error.negative(),
         Ok(result) => result,
     };

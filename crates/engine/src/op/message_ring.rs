@@ -12,7 +12,7 @@
 //!   ring's list and comes back by this ring's.
 
 use crate::host;
-use crate::registered::registered_files::{RegisteredFile, Slot};
+use crate::registered::registered_files::{FileSlot, RegisteredFile};
 use crate::request::operation::{Message, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::request::pool::new_entry;
@@ -210,7 +210,7 @@ fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>
     if locked.closed {
         return Err(Errno::EBADF);
     }
-    let result = locked.registered.files.receive(Slot::from_sqe(message.index), file)?;
+    let result = locked.registered.files.receive(FileSlot::from_sqe(message.index), file)?;
     if message.flags & abi::IORING_MSG_RING_CQE_SKIP == 0 {
         locked.queues.cq.post(Cqe { user_data: message.user_data, res: result, flags: 0 });
     }

@@ -1,6 +1,6 @@
 //! OPENAT, OPENAT2, CLOSE, STATX; opening and closing also of direct descriptors.
 
-use crate::registered::registered_files::Slot;
+use crate::registered::registered_files::FileSlot;
 use crate::request::operation::{Call, Open, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Blocking, Request};
@@ -30,7 +30,7 @@ impl Open {
     /// Takes openat2(2)'s result. A file for a slot leaves the program's own numbers at once.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = answer? as i32;
-        if self.slot == Slot::Ordinary {
+        if self.slot == FileSlot::Ordinary {
             return Ok(number);
         }
         self.opened = Some(OwnedDescriptor::from_raw(number).into_private()?);
@@ -104,14 +104,14 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
     if request.has_flag(sqe_flags::FIXED_FILE) {
         return Err(Errno::EBADF);
     }
-    let slot = Slot::from_sqe(sqe.file_index);
-    if slot != Slot::Ordinary && how[0] & u64::from(linux::O_CLOEXEC) != 0 {
+    let slot = FileSlot::from_sqe(sqe.file_index);
+    if slot != FileSlot::Ordinary && how[0] & u64::from(linux::O_CLOEXEC) != 0 {
         return Err(Errno::EINVAL);
     }
     if how[0] & u64::from(linux::O_PATH) == 0 {
         how[0] |= u64::from(linux::O_LARGEFILE);
     }
-    if slot != Slot::Ordinary {
+    if slot != FileSlot::Ordinary {
         // No child inherits a direct descriptor.
         how[0] |= u64::from(linux::O_CLOEXEC);
     }

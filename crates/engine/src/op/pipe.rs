@@ -1,6 +1,6 @@
 //! PIPE: makes both ends at once, and writes their numbers to the program's memory.
 
-use crate::registered::registered_files::Slot;
+use crate::registered::registered_files::FileSlot;
 use crate::request::Request;
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
@@ -21,8 +21,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let (flags, address) = (request.sqe.op_flags, UserAddress(request.sqe.addr));
-    IssueOutcome::of(match Slot::from_sqe(request.sqe.file_index) {
-        Slot::Ordinary => ordinary(locked, flags, address),
+    IssueOutcome::of(match FileSlot::from_sqe(request.sqe.file_index) {
+        FileSlot::Ordinary => ordinary(locked, flags, address),
         slot => direct(locked, slot, flags, address),
     })
 }
@@ -39,14 +39,14 @@ fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result
 
 /// Puts the ends into the named slot and the one behind it, or into any two free slots. If a step
 /// fails, ends already in the table are removed again.
-fn direct(locked: &mut LockedRing, slot: Slot, flags: u32, address: UserAddress) -> Result<i32, Errno> {
+fn direct(locked: &mut LockedRing, slot: FileSlot, flags: u32, address: UserAddress) -> Result<i32, Errno> {
     if flags & linux::O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
     // While the ends have ordinary numbers, no child inherits them.
     let [from, to] = descriptor::pipe(flags | linux::O_CLOEXEC)?;
     let first = install(locked, slot, from)?;
-    let next = if let Slot::Index(index) = slot { Slot::Index(index + 1) } else { slot };
+    let next = if let FileSlot::Index(index) = slot { FileSlot::Index(index + 1) } else { slot };
     let second = install(locked, next, to).inspect_err(|_| {
         let _ = locked.registered.files.remove(first);
     })?;
@@ -58,7 +58,7 @@ fn direct(locked: &mut LockedRing, slot: Slot, flags: u32, address: UserAddress)
 }
 
 /// Installs one end; returns its slot.
-fn install(locked: &mut LockedRing, slot: Slot, end: OwnedDescriptor) -> Result<u32, Errno> {
+fn install(locked: &mut LockedRing, slot: FileSlot, end: OwnedDescriptor) -> Result<u32, Errno> {
     let answer = locked.registered.files.install_unlocked(slot, end.into_private()?)?;
-    Ok(if let Slot::Index(index) = slot { index } else { answer as u32 })
+    Ok(if let FileSlot::Index(index) = slot { index } else { answer as u32 })
 }

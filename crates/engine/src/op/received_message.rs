@@ -3,7 +3,7 @@
 //! the data in the buffer (`struct io_uring_recvmsg_out`).
 
 use super::send_receive::check_socket;
-use crate::request::operation::send_receive::{Message, SendReceive};
+use crate::request::operation::send_receive::{SendReceive, SocketMessage};
 use usring_sys::message::{self, MessageHeader};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -24,7 +24,7 @@ pub(crate) fn receive(transfer: &mut SendReceive, number: i32) -> Result<(u64, b
     Ok((bytes, was_cut(&header)))
 }
 
-fn into(header: &mut MessageHeader, message: &Message, part: &IoVector) {
+fn into(header: &mut MessageHeader, message: &SocketMessage, part: &IoVector) {
     if message.members.is_any() {
         header.vector = UserAddress(message.members.left().as_ptr() as u64);
         header.count = message.members.left().len() as u64;
@@ -49,12 +49,12 @@ fn report(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
 }
 
 /// Returns the bytes in front of the data in a multishot's buffer.
-fn head_size(message: &Message) -> u64 {
+fn head_size(message: &SocketMessage) -> u64 {
     OUT_SIZE + u64::from(message.name_room) + message.header.control_length
 }
 
 /// Refuses sizes of name and control messages that fit into no buffer. Error: `EOVERFLOW`.
-pub(crate) fn check_rooms(message: &Message) -> Result<(), Errno> {
+pub(crate) fn check_rooms(message: &SocketMessage) -> Result<(), Errno> {
     let fits = message.name_room as i32 >= 0
         && message.header.control_length <= i32::MAX as u64
         && head_size(message) <= i32::MAX as u64;

@@ -9,7 +9,7 @@
 use super::received_message;
 use crate::request::Request;
 use crate::request::operation::send_receive::{
-    Address, BUNDLE, FIXED_BUFFER, MULTISHOT, Message, POLL_FIRST, REPORT_USAGE, SendReceive, VECTORIZED,
+    Address, BUNDLE, FIXED_BUFFER, MULTISHOT, POLL_FIRST, REPORT_USAGE, SendReceive, SocketMessage, VECTORIZED,
 };
 use crate::request::operation::{Operation, vector};
 use crate::ring::LockedRing;
@@ -134,7 +134,7 @@ pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) ->
 /// Reads the message of a RECVMSG. With provided buffers its vector only bounds how much of a
 /// buffer is used.
 fn read_received(
-    message: &mut Message,
+    message: &mut SocketMessage,
     transfer: &mut SendReceive,
     sqe: &usring_uapi::Sqe,
     selects: bool,

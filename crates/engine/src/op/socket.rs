@@ -1,6 +1,6 @@
 //! SOCKET, LISTEN, SHUTDOWN: made in place, because none of them waits.
 
-use crate::registered::registered_files::Slot;
+use crate::registered::registered_files::FileSlot;
 use crate::request::operation::Operation;
 use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{Blocking, Request};
@@ -11,8 +11,8 @@ use usring_uapi::Sqe;
 
 /// Checks the flags of a new socket. CLOSE_ON_EXEC is refused for a direct descriptor, which no
 /// child inherits anyway.
-pub(crate) fn check_flags(flags: u32, slot: Slot) -> Result<(), Errno> {
-    let closes = slot != Slot::Ordinary && flags & socket::CLOSE_ON_EXEC != 0;
+pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
+    let closes = slot != FileSlot::Ordinary && flags & socket::CLOSE_ON_EXEC != 0;
     if closes || flags & !(socket::CLOSE_ON_EXEC | socket::NONBLOCK) != 0 {
         return Err(Errno::EINVAL);
     }
@@ -20,9 +20,9 @@ pub(crate) fn check_flags(flags: u32, slot: Slot) -> Result<(), Errno> {
 }
 
 /// Gives a new socket to the program, or moves it from the program's numbers into a slot.
-pub(crate) fn place(locked: &mut LockedRing, slot: Slot, made: OwnedDescriptor) -> Result<i32, Errno> {
+pub(crate) fn place(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
-        Slot::Ordinary => {
+        FileSlot::Ordinary => {
             locked.waiting.polls.has_new_file(made.number());
             Ok(made.into_raw())
         }
@@ -32,8 +32,8 @@ pub(crate) fn place(locked: &mut LockedRing, slot: Slot, made: OwnedDescriptor) 
 
 /// Returns the flags for the system call. A direct descriptor gets CLOSE_ON_EXEC, so that no child
 /// inherits it while it has a number.
-pub(crate) fn flags_for(flags: u32, slot: Slot) -> u32 {
-    if slot == Slot::Ordinary { flags } else { flags | socket::CLOSE_ON_EXEC }
+pub(crate) fn flags_for(flags: u32, slot: FileSlot) -> u32 {
+    if slot == FileSlot::Ordinary { flags } else { flags | socket::CLOSE_ON_EXEC }
 }
 
 pub(crate) fn prepare_socket(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
@@ -41,12 +41,12 @@ pub(crate) fn prepare_socket(_: &mut LockedRing, request: &mut Request) -> Resul
     if sqe.addr != 0 || sqe.op_flags != 0 || sqe.buf_index != 0 {
         return Err(Errno::EINVAL);
     }
-    check_flags(sqe.off as u32 & !socket::TYPE_MASK, Slot::from_sqe(sqe.file_index))
+    check_flags(sqe.off as u32 & !socket::TYPE_MASK, FileSlot::from_sqe(sqe.file_index))
 }
 
 pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
-    let slot = Slot::from_sqe(request.sqe.file_index);
+    let slot = FileSlot::from_sqe(request.sqe.file_index);
     let made = socket::open(domain, flags_for(kind as u32, slot), protocol as i32);
     IssueOutcome::of(made.and_then(|made| place(locked, slot, made)))
 }
@@ -54,7 +54,7 @@ pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> Is
 /// Makes the socket in a worker that has the request's rights.
 pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
     let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
-    let slot = Slot::from_sqe(request.sqe.file_index);
+    let slot = FileSlot::from_sqe(request.sqe.file_index);
     match socket::open(domain, flags_for(kind as u32, slot), protocol as i32) {
         Err(error) => error.negative(),
         Ok(made) => {
@@ -68,7 +68,7 @@ pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
 pub(crate) fn finish_socket(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Socket(made) = &mut request.operation else { return result };
     let Some(made) = made.take() else { return result };
-    place(locked, Slot::from_sqe(request.sqe.file_index), made).unwrap_or_else(Errno::negative)
+    place(locked, FileSlot::from_sqe(request.sqe.file_index), made).unwrap_or_else(Errno::negative)
 }
 
 pub(crate) fn prepare_listen(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

@@ -80,14 +80,14 @@ struct BufferRing {
     identity: u64,
 }
 
-enum Group {
+enum BufferGroup {
     Classic(VecDeque<Classic>),
     Ring(BufferRing),
 }
 
 #[derive(Default)]
 pub(crate) struct BufferGroups {
-    groups: BTreeMap<u16, Group>,
+    groups: BTreeMap<u16, BufferGroup>,
     /// Rings registered so far.
     registrations: u64,
 }
@@ -99,12 +99,12 @@ impl BufferGroups {
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
         let bound = |length: u32| if wanted == 0 { length } else { length.min(wanted) };
         match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
-            Group::Classic(buffers) => {
+            BufferGroup::Classic(buffers) => {
                 let Classic { id, address, length } = buffers.pop_front().ok_or(Errno::ENOBUFS)?;
                 let (whole_length, usage) = (length, Usage::Whole);
                 Ok(SelectedBuffer { group, id, address, length: bound(length), whole_length, from_ring: false, usage })
             }
-            Group::Ring(ring) => {
+            BufferGroup::Ring(ring) => {
                 let (address, whole_length, id) = ring.first().ok_or(Errno::ENOBUFS)?;
                 let length = bound(whole_length);
                 let usage = if !ring.incremental {
@@ -127,21 +127,21 @@ impl BufferGroups {
 
     /// Returns whether the group is a ring in shared memory.
     pub fn is_ring(&self, group: u16) -> bool {
-        matches!(self.groups.get(&group), Some(Group::Ring(_)))
+        matches!(self.groups.get(&group), Some(BufferGroup::Ring(_)))
     }
 
     /// Selects the next buffers of a group, `most` bytes of them, or the first alone if that is 0.
     /// They are not used up yet.
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
-            Group::Classic(buffers) => {
+            BufferGroup::Classic(buffers) => {
                 let &Classic { id, address, length } = buffers.front().ok_or(Errno::ENOBUFS)?;
                 let length = if most == 0 { length } else { length.min(most) };
                 into.push(IoVector { base: address.0, length: u64::from(length) });
                 let emptied = buffers.len() == 1;
                 Ok(Many { first: id, bytes: length, count: 1, emptied, is_cut: false, from_ring: false })
             }
-            Group::Ring(ring) => ring.select_many(most, into),
+            BufferGroup::Ring(ring) => ring.select_many(most, into),
         }
     }
 
@@ -149,8 +149,8 @@ impl BufferGroups {
     /// buffer.
     pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
         match self.groups.get_mut(&group) {
-            Some(Group::Ring(ring)) if many.from_ring => ring.use_up(bytes, many),
-            Some(Group::Classic(buffers)) if !many.from_ring => {
+            Some(BufferGroup::Ring(ring)) if many.from_ring => ring.use_up(bytes, many),
+            Some(BufferGroup::Classic(buffers)) if !many.from_ring => {
                 buffers.pop_front();
                 false
             }
@@ -161,7 +161,7 @@ impl BufferGroups {
     /// Uses up the whole selection, including buffers of length 0; returns as
     /// [`BufferGroups::use_up`].
     pub fn use_up_all(&mut self, group: u16, many: &Many) -> bool {
-        if let Some(Group::Ring(ring)) = self.groups.get_mut(&group)
+        if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && many.from_ring
             && !ring.incremental
         {
@@ -174,7 +174,7 @@ impl BufferGroups {
     /// Keeps a selection that has been used up, to be filled piece by piece.
     pub fn keep(&self, group: u16, many: Many) -> Kept {
         let place = match self.groups.get(&group) {
-            Some(Group::Ring(ring)) => Some(ring.place()),
+            Some(BufferGroup::Ring(ring)) => Some(ring.place()),
             _ => None,
         };
         Kept { many, place }
@@ -183,7 +183,7 @@ impl BufferGroups {
     /// Returns the buffers behind the first `bytes` bytes to their group, because no more has come.
     /// They are the next to be taken, unless other requests have taken buffers meanwhile.
     pub fn give_back_behind(&mut self, group: u16, kept: &Kept, bytes: u32) {
-        if let Some(Group::Ring(ring)) = self.groups.get_mut(&group)
+        if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && kept.place == Some(ring.place())
             && !ring.incremental
         {
@@ -196,11 +196,11 @@ impl BufferGroups {
     pub fn give_back(&mut self, buffer: Option<SelectedBuffer>) {
         let Some(SelectedBuffer { group, id, address, whole_length, from_ring, .. }) = buffer else { return };
         match self.groups.get_mut(&group) {
-            Some(Group::Classic(buffers)) if !from_ring => {
+            Some(BufferGroup::Classic(buffers)) if !from_ring => {
                 buffers.push_front(Classic { id, address, length: whole_length });
             }
             // A buffer of an incremental ring was never taken, or is already used up.
-            Some(Group::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
+            Some(BufferGroup::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
             _ => {}
         }
     }
@@ -211,7 +211,7 @@ impl BufferGroups {
             return;
         }
         buffer.usage = match self.groups.get_mut(&buffer.group) {
-            Some(Group::Ring(ring)) if ring.incremental => ring.usage_of(length),
+            Some(BufferGroup::Ring(ring)) if ring.incremental => ring.usage_of(length),
             _ => Usage::Whole,
         };
     }
@@ -239,9 +239,9 @@ impl BufferGroups {
         first_id: u16,
         count: u32,
     ) -> Result<(), Errno> {
-        let buffers = match self.groups.entry(group).or_insert_with(|| Group::Classic(VecDeque::new())) {
-            Group::Classic(buffers) => buffers,
-            Group::Ring(_) => return Err(Errno::EINVAL),
+        let buffers = match self.groups.entry(group).or_insert_with(|| BufferGroup::Classic(VecDeque::new())) {
+            BufferGroup::Classic(buffers) => buffers,
+            BufferGroup::Ring(_) => return Err(Errno::EINVAL),
         };
         buffers.try_reserve(count as usize).map_err(|_| Errno::ENOMEM)?;
         for index in 0..count {
@@ -254,8 +254,8 @@ impl BufferGroups {
     /// REMOVE_BUFFERS: removes up to `count` buffers; returns how many there were.
     pub fn remove(&mut self, group: u16, count: u32) -> Result<u32, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
-            Group::Ring(_) => Err(Errno::EINVAL),
-            Group::Classic(buffers) => {
+            BufferGroup::Ring(_) => Err(Errno::EINVAL),
+            BufferGroup::Classic(buffers) => {
                 let removed = (count as usize).min(buffers.len());
                 buffers.drain(..removed);
                 Ok(removed as u32)
@@ -276,8 +276,8 @@ impl BufferGroups {
             return Err(Errno::EINVAL);
         }
         match self.groups.get(&group) {
-            Some(Group::Ring(_)) => return Err(Errno::EEXIST),
-            Some(Group::Classic(buffers)) if !buffers.is_empty() => return Err(Errno::EEXIST),
+            Some(BufferGroup::Ring(_)) => return Err(Errno::EEXIST),
+            Some(BufferGroup::Classic(buffers)) if !buffers.is_empty() => return Err(Errno::EEXIST),
             _ => {}
         }
         let size = entries as usize * ENTRY_SIZE;
@@ -288,15 +288,15 @@ impl BufferGroups {
         self.registrations += 1;
         let identity = self.registrations;
         let ring = BufferRing { memory: Arc::new(memory), entries, head: 0, incremental, identity };
-        self.groups.insert(group, Group::Ring(ring));
+        self.groups.insert(group, BufferGroup::Ring(ring));
         Ok(())
     }
 
     /// UNREGISTER_PBUF_RING.
     pub fn unregister_ring(&mut self, group: u16) -> Result<(), Errno> {
         match self.groups.get(&group).ok_or(Errno::ENOENT)? {
-            Group::Classic(_) => Err(Errno::EINVAL),
-            Group::Ring(_) => {
+            BufferGroup::Classic(_) => Err(Errno::EINVAL),
+            BufferGroup::Ring(_) => {
                 self.groups.remove(&group);
                 Ok(())
             }
@@ -306,15 +306,15 @@ impl BufferGroups {
     /// REGISTER_PBUF_STATUS: returns how many buffers of a ring have been used.
     pub fn ring_head(&self, group: u16) -> Result<u32, Errno> {
         match self.groups.get(&group).ok_or(Errno::ENOENT)? {
-            Group::Classic(_) => Err(Errno::EINVAL),
-            Group::Ring(ring) => Ok(u32::from(ring.head)),
+            BufferGroup::Classic(_) => Err(Errno::EINVAL),
+            BufferGroup::Ring(ring) => Ok(u32::from(ring.head)),
         }
     }
 
     /// Returns the memory of a ring that the program maps.
     pub fn ring_memory(&self, group: u16) -> Option<Arc<SharedMemory>> {
         match self.groups.get(&group)? {
-            Group::Ring(ring) if ring.memory.mapping().is_some() => Some(ring.memory.clone()),
+            BufferGroup::Ring(ring) if ring.memory.mapping().is_some() => Some(ring.memory.clone()),
             _ => None,
         }
     }

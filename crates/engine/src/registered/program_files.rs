@@ -2,7 +2,7 @@
 //! and its updates. The host says what a number stands for; the table itself (`registered_files`)
 //! does not ask.
 
-use super::registered_files::{Entry, RegisteredFile, RegisteredFiles, Slot};
+use super::registered_files::{Entry, FileSlot, RegisteredFile, RegisteredFiles};
 use crate::host;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -16,7 +16,7 @@ const LIMIT: u32 = 1 << 15;
 
 /// Puts a duplicate of the program's descriptor into a free slot of a ring's table.
 pub(crate) fn allocate(files: &mut RegisteredFiles, number: i32) -> Result<i32, Errno> {
-    files.receive(Slot::Any, of_program(number)?)
+    files.receive(FileSlot::Any, of_program(number)?)
 }
 
 fn of_program(number: i32) -> Result<Arc<RegisteredFile>, Errno> {

@@ -52,11 +52,11 @@ impl BufferHold {
 }
 
 /// A slot: a buffer, or nothing.
-type Slot = Option<Arc<RegisteredBuffer>>;
+type BufferSlot = Option<Arc<RegisteredBuffer>>;
 
 #[derive(Default)]
 pub(crate) struct RegisteredBuffers {
-    entries: Option<Vec<Slot>>,
+    entries: Option<Vec<BufferSlot>>,
     /// Tagged buffers that were taken out and that requests may still hold.
     retired: Vec<Arc<RegisteredBuffer>>,
     /// Memory that was offered to the run's devices, in as few parts as possible.
@@ -106,7 +106,7 @@ impl RegisteredBuffers {
         devices::unshare(&core::mem::take(&mut self.shared));
     }
 
-    fn retire(&mut self, slot: Slot) {
+    fn retire(&mut self, slot: BufferSlot) {
         self.retired.extend(slot.filter(|buffer| buffer.tag != 0));
     }
 
@@ -130,7 +130,7 @@ impl RegisteredBuffers {
 }
 
 /// Reads one member of the program's vector as a slot.
-fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index: u64) -> Result<Slot, Errno> {
+fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index: u64) -> Result<BufferSlot, Errno> {
     let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
     if vector.is_null() {
         return if tag == 0 { Ok(None) } else { Err(Errno::EINVAL) };
@@ -181,7 +181,7 @@ pub(crate) fn register(
 }
 
 /// Returns the buffers' memory in as few parts as possible, because a back end has room for few.
-fn coalesce(slots: &[Slot]) -> Vec<IoVector> {
+fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
     let mut parts: Vec<IoVector> =
         slots.iter().flatten().map(|buffer| IoVector { base: buffer.address, length: buffer.length }).collect();
     parts.sort_unstable_by_key(|part| part.base);
@@ -224,7 +224,7 @@ impl Part {
 }
 
 /// CLONE_BUFFERS on the source: returns the buffers in question, without their tags.
-pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<Slot>, Errno> {
+pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<BufferSlot>, Errno> {
     let entries = source.entries.as_ref().ok_or(Errno::ENXIO)?;
     let copy = |buffer: &Arc<RegisteredBuffer>| {
         Arc::new(RegisteredBuffer { address: buffer.address, length: buffer.length, tag: 0 })
@@ -234,7 +234,7 @@ pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<Slot
 
 /// CLONE_BUFFERS on the destination: puts the buffers into this ring's table, which grows with
 /// them.
-pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<Slot>, to: u32) -> u32 {
+pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to: u32) -> u32 {
     let mut entries = buffers.entries.take().unwrap_or_default();
     let first = to as usize;
     if entries.len() < first + copies.len() {

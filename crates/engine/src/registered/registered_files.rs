@@ -51,7 +51,7 @@ impl RegisteredFile {
 
 /// The place where a request wants its new descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub(crate) enum FileSlot {
     /// Among the program's ordinary descriptors.
     #[default]
     Ordinary,
@@ -61,13 +61,13 @@ pub(crate) enum Slot {
     Any,
 }
 
-impl Slot {
+impl FileSlot {
     /// Reads `file_index` of an SQE: 0 for none, else one more than the slot.
-    pub fn from_sqe(file_index: u32) -> Slot {
+    pub fn from_sqe(file_index: u32) -> FileSlot {
         match file_index {
-            0 => Slot::Ordinary,
-            FILE_INDEX_ALLOC => Slot::Any,
-            index => Slot::Index(index - 1),
+            0 => FileSlot::Ordinary,
+            FILE_INDEX_ALLOC => FileSlot::Any,
+            index => FileSlot::Index(index - 1),
         }
     }
 }
@@ -111,25 +111,25 @@ impl RegisteredFiles {
     }
 
     /// Puts a new file where a request wants it; returns the CQE's result.
-    pub fn install(&mut self, slot: Slot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
+    pub fn install(&mut self, slot: FileSlot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
         let device = if devices::are_any() { devices::recognise(descriptor.number()) } else { None };
         self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
     /// Puts a new socket or an end of a new pipe where a request wants it. Such a file has no
     /// record locks and is no device. Returns the CQE's result.
-    pub fn install_unlocked(&mut self, slot: Slot, file: OwnedDescriptor) -> Result<i32, Errno> {
+    pub fn install_unlocked(&mut self, slot: FileSlot, file: OwnedDescriptor) -> Result<i32, Errno> {
         let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();
         let registrations = Mutex::default();
         self.place(slot, Arc::new(RegisteredFile { registrations, descriptor, direct: None, device: None }))
     }
 
-    fn place(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
+    fn place(&mut self, slot: FileSlot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
         let file = Some(file);
         match slot {
-            Slot::Ordinary => Err(if self.count() == 0 { Errno::ENXIO } else { Errno::EINVAL }),
-            Slot::Any => {
+            FileSlot::Ordinary => Err(if self.count() == 0 { Errno::ENXIO } else { Errno::EINVAL }),
+            FileSlot::Any => {
                 if self.entries.is_none() {
                     return Err(Errno::ENFILE);
                 }
@@ -137,7 +137,7 @@ impl RegisteredFiles {
                 self.fill(index, Entry { file, tag: 0 })?;
                 Ok(index as i32)
             }
-            Slot::Index(index) => {
+            FileSlot::Index(index) => {
                 let count = self.count();
                 if count == 0 {
                     return Err(Errno::ENXIO);
@@ -165,7 +165,7 @@ impl RegisteredFiles {
     }
 
     /// Puts a file of another ring's table into the slot that a message names.
-    pub fn receive(&mut self, slot: Slot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
+    pub fn receive(&mut self, slot: FileSlot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
         self.place(slot, file)
     }
 
@@ -198,10 +198,10 @@ impl RegisteredFiles {
         let Entry { file, tag } = core::mem::take(entry);
         let Some(file) = file else { return };
         self.next = index;
-        self.let_go(file, tag);
+        self.note_removed(file, tag);
     }
 
-    fn let_go(&mut self, file: Arc<RegisteredFile>, tag: u64) {
+    fn note_removed(&mut self, file: Arc<RegisteredFile>, tag: u64) {
         if tag == 0 {
             return;
         }
@@ -235,7 +235,7 @@ impl RegisteredFiles {
     pub fn unregister(&mut self) -> Result<u32, Errno> {
         for Entry { file, tag } in self.entries.take().ok_or(Errno::ENXIO)? {
             if let Some(file) = file {
-                self.let_go(file, tag);
+                self.note_removed(file, tag);
             }
         }
         Ok(0)

@@ -2,7 +2,7 @@
 
 use super::conditions::RequestId;
 use super::operation::Operation;
-use super::operation::send_receive::Message;
+use super::operation::send_receive::SocketMessage;
 use super::{Request, RequestEntry};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -15,7 +15,7 @@ pub(crate) struct RequestPool {
     spare: Vec<RequestEntry>,
     /// Messages that were sent or received, for reuse.
     #[expect(clippy::vec_box, reason = "requests own them by these boxes")]
-    messages: Vec<Box<Message>>,
+    messages: Vec<Box<SocketMessage>>,
     last_id: u64,
 }
 
@@ -52,12 +52,12 @@ impl RequestPool {
     }
 
     /// Takes a spare message.
-    pub fn message(&mut self) -> Box<Message> {
+    pub fn message(&mut self) -> Box<SocketMessage> {
         self.messages.pop().unwrap_or_default()
     }
 
     #[inline(never)]
-    fn keep_message(&mut self, mut message: Box<Message>) {
+    fn keep_message(&mut self, mut message: Box<SocketMessage>) {
         if self.messages.len() < SPARE_LIMIT {
             message.clear();
             self.messages.push(message);

@@ -22,7 +22,7 @@
 //! group if a thread of other rights is about to issue it.
 
 use crate::request::{HAS_GROUP, Request};
-use crate::waiting::tasks::Tasks;
+use crate::waiting::tasks::{Action, Tasks};
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
@@ -39,8 +39,6 @@ pub(crate) type GroupNumber = u16;
 const COMMON: GroupNumber = 0;
 /// Number of a driver that submits without a group.
 const NO_GROUP: GroupNumber = u16::MAX;
-
-type Action = Box<dyn FnOnce() + Send>;
 
 /// A worker that is to be started.
 struct Spawn {
@@ -60,7 +58,7 @@ pub(crate) struct GroupState {
     retired: AtomicBool,
     spawns: Mutex<Vec<Spawn>>,
     /// Futex word of the anchor.
-    bell: AtomicU32,
+    wake_word: AtomicU32,
 }
 
 impl GroupState {
@@ -75,21 +73,21 @@ impl GroupState {
         self.generation.is_none_or(|generation| credentials::generation_of_birth() == Some(generation))
     }
 
-    fn ring(&self) {
-        self.bell.fetch_add(1, Ordering::SeqCst);
-        futex::wake(&self.bell, 1);
+    fn wake(&self) {
+        self.wake_word.fetch_add(1, Ordering::SeqCst);
+        futex::wake(&self.wake_word, 1);
     }
 
     /// The anchor's life.
     fn anchor(&self) {
         loop {
-            let seen = self.bell.load(Ordering::SeqCst);
+            let seen = self.wake_word.load(Ordering::SeqCst);
             let spawns = core::mem::take(&mut *self.spawns.lock());
             if spawns.is_empty() {
                 if self.is_retired() {
                     return;
                 }
-                let _ = futex::wait(&self.bell, seen, None);
+                let _ = futex::wait(&self.wake_word, seen, None);
             }
             for Spawn { life, spawn_failed } in spawns {
                 if thread::spawn("iou-wrk", Credentials::OfSpawn, life).is_err() {
@@ -116,7 +114,7 @@ impl Group {
             signals: Default::default(),
             retired: AtomicBool::new(false),
             spawns: Mutex::new(Vec::new()),
-            bell: AtomicU32::new(0),
+            wake_word: AtomicU32::new(0),
         };
         Group { number, state: Arc::new(state), has_anchor: Mutex::new(false) }
     }
@@ -146,7 +144,7 @@ impl Group {
     pub fn start_worker(&self, tasks: &'static Tasks, life: Action, spawn_failed: Action) {
         if *self.has_anchor.lock() {
             self.state.spawns.lock().push(Spawn { life, spawn_failed });
-            self.state.ring();
+            self.state.wake();
         } else if self.number == COMMON {
             tasks.start_worker(life, spawn_failed);
         } else {
@@ -158,7 +156,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         self.state.retired.store(true, Ordering::Release);
-        self.state.ring();
+        self.state.wake();
         for signal in &self.state.signals {
             signal.fetch_add(1, Ordering::SeqCst);
             futex::wake(signal, u32::MAX);

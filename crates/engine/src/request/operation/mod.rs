@@ -6,7 +6,7 @@ pub(crate) mod send_receive;
 pub(crate) mod vector;
 
 use super::conditions::{CancelKey, Deadline, Interest};
-use crate::registered::registered_files::{RegisteredFile, Slot};
+use crate::registered::registered_files::{FileSlot, RegisteredFile};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -133,7 +133,7 @@ pub(crate) struct Open {
     pub path: Vec<u8>,
     /// flags, mode, resolve; boxed because the kernel is given its address.
     pub how: Box<[u64; 3]>,
-    pub slot: Slot,
+    pub slot: FileSlot,
     /// The first attempt, which must not block, was made.
     pub attempted: bool,
     /// The file on its way into its slot. It is closed if the request ends in another way.

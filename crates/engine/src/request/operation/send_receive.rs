@@ -41,7 +41,7 @@ pub(crate) struct SendReceive {
     /// The memory for the rest, if it is one piece.
     pub part: IoVector,
     /// Everything that does not fit above.
-    pub message: Option<Box<Message>>,
+    pub message: Option<Box<SocketMessage>>,
 }
 
 /// The selections of a bundle's attempts to receive. They bound the next attempt, also if
@@ -58,7 +58,7 @@ pub(crate) struct Selections {
 
 /// The parts of a transfer that do not fit into a call with one buffer and no address.
 #[derive(Default)]
-pub(crate) struct Message {
+pub(crate) struct SocketMessage {
     /// The header for the next call.
     pub header: MessageHeader,
     /// The program's own header, into which the results of a receive are written.
@@ -94,7 +94,7 @@ impl Address {
     }
 }
 
-impl Message {
+impl SocketMessage {
     /// Reads the program's header, once. `receives`: its name and vector are to be written instead
     /// of read.
     pub fn read(&mut self, from: UserAddress, receives: bool) -> Result<(), Errno> {
