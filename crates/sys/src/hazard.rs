@@ -22,7 +22,7 @@
 
 use crate::mutex::Mutex;
 use crate::per_process::{self, PerProcess};
-use crate::{mapping, membarrier, thread};
+use crate::{mapping, membarrier, spread, thread};
 use alloc::vec::Vec;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, compiler_fence};
@@ -83,7 +83,7 @@ impl Table {
     #[inline]
     fn own_row(&self) -> Option<&ThreadRow> {
         let thread = thread::current().0;
-        let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - ROWS.trailing_zeros());
+        let start = spread::row(thread, ROWS);
         for step in 0..ROWS {
             let row = &self.rows[(start + step) % ROWS];
             let found = row.thread.load(Ordering::Relaxed);

@@ -58,6 +58,7 @@ pub mod signals;
 pub mod sleep;
 pub mod sleep_place;
 pub mod socket;
+pub mod spread;
 pub mod sync;
 pub mod syscall;
 pub mod thread;

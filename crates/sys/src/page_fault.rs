@@ -20,7 +20,7 @@ use crate::mapping::{PAGE, private_pages};
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
 use crate::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS, check, syscall6};
-use crate::{Errno, SystemCall, processor, thread};
+use crate::{Errno, SystemCall, processor, spread, thread};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::arch::global_asm;
@@ -231,9 +231,7 @@ pub fn forget_after_fork() {
 /// Returns the fault slot that the calling thread tries first when it faults. Outside a fault the
 /// number is only a hint: any other slot would do.
 pub fn fault_slot() -> usize {
-    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    let spread = (thread::current().0 as u64).wrapping_mul(GOLDEN);
-    (spread >> (64 - FAULT_SLOTS.trailing_zeros())) as usize
+    spread::row(thread::current().0, FAULT_SLOTS)
 }
 
 /// For the fault handler: lets the range's server serve a fault, if there is one. `fault.slot` is

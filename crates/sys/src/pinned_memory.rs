@@ -12,7 +12,7 @@
 //! Threads that move the pages themselves are [`exempt`].
 
 use crate::plain::IoVector;
-use crate::{Errno, SystemCall, thread};
+use crate::{Errno, SystemCall, spread, thread};
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -129,6 +129,5 @@ pub fn is_exempt() -> bool {
 }
 
 fn row_of(thread: usize) -> usize {
-    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    ((thread as u64).wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros())) as usize
+    spread::row(thread, ROWS)
 }

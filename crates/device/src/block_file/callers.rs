@@ -8,7 +8,7 @@ use core::array;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
-use usring_sys::{Errno, thread};
+use usring_sys::{Errno, spread, thread};
 
 const MOST: usize = 16;
 /// Number of locks for writes to parts of blocks. Blocks that share a lock only wait for each
@@ -107,7 +107,5 @@ fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
 
 /// Returns a thread's home seat. The control blocks of threads lie pages apart.
 fn home(thread: usize) -> usize {
-    (thread >> 12).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60
+    spread::row(thread >> 12, MOST)
 }
-
-const _: () = assert!(MOST == 16, "four bits of a product name a seat");

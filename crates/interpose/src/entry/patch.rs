@@ -30,7 +30,7 @@ use crate::process::{self, environment};
 use crate::runtime::text;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicUsize, Ordering, fence};
 use usring_sys::mapping::PAGE;
-use usring_sys::{Errno, SystemCall};
+use usring_sys::{Errno, SystemCall, spread};
 use usring_uapi::general as linux;
 
 const JUMP: u8 = 0xe9;
@@ -79,7 +79,7 @@ static TABLE: [Site; SITES] = [const {
 static USED: AtomicU32 = AtomicU32::new(0);
 
 fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
-    let start = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    let start = spread::row(address, SITES);
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 

@@ -25,6 +25,7 @@ use crate::swap::guard;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;
+use usring_sys::spread;
 use usring_uapi::general as linux;
 
 /// Serves one call of the program.
@@ -395,7 +396,7 @@ global_asm!(
     table = sym stacks::TABLE,
     rows = const stacks::ROWS,
     shift = const 64 - stacks::ROWS.trailing_zeros(),
-    golden = const stacks::GOLDEN,
+    golden = const spread::GOLDEN,
     stack = const stacks::SIZE,
     protection = const linux::PROT_READ | linux::PROT_WRITE,
     flags = const linux::MAP_PRIVATE | linux::MAP_ANONYMOUS,

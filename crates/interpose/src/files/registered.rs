@@ -11,7 +11,7 @@ use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
-use usring_sys::{Errno, SystemCall, UserAddress, signals, thread, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, signals, spread, thread, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::io_uring_rsrc_update;
 
@@ -40,7 +40,7 @@ static TABLE: [ThreadRings; ROWS] = [const {
 
 /// Returns the rows in the order in which a thread searches for its own.
 fn places_of(thread: usize) -> impl Iterator<Item = &'static ThreadRings> {
-    let start = thread.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
+    let start = spread::row(thread, ROWS);
     (0..ROWS).map(move |step| &TABLE[(start + step) % ROWS])
 }
 

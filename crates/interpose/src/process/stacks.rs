@@ -10,7 +10,7 @@
 use crate::process;
 use crate::runtime::libc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use usring_sys::{SystemCall, UserAddress, thread, user_memory};
+use usring_sys::{SystemCall, UserAddress, spread, thread, user_memory};
 use usring_uapi::general as linux;
 
 /// Most threads with a stack of usring's. A power of two, and more than the 10,000 threads that
@@ -18,8 +18,6 @@ use usring_uapi::general as linux;
 pub const ROWS: usize = 16384;
 /// Bytes of a stack. The kernel allocates pages when they are touched.
 pub const SIZE: usize = 128 * 1024;
-/// Spreads thread pointers over the rows.
-pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Read by the entry points: a thread pointer and the top of its stack. The word at the top says
 /// whether the stack is in use.
@@ -44,9 +42,9 @@ pub fn are_small() -> bool {
 /// one.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
-    let start = thread.wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros());
+    let start = spread::row(thread as usize, ROWS);
     for step in 0..ROWS {
-        let row = &TABLE[(start as usize + step) % ROWS];
+        let row = &TABLE[(start + step) % ROWS];
         match row.thread.load(Ordering::Relaxed) {
             0 => return None,
             found if found == thread => {

@@ -11,6 +11,7 @@ use usring_call_memory::PinnedCall;
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::per_process::PerProcess;
+use usring_sys::spread;
 use usring_sys::thread::{self, ThreadId};
 
 /// An in-flight call: its address on its stack, its thread, and the memory kept for it.
@@ -26,9 +27,8 @@ const ROWS: usize = 256;
 static TABLE: PerProcess<[Mutex<Vec<InFlight>>; ROWS]> = PerProcess::new();
 
 fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
-    const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    let row = ((address / PAGE) as u64).wrapping_mul(GOLDEN) >> (64 - ROWS.trailing_zeros());
-    &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row as usize]
+    let row = spread::row(address / PAGE, ROWS);
+    &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row]
 }
 
 /// Keeps memory until the call at this address of a stack returns.
