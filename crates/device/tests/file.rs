@@ -235,7 +235,7 @@ fn paths_other_than_regular_files_and_block_devices_are_refused() {
     let (tell, told) = mpsc::channel();
     let texts = [file.text(""), file.text(",read-only=on")];
     thread::spawn(move || tell.send(texts.map(|text| try_open(&text).err())));
-    let answers = told.recv_timeout(LONGEST).expect("somebody waits for a writer");
+    let answers = told.recv_timeout(LONGEST).expect("a request waits for a writer");
     assert_eq!(answers, [Some(Errno::EINVAL); 2]);
 }
 

@@ -27,7 +27,7 @@ fn publish(queue: &mut VirtQueue, count: u16) -> bool {
 #[test]
 fn a_polling_device_is_never_notified() {
     let (memory, mut queue_by_flag) = queue(false);
-    assert!(publish(&mut queue_by_flag, 1), "a device that says nothing wants to be told");
+    assert!(publish(&mut queue_by_flag, 1), "a device that sets no flag wants notifications");
     memory.half_word(USED_FLAGS).store(1, Ordering::Relaxed);
     assert!(!publish(&mut queue_by_flag, 3));
 

@@ -1,10 +1,10 @@
 //! Benchmark: threads with a ring each that exchange requests and answers. Each request and each
 //! answer is a message (MSG_RING) to another thread's ring, and that thread must be notified.
 //!
-//! `workload-tasks [--threads N] [--depth N] [--told own|signal|shared] [--milliseconds N]`
+//! `workload-tasks [--threads N] [--depth N] [--notified own|signal|shared] [--milliseconds N]`
 //!
-//! Each thread keeps `depth` requests open, all of them with the next thread. `--told` selects how
-//! a receiver is notified:
+//! Each thread keeps `depth` requests open, all of them with the next thread. `--notified` selects
+//! how a receiver is notified:
 //! - `own`: by its ring. The receiver sleeps in io_uring_enter(2).
 //! - `shared`: by a signal, as in kernels before 5.11. The sender takes a lock that all threads
 //!   share, and sends the signal unless one is pending. The receiver sleeps in sigwaitinfo(2),
@@ -39,20 +39,20 @@ const SIGNAL: i32 = libc::SIGUSR1;
 const WITHIN: [u64; 3] = [200, 300, 400];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Told {
+enum Notified {
     Own,
     Signal,
     Shared,
 }
 
-impl FromStr for Told {
+impl FromStr for Notified {
     type Err = ();
 
-    fn from_str(name: &str) -> Result<Told, ()> {
+    fn from_str(name: &str) -> Result<Notified, ()> {
         match name {
-            "own" => Ok(Told::Own),
-            "signal" => Ok(Told::Signal),
-            "shared" => Ok(Told::Shared),
+            "own" => Ok(Notified::Own),
+            "signal" => Ok(Notified::Signal),
+            "shared" => Ok(Notified::Shared),
             _ => Err(()),
         }
     }
@@ -60,7 +60,7 @@ impl FromStr for Told {
 
 const OPTIONS: &[Declared] = &[
     option("threads", "2", "Number of threads, each with a ring"),
-    option("told", "own", "How a thread is notified: own, signal or shared"),
+    option("notified", "own", "How a thread is notified: own, signal or shared"),
     option("depth", "8", "Requests in flight per thread"),
 ];
 
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
 
 /// State that all threads share.
 struct Common {
-    told: Told,
+    notified: Notified,
     depth: usize,
     /// Descriptors of the rings.
     rings: Vec<AtomicI32>,
@@ -99,7 +99,7 @@ fn workload(options: &Options) -> Result<(), String> {
     let threads: usize = options.value("threads")?;
     let span = options.span()?;
     let common = Common {
-        told: options.value("told")?,
+        notified: options.value("notified")?,
         depth: options.value("depth")?,
         rings: (0..threads).map(|_| AtomicI32::new(-1)).collect(),
         threads: (0..threads).map(|_| AtomicI32::new(0)).collect(),
@@ -173,38 +173,38 @@ impl Party<'_> {
     }
 
     fn exchange(&mut self) -> Result<(), String> {
-        let mut told = vec![];
+        let mut to_notify = vec![];
         for number in 0..self.common.depth {
-            told = vec![self.ask(number, Instant::now())?];
+            to_notify = vec![self.ask(number, Instant::now())?];
         }
         while !self.ended {
             let submission = self.ring.submission();
             let to_submit = submission.len() as u32;
             drop(submission);
-            match self.common.told {
-                Told::Own => enter(self.ring.as_raw_fd(), to_submit, 1)?,
-                Told::Signal | Told::Shared => {
+            match self.common.notified {
+                Notified::Own => enter(self.ring.as_raw_fd(), to_submit, 1)?,
+                Notified::Signal | Notified::Shared => {
                     self.common.signalled[self.index].store(false, Ordering::SeqCst);
                     enter(self.ring.as_raw_fd(), to_submit, 0)?;
-                    told.drain(..).for_each(|other| self.tell(other));
+                    to_notify.drain(..).for_each(|other| self.tell(other));
                 }
             }
-            if self.take(&mut told)? == 0 && self.common.told != Told::Own {
+            if self.take(&mut to_notify)? == 0 && self.common.notified != Notified::Own {
                 wait_for_signal();
             }
         }
         // Submits the messages that were pushed since the last submission.
         let to_submit = self.ring.submission().len() as u32;
         enter(self.ring.as_raw_fd(), to_submit, 0)?;
-        if self.common.told != Told::Own {
-            told.drain(..).for_each(|other| self.tell(other));
+        if self.common.notified != Notified::Own {
+            to_notify.drain(..).for_each(|other| self.tell(other));
         }
         Ok(())
     }
 
-    /// Handles the messages that have arrived, and returns their number. Adds to `told` each thread
-    /// to which it sends a message.
-    fn take(&mut self, told: &mut Vec<usize>) -> Result<u64, String> {
+    /// Handles the messages that have arrived, and returns their number. Adds to `to_notify` each
+    /// thread to which it sends a message.
+    fn take(&mut self, to_notify: &mut Vec<usize>) -> Result<u64, String> {
         let now = Instant::now();
         let mut taken = 0;
         let mut batch = [0u64; 64];
@@ -232,12 +232,12 @@ impl Party<'_> {
                     }
                     _ => return Err("a message could not be sent".into()),
                 };
-                told.extend(other.filter(|other| !told.contains(other)));
+                to_notify.extend(other.filter(|other| !to_notify.contains(other)));
             }
         }
         if self.common.stop.load(Ordering::Relaxed) && self.open == 0 && self.finish()? {
-            told.clear();
-            told.extend(0..self.common.rings.len());
+            to_notify.clear();
+            to_notify.extend(0..self.common.rings.len());
         }
         self.tally.completions += taken;
         Ok(taken)
@@ -294,7 +294,7 @@ impl Party<'_> {
         if signalled.load(Ordering::SeqCst) {
             return;
         }
-        let _shared = (self.common.told == Told::Shared).then(|| self.common.lock.lock());
+        let _shared = (self.common.notified == Notified::Shared).then(|| self.common.lock.lock());
         if !signalled.swap(true, Ordering::SeqCst) {
             let thread = self.common.threads[other].load(Ordering::Relaxed);
             // SAFETY: the signal goes to a thread of this process, which has blocked it.

@@ -12,7 +12,7 @@ use super::metric::Metric;
 use super::stage::Prop;
 
 const POLLED: &str = "polled";
-const TOLD: &str = "not polled";
+const NOT_POLLED: &str = "not polled";
 const KERNEL: &str = "kernel";
 
 /// A null device with the latencies of a fast drive. Latencies vary from request to request, so
@@ -35,7 +35,7 @@ pub fn benchmark() -> Benchmark {
         metrics: &[Metric::Rate, Metric::ProcessorTime, Metric::Median, Metric::Tail],
         rounds: 7,
         props: &[Prop::BackEnd { queues: 1 }, Prop::File(FILE_SIZE)],
-        rival: TOLD,
+        rival: NOT_POLLED,
         cases: cases(),
         bars,
     }
@@ -45,9 +45,9 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for depth in DEPTHS {
         for device in [NULL, BACK_END] {
-            cases.extend([POLLED, TOLD].map(|label| case(device.0, label, Some(device.1), depth)));
+            cases.extend([POLLED, NOT_POLLED].map(|label| case(device.0, label, Some(device.1), depth)));
         }
-        cases.extend([POLLED, TOLD, KERNEL].map(|label| case(FILE, label, None, depth)));
+        cases.extend([POLLED, NOT_POLLED, KERNEL].map(|label| case(FILE, label, None, depth)));
     }
     cases
 }
@@ -76,9 +76,9 @@ fn bars(results: &Results) -> Vec<Bar> {
     for depth in HELD {
         let ratio = |workload, labels| results.ratio(Metric::Rate, workload, labels, Some(depth));
         let name = format!("{}, depth {depth}: polled against not polled", BACK_END.0);
-        bars.push(Bar::times_at_least(name, ratio(BACK_END.0, [POLLED, TOLD]), GAIN));
+        bars.push(Bar::times_at_least(name, ratio(BACK_END.0, [POLLED, NOT_POLLED]), GAIN));
         let name = format!("{FILE}, depth {depth}: not polled against the kernel's AIO");
-        bars.push(Bar::times_at_least(name, ratio(FILE, [TOLD, KERNEL]), 0.97));
+        bars.push(Bar::times_at_least(name, ratio(FILE, [NOT_POLLED, KERNEL]), 0.97));
     }
     bars
 }

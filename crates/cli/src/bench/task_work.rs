@@ -58,13 +58,13 @@ fn cases() -> Vec<Case> {
     };
     let mut cases = vec![floor("bare system call", "system-call"), floor("waking a thread by futex", "hand-over")];
     for threads in THREADS {
-        for (label, system, told) in [
+        for (label, system, notified) in [
             (SHARED, System::Usring(&[]), "shared"),
             (SIGNAL, System::Usring(&[]), "signal"),
             (OWN, System::Usring(&[]), "own"),
             (KERNEL, System::Kernel, "own"),
         ] {
-            let arguments = format!("--threads {threads} --depth {DEPTH} --told {told}");
+            let arguments = format!("--threads {threads} --depth {DEPTH} --notified {notified}");
             cases.push(case(workload(threads), label, system, "workload-tasks", arguments));
         }
     }

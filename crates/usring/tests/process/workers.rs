@@ -211,7 +211,7 @@ fn workers_run_on_the_processors_of_their_affinity_mask() {
         assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
         // Submits a request at each look, because an idle worker may have ended meanwhile.
         let eventually_at = |ring: &mut IoUring, wanted: String| {
-            eventually("each is told by its next request", || {
+            eventually("each learns of it at its next request", || {
                 assert_eq!(result(ring, by_worker(&file, &mut [0; 4])), 4);
                 places_of_workers() == BTreeSet::from([wanted.clone()])
             });
