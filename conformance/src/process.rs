@@ -52,12 +52,17 @@ pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
 
 /// From now on the kernel refuses this system call to this process with EPERM.
 pub fn deny(call: i64) {
+    deny_with(call, libc::EPERM);
+}
+
+/// Makes the kernel refuse one system call to this process with this errno from now on.
+pub fn deny_with(call: i64, errno: i32) {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut filter = [
         // The call's number is the first word of struct seccomp_data.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32) },
-        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };

@@ -1,5 +1,5 @@
 //! Files open with O_DIRECT: transfers that bypass the page cache.
-use super::reg;
+use super::{exec, reg};
 use crate::files::Scratch;
 use crate::memory::Pages;
 use crate::ring::{Entry, Ring};

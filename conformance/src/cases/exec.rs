@@ -19,7 +19,7 @@ fn program() -> CString {
 }
 
 /// Replaces this process by `conformance child NAME ARGUMENT`.
-fn become_child(name: &str, argument: &str) -> i32 {
+pub(super) fn become_child(name: &str, argument: &str) -> i32 {
     let program = program();
     let words: Vec<CString> = ["conformance", "child", name, argument]
         .iter()

@@ -77,6 +77,24 @@ case!(poll_multishot => "
     cqe 1: 1 MORE
 ");
 
+/// A poll of a file that cannot be polled.
+fn poll_of_unpolled_file(t: &mut Transcript) {
+    for (name, way) in WAYS {
+        for flags in [0, u::IORING_POLL_ADD_MULTI] {
+            for events in [libc::POLLIN, libc::POLLPRI] {
+                t.say(format_args!("{name}, flags {flags}, events {events}"));
+                for file in [files::memory_file(b"x"), files::null()] {
+                    let mut ring = Ring::new(8);
+                    submit(t, &mut ring, poll(file.as_raw_fd(), events, 1).with(|sqe| sqe.len = flags), way);
+                    crate::time::long_enough_to_notice();
+                    t.in_order(&ring.reap());
+                }
+            }
+        }
+    }
+}
+case!(poll_of_unpolled_file => include_str!("forced/poll_of_unpolled_file.txt"));
+
 fn accept_multishot(t: &mut Transcript) {
     for (name, way) in WAYS {
         t.say(name);

@@ -109,6 +109,24 @@ case!(nowait_with_data => "
     cqe 3: -EOPNOTSUPP
 ");
 
+/// The file system of a file in memory refuses RWF_NOWAIT: the program's own, and the attempt that
+/// is to find out whether a transfer would wait.
+fn nowait_refused_by_file_system(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    let mut buffer = [0u8; 4];
+    let file = files::memory_file(b"0123456789");
+    for flags in [NOWAIT, 0] {
+        for offset in [2, 8, 10, crate::sqe::CURRENT] {
+            t.entry(&ring.one(write(file.as_raw_fd(), b"abcd", offset, 1).op_flags(flags)));
+            buffer.fill(b'.');
+            t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, offset, 2).op_flags(flags)));
+            t.say(String::from_utf8_lossy(&buffer));
+        }
+        t.say(files::text(&file));
+    }
+}
+case!(nowait_refused_by_file_system => include_str!("rw_flags/nowait_refused_by_file_system.txt"));
+
 fn hipri_without_iopoll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 4];

@@ -1,8 +1,7 @@
-//! Direct transfers in flight: workers, cancellation, files and rings that close meanwhile.
+//! Direct transfers in flight: workers, cancellation, exec, files and rings that close meanwhile.
 
-//! Files open with O_DIRECT: transfers that bypass the page cache.
-use super::reg;
 use super::{BLOCK, at, block, content, deferring_ring, length, numbered, uncache, whole};
+use super::{exec, reg};
 use crate::files::Scratch;
 use crate::memory::Pages;
 use crate::process;
@@ -57,6 +56,34 @@ fn cancelled_or_done(t: &mut Transcript) {
     t.say("never cancelled");
 }
 case!(cancelled_or_done => "never cancelled");
+
+/// A program that executes another one leaves no write behind that the disk has.
+fn program_executes_another(t: &mut Transcript) {
+    for round in 0..4 {
+        let scratch = Scratch::new();
+        let file = numbered(&scratch, 32, libc::O_RDWR);
+        let ending = process::forked(|| {
+            let mut ring = Ring::new(32);
+            let mut pages = Pages::new(32);
+            for index in 0..32 {
+                let address = block(&mut pages, index, 100 + round);
+                ring.push(write_at(file.as_raw_fd(), address, BLOCK as u32, at(index), index as u64));
+            }
+            if ring.submit() != 32 {
+                return 1;
+            }
+            exec::become_child("nop", "")
+        });
+        let is_whole = content(&scratch) == [100 + round; 32];
+        t.say(format_args!("child: {ending}, written: {is_whole}"));
+    }
+}
+case!(program_executes_another => "
+    child: exit 0, written: true
+    child: exit 0, written: true
+    child: exit 0, written: true
+    child: exit 0, written: true
+");
 
 fn file_closed_meanwhile(t: &mut Transcript) {
     let mut ring = Ring::new(32);

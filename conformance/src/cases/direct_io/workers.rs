@@ -117,6 +117,13 @@ fn contexts_denied(t: &mut Transcript) {
 }
 case!(contexts_denied => include_str!("contexts_denied.txt"));
 
+/// The system has no AIO context left (fs.aio-max-nr).
+fn contexts_exhausted(t: &mut Transcript) {
+    process::deny_with(libc::SYS_io_setup, libc::EAGAIN);
+    denied_from_here_on(t, None);
+}
+case!(contexts_exhausted => include_str!("contexts_exhausted.txt"));
+
 fn submission_denied_later(t: &mut Transcript) {
     denied_from_here_on(t, Some(libc::SYS_io_submit));
 }

@@ -11,8 +11,8 @@ use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general::O_PATH;
 use usring_uapi::io_uring as abi;
 
-/// Most slots of a table.
-const LIMIT: u32 = 1 << 15;
+/// Most slots of a table (IORING_MAX_FIXED_FILES).
+const LIMIT: u32 = 1 << 20;
 
 /// Puts a duplicate of the program's descriptor into a free slot of a ring's table.
 pub(crate) fn allocate(files: &mut RegisteredFiles, number: i32) -> Result<i32, Errno> {

@@ -107,10 +107,13 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
         return None;
     }
-    let waits_for_file = request.properties.poll_events != 0 || matches!(request.operation, Operation::Poll(_));
+    if matches!(request.operation, Operation::Poll(_)) {
+        // A worker arms a poll as its submitter does, of any file.
+        return None;
+    }
     let polls = || {
         let identity = descriptor::identity(request.file.number);
-        waits_for_file && identity.is_ok_and(|identity| identity.can_wait())
+        request.properties.poll_events != 0 && identity.is_ok_and(|identity| identity.can_wait())
     };
     let can_repeat = || polls() && !fast_poll::is_unpolled_device(request.file.number);
     let needs_ring_at_issue = request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.needs_ring_at_issue;
