@@ -376,8 +376,8 @@ fn entries(t: &mut Transcript, group: &Group) {
     t.say(format_args!("entries {}", (0..4).map(|slot| group.state(slot)).collect::<Vec<_>>().join(", ")));
 }
 
-/// The program's entries stay as they are, also if only a part of one is used. After such a part a
-/// bundle does not continue.
+/// A receive does not change the entries that the program wrote to the buffer ring, even if it
+/// fills only a part of a buffer.
 fn receive_leaves_entries(t: &mut Transcript) {
     for many in [0, MANY] {
         let memory = Pages::new(1);

@@ -71,7 +71,8 @@ impl PinnedCall {
         None
     }
 
-    /// Pins the memory again in a forked child, which goes on with the call.
+    /// Pins the memory of this call again, in a forked child's copy of it. A signal handler
+    /// interrupted the call and forked, so the child, too, returns into the call.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         self.mappings = mappings;
         if let Some(pinned) = &mut self.pinned {

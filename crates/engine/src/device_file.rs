@@ -1,7 +1,7 @@
 //! System calls on a file that stands for a device: those of the program, and those that a ring
-//! leaves to a worker. The answers are those of a Linux block device. Where the file shows as a
-//! regular one (fstat(2) finds one of the device's size), the calls that programs then make are not
-//! refused without need.
+//! leaves to a worker. The answers are those of a Linux block device. But fstat(2) shows the
+//! program a regular file of the device's size. So the calls that programs make on regular files
+//! (ftruncate, fallocate) succeed if that does no harm.
 //!
 //! The position is the kernel's own, that of the file which stands for the device. So duplicates,
 //! children and the next program share it.

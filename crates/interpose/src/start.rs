@@ -99,7 +99,9 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
 fn prepare_swap() -> Result<(), &'static str> {
     let Some(minimum) = region::wanted()? else { return Ok(()) };
     if libc::has_sanitizer() {
-        // TSan tolerates no mapping in the window, and LSan reads memory from a process of its own.
+        // TSan tolerates no mapping in the address window that usring reserves for swapped memory.
+        // LSan reads the program's memory from a process of its own, where usring does not serve a
+        // touch of an evicted page.
         let process = process::id();
         message::say(format_args!(
             "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"

@@ -410,8 +410,8 @@ impl Pager {
         let goes = |position: usize| batch.goes(position);
         let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
         if let Err(obstacle) = dropped {
-            // No known kernel refuses this. Whether these pages are still in memory is then
-            // unknown; their slots are valid.
+            // No known kernel refuses this. If one does, the pages may still be in memory or not.
+            // No data is lost, because their slots have been written.
             say(format_args!("swap: the memory of evicted pages cannot be freed ({obstacle:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);

@@ -82,7 +82,8 @@ impl Generations {
 pub enum Origin {
     /// The creator has this generation, unless a change begins before the thread starts.
     Seen(u32),
-    /// The creator keeps the credentials that it started with, of this generation, if known.
+    /// The creator (a worker or an anchor) never changes its credentials after its start. The new
+    /// thread gets the creator's generation; `None`: it is not known.
     Inherited(Option<u32>),
 }
 

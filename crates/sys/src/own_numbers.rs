@@ -253,8 +253,11 @@ fn duplicate_by(layout: Layout, of: i32, wish: Option<i32>) -> Result<OwnedDescr
     Ok(duplicate)
 }
 
-/// Makes a duplicate in the reserve that is not private: a ring's descriptor, which the program
-/// closes.
+/// Makes a duplicate at a reserved number that the program may close, unlike usring's private
+/// descriptors: it is a ring's descriptor.
+///
+/// Errors: `EMFILE` if no reserved number is left or none may be used; those of making the
+/// duplicate.
 pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     if !ALLOWED.load(Ordering::Relaxed) {
         return Err(Errno::EMFILE);

@@ -36,7 +36,8 @@ fn bad_pointers(t: &mut Transcript) {
     pages.bytes()[..64].copy_from_slice(&bytes_of(&iocb));
     pages.bytes()[4096 - 32..4096].copy_from_slice(&bytes_of(&iocb)[..32]);
     pages.spoil_last();
-    // SAFETY: the page before the spoiled one belongs to this case, and half an iocb lies there.
+    // SAFETY: the address is 32 bytes before the end of the first page, which is mapped. The second
+    // page is unreadable on purpose, so only half an iocb can be read.
     let half = unsafe { pages.address.add(4096 - 32) }.cast::<Iocb>();
     t.result("half of it cannot be read", aio::submit(context.0, 1, [half].as_ptr()));
     let whole = pages.address.cast::<Iocb>();

@@ -1,5 +1,6 @@
-//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC, which copy and report that. In a send without a copy the
-//! kernel reports the end on the socket's error queue, which belongs to the program.
+//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC. The last two copy the data, and say so in the
+//! notification if the program asks (REPORT_USAGE). They cannot use MSG_ZEROCOPY: the kernel
+//! reports its end on the socket's error queue, which belongs to the program.
 
 use super::bundle;
 use super::send_receive::{self, transfer_of};

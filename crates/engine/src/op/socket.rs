@@ -19,7 +19,8 @@ pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Gives a new socket to the program, or moves it from the program's numbers into a slot.
+/// Returns a new socket's number to the program. For a direct descriptor, moves the socket out of
+/// the program's numbers into the slot of the registered files.
 pub(crate) fn place(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         FileSlot::Ordinary => {

@@ -323,7 +323,8 @@ impl BufferGroups {
 /// Buffers that a request keeps while it waits for all that they have room for.
 pub(crate) struct Kept {
     many: Many,
-    /// Their ring's identity, and its head at that time.
+    /// The identity of the buffer ring that the buffers come from, and its head when they were
+    /// kept. `None`: they come from no buffer ring.
     place: Option<(u64, u16)>,
 }
 

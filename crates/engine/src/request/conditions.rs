@@ -45,7 +45,7 @@ pub(crate) enum TimeSlice {
 pub(crate) enum Purpose {
     /// Issue the request again.
     Retry,
-    /// Complete the request with the events.
+    /// The request is a poll: complete it with the events that came.
     Report,
 }
 

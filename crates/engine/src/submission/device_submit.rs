@@ -58,8 +58,8 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
         Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
         Submission::NeedsWorker => suspend::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
-            // The request may later turn out to need a worker, and the program may close its file
-            // meanwhile.
+            // The request waits here, and may later turn out to need a worker. By then the program
+            // may have closed its file, so the request notes its device now.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
                 && let Err(error) = locked.devices.named.keep(&mut request.file)

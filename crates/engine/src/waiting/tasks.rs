@@ -80,7 +80,8 @@ impl Preparation {
 #[derive(Default)]
 pub(crate) struct Tasks {
     mailbox: Mutex<Option<Arc<Mailbox>>>,
-    /// Number of the wake eventfd plus 1, for [`Tasks::note_change`].
+    /// Number of the wake eventfd plus 1; 0 while there is no ring watcher. A signal handler reads
+    /// it without the lock ([`Tasks::note_change`]).
     wake_event: AtomicI32,
     /// A thread has changed its credentials.
     has_changed: AtomicBool,

@@ -162,8 +162,9 @@ pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
 
-/// Drops the entry of a number that is about to be closed or replaced by a duplicate. Called once
-/// more afterwards, because the number may have been looked up meanwhile.
+/// Forgets which device a number stands for. The caller calls this before it closes or replaces the
+/// number, and once more afterwards. A thread that looked the number up in between has entered the
+/// old file again.
 #[inline]
 pub fn forget(number: i32) {
     if exist()

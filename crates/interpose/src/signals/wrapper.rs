@@ -19,9 +19,10 @@ use usring_uapi::general as linux;
 // The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the kernel's frame, and
 // the ucontext_t begins eight bytes above it.
 //
-// A second signal may arrive before the first one's wrapper has decided. Until then the wrapper
-// pushes nothing. So the second wrapper finds the first one's ucontext_t by rsp, and with it the
-// code that both signals interrupted.
+// A second signal may interrupt this wrapper before `usring_signal_decided`. Up to there the
+// wrapper pushes nothing, so the interrupted rsp still points at the first signal's frame. The
+// second wrapper reads the first one's ucontext_t there (rsp + 8), and decides by the code that
+// both signals interrupted.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_signal_entry, usring_signal_decided",

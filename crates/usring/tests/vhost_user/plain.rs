@@ -212,7 +212,8 @@ impl State {
     fn note(&self, head: u16, in_flight: u8) {
         if let Some((_, record)) = &self.record {
             let place = record.memory.wrapping_add(16 + 16 * usize::from(head));
-            // SAFETY: the address is within the record, which has a state for each descriptor.
+            // SAFETY: the in-flight record is mapped. It has 16 bytes for each descriptor, behind a
+            // header of 16 bytes, and `head` is the number of a descriptor.
             unsafe {
                 place.wrapping_add(8).cast::<u64>().write_volatile(u64::from(self.next));
                 place.write_volatile(in_flight);

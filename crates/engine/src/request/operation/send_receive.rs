@@ -95,8 +95,11 @@ impl Address {
 }
 
 impl SocketMessage {
-    /// Reads the program's header, once. `receives`: its name and vector are to be written instead
-    /// of read.
+    /// Reads the program's msghdr. It is read only once, because the program may change it.
+    /// `receives`: the request is a receive, so the address of the peer is not read here.
+    ///
+    /// Errors: `EFAULT`; `EINVAL` if the length of the name is negative; `EMSGSIZE` if the vector
+    /// has too many members.
     pub fn read(&mut self, from: UserAddress, receives: bool) -> Result<(), Errno> {
         let mut header: MessageHeader = user_memory::read(from)?;
         self.report_to = from;

@@ -150,7 +150,8 @@ global_asm!(
     "je usring_unserved_answer",
     "mov rax, -{ENOSYS}",
     "jmp usring_unserved_answer",
-    // The mask that the interrupted code goes on with is the one in its context.
+    // rt_sigprocmask: sets the program's mask, without SIGSYS. The new mask is also written to the
+    // signal frame: the return from this handler restores the mask from there.
     "usring_unserved_mask:",
     "mov rsi, [rbx + {rsi}]",
     "call usring_unserved_probe",
