@@ -10,8 +10,9 @@ use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
 
-/// Completes a request: posts exactly one CQE without F_MORE, or none where the program asked for
-/// silence on success.
+/// Completes a request: posts exactly one CQE without F_MORE. Posts none if the request succeeded
+/// and has CQE_SKIP_SUCCESS. After a CQE with F_MORE (a send without a copy) the notification
+/// follows.
 #[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.queues.statistics.count_completed(request.sqe.opcode, answer.result);
@@ -31,15 +32,16 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
     settle(locked, request, answer);
 }
 
-/// Posts the notification of a request whose own CQE announced it: the memory that was sent is the
-/// program's again.
+/// Posts the notification (F_NOTIF) of a send without a copy. The request's own CQE has announced
+/// it by F_MORE. The program may reuse the memory that it sent from then on. `usage`: see
+/// [`usage`].
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.queues.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
-/// Cancels a request of a broken chain that has not begun. Its CQE does not announce a
-/// notification, but one follows.
+/// Cancels a request of a broken chain before it has begun. A send without a copy gets its
+/// notification all the same, but its CQE lacks the F_MORE that announces one.
 pub(crate) fn cancel_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
     let user_data = request.sqe.user_data;
@@ -49,7 +51,7 @@ pub(crate) fn cancel_unbegun(locked: &mut LockedRing, mut request: RequestEntry)
     }
 }
 
-/// Ends a request of a broken chain that asked for no CQE.
+/// Ends a request of a broken chain without a CQE.
 pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
     settle(locked, request, Answer { result: 0, failed: true });
 }
@@ -60,8 +62,8 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if locked.waiting.rights.count_requests() {
         locked.waiting.rights.leave(&request);
     }
-    // A buffer that no CQE has named (silent success) counts as used up, as on the kernel. Giving
-    // it back could hand out a buffer that a later read has.
+    // A buffer that no CQE has named (silent success) counts as used up, as on the kernel. If it
+    // went back to its group, a second read could get a buffer that already holds data.
     request.buffer = None;
     if request.link_timeout.is_some() {
         disarm_link_timeout(locked, &mut request);
@@ -76,8 +78,9 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     }
 }
 
-/// Posts one of many CQEs of a multishot request. `false`: it would go to the backlog, and
-/// the request must end; its last CQE is then posted without F_MORE.
+/// Posts one of many CQEs of a multishot request, with F_MORE. Returns `false`, and posts nothing,
+/// if the CQ is full. The multishot then has to end: its last CQE has no F_MORE and may go to the
+/// backlog.
 pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, flags: u32) -> bool {
     if locked.queues.cq.is_full() {
         return false;
@@ -86,12 +89,12 @@ pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, fl
     true
 }
 
-/// Posts a CQE that belongs to no request (tags of retired resources).
+/// Posts a CQE that belongs to no request: the tag of a retired file or buffer.
 pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
     locked.queues.cq.post(Cqe { user_data, res: 0, flags: 0 });
 }
 
-/// Moves the chain on: starts, or cancels, the request behind a completed one.
+/// Moves a chain on: starts the request behind a completed one, or cancels all that are behind it.
 fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
     let Some(mut next) = completed.link.take() else { return };
     if next.is_link_timeout() {
@@ -104,7 +107,8 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
         cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
     } else {
         if completed.progress == Progress::Ran {
-            // The kernel's worker would go on with the chain.
+            // The kernel's worker that ran the completed request would also make the next one, and
+            // raises no SIGPIPE.
             next.raise_nothing();
         }
         locked.queues.successors.push_back(next);
@@ -119,8 +123,8 @@ fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
     }
 }
 
-/// Cancels one member of a broken chain. The request that broke it decides whether the member has a
-/// CQE, not the member itself.
+/// Cancels one request of a broken chain. `silent`: the request that broke the chain has
+/// CQE_SKIP_SUCCESS, so this one gets no CQE. Its own flag does not matter.
 pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
     if silent {
         return drop_quietly(locked, member);
@@ -131,16 +135,17 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
     locked.queues.successors.push_back(member);
 }
 
-/// Detaches the LINK_TIMEOUT behind a request that has ended without waiting. The LINK_TIMEOUT
-/// completes by itself. Returns the request behind it, which follows the ended one.
+/// Detaches the LINK_TIMEOUT behind a request that has ended without waiting, and has it complete
+/// by itself. Returns the request behind the LINK_TIMEOUT; it now follows the ended one. `None`:
+/// there is none.
 pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
     let next = watcher.link.take();
     locked.queues.successors.push_back(watcher);
     next
 }
 
-/// Makes a LINK_TIMEOUT's answer. Its result is an errno but never a failure: a LINK_TIMEOUT with
-/// CQE_SKIP_SUCCESS is silent.
+/// Returns a LINK_TIMEOUT's answer. Its result is an errno, but it never counts as a failure, so a
+/// LINK_TIMEOUT with CQE_SKIP_SUCCESS is silent.
 pub(crate) fn link_timeout_answer(error: Errno) -> Answer {
     Answer { result: error.negative(), failed: false }
 }
@@ -153,10 +158,11 @@ fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     }
 }
 
-/// Returns the result for the notification of a send without a copy: how the send was made.
+/// Returns the result for the notification of a send without a copy: IORING_NOTIF_USAGE_ZC_COPIED
+/// if the program asked how the send was made (REPORT_USAGE), else 0.
 pub(crate) fn usage(request: &Request, result: i32) -> i32 {
     match &request.operation {
-        // usring copies the data, and reports this if asked.
+        // usring always copies the data.
         Operation::SendReceive(transfer) if transfer.has(REPORT_USAGE) && result >= 0 => {
             abi::IORING_NOTIF_USAGE_ZC_COPIED as i32
         }

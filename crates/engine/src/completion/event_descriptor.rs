@@ -6,21 +6,23 @@ use usring_ring::Memory;
 use usring_sys::{Errno, descriptor, epoll, eventfd};
 use usring_uapi::general::O_NONBLOCK;
 
-/// An eventfd of the program, kept open by usring: REGISTER_EVENTFD's, or a request's own.
+/// An eventfd of the program, kept open by usring's duplicate: the one of REGISTER_EVENTFD, or one
+/// that a request names.
 pub struct EventDescriptor {
     pub(crate) descriptor: usring_sys::descriptor::OwnedDescriptor,
-    /// The program's own number for it when it was registered.
+    /// The program's number for the eventfd when it was registered.
     pub(crate) number: i32,
-    /// Only completions that did not happen inline signal it (EVENTFD_ASYNC).
+    /// Only completions that did not happen inline signal the eventfd (EVENTFD_ASYNC).
     pub(crate) only_async: bool,
-    /// A write to it may wait, because the program has not made it non-blocking.
+    /// A write to the eventfd may wait, because the program has not made it non-blocking.
     pub(crate) blocks: bool,
-    /// A request of the ring with which it is registered has waited for it.
+    /// A request of the ring that the eventfd is registered with has waited for the eventfd, so its
+    /// own signal may wake the ring.
     pub(crate) is_awaited: AtomicBool,
 }
 
 impl EventDescriptor {
-    /// Makes one from the program's descriptor with this number.
+    /// Opens the eventfd behind the program's descriptor `number`, by a duplicate.
     ///
     /// Errors: `EBADF`; `EINVAL` if it is no eventfd.
     pub fn new(number: i32, only_async: bool) -> Result<EventDescriptor, Errno> {
@@ -29,7 +31,8 @@ impl EventDescriptor {
         Ok(EventDescriptor { descriptor, number, only_async, blocks, is_awaited: AtomicBool::new(false) })
     }
 
-    /// Returns whether the program's descriptor with this number is known to be the same eventfd.
+    /// Returns whether the program's descriptor with this number is the same eventfd. `false`, too,
+    /// if that cannot be found out.
     pub fn is(&self, number: i32) -> bool {
         descriptor::same_file(number, self.descriptor.number()) == Some(true)
     }
@@ -43,33 +46,33 @@ impl EventDescriptor {
         self.add(1);
     }
 
-    /// Notes that a request of its ring is going to wait for the file behind `number`.
+    /// Called for a request of the ring that is about to wait for the file `number`. Notes it if
+    /// that file is this eventfd. `asked`: the number in the request's SQE.
     pub(crate) fn note_wait(&self, asked: i32, number: i32) {
         if self.number == asked || descriptor::is_same_file(self.descriptor.number(), number) {
             self.is_awaited.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Returns whether the ring was probably called because of the eventfd itself.
+    /// Returns whether the eventfd itself has probably caused the event for which the ring was
+    /// called: a request has waited for the eventfd, and it is readable.
     pub(crate) fn is_cause(&self) -> bool {
         let is_ready = || epoll::poll_now(self.descriptor.number(), epoll::IN).is_ok_and(|ready| ready != 0);
         self.is_awaited.load(Ordering::Relaxed) && is_ready()
     }
 
-    /// Adds to the eventfd's counter, up to its maximum. Never waits, as the kernel never does: a
-    /// ring's lock may be held.
+    /// Adds to the eventfd's counter, up to its maximum. Never waits, because the caller may hold a
+    /// ring's lock. The kernel never waits here either.
     pub(crate) fn add(&self, count: u64) {
         let number = self.descriptor.number();
         if !self.blocks && eventfd::add(number, count).is_ok() {
             return;
         }
-        // Two calls per event are needed here:
+        // A blocking eventfd needs two calls per event:
         // - No write(2) to an eventfd takes RWF_NOWAIT.
-        // - /proc opens none anew.
+        // - An eventfd cannot be opened anew by /proc.
         // - O_NONBLOCK would apply to the program's descriptor, too.
-        // - Only the kernel knows how full the counter is, which other threads write to.
-        //
-        // poll(2) guarantees room for 1, so the counter is raised by 1 at a time. (A counter that
+        // - Other threads write to the counter, so only the kernel knows how full it is.
         // another thread fills at this very moment holds 2⁶⁴ unread events.)
         for _ in 0..count {
             if !epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {

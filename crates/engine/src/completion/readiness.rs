@@ -21,12 +21,13 @@ use usring_sys::per_process::PerProcess;
 static WATCHED: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
 
 impl Ring {
-    /// Sets the eventfd whose readability is to follow the CQ.
+    /// Sets the eventfd that stands for the ring's descriptor. Its readability follows the CQ.
     pub fn attach_descriptor(&self, event: Arc<OwnedDescriptor>) {
         *self.readiness.descriptor.lock() = Some(event);
     }
 
-    /// Notes the number by which the program polls the descriptor or has put it into an epoll set.
+    /// Notes the number by which the program polls the ring's descriptor, or has put it into an
+    /// epoll set.
     pub fn is_polled_as(&self, number: i32) {
         self.readiness.polled_as.store(number, Ordering::Relaxed);
     }
@@ -46,7 +47,8 @@ impl Ring {
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
             self.readiness.signal();
         }
-        // No thread has watched the files of a ring that defers its work so far.
+        // If the ring defers its work, no thread has watched its files until now. The driver that
+        // leaves the ring here has them watched.
         match self.try_lock() {
             Some(locked) => locked.release(Exit::Leave),
             // The holder of the lock watches the files when it leaves, unless it is already on its
@@ -58,7 +60,8 @@ impl Ring {
     }
 }
 
-/// Makes unreadable what the program has emptied, before a poll call sleeps.
+/// Makes the descriptors of rings unreadable whose CQs the program has emptied. Called before a
+/// poll call sleeps.
 pub fn drain_readiness() {
     for ring in signalled() {
         // Under the lock, so that no completion is posted between check and drain.
@@ -68,8 +71,9 @@ pub fn drain_readiness() {
     }
 }
 
-/// Drains from inside a ring, before a request of it polls a descriptor. The locks of other rings
-/// are only tried: their drivers may want this ring's lock.
+/// Makes descriptors unreadable as [`drain_readiness`] does, for a driver inside a ring whose
+/// request is about to poll a descriptor. The locks of other rings are only tried: their drivers
+/// may want this ring's lock.
 pub(crate) fn drain_from(inside: &LockedRing) {
     for ring in signalled() {
         if Arc::ptr_eq(&ring, inside.ring) {
@@ -95,7 +99,8 @@ fn signalled() -> Vec<Arc<Ring>> {
     rings
 }
 
-/// Returns whether an epoll set watches the descriptor of a ring that is readable now.
+/// Returns whether an epoll set of the program contains the descriptor of a ring that is readable
+/// now.
 pub(crate) fn is_signalled_in(set: i32) -> bool {
     signalled().iter().any(|ring| epoll::holds(set, ring.readiness.polled_as.load(Ordering::Relaxed)))
 }
@@ -106,16 +111,16 @@ fn drain(locked: &LockedRing) {
     let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);
     if locked.queues.cq.ready() == 0 && !locked.queues.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
         readiness.unsignal();
-        // Announcements are made without the lock. One may have come in between, for work on the
-        // list or elsewhere.
+        // Threads announce work without the ring's lock. An announcement may have come between the
+        // check and `unsignal`.
         if announced() || !ring.task_work.is_empty() {
             readiness.signal();
         }
     }
 }
 
-/// Returns whether the announced work is still there. The announcing thread looked without the
-/// lock: the owner may have come, done it all and left before the announcement.
+/// Returns whether work that was announced is still there. The announcing thread looked without the
+/// lock. Before its announcement, the owner may have come, done all the work, and left.
 fn has_announced_work(locked: &LockedRing) -> bool {
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
     locked.devices.queues.in_flight() != 0

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 /// Pending notifications; the holder of the ring's lock owns them.
 #[derive(Default)]
 pub(crate) struct RequestEvents {
-    /// Requests under way that name an eventfd.
+    /// Requests under way (not completed) that name an eventfd.
     under_way: u32,
     /// The eventfd of each completion that is not published yet.
     done: Vec<Arc<EventDescriptor>>,
@@ -41,8 +41,8 @@ impl RequestEvents {
         !self.done.is_empty()
     }
 
-    /// Signals the eventfds of published events. Each counts how many of them are its own, because
-    /// a program may use the number.
+    /// Signals the eventfds of published events. Each eventfd's counter grows by the number of
+    /// events that name it, because a program may rely on that number.
     #[cold]
     #[inline(never)]
     pub fn signal(&mut self) {
@@ -52,7 +52,7 @@ impl RequestEvents {
         }
     }
 
-    /// Drops all notifications, for a ring that goes away.
+    /// Drops all pending notifications, for a ring that goes away.
     pub fn forget(&mut self) {
         self.done = Vec::new();
     }

@@ -14,13 +14,14 @@ pub static SIGNALLED: AtomicU32 = AtomicU32::new(0);
 /// The state of one ring's descriptor.
 #[derive(Default)]
 pub(crate) struct Readiness {
-    /// The eventfd, once there is one. The lock is held while it is written to: threads signal
-    /// without the ring's lock, and the number of a closed eventfd may be any file's.
+    /// The eventfd; `None` before it is attached and after the ring is closed. Threads signal it
+    /// without the ring's lock. They hold this lock during the write, because the number of a
+    /// closed eventfd may be any file's.
     pub descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
     pub watched: AtomicBool,
-    /// The number by which the program last polled it.
+    /// The number by which the program last polled the descriptor.
     pub polled_as: AtomicI32,
-    /// Only changed while `descriptor` is locked.
+    /// The descriptor is readable. Only changed while `descriptor` is locked.
     pub signalled: AtomicBool,
     /// The owner of a ring that defers task work has been notified of work that is not on the
     /// task-work list (files, timers), and has not yet come to look.
@@ -33,8 +34,8 @@ impl Readiness {
         self.watched.load(Ordering::Acquire)
     }
 
-    /// Makes the descriptor readable if the program polls it. Each call makes an edge, as each
-    /// batch of completions is one for an edge-triggered watcher.
+    /// Makes the descriptor readable if the program polls it. Each call makes a new edge, so an
+    /// edge-triggered watcher sees each batch of completions.
     #[inline]
     pub fn signal(&self) {
         if self.is_watched() {
@@ -48,7 +49,7 @@ impl Readiness {
         self.signal();
     }
 
-    /// Clears the announcement: the owner is about to look.
+    /// Clears the announcement: the ring's owner is about to look for work.
     #[inline]
     pub fn hear(&self) {
         if self.announced.load(Ordering::Relaxed) {
@@ -77,7 +78,7 @@ impl Readiness {
         }
     }
 
-    /// Drops the descriptor, which is closed.
+    /// Drops the eventfd, because the ring's descriptor is closed.
     pub fn forget(&self) {
         self.watched.store(false, Ordering::Release);
         let mut descriptor = self.descriptor.lock();

@@ -15,15 +15,17 @@ use usring_sys::{Errno, eventfd};
 #[derive(Default)]
 pub(crate) struct Wakers {
     pub sleep: SleepWord,
-    /// The wake descriptor in the ring's epoll set, once there is a set, and its number for wakers.
+    /// The wake eventfd in the ring's epoll set. `None` until there is a set. Wakers read `number`,
+    /// without the lock.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The kernel AIO context on whose completions the leader sleeps instead.
+    /// The kernel AIO context on whose completions the leader sleeps, if it does not sleep on the
+    /// epoll set.
     pub completions: SleepPlace<Waiter>,
 }
 
 impl Wakers {
-    /// Puts a wake descriptor into the ring's new epoll set.
+    /// Makes a wake eventfd and puts it into the ring's new epoll set.
     pub fn join(&self, set: &Epoll) -> Result<(), Errno> {
         let descriptor = eventfd::create()?.into_private()?;
         set.add(descriptor.number(), epoll::IN | epoll::EDGE, WAKE_DATA)?;
@@ -32,22 +34,23 @@ impl Wakers {
         Ok(())
     }
 
-    /// Wakes one group of sleepers for `queued` pieces of work; the caller has just pushed the
-    /// last. Returns whether a thread slept.
+    /// Wakes one group of sleepers. `queued`: the pieces of work on the list, of which the caller
+    /// has just pushed the last. Returns whether a thread slept.
     #[inline(always)]
     pub fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
         target != Wake::Nobody && self.carry_out(target)
     }
 
-    /// Wakes sleepers for CQEs that were published before the lock was released. `ready` CQEs are
-    /// there now; sleepers that wait for more stay asleep.
+    /// Wakes sleepers for CQEs that were published before the lock was released. `ready`: number of
+    /// CQEs in the CQ. Sleepers that wait for more stay asleep.
     #[inline(always)]
     pub fn wake_all(&self, ready: u32) {
         while self.wake_one(ready) {}
     }
 
-    /// Has the thread that watches the epoll set come here: a waiter, or the ring watcher.
+    /// Wakes the thread that watches the ring's epoll set, a waiter or the ring watcher, so that it
+    /// looks at the ring.
     #[cold]
     pub fn call_watcher(&self) {
         eventfd::signal(self.number.load(Ordering::Acquire));

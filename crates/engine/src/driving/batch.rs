@@ -5,8 +5,9 @@ use crate::driving::fire;
 use crate::ring::LockedRing;
 use crate::submission::issue;
 
-/// Issues issuable requests until none is left, and rings the devices' doorbells for them. A chain
-/// goes on wherever its last request has ended, and no driver may come by afterwards.
+/// Issues issuable requests until none is left, and rings the devices' doorbells for them.
+/// Whichever driver ends a request of a chain also starts the next one, because no other driver may
+/// come by later.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
@@ -27,7 +28,8 @@ fn run_successors(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
 }
 
-/// Issues issuable requests in the middle of a batch, at whose end the doorbells are rung.
+/// Issues issuable requests in the middle of a batch. Leaves the devices' doorbells to the batch's
+/// end.
 #[inline]
 pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
     while let Some(request) = locked.queues.issuable.pop_front() {

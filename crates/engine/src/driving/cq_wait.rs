@@ -1,25 +1,24 @@
-//! enter(2) on a polled ring with an SQ thread: the SQ thread alone polls the
-//! devices, and the caller waits for CQEs in memory.
+//! enter(2) on a polled ring with an SQ thread: the SQ thread alone polls the devices, and the
+//! caller waits for CQEs in memory.
 //!
-//! Only the SQ thread's completions, and a worker's, which the SQ thread posts,
-//! can end such a wait. A polled ring waits for no file and no timer. So the
-//! waiter needs the CQ and the sleep word. It never takes the ring's lock, which
-//! the SQ thread takes and releases all the time.
+//! Only completions that the SQ thread posts can end such a wait: its own, and those of a worker. A
+//! polled ring waits for no file and no timer. So the waiter needs only the CQ and the sleep word.
+//! It never takes the ring's lock, which the SQ thread takes and releases all the time.
 //!
-//! A sleep costs processor time, and the wake-up comes late: 3 µs on one machine,
-//! 12 µs on another. A look at the CQ is never late, but takes the whole
-//! processor. A wait combines both, by what the ring's earlier waits measured:
+//! A sleep costs processor time, and the wake-up comes late: 3 µs on one machine, 12 µs on another.
+//! Polling the CQ is never late, but takes a whole processor. A wait combines both. The
+//! measurements of the ring's earlier waits decide between them:
 //!
-//! 1. It sleeps by a timer until shortly before the expected completion, where
-//!    the device is slow enough for a timer.
-//! 2. It looks at the CQ, for at most [`MOST_POLL`]. `CqWaits::poll` decides.
+//! 1. If the device is slow enough for a timer, the waiter sleeps by a timer until shortly before
+//!    the expected completion.
+//! 2. It polls the CQ, for at most [`MOST_POLL`]. `CqWaits::poll` decides.
 //! 3. It sleeps until the SQ thread wakes it.
 //!
-//! Three rules bound the look:
-//! - All waits together use a share of a processor, `CqWaits::share`.
-//! - Looks have to shorten the waits. Where processors are scarce they do not:
-//!   the waiter keeps the SQ thread or the device's back end off the processor.
-//! - A look in vain makes the next waits sleep, more of them each time.
+//! Three rules bound the polling:
+//! - All waits together use at most a share of a processor, `CqWaits::share`.
+//! - Polling has to shorten the waits. If processors are scarce it does not: the waiter keeps the
+//!   SQ thread or the device's back end off the processor.
+//! - After polling in vain the next waits only sleep, more of them each time.
 
 use crate::driving::wait::{self, WaitCall};
 use crate::ring::Ring;
@@ -29,7 +28,7 @@ use usring_sys::sleep::Sleeper;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
-/// Looks between two readings of the clock.
+/// Polls of the CQ between two readings of the clock.
 const POLLS: u32 = 16;
 
 /// Waits for `call.completions` CQEs. Returns `EINTR` and `ETIME` only if the CQ is empty.
@@ -44,7 +43,7 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     waited
 }
 
-/// Sleeps by a timer, looks and sleeps, as far as each step is worth it.
+/// Sleeps by a timer, polls the CQ, and sleeps again. Skips each step that is not worth it.
 fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
     let sleep_span = waits.timer_sleep();
@@ -72,13 +71,14 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Ac
     slept
 }
 
-/// Returns by how much a timer's sleep was later than this machine's sleeps are at best.
+/// Returns by how much a timer's sleep was later than this machine's sleeps are at best, in
+/// nanoseconds.
 fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
     slept.saturating_sub(sleep_span).saturating_sub(timer_slack::overshoot()).min(MOST_POLL)
 }
 
-/// Sleeps by a timer, not beyond the call's deadline; returns the processor time.
-/// Errors: `EINTR` and `ETIME`, if the CQ is empty.
+/// Sleeps by a timer, at most until the call's deadline. Returns the processor time that the sleep
+/// took. Errors: `EINTR` and `ETIME`, if the CQ is empty.
 fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result<Nanoseconds, Errno> {
     let left = match wait::time_left(call, ring.memory.ready(), None) {
         Ok(left) => left.unwrap_or(span),
@@ -91,7 +91,7 @@ fn sleep_by_timer(ring: &Ring, call: &mut WaitCall, span: Nanoseconds) -> Result
     }
 }
 
-/// Looks for a while; returns whether there are enough CQEs.
+/// Polls the CQ for at most `budget` nanoseconds. Returns whether it holds `wanted` CQEs.
 fn poll(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
     let start = Ticks::now();
     while !signals::interrupted() && Ticks::now().since(start) < budget {
@@ -105,7 +105,7 @@ fn poll(ring: &Ring, wanted: u32, budget: Nanoseconds) -> bool {
     false
 }
 
-/// Sleeps until there are enough CQEs.
+/// Sleeps until there are enough CQEs. Errors: `EINTR` and `ETIME`, if the CQ is empty.
 fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     let word = &ring.wakers.sleep;
     loop {
@@ -131,7 +131,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// Returns the error of a wait that ends early only if nothing has arrived.
+/// Ends a wait early: returns `Ok` if the CQ holds anything, else the error.
 fn or_what_there_is(ring: &Ring, error: Errno) -> Result<(), Errno> {
     if ring.memory.ready() > 0 { Ok(()) } else { Err(error) }
 }

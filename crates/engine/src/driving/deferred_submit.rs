@@ -93,7 +93,8 @@ fn end_one(locked: &mut LockedRing, index: usize) {
     }
 }
 
-/// Wakes the threads that sleep instead of polling for events: they have to poll now.
+/// Wakes the threads that sleep instead of polling for events. A request is now in flight on a
+/// device, so they have to poll.
 #[inline(always)]
 fn wake_polling_waiters(ring: &Ring) {
     if ring.waiters_poll {
@@ -101,8 +102,8 @@ fn wake_polling_waiters(ring: &Ring) {
     }
 }
 
-/// Takes all deferred requests for submission: returns the first channel's batch, and adds further
-/// ones to `others`. `None`: there was no batch.
+/// Takes all deferred requests for submission. Returns the first channel's batch, and adds further
+/// ones to `others`. `None`: no request was deferred.
 #[inline(always)]
 fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
     let closed = locked.closed;

@@ -9,17 +9,17 @@ use crate::submission::issue;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
 
-/// Polls which armed files are ready now, without waiting. While a thread leads, only that thread
-/// takes events from the set: one of them may be the event that wakes it. The leader is in the
-/// kernel or on its way here.
+/// Asks the epoll set which armed files are ready, without waiting, and calls their requests. While
+/// a thread leads, only that thread takes events from the set: one of them may be the event that
+/// wakes it. The leader is in the kernel, or on its way to this ring's lock.
 pub(crate) fn poll(locked: &mut LockedRing) {
     if locked.ring.wakers.sleep.is_led() {
         go_on(locked);
         return;
     }
     let mut events = [Event::default(); EVENTS];
-    // This is also done when nothing is armed: a wake event that no thread takes would keep the set
-    // readable, and the ring watcher awake.
+    // The set is asked even if nothing is armed. A wake event that no thread takes would keep the
+    // set readable, and the ring watcher awake.
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
@@ -63,7 +63,7 @@ fn run_slices(locked: &mut LockedRing) {
 }
 
 /// Tries multishots for which the set has reported nothing, but whose files have probably become
-/// ready since the last call.
+/// ready since their last call.
 #[inline(never)]
 pub(crate) fn try_expected(locked: &mut LockedRing) {
     let (mut hits, mut misses) = (0, 0);
@@ -84,8 +84,8 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Calls runnable requests before the caller returns, as far as that does not keep it for long. The
-/// owner of a ring that defers task work asks for these itself.
+/// Calls runnable requests before the caller returns to the program, in a bounded number of passes.
+/// Does nothing on a ring that defers task work: its owner comes back and asks for the rest itself.
 #[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

@@ -12,7 +12,7 @@ use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_uapi::opcode;
 
-/// Completes the timeouts whose count has been reached.
+/// Completes the timeouts for which enough requests have completed.
 pub(crate) fn flush_counted(locked: &mut LockedRing) {
     let tail = locked.queues.cq.tail();
     if !locked.waiting.timeouts.has_counted(tail) {
@@ -25,8 +25,8 @@ pub(crate) fn flush_counted(locked: &mut LockedRing) {
     }
 }
 
-/// Completes what has expired. Each clock is read once, so a repeating timeout repeats at most once
-/// per call, however short its span is.
+/// Completes the timeouts that have expired. Each clock is read once, so a repeating timeout
+/// repeats at most once per call, however short its span is.
 pub(crate) fn expire(locked: &mut LockedRing) {
     if locked.waiting.timeouts.is_empty() {
         return;

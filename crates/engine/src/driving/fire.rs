@@ -12,13 +12,13 @@ use crate::waiting::poll_table::{DEVICE_DATA, TIMER_DATA, WAKE_DATA};
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Event};
 
-/// Events taken per epoll_wait(2). The program comes back for more. So it is not kept waiting by
-/// what other files have brought, and gives back the buffers that it was lent.
+/// Events taken per epoll_wait(2). With more, the program would wait longer for what other files
+/// have brought. It would also give back later the buffers that it was lent.
 pub(crate) const EVENTS: usize = 32;
 
-/// Calls the requests whose files are ready, before the chains of a batch go on, where a
-/// request is due. A poll that has just begun reports what is there. The chains bring its
-/// next event. Issues no successor.
+/// Calls the requests whose files are ready before the chains of a batch go on, if any request is
+/// runnable. So a poll that has just begun reports what is there now, and the chains then bring its
+/// next event. Starts no request of a chain.
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
@@ -77,7 +77,7 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
-    // An event of requests that were cancelled meanwhile finds none.
+    // The requests of this event may have been cancelled; then there is nothing to call.
     if !locked.waiting.polls.begin_round(tag) {
         return;
     }
@@ -101,7 +101,8 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
 }
 
-/// Completes a POLL_ADD with what its file is ready for. A multishot waits on.
+/// Completes a POLL_ADD with `mask`, the events for which its file is ready. A multishot posts a
+/// CQE and goes on waiting.
 pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
     if request.multishot && report_more(locked, &request, mask) {
         locked.waiting.polls.push(tag, request, Purpose::Report, TimeSlice::Over);
@@ -110,7 +111,7 @@ pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, m
     }
 }
 
-/// Calls a multishot that has waited there.
+/// Calls a multishot that has waited at the registration `tag`, and puts it back if it goes on.
 #[inline(always)]
 pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {
@@ -118,16 +119,16 @@ pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     }
 }
 
-/// Posts one more CQE of a multishot poll. Returns `false` if the next CQE is its last, because
-/// this one does not fit.
+/// Posts one more CQE of a multishot poll. Returns `false`, and posts nothing, if the next CQE has
+/// to be its last.
 fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
     !is_signalled_by_a_ring(locked, request.sqe.fd, request.file.number)
         && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
 }
 
-/// Returns whether completions make the file readable. That holds for the ring's registered
-/// eventfd, a ring's descriptor, and an epoll set that contains one of these. A multishot on such a
-/// file could feed itself for ever, so its first event of that kind is its last.
+/// Returns whether completions of a ring can make the file readable. That is so for the ring's
+/// registered eventfd, a ring's descriptor, and an epoll set that contains either. A multishot on
+/// such a file could feed itself for ever, so its first such event is its last.
 fn is_signalled_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     let by_event = locked.notify.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();

@@ -35,8 +35,8 @@ pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
 /// After this many checks without a visit the program counts as gone.
 const ABSENT: u32 = 2;
-/// After this many checks without a visit, for a program that sleeps in the ring, idle watching
-/// ends: there is little to do.
+/// After this many checks without a visit, idle watching ends although the program sleeps in the
+/// ring: there is little to do.
 const QUIET: u32 = 20;
 
 /// A ring under idle watching.
@@ -59,7 +59,8 @@ impl IdleWatch {
         self.rings.lock().is_empty()
     }
 
-    /// Begins idle watching of a ring; returns whether it is the only such ring.
+    /// Begins idle watching of a ring. Returns whether it is the only such ring: the ring watcher
+    /// then has to be woken, so that it begins to check at intervals.
     fn begin(&self, ring: &Arc<Ring>) -> bool {
         let mut rings = self.rings.lock();
         // The entry of an earlier idle watching may still be there.
@@ -69,8 +70,8 @@ impl IdleWatch {
         rings.len() == 1
     }
 
-    /// Checks all rings if an interval has passed; for the ring watcher. `last`: time of the last
-    /// check.
+    /// Checks all rings if an interval has passed since `last`, the time of the last check. Called
+    /// by the ring watcher.
     pub fn check(&self, last: &mut Nanoseconds) {
         let now = Clock::Monotonic.now();
         if now.saturating_sub(*last) < INTERVAL {
@@ -94,7 +95,7 @@ impl IdleWatch {
 }
 
 impl Watched {
-    /// Returns whether idle watching of the ring goes on.
+    /// Checks one ring. Returns whether its idle watching goes on.
     fn look(&mut self, ring: &Ring) -> bool {
         let activity = &ring.watch.activity;
         if !activity.idle_watched.load(Ordering::SeqCst) {
@@ -117,9 +118,9 @@ impl Watched {
     }
 }
 
-/// Returns whether idle watching takes the place of arming the ring; called by a driver that is
-/// about to leave. It does not if the program may wait for a descriptor's signal, or if requests
-/// are in flight on devices.
+/// Returns whether idle watching takes the place of arming the ring. A driver that is about to
+/// leave calls this. `false` if the program may wait for a descriptor's signal, or requests are in
+/// flight on devices.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);
@@ -131,7 +132,8 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
         && locked.notify.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
-    // A leader that sleeps inside does not know of a timer or a due request that was added since.
+    // A leader that sleeps in the ring does not know of a timer or a runnable request that was
+    // added since, so the ring has to be armed.
     if ring.wakers.sleep.is_led() {
         return false;
     }

@@ -15,14 +15,14 @@ use usring_sys::{Errno, signals, timer_slack};
 /// Polls between two chances for other threads to take the ring's lock.
 const POLLS_PER_HOLD: u32 = 16;
 
-/// Decades of nanoseconds: longer limits count as none.
+/// A limit of decades (in nanoseconds) or more counts as none.
 const FOR_EVER: Nanoseconds = 1 << 60;
 
-/// Beside an SQ thread, enter polls as well, as kernels before 5.7 did. Only for measuring the gain
-/// of not doing so.
+/// Lets enter poll on a ring with an SQ thread as well, as kernels before 5.7 did. Only for
+/// measuring the gain of not doing so.
 static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
 
-/// Sets `POLLING_ENTER`.
+/// Has enter poll beside an SQ thread, for the whole process and for good.
 pub fn have_enter_poll() {
     POLLING_ENTER.store(true, Ordering::Relaxed);
 }
@@ -32,7 +32,7 @@ pub(crate) fn enters_poll() -> bool {
 }
 
 /// Runs enter(2) with GETEVENTS on a polled ring without an SQ thread. Returns at once if there is
-/// a CQE. Otherwise polls until there are `minimum`, or no request is in flight any more.
+/// a CQE. Otherwise polls until there are `minimum` CQEs, or no request is in flight any more.
 ///
 /// Errors: `EINTR` for a signal, if no CQE is there.
 pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
@@ -70,8 +70,10 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
     }
 }
 
-/// Waits on a ring whose callers poll for events although it is not a polled ring. Spins while
-/// requests are in flight on devices, and sleeps for everything else.
+/// Waits on a ring that is not polled, but whose callers poll for events. Spins while requests are
+/// in flight on devices, and sleeps for everything else.
+///
+/// Errors: `EINTR` and `ETIME`, if no CQE is there.
 pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     loop {
         let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
@@ -87,8 +89,8 @@ pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
             End::NothingOut => {}
         }
         wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
-        // The wait ends without enough CQEs if a device has something to do, or if the wait is over
-        // and there is something.
+        // This wait may end without enough CQEs: a request is now in flight on a device, or the
+        // call's time is up, or a signal came. In the last two cases a single CQE is enough.
         let is_over = || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) || signals::interrupted();
         let ready = ring.memory.ready();
         if ready >= call.completions || ready > 0 && is_over() {
@@ -108,7 +110,8 @@ enum End {
     UseInterrupts,
 }
 
-/// Polls until there are `minimum` CQEs, for at most `limit`. The batch is finished on return.
+/// Polls until there are `minimum` CQEs, for at most `limit` nanoseconds. Returns why polling
+/// ended. The batch is finished on return.
 #[inline(always)]
 fn poll_until<'a>(
     ring: &'a Arc<Ring>,
@@ -169,7 +172,8 @@ fn poll_once<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<
     locked
 }
 
-/// Polls after the sleep that the next request's first poll is worth, on a ring with HYBRID_IOPOLL.
+/// Sleeps and then polls, on a ring with HYBRID_IOPOLL. The estimate says how long the sleep before
+/// a request's first poll should be.
 #[inline(never)]
 fn poll_after_sleep<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     let sleep = locked.devices.queues.next_pre_poll_sleep();

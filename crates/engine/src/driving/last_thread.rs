@@ -36,10 +36,10 @@ const LOOKS: u32 = 20;
 pub(super) enum LastThread {
     First,
     Other(ThreadDescriptor),
-    /// The thread that was watched has ended with this status, if known. No other thread is
-    /// watched, although there may be one.
+    /// The watched thread has ended with this status; `None`: its status is not known. No other
+    /// thread is watched now, although the program may still have threads.
     Ended(Option<u8>),
-    /// libc knows the threads of the engine.
+    /// No thread is watched: libc knows usring's threads here and ends the process itself.
     Nobody,
 }
 
@@ -54,7 +54,7 @@ impl LastThread {
     }
 
     /// Checks whether the first thread has ended, or looks again for a thread to watch. `event`:
-    /// data for the next thread's descriptor in the set.
+    /// event data for the next thread's descriptor in the ring watcher's set.
     pub fn look(&mut self, set: &Epoll, event: u64) {
         match *self {
             LastThread::First => {
@@ -67,12 +67,14 @@ impl LastThread {
         }
     }
 
-    /// Goes on to the next thread, because the watched thread's descriptor is readable.
+    /// Handles the end of the watched thread, whose descriptor is readable, and goes on to the next
+    /// one.
     pub fn has_ended(&mut self, set: &Epoll, event: u64) {
         if let LastThread::Other(ended) = self {
             match ended.exit_code() {
                 Ok(status) => self.go_on(set, event, status),
-                // The descriptor stays readable, so this function is called again.
+                // The status cannot be read yet. The descriptor stays readable, so this function is
+                // called again.
                 Err(_) => drop(wait::nanosleep(PAUSE)),
             }
         }

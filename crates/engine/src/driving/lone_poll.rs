@@ -1,4 +1,4 @@
-//! Looks for the completion of a lone transfer before its waiter sleeps. `lone_wait` estimates how
+//! Polls for the completion of a lone transfer before its waiter sleeps. `lone_wait` estimates how
 //! long that is worth it.
 
 use crate::ring::{Exit, LockedRing, Ring};
@@ -7,9 +7,12 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::signals;
 use usring_sys::ticks::Ticks;
 
-/// Looks for a lone transfer's completion at the beginning of a wait. Notes that beginning in
-/// `began`, and looks no longer than `most`. Now and then it releases the lock for other threads
-/// that want it. Returns `None` if there is something to do; the lock is then released.
+/// Polls for a lone transfer's completion at the beginning of a wait, for at most `most`
+/// nanoseconds. Stores the time of that beginning in `began`. Now and then releases the lock for
+/// other threads that want it.
+///
+/// Returns `None` if there is something to do, or another thread has done it; the lock is then
+/// released. Otherwise the waiter still holds the lock and may sleep.
 #[inline]
 pub(crate) fn poll<'a>(
     ring: &'a Arc<Ring>,
@@ -31,8 +34,8 @@ pub(crate) fn poll<'a>(
     }
 }
 
-/// Returns whether a wait for one more completion waits for a single transfer of the kernel's
-/// files, and for nothing else that the ring would have to watch.
+/// Returns whether a wait needs exactly one more completion, that of a single transfer of the
+/// kernel's files, and the ring watches nothing else.
 #[inline]
 fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
     locked.devices.queues.in_flight() == 1

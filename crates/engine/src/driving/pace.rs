@@ -1,8 +1,9 @@
-//! The pace of the completions that one wait counts, and the pauses that let them gather: see
-//! `wait`.
+//! The pace of the completions that one wait counts, and the pauses in which they gather: see
+//! `wait::gather`.
 //!
-//! A pause lasts at most half as long as the rest is expected to take, and never longer than
-//! [`LONGEST`]. Completions that come together leave no time between them and cause no pause.
+//! A pause lasts at most half of the time that the missing completions are expected to take, and
+//! never longer than [`LONGEST`]. Completions that come together have no interval between them and
+//! cause no pause.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
@@ -15,7 +16,7 @@ const SHORTEST: Nanoseconds = 60_000;
 /// The completions of one wait.
 #[derive(Default)]
 pub(super) struct Pace {
-    /// The time of the first completions, and their number.
+    /// The time at which the wait first saw completions, and their number.
     first: Option<(Ticks, u32)>,
 }
 
@@ -32,10 +33,11 @@ impl Pace {
     }
 }
 
-/// Returns the pause for this interval between two completions.
+/// Returns the pause for a waiter that needs `needed` more completions, which come at this
+/// interval. `None`: no pause.
 fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
     let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST);
-    // A pause spares wake-ups only if several completions come meanwhile.
+    // A pause saves wake-ups only if several completions come meanwhile.
     (pause >= SHORTEST && pause / 2 >= interval).then_some(pause)
 }
 

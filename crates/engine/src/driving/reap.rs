@@ -11,10 +11,11 @@ use crate::waiting::fast_poll;
 use crate::waiting::poll_table::DEVICE_DATA;
 use usring_sys::{Errno, epoll};
 
-/// CQEs of a batch after which a waiter beside an SQ thread may see them, before the batch ends.
+/// After this many CQEs, a waiter beside an SQ thread is shown them before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
 
-/// Most fruitless polls in a row of devices that report possible completions.
+/// Most fruitless polls in a row of a device that cannot arm its interrupt, because it reports
+/// possible completions.
 const PATIENCE: u32 = 64;
 
 /// Completes what the devices have done, and returns whether there was anything. Never blocks.
@@ -39,7 +40,8 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes what a poll has found, and what further polls find if there may be more.
+/// Completes the requests that a poll has found. Polls again if the poll's result was full, because
+/// there may be more.
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.queues.completions);
@@ -68,7 +70,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         completions.clear();
         let queue = &mut locked.devices.queues.channels[index];
         queue.armed = false;
-        // Requests that are being submitted now stay in front of the backlog.
+        // While deferred submits are under way, their requests come before the backlog.
         if queue.is_behind && queue.in_flush == 0 {
             submit_backlog(locked, index);
         }
@@ -81,8 +83,8 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     true
 }
 
-/// Shows the CQEs posted so far to a waiter that looks at the CQ in memory, and wakes a waiter that
-/// sleeps. Its wake-up overlaps with the posting of the rest of the batch.
+/// Shows the CQEs posted so far to a waiter that polls the CQ in memory, and wakes a waiter that
+/// sleeps. The waiter wakes up while this thread posts the rest of the batch.
 fn publish_early(locked: &mut LockedRing) {
     locked.queues.cq.publish_early();
     // No barrier is needed: a sleeper that is overlooked here is woken at the batch's end.
@@ -104,9 +106,9 @@ pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     queue.is_behind |= queue.pending != 0;
 }
 
-/// Has the devices signal their completions to the ring's epoll set, for a ring that sleeps.
-/// Returns `false` if something may have completed already, or if a device cannot signal: the
-/// caller polls again first.
+/// Arms the devices' interrupts, which then signal the ring's epoll set, for a ring that sleeps.
+/// Returns `false` if something may have completed already, or if a device has no interrupt. The
+/// caller then polls before it sleeps.
 pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
     let mut all = true;
     for index in 0..locked.devices.queues.channels.len() {
@@ -138,9 +140,9 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
     reap(locked);
 }
 
-/// Completes what is done and arms the interrupts for the rest, for a driver that leaves a ring
-/// that is not polled. A device that has no interrupt and nothing done (the kernel had no room for
-/// a request) is polled again by a timer.
+/// Completes what is done and arms the interrupts for the rest. Called by a driver that leaves a
+/// ring that is not polled. A device that has no interrupt and nothing done (the kernel had no room
+/// for a request) is polled again by a timer.
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {

@@ -62,7 +62,7 @@ impl<'a> LockedRing<'a> {
                 let tags = self.registered.buffers.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
-            // After the tags' CQEs, because counted timeouts count these, too.
+            // This comes after the tags' CQEs, because counted timeouts count these, too.
             expiry::flush_counted(self);
             if !self.has_issuable() {
                 return;

@@ -84,11 +84,12 @@ fn running() -> Result<Arc<Watcher>, Errno> {
 /// Event data of the program's thread that is watched (`last_thread`).
 const LAST_THREAD: u64 = u64::MAX;
 
-/// Milliseconds between two polls of the descriptors that wait for a record lock to go
-/// (`sys::descriptor`), and of the program's first thread. No event marks the end of either.
+/// Milliseconds between two checks of things whose end no event marks. These are descriptors that
+/// usring may close only once a record lock is gone (`sys::descriptor`), and the program's first
+/// thread.
 const BETWEEN_LOOKS: u16 = 1000;
-/// The polls also come after this many wake-ups, for the case that one wake-up always follows
-/// another.
+/// The checks also come after this many wake-ups: a ring watcher that is always busy never sees an
+/// interval pass.
 const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 
 impl Watcher {
@@ -126,7 +127,8 @@ impl Watcher {
         let Some(ring) = self.rings.lock().get(&id).and_then(Weak::upgrade) else { return };
         ring.watch.armed.store(false, Ordering::SeqCst);
         if ring.defers_task_work() {
-            // Only the ring's owner may complete requests. It is notified that there is work.
+            // Only the ring's owner may complete its requests, so the owner is notified of the
+            // work.
             task_work::announce_files(&ring);
             return;
         }
@@ -158,14 +160,15 @@ fn run_tasks(mailbox: &Mailbox) {
     }
 }
 
-/// Has the ring looked at, by the calling thread or by the thread that drives it now.
+/// Has a driver look at all that the ring waits for: the calling thread, or the thread that holds
+/// the ring's lock now.
 pub(super) fn call(ring: &Arc<Ring>) {
     ring.watch.called.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
 }
 
 /// Changes the list of rings under idle watching. `change` returns whether the ring watcher has to
-/// be woken for it. Returns `false` if there is no ring watcher.
+/// be woken for the change. Returns `false` if the ring watcher cannot be started.
 pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     let Ok(watcher) = running() else { return false };
     if change(&watcher.idle) {
@@ -184,7 +187,8 @@ pub(crate) fn take_over(locked: &mut LockedRing) {
 /// is going to poll `own` device requests itself.
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
-    // The callers that ask a polled ring for events poll the devices themselves.
+    // On a polled ring the callers that ask for events poll the devices themselves, so no interrupt
+    // is needed.
     let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.waiters_poll_devices();
     if locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices {
         take_over_waits(locked);
@@ -205,13 +209,13 @@ fn take_over_waits(locked: &mut LockedRing) {
     }
     watch(locked);
     if locked.waiting.polls.has_runnable() {
-        // Another thread goes on with the requests that are due.
+        // The watcher of the set goes on with the runnable requests.
         ring.wakers.call_watcher();
     }
 }
 
-/// Returns whether the owner of a ring that defers task work wants to be notified of work while it
-/// is not inside.
+/// Returns whether the owner of a ring that defers task work wants a notification of work while it
+/// is not inside: by TASKRUN_FLAG, the ring's descriptor, or an eventfd.
 fn hears_announcements(locked: &LockedRing) -> bool {
     let ring = locked.ring;
     ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.notify.event_descriptor.is_some()
@@ -236,7 +240,7 @@ fn watch(locked: &mut LockedRing) {
     }
     let ring = locked.ring.clone();
     let Some(set) = locked.waiting.polls.set() else { return };
-    // The leader watches the set, and comes by here when it leaves.
+    // A leader watches the set itself, and arms the entry when it leaves.
     if ring.wakers.sleep.is_led() || ring.watch.armed.swap(true, Ordering::SeqCst) {
         return;
     }
@@ -246,7 +250,8 @@ fn watch(locked: &mut LockedRing) {
     }
 }
 
-/// Switches the ring's entry off, for a waiter that is about to watch the ring's set itself.
+/// Disarms the ring's entry in the ring watcher's set, for a waiter that is about to watch the
+/// ring's set itself.
 pub(crate) fn stand_down(locked: &LockedRing) {
     let watch = &locked.ring.watch;
     let Some(set) = locked.waiting.polls.set().filter(|_| watch.armed.swap(false, Ordering::SeqCst)) else {
@@ -257,7 +262,7 @@ pub(crate) fn stand_down(locked: &LockedRing) {
     }
 }
 
-/// Drops the ring's entry, for a ring that goes away.
+/// Drops the ring from the ring watcher's list, for a ring that goes away.
 pub(crate) fn forget(ring: &Arc<Ring>) {
     let id = ring.watch.id.load(Ordering::Relaxed);
     if id == 0 {

@@ -33,14 +33,15 @@ const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
 const MILLISECOND: Nanoseconds = 1_000_000;
 /// Pause between two tries to submit while the memory reserve is in use.
 const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
-/// Most entries taken from one ring before the next ring is served, if there are several.
+/// Most entries taken from one ring before the next ring is served. Applies if the SQ thread has
+/// several rings.
 const SHARE: u32 = 8;
 
 /// Gives a new ring its SQ thread: the one of the ring that it attaches to, or a new one.
 pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
-        // Measured here once, and not in the middle of a wait.
+        // The timer's lateness is measured here once, so that no wait has to measure it.
         timer_slack::overshoot();
     }
     let idle = match params.sq_thread_idle {
@@ -60,7 +61,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
             *ring.sq_thread.thread.lock() = Some(shared);
             return Ok(());
         }
-        // The shared thread has just ended with its last ring: this ring gets its own.
+        // The shared SQ thread has just ended with its last ring, so this ring gets its own.
     }
     let processor = ring.has(abi::IORING_SETUP_SQ_AFF).then_some(params.sq_thread_cpu);
     if processor.is_some_and(|number| !processor::is_allowed(number)) {
@@ -78,8 +79,8 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
     let added = own.add(ring);
     debug_assert!(added, "a thread that was never alive has died");
     *ring.sq_thread.thread.lock() = Some(own.clone());
-    // The ring's creator starts the SQ thread, which keeps the creator's credentials, as the
-    // kernel's does.
+    // The calling thread, the ring's creator, starts the SQ thread. So the SQ thread has the
+    // creator's credentials, as the kernel's does.
     let theirs = own.clone();
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
@@ -115,7 +116,8 @@ impl SqThread {
                 if self.ends() {
                     return;
                 }
-                // The change that gave the thread a ring is about to become visible.
+                // Another thread has just given this thread a ring. The new count of changes is
+                // about to become visible.
                 processor::yield_now();
                 continue;
             }
@@ -124,7 +126,7 @@ impl SqThread {
                 continue;
             }
             if memory_reserve::is_low() {
-                // Nothing can be submitted before there is memory again.
+                // Without memory nothing can be submitted.
                 let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
             }
             if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
@@ -153,7 +155,8 @@ impl SqThread {
             let taken = submit::submit(&mut locked, most);
             if ring.is_polled() {
                 reap::reap(&mut locked);
-                // This thread alone polls for requests in flight.
+                // No other thread polls for the requests in flight, so the SQ thread must not
+                // sleep.
                 worked |= locked.devices.queues.in_flight() > 0;
             }
             // With several rings, deferred submits go to a submit helper, so that a slow device
@@ -182,13 +185,14 @@ impl SqThread {
             let nothing = locked.queues.sq.prepare_sleep();
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
-            // A worker or the ring watcher may just now have found the lock taken.
+            // A worker or the ring watcher may have left work here because it just found the lock
+            // taken.
             idle &= !ring.has_work_left();
         }
         if idle {
             let _ = self.sleep.sleep(&ticket, None);
         }
-        // The thread looks at everything again now, whether or not a waker has claimed it.
+        // Whether or not a waker has claimed this sleeper, it now looks at everything again.
         let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();

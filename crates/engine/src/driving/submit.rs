@@ -68,7 +68,7 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
     taken
 }
 
-/// Returns whether the batch goes on after the entry.
+/// Prepares a request and passes it on. Returns whether the batch goes on after the entry.
 #[inline(always)]
 fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) -> bool {
     locked.queues.statistics.count_submitted(request.sqe.opcode);
@@ -78,7 +78,7 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
         Err(error) => {
             request.progress = Progress::Refused;
             request.result = error.negative();
-            // A chain is collected to its end, to be refused as a whole.
+            // A chain is read to its end, because it is refused as a whole.
             ends_batch = !request.is_linked();
             false
         }
@@ -92,7 +92,7 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
     } else if accepted {
         start::start(locked, request, row);
     } else {
-        // Refused at once, even behind a drain.
+        // A refused request gets its CQE at once, even behind a drain.
         locked.queues.drain.refuse();
         issue::issue(locked, request);
     }

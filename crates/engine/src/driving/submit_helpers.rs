@@ -66,7 +66,7 @@ impl SubmitHelpers {
         true
     }
 
-    /// Submits in the ring watcher after all, if no submit helper could be started.
+    /// Has the ring watcher make the submits after all, because no submit helper could be started.
     fn spawn_failed(&self) {
         let mut state = self.state.lock();
         state.threads -= 1;

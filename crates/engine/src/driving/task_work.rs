@@ -68,8 +68,9 @@ impl Ring {
         self.bring(request, Urgency::Urgent, true);
     }
 
-    /// Puts a request on the list of a ring and notifies the threads that it concerns. A caller
-    /// that is no worker may be inside another ring.
+    /// Puts a request on the ring's task-work list, and notifies the threads that it concerns. A
+    /// caller that is no worker may be inside another ring. `by_worker`: an eventfd with
+    /// EVENTFD_ASYNC is signalled only for a worker's request.
     pub(crate) fn bring(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
         let run = if by_worker { run_if_unattended } else { run_inside };
         let pushed = self.task_work.push(request, urgency);
@@ -83,12 +84,13 @@ impl Ring {
                 }
                 self.wakers.wake_one(pushed.queued);
             }
-            // No thread needs to be brought here or disturbed: completing needs nothing of the
-            // thread that the kernel would borrow for it. So both notifications are "at once". A
-            // thread asleep in another call gets what it waits for from the thread that brings the
-            // work.
+            // On the kernel only the ring's own thread can complete the request. Here the thread
+            // that brings it can, so no thread has to be interrupted, and both notifications are
+            // "at once". A thread asleep in another call gets what it waits for from the thread
+            // that brings the work.
             Notification::Resume | Notification::Signal => {
-                // A waiter beside an SQ thread that polls only looks at the CQ.
+                // A waiter beside an SQ thread that polls only looks at the CQ: waking it would not
+                // get the work done.
                 if self.is_polled_by_thread() || !self.wakers.wake_one(u32::MAX) {
                     run(self);
                 }
@@ -105,8 +107,8 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     }
 }
 
-/// Announces that files or timers have something for a ring that defers task work. The ring's own
-/// eventfd is not written to if it caused the event.
+/// Notifies the owner of a ring that defers task work that its files or timers are ready. The
+/// ring's own eventfd is not signalled if it was what became ready.
 pub(crate) fn announce_files(ring: &Arc<Ring>) {
     show_deferred(ring);
     if let Some(event) = &*ring.work_event.lock()
@@ -116,7 +118,8 @@ pub(crate) fn announce_files(ring: &Arc<Ring>) {
     }
 }
 
-/// Shows in memory, and to threads that poll the ring, that work waits.
+/// Sets the TASKRUN flag in the SQ ring, if the program asked for it, and signals threads that poll
+/// the ring's descriptor.
 fn show_deferred(ring: &Ring) {
     if ring.has(abi::IORING_SETUP_TASKRUN_FLAG) {
         ring.memory.set_flag(abi::IORING_SQ_TASKRUN);
@@ -133,14 +136,15 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
     locked.ring.readiness.hear();
 }
 
-/// Runs waiting work while no thread drives the ring. If one does, it looks again after it has
-/// released the lock.
+/// Runs waiting work, unless a thread drives the ring. That driver looks for work again after it
+/// has released the lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedForOthers);
 }
 
-/// Runs waiting work for a caller that is inside another ring or has a deferred submit.
+/// Runs waiting work as [`run_if_unattended`] does, for a caller that is inside another ring or has
+/// a deferred submit.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedInside);
@@ -160,8 +164,8 @@ fn run_unattended(ring: &Arc<Ring>, exit: Exit) {
     }
 }
 
-/// Longest run on a ring that defers task work, unless the wait needs more. So the owner returns to
-/// its program now and then (the kernel's `IO_LOCAL_TW_DEFAULT_MAX`).
+/// Most entries per run on a ring that defers task work, unless the wait needs more. So the owner
+/// returns to its program now and then (the kernel's `IO_LOCAL_TW_DEFAULT_MAX`).
 const DEFERRED_RUN: u32 = 20;
 
 /// Completes what other threads have finished.
@@ -171,7 +175,8 @@ pub(crate) fn run(locked: &mut LockedRing) {
 }
 
 impl LockedRing<'_> {
-    /// Completes what other threads have finished, for a driver that is inside another ring.
+    /// Completes what other threads have finished. For modules below this one, when the driver is
+    /// inside another ring.
     pub fn run_task_work(&mut self) {
         run(self);
     }
@@ -202,8 +207,8 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
         run_one(locked, request);
     }
     batch::run_issuable(locked);
-    // A thread that pushes behind an existing entry does not announce it. It relies on the driver
-    // that turns away from that entry.
+    // A thread that pushes behind an existing entry does not notify the owner: the driver that
+    // leaves that entry does so here.
     if locked.queues.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
         announce_deferred(locked.ring, by_worker);
     }
@@ -212,7 +217,8 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
 fn run_one(locked: &mut LockedRing, request: RequestEntry) {
     match request.progress {
         Progress::Visiting => message_ring::arrive(locked, request),
-        // No thread looks any more, and requests linked to this one must not start.
+        // The ring is closed: no thread looks at its CQEs, and requests linked to this one must not
+        // start.
         _ if locked.closed => {}
         Progress::Message => {
             locked.queues.cq.post(Cqe {
@@ -230,7 +236,7 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Completes what a worker has run.
+/// Completes a request that a worker has run.
 fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     debug_assert!(request.progress == Progress::Ran);
     locked.notify.completed_by_worker = true;
@@ -243,7 +249,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
         None => request.result,
     };
     if request.progress == Progress::New {
-        // A multishot has had one more of its results, and goes on.
+        // One result of a multishot is posted, and the request goes on.
         locked.queues.issuable.push_back(request);
         return;
     }

@@ -18,12 +18,12 @@ use usring_sys::{Errno, wait};
 /// The conditions that end a wait.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitCall {
-    /// CQEs that must be there.
+    /// CQEs that must be in the CQ; 0: look once and return.
     pub completions: u32,
-    /// Time at which the wait fails.
+    /// Time at which the wait ends with `ETIME`; `None`: no limit.
     pub deadline: Option<(Clock, Nanoseconds)>,
-    /// Until this point in time the deadline does not count. From then on a single CQE is enough,
-    /// and without a deadline none is needed.
+    /// Until this point in time (monotonic clock) the deadline does not count. From then on a
+    /// single CQE is enough, and without a deadline none is needed.
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while asleep.
     pub mask: Option<u64>,
@@ -31,17 +31,20 @@ pub(crate) struct WaitCall {
     pub until_devices: bool,
 }
 
-/// Waits. Returns `EINTR` and `ETIME` only if there is no CQE at all.
+/// Waits until the conditions of `call` hold, or a timeout has ended.
+///
+/// Errors: `EINTR` and `ETIME`, only if there is no CQE at all; `EINVAL` on a ring that is retired;
+/// those of making the epoll set.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
-    // The deferred submits of other threads may take longer than the limit. The caller does not
-    // wait for requests that it has not submitted.
+    // A helper submits what other threads have deferred: that may take longer than this call's
+    // limit, and the caller does not wait for requests of other threads.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut polled = false;
-    // When the wait for a lone transfer began, if this is one.
+    // The time at which the wait for a lone transfer began. `None`: it is not such a wait.
     let mut lone: Option<Ticks> = None;
     let mut pace = Pace::default();
-    // Timeouts that had ended when this call began to wait.
+    // The count of ended timeouts when this call began to wait. `None`: not read yet.
     let mut ended = None;
     loop {
         let mut locked = ring.lock();
@@ -49,7 +52,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             return Err(Errno::EINVAL);
         }
         bring_what_is_there(&mut locked, call.completions);
-        // A waiter that is going to sleep sees in the epoll set what is there already.
+        // A waiter that goes on to sleep gets ready files from the epoll set without a poll of its
+        // own.
         let sleeps = locked.queues.cq.ready() < call.completions;
         let asks = call.completions == 0;
         let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_poll_due();
@@ -72,7 +76,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         }
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
-            // Time is up: look once nevertheless.
+            // Time is up, but the files have not been polled yet: poll them once.
             Err(_) if !polled && locked.waiting.polls.armed() > 0 => {
                 polled = true;
                 poll_and_release(locked);
@@ -100,7 +104,7 @@ fn poll_and_release(mut locked: LockedRing) {
     locked.release(Exit::Finished);
 }
 
-/// Completes finished work, and what is known or expected to be ready.
+/// Completes finished work, and calls requests whose files are known or expected to be ready.
 fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     task_work::hear_announcement(locked);
     locked.ring.watch.activity.visit();
@@ -114,7 +118,7 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     }
     if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
         dispatch::try_expected(locked);
-        // Completions that this has brought count from here on.
+        // The completions that `try_expected` has brought count from here on.
         locked.finish_batch();
     }
 }
@@ -129,7 +133,10 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
 }
 
-/// Returns how long to sleep at most; `ETIME` if the deadline has passed.
+/// Returns how long to sleep at most, in nanoseconds; `None`: without limit. Changes `call` once
+/// its minimum time is over.
+///
+/// Error: `ETIME` if the deadline has passed.
 pub(crate) fn time_left(
     call: &mut WaitCall,
     ready: u32,
@@ -159,7 +166,9 @@ pub(crate) fn time_left(
     Ok(span)
 }
 
-/// Sleeps a little, at most a millisecond, until something of the ring changes.
+/// Sleeps at most a millisecond, until another thread brings work to the ring. Runs that work.
+///
+/// Error: `EINTR` for a signal.
 pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
     let ticket = ring.wakers.sleep.announce(Sleeper::Futex, 1);
     let slept = if ring.task_work.is_empty() {
@@ -174,8 +183,8 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
     if slept == Err(Errno::EINTR) { slept } else { Ok(()) }
 }
 
-/// Returns how many completions wake a sleeper. On a ring that defers task work only new ones
-/// count, not those in the CQ.
+/// Returns how many completions wake a sleeper. On a ring that defers task work the CQEs that are
+/// in the CQ already are subtracted.
 fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
@@ -186,7 +195,7 @@ fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     }
 }
 
-/// Waits once: lets events gather, or sleeps.
+/// Waits once: pauses while events gather, or sleeps.
 ///
 /// Errors: `EINTR`, and those of making the epoll set.
 fn gather_or_sleep(
@@ -201,9 +210,10 @@ fn gather_or_sleep(
     }
 }
 
-/// Lets the events of the files gather, on a ring that defers task work, for a waiter that needs
-/// several more and knows their pace. The kernel wakes such a waiter once, when there are enough;
-/// an epoll set would wake it for each. `None`: the pause is over, and the lock is released.
+/// Pauses while the events of the files gather. Only on a ring that defers task work, for a waiter
+/// that needs several more and knows their pace. The kernel wakes such a waiter once, when there
+/// are enough; an epoll set would wake it for each. `None`: the pause is over, and the lock is
+/// released.
 ///
 /// Errors: `EINTR` if a signal ended the pause.
 fn gather<'a>(
@@ -239,21 +249,23 @@ fn gather<'a>(
     if slept == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(None) }
 }
 
-/// Returns how to sleep if the ring waits for completions of the kernel's files only, and the most
-/// to wait for: one system call, woken once. On a ring that defers task work only the owner can
-/// meanwhile add a file or a timer to watch.
+/// Returns how to sleep on the kernel's AIO context, and for how many completions at most, if the
+/// ring waits for completions of the kernel's files only. Such a sleep is one system call, woken
+/// once. `None` on a ring that does not defer task work: other threads could meanwhile add a file
+/// or a timer to watch.
 fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
     if !locked.ring.defers_task_work() || locked.waiting.polls.armed() != 0 || call.mask.is_some() {
         return None;
     }
     let (waiter, to_come) = locked.devices.queues.waiter()?;
-    // A worker's request may complete first, and counts, too.
+    // If the ring has other requests, too, one of them may complete first, and counts. The sleep is
+    // then for a single completion.
     let is_all = locked.queues.drain.outstanding() == u64::from(to_come);
     Some((waiter, if is_all { to_come.min(Waiter::MOST) } else { 1 }))
 }
 
-/// Sleeps once. Takes the lock's guard: the announcement is made before the lock is released, the
-/// last look at the task-work list after it.
+/// Sleeps once. Order: announce the sleeper, release the lock, look at the task-work list once
+/// more, sleep. The reverse would lose a wake-up.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
@@ -263,7 +275,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     let watches_devices = locked.devices.queues.in_flight() > 0 && !ring.is_polled_by_thread();
     let waiter = if watches_devices { aio_waiter(&locked, call) } else { None };
     if watches_devices && waiter.is_none() && !reap::arm_interrupts(&mut locked) {
-        // Something has completed already.
+        // A device has completed something, or cannot signal: the caller polls it again.
         locked.release(Exit::Leave);
         return Ok(());
     }
@@ -313,7 +325,8 @@ fn sleep_announced(
     if outcome == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(()) }
 }
 
-/// Sleeps until the kernel's AIO context holds `least` completions.
+/// Sleeps until the kernel's AIO context holds `least` completions. `needed`: completions of any
+/// kind that the waiter still needs.
 fn sleep_for_completions(
     locked: LockedRing,
     (waiter, least): (&Waiter, u32),
@@ -322,7 +335,8 @@ fn sleep_for_completions(
 ) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     ring.wakers.completions.begin(waiter.clone(), least);
-    // With fewer completions than that, an entry on the list may be the last that is needed.
+    // Work on the list counts, too. Once the list has this many entries, they and fewer than
+    // `least` completions may be enough.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
     locked.release(Exit::Pause);
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };
@@ -337,8 +351,8 @@ fn sleep_for_completions(
     Ok(())
 }
 
-/// Notes that a filter of the program's denies io_getevents(2): the next sleeps are on the epoll
-/// set.
+/// Notes that a filter of the program's denies io_getevents(2). From now on the ring sleeps on the
+/// epoll set.
 #[cold]
 fn forbid_waiter(ring: &Arc<Ring>) {
     let mut locked = ring.lock();
@@ -353,7 +367,8 @@ fn stop_leading(ring: &Arc<Ring>, events: &[Event]) {
     dispatch::dispatch(&mut locked, events);
     locked.finish_batch();
     let successor = ring.wakers.sleep.resign();
-    // Deferred submits are left to the caller's next turn: the successor does not wait for them.
+    // `Exit::Bare` leaves deferred submits to this thread's next turn, because the successor must
+    // not wait for them.
     locked.release(Exit::Bare);
     if successor == Wake::Futex {
         ring.wakers.sleep.wake_futex();

@@ -1,4 +1,4 @@
-//! Finds requests that wait, and ends their wait.
+//! Cancellation: finds requests that wait, and ends their wait.
 
 use crate::request::conditions::{CancelKey, RequestId};
 use crate::request::{Progress, RequestEntry};
@@ -21,8 +21,12 @@ fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Cancels one or all requests that match. Their CQEs with −ECANCELED come after the caller's own
-/// CQE, as on the kernel.
+/// Cancels the first request that matches, or all of them, as the key asks. Their CQEs with
+/// −ECANCELED come after the caller's own CQE, as on the kernel. Returns 0, or the number of
+/// requests if the key cancels all.
+///
+/// Errors: `ENOENT` if no request matches; `EALREADY` if a worker runs the request (its system call
+/// is ended if the key cancels all); `EBADF` if the key names no file.
 pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Errno> {
     let mut key = *key;
     resolve(&mut key, locked)?;
@@ -69,7 +73,8 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
 pub(crate) enum Found {
     /// The request ends with −ECANCELED.
     Cancelled,
-    /// A worker has the request, whose opcode this is. The worker's system call was ended.
+    /// A worker has the request, whose opcode this is. The worker's system call has been ended, and
+    /// the request completes later.
     Running(u8),
     Nothing,
 }

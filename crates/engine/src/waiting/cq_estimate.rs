@@ -1,49 +1,50 @@
-//! Estimates for a waiter beside an SQ thread that polls: whether it sleeps or looks at the CQ, by
-//! what the ring's earlier waits measured. `driving::cq_wait` waits.
+//! Estimates for a waiter beside an SQ thread that polls: whether it sleeps or polls the CQ. The
+//! ring's earlier waits are the measurements. `driving::cq_wait` waits.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
 use usring_sys::{processor, timer_slack};
 
-/// The longest look.
+/// Nanoseconds for which a wait polls the CQ at most.
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Least and most processor time that waits may use, in 64ths of their length.
 const SHARES: (u64, u64) = (40, 48);
-/// The most processor time that unused share adds up to.
+/// Nanoseconds of processor time to which the unused share adds up at most.
 const MOST_BALANCE: i64 = 100_000;
-/// The most consecutive waits without a look, after looks in vain.
+/// Most consecutive waits that only sleep, after polling in vain.
 const MOST_WITHOUT: u64 = 64;
 /// One of this many sleeps has its processor time measured, which takes two system calls.
 const MEASURED: u64 = 8;
-/// Longer waits say nothing about the device.
+/// Waits of more nanoseconds than this say nothing about the device.
 const LONGEST: Nanoseconds = 10_000_000;
 
-/// Measurements of a ring's waits. The words are hints: an update may get lost if two waiters make
-/// theirs at once.
+/// Measurements of a ring's waits, in nanoseconds if not said otherwise. The words are hints: an
+/// update may get lost if two waiters write at once.
 #[derive(Default)]
 pub(crate) struct CqWaits {
     /// Mean time and mean deviation until a completion was there, from waits that saw it come. The
-    /// latest eight or so weigh most. 0: not known.
+    /// latest eight or so weigh most. 0: no measurement yet.
     pub arrival: AtomicU64,
     pub spread: AtomicU64,
     /// Mean length of the waits that polled, and of those that only slept.
     pub polled: AtomicU64,
     pub slept: AtomicU64,
-    /// Mean processor time of one sleep, and the number of sleeps.
+    /// Mean processor time of a sleep, and the number of sleeps so far.
     pub sleep_cost: AtomicU64,
     pub sleeps: AtomicU64,
-    /// Mean time by which a timer's sleep was too long, less the machine's best.
+    /// Mean time by which a timer's sleep was too long, less this machine's shortest such time.
     pub late: AtomicU64,
     /// Mean number of completions that a wait brought, in 16ths.
     pub brought: AtomicU64,
     /// Processor time that waits may still use.
     pub balance: AtomicI64,
-    /// Waits to go without a look, and the number after the next look in vain.
+    /// Number of waits that are still to go without polling, and the number after the next poll in
+    /// vain.
     pub without: AtomicU64,
     pub penalty: AtomicU64,
 }
 
-/// Record of one wait.
+/// Record of one wait: how it ended, and the processor time that it used.
 #[derive(Default)]
 pub(crate) struct Account {
     /// Processor time used while asleep.
@@ -56,9 +57,9 @@ pub(crate) struct Account {
 pub(crate) enum Outcome {
     /// The completion came while the timer's sleep lasted.
     Overslept,
-    /// A look saw it.
+    /// The waiter was polling the CQ when the completion came.
     Seen,
-    /// The look ended before the completion came.
+    /// The waiter stopped polling before the completion came.
     Missed,
     #[default]
     Slept,
@@ -72,14 +73,14 @@ pub(crate) fn set(word: &AtomicU64, value: Nanoseconds) {
     word.store(value.min(LONGEST), Ordering::Relaxed);
 }
 
-/// Adds a value to a mean in which the latest eight or so weigh most; 0: no mean yet.
+/// Adds a value to a mean in which the latest eight or so weigh most. A mean of 0 has no value yet.
 fn average(word: &AtomicU64, value: Nanoseconds) {
     let mean = get(word);
     set(word, if mean == 0 { value } else { (7 * mean + value).div_ceil(8) });
 }
 
 impl CqWaits {
-    /// Returns how long to sleep by a timer; 0: not at all.
+    /// Returns how many nanoseconds to sleep by a timer before polling; 0: no such sleep.
     pub fn timer_sleep(&self) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let late = timer_slack::overshoot() + get(&self.late);
@@ -89,12 +90,13 @@ impl CqWaits {
         if span > late {
             return span;
         }
-        // The lateness decays while it is not measured: the machine may be quiet again.
+        // The lateness decays while no sleep measures it: the machine may be quiet again.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
         0
     }
 
-    /// Returns how long to look, this long after the wait's start; 0: not at all.
+    /// Returns how many nanoseconds to poll the CQ, `elapsed` nanoseconds after the wait's start;
+    /// 0: no polling.
     pub fn poll(&self, elapsed: Nanoseconds) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let without = get(&self.without);
@@ -108,13 +110,14 @@ impl CqWaits {
             return 0;
         }
         if get(&self.slept) != 0 && get(&self.polled) >= get(&self.slept) {
-            // Looks do not shorten the waits. After [`MOST_WITHOUT`] waits, the next one tries
-            // again.
+            // Polling has not shortened the waits. After [`MOST_WITHOUT`] waits, the next one tries
+            // it again.
             set(&self.without, MOST_WITHOUT);
             set(&self.polled, 0);
             return 0;
         }
-        // The look lasts as long as RFC 6298 would wait for an answer.
+        // The time-out that RFC 6298 would choose for an answer: the mean plus four times its
+        // deviation.
         (mean + (4 * spread).max(mean)).saturating_sub(elapsed).clamp(expected, MOST_POLL)
     }
 
@@ -126,7 +129,7 @@ impl CqWaits {
         (SHARES.0 + 6 * u64::from(doubled)).min(SHARES.1)
     }
 
-    /// Counts a wait of this length, which brought `brought` completions.
+    /// Records a wait of `length` nanoseconds, which brought `brought` completions.
     pub fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
         average(&self.brought, 16 * u64::from(brought));
         let used = (account.asleep + account.polling).min(length);
@@ -151,8 +154,9 @@ impl CqWaits {
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
-        // A sleep that was too long counts as half its length, or it would confirm itself. A wait
-        // that only slept is longer than the completion took.
+        // A sleep that was too long counts as half its length. Otherwise it would lengthen the
+        // mean, and with it the next sleep. A wait that only slept is longer than the completion
+        // took.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),
@@ -172,7 +176,8 @@ impl CqWaits {
         set(&self.arrival, (7 * mean + length).div_ceil(8));
     }
 
-    /// Sleeps; returns the answer, and the processor time that the sleep took.
+    /// Calls `sleep`. Returns its result, and the processor time that it took (of every
+    /// [`MEASURED`]th sleep; else the mean).
     pub fn metered<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
         let number = self.sleeps.fetch_add(1, Ordering::Relaxed);
         if !number.is_multiple_of(MEASURED) {

@@ -29,14 +29,14 @@ use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
 /// Least and most requests that may be in flight on one channel. Between these bounds, the number
-/// is what the CQ has room for or the ring was made for.
+/// is the CQ's size, or the number of requests that the ring was made for, if that is larger.
 const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 
-/// Checks for signs of completions between two polls. A poll takes as long as several checks, and
-/// delays by that much what it finds.
+/// Quick checks for signs of completions between two polls. A poll takes as long as several checks,
+/// and anything that comes meanwhile is found that much later.
 const SPINS: u32 = 16;
 
-/// Nanoseconds until polling goes on after that.
+/// Nanoseconds after which a timer has the devices polled again, if no interrupt will come.
 const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
@@ -44,21 +44,22 @@ const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 pub(crate) struct DeviceQueues {
     pub channels: Vec<DeviceQueue>,
     pub completions: Completions,
-    /// Requests in flight or waiting for room, over all channels.
+    /// Requests in flight, or in a backlog, over all channels.
     pub in_flight: u32,
     /// A channel has accepted requests since the last doorbell.
     pub needs_doorbell: bool,
     /// Accepted requests whose submit is deferred: see `driving::deferred_submit`.
     pub pending: u32,
-    /// A submit helper has been asked to submit them.
+    /// A submit helper has been asked to submit the pending requests.
     pub left_to_helper: bool,
-    /// A device can neither signal completions nor be waited for: a timer has it polled.
+    /// A timer has the devices polled, because one of them can neither signal completions nor be
+    /// waited for.
     pub polled_later: bool,
     pub forbids_waiter: bool,
     /// Set on a ring with HYBRID_IOPOLL.
     pub hybrid: Option<Box<Hybrid>>,
-    /// The channel to the kernel's own files, once a request has asked for it, or the error of
-    /// opening it. An error that may soon pass is not kept.
+    /// The channel to the kernel's own files, or the error of opening it. `None` until a request
+    /// asks for it. An error that may soon pass is not kept.
     pub kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
@@ -67,7 +68,7 @@ pub(crate) struct DeviceQueues {
 /// request before its first poll.
 pub(crate) struct Hybrid {
     pub estimate: RingEstimate,
-    /// Requests not polled for yet, in the order of submission.
+    /// Requests that have not been polled for yet, in the order of submission.
     pub fresh: VecDeque<Fresh>,
 }
 
@@ -91,11 +92,11 @@ pub(crate) struct DeviceQueue {
     /// Requests in flight, by token.
     pub out: Vec<Option<RequestEntry>>,
     pub free: Vec<u32>,
-    /// Requests that did not fit into the queue pair.
+    /// Requests that the full queue pair refused, in order.
     pub backlog: VecDeque<RequestEntry>,
     /// New requests go behind the backlog: it is not empty, or it is being submitted.
     pub is_behind: bool,
-    /// Submitting to the device may sleep, so it is done without the ring's lock.
+    /// A submit to this device may sleep, so it is made without the ring's lock.
     pub defers_submits: bool,
     /// `RWF_*` that are added to each request's own flags.
     pub added_flags: u32,
@@ -103,35 +104,37 @@ pub(crate) struct DeviceQueue {
     pub pending: u32,
     /// Deferred submits under way.
     pub in_flush: u32,
-    /// The channel's interrupt is in the ring's epoll set.
+    /// The channel's interrupt has been added to the ring's epoll set.
     pub watched: bool,
-    /// The interrupt is armed: it has not fired, and nothing has completed, since.
+    /// The interrupt is armed. Since then it has not fired and nothing has completed.
     pub armed: bool,
 }
 
 impl DeviceQueue {
     /// Returns whether a worker should try a failed request again. The failure may only say that
     /// the transfer would have to wait, that its file takes no RWF_NOWAIT, or that io_submit(2) is
-    /// forbidden. Only a transfer that keeps its file can go to a worker: the program's own number
-    /// may stand for another file by now.
+    /// forbidden. `false` if the transfer does not keep its file: the program's number may stand
+    /// for another file by now.
     #[cold]
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
-        // A buffered write gets this, too, if O_DIRECT has been removed since.
+        // The error of a buffered write without RWF_NOWAIT, too: the program has removed O_DIRECT
+        // since the submission.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
         // A seccomp filter's answers to io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.hold, Hold::Submitter);
         let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
-        // A transfer with the program's own RWF_NOWAIT keeps the flag in the worker.
+        // If the program itself asked for RWF_NOWAIT, the flag stays with the request in the
+        // worker.
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
 
 impl DeviceQueues {
-    /// Returns the number of requests without a completion yet.
+    /// Returns the number of requests without a completion yet, those of the backlogs included.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
@@ -169,8 +172,8 @@ impl DeviceQueues {
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.defers_task_work() {
-            // The ring's owner sleeps on the completions themselves, as long as it waits for
-            // nothing else.
+            // While the ring's owner waits for nothing else, it sleeps on the completions
+            // themselves, without interrupts.
             channel.silence();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
@@ -180,8 +183,8 @@ impl DeviceQueues {
             device: device.clone(),
             wait: channel.begin_wait(),
             defers_submits: channel.defers_submits(),
-            // As in the kernel's ring, a transfer that would wait within io_submit(2) goes to a
-            // worker.
+            // The kernel's ring hands a transfer that would wait within io_submit(2) to a worker.
+            // RWF_NOWAIT has such a transfer fail, so that usring can do so, too.
             added_flags: if is_of_kernel && !ring.has_events() { linux::RWF_NOWAIT } else { 0 },
             pending: 0,
             in_flush: 0,
@@ -201,7 +204,7 @@ impl DeviceQueues {
         self.channels.iter().any(|queue| queue.channel.has_silent())
     }
 
-    /// Returns the longest that a sleep on the interrupts may last.
+    /// Returns `span`, shortened to [`POLL_AGAIN_AFTER`] if some completions raise no interrupt.
     pub fn bound_sleep(&self, span: Option<Nanoseconds>) -> Option<Nanoseconds> {
         if self.has_silent() { Some(span.map_or(POLL_AGAIN_AFTER, |span| span.min(POLL_AGAIN_AFTER))) } else { span }
     }
@@ -216,12 +219,13 @@ impl DeviceQueues {
         self.forbids_waiter = true;
     }
 
-    /// Returns when a thread has to poll the devices once more.
+    /// Returns when a thread has to poll the devices once more, on the monotonic clock; `None`:
+    /// interrupts suffice. Clears that wish.
     pub fn next_poll(&mut self) -> Option<Nanoseconds> {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
-    /// Takes out a request that no device has yet.
+    /// Takes out a request that matches and that no device has yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(place) = queue.backlog.iter().position(&mut matches) {
@@ -264,15 +268,16 @@ impl DeviceQueues {
         }
     }
 
-    /// Begins a wait on all channels, including those that are not busy yet.
+    /// Begins a new wait on all channels, including those without requests in flight.
     pub fn begin_wait(&mut self) {
         for queue in &mut self.channels {
             queue.wait = queue.channel.begin_wait();
         }
     }
 
-    /// Returns what to do after a poll that found too little: the least of what the busy channels
-    /// ask for. `begins`: this is the first such poll of its wait.
+    /// Returns what to do after a poll that found too little. Of what the busy channels' policies
+    /// ask for, it is the option that sleeps least. `begins`: this is the first such poll of its
+    /// wait.
     #[inline]
     pub fn pause(&mut self, begins: bool) -> Pause {
         if begins {
@@ -293,8 +298,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Spins for a short while, until a device may have completed something. Returns whether one
-    /// may have.
+    /// Spins for a short while, until a device may have completed something. Returns whether that
+    /// is so.
     #[inline]
     pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
@@ -307,9 +312,10 @@ impl DeviceQueues {
         false
     }
 
-    /// Returns how to sleep for completions of the kernel's files, and how many of them are to
-    /// come, if no other device has anything to do. `None` while a submit helper may hand one of
-    /// them to a worker: that sleep would not notice it.
+    /// Returns how to sleep for completions of the kernel's files, and how many of these are in
+    /// flight. `None` if another device has requests in flight, or if no such sleep is possible.
+    /// `None`, too, while a submit helper may hand a request to a worker: the sleep would not
+    /// notice its completion.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
         if self.forbids_waiter {
             return None;
@@ -323,8 +329,8 @@ impl DeviceQueues {
         Some((only.waiter()?, count))
     }
 
-    /// Rings the devices' doorbells, once per batch, except for requests whose submit is
-    /// [deferred](Self::has_pending_submits).
+    /// Rings the devices' doorbells, once per batch. Requests whose submit is
+    /// [deferred](Self::has_pending_submits) are left out.
     #[inline]
     pub fn ring_doorbells(&mut self) {
         if self.needs_doorbell {
@@ -334,27 +340,27 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns whether requests were accepted whose submit is left to the thread that releases the
-    /// ring's lock.
+    /// Returns whether requests were accepted that the thread that releases the ring's lock has to
+    /// submit.
     #[inline(always)]
     pub fn has_pending_submits(&self) -> bool {
         self.pending != 0 && !self.left_to_helper
     }
 
-    /// Returns whether some of the deferred requests have waited for room. The thread that frees
-    /// the room is hardly ever their submitter.
+    /// Returns whether deferred requests come from a backlog. The thread that frees the room is
+    /// hardly ever their submitter.
     pub fn has_pending_backlog(&self) -> bool {
         self.pending != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.pending != 0)
     }
 }
 
-/// Returns whether a later attempt may succeed.
+/// Returns whether an error may pass, so that a later attempt may succeed.
 fn is_passing(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
 }
 
-/// Resources of a closed ring, released when the last of its deferred submits has ended. Earlier,
-/// the kernel could be given memory that nothing keeps any more.
+/// Resources of a closed ring. They are released when the last of its deferred submits has ended:
+/// before that, a submit could still give the kernel memory that is no longer held.
 #[derive(Default)]
 pub(crate) struct Departing {
     pub devices: DeviceQueues,
@@ -366,7 +372,7 @@ impl Departing {
         Departing { devices: core::mem::take(devices), buffers: core::mem::take(buffers) }
     }
 
-    /// Returns whether no submit is under way.
+    /// Returns whether all deferred submits have ended.
     pub fn is_back(&self) -> bool {
         self.devices.channels.iter().all(|queue| queue.in_flush == 0)
     }

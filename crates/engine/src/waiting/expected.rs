@@ -1,8 +1,8 @@
-//! Files that are expected to be ready before the epoll set has reported them.
+//! Guesses which files are ready before the epoll set has reported them.
 //!
-//! An event costs about half as much in the set as a receive does. Where a server has more to do
-//! than it gets done, the peer that was answered longest ago will have asked again. So while waits
-//! of the set bring many events at a time:
+//! An event costs about half as much in the set as a receive does. A busy server has more to do
+//! than it gets done. The peer that it answered longest ago has then probably sent its next
+//! request. So while waits of the set bring many events at a time:
 //!
 //! 1. The multishots that were called are kept in the order of their calls.
 //! 2. They are tried in that order before the set is asked, until [`MOST`] were tried or [`MISSES`]
@@ -11,10 +11,10 @@
 //!    dropped until its next event. Without the second chance, it and its peer would wait until the
 //!    set is asked.
 //!
-//! These guesses only save time. They take nothing out of the set: the edge of a file that was
-//! tried in vain is still to come. A file that was emptied before its event is passed over by the
-//! kernel. The set is asked at intervals all the same (`LockedRing::is_poll_due`). Where
-//! guesses go wrong they are given up for a while.
+//! These guesses only save time. They take nothing out of the set: if a file was tried in vain, its
+//! next edge is still to come. If a file was emptied before its event is taken, the kernel passes
+//! over the event. The set is asked at intervals all the same (`LockedRing::is_poll_due`). After
+//! wrong guesses there are none for a while.
 
 use crate::request::conditions::Tag;
 use alloc::collections::VecDeque;
@@ -25,7 +25,7 @@ const MANY: usize = 8;
 const MOST: usize = 32;
 /// Tries in vain after which the set is asked.
 pub(crate) const MISSES: u32 = 2;
-/// Good guesses whose saving makes up for one guess in vain.
+/// One guess in vain costs as much as this many good guesses save.
 const WORTH: u32 = 4;
 /// Most waits of the set without guesses, after wrong ones.
 const LONGEST_PAUSE: u32 = 1024;
@@ -35,7 +35,7 @@ const LIMIT: usize = 4096;
 /// State of the guesses, part of `poll_table`.
 #[derive(Default)]
 pub(crate) struct Expected {
-    /// Each file, with the time at which it was put here.
+    /// Each file, with the time at which it was queued.
     queue: VecDeque<(Tag, u32)>,
     time: u32,
     guesses: bool,
@@ -66,8 +66,9 @@ impl Expected {
         }
     }
 
-    /// Puts a file at the end; returns the time that its slot has to remember. The file's earlier
-    /// entries no longer count.
+    /// Puts a file at the end of the queue. Returns the time that its slot has to remember: entries
+    /// of the file with another time no longer count. `None`: guesses pause, and the file is not
+    /// queued.
     #[inline]
     pub fn put(&mut self, tag: Tag) -> Option<u32> {
         if !self.guesses {
@@ -97,13 +98,13 @@ impl Expected {
         self.was_right
     }
 
-    /// Notes that the set is asked.
+    /// Begins a new interval: the set is being asked.
     #[inline]
     pub fn begin_anew(&mut self) {
         self.was_right = false;
     }
 
-    /// Judges the results of guesses.
+    /// Judges a series of guesses by its `hits` and `misses`. After too many misses, guesses pause.
     pub fn judge(&mut self, hits: u32, misses: u32) {
         self.was_right |= hits > 0;
         if hits >= WORTH * misses {

@@ -61,12 +61,12 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     add(locked, request, interest, Begins::Report);
 }
 
-/// How a request begins to wait.
+/// The state in which a request begins to wait.
 #[derive(Clone, Copy)]
 enum Begins {
-    /// The request has found nothing, or is called again in any case.
+    /// The request has found its file not ready, or it is called again in any case.
     Retry(TimeSlice),
-    /// There may be something for the request.
+    /// The request has not tried its file, which may be ready.
     First,
     Report,
 }
@@ -83,15 +83,16 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(place), Begins::Retry(slice)) => locked.waiting.polls.push(place.tag, request, purpose, slice),
         (Ok(place), Begins::First) => begin_first(locked, request, interest, place),
         (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
-        // The number has come to mean a file of another kind: begin again, now that this is known.
+        // The number has come to mean a file of another kind, which cannot be polled. The request
+        // is issued anew, now that this is known.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
 
-/// Returns what the file is ready for, where its registration would not report that. A registration
-/// that has reported an event reports only what comes after it. The earlier event may have been for
-/// a request that is gone by now.
+/// Returns the events that the file has now and that its registration would not report. A
+/// registration that has reported an event only reports later ones. The earlier event may have been
+/// for a request that is gone by now.
 fn is_there(request: &Request, interest: Interest, place: Place) -> u32 {
     if !place.has_reported {
         return 0;
@@ -106,12 +107,12 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     locked.waiting.polls.push(place.tag, request, Purpose::Retry, slice);
 }
 
-/// A multishot POLL_ADD begins with what is there at this moment, even if a request behind it
-/// takes that. So its slice is due. An event that the set reports before its slice takes the
-/// slice's place, as wake-ups that come together do in the kernel.
+/// Begins a multishot POLL_ADD, which first reports the events that are there now, even if a
+/// request behind it takes their data. So it is runnable at once. If the set reports an event
+/// first, that one takes the slice's place, as wake-ups that come together do in the kernel.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
-    // Where the set is to report what is there, and another thread sleeps on the set, that
-    // thread has the event already.
+    // If the registration reports what is there, and another thread sleeps on the set, that thread
+    // gets the event.
     let is_left_to_sleeper = !place.has_reported && locked.ring.wakers.sleep.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {
@@ -189,7 +190,8 @@ pub(crate) fn dissolve(locked: &mut LockedRing) {
     locked.waiting.polls = Default::default();
 }
 
-/// Ends the wait of one request, found by its id (a link timeout expired).
+/// Takes out the waiting request with this id, because its LINK_TIMEOUT has expired. `None`: it
+/// does not wait here.
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Option<RequestEntry> {
     locked.waiting.polls.extract(|request| request.id == id)
 }

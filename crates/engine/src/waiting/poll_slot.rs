@@ -6,16 +6,16 @@ use crate::registered::registered_files::RegisteredFile;
 use crate::request::conditions::{Interest, SharedHold, Tag};
 use alloc::sync::{Arc, Weak};
 
-/// The slot to which a request was admitted.
+/// The slot of the poll table that a request was given.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
     pub tag: Tag,
     /// The set has reported an event since the registration was switched on. From then on it
-    /// reports only new events, not what is already there.
+    /// reports only new events, not those that are already there.
     pub has_reported: bool,
 }
 
-/// State of a registration in the epoll set.
+/// State of a slot's registration in the epoll set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Switch {
     Off,
@@ -25,15 +25,15 @@ pub(super) enum Switch {
     On,
 }
 
-/// The hold that keeps a waited-for file open.
+/// The owner of the descriptor that keeps a waited-for file open.
 pub(super) enum Home {
     Free,
-    /// usring's duplicate of the number `of`, held as long as a request waits.
+    /// usring's duplicate of the program's number `of`, held as long as a request waits.
     Duplicate {
         hold: Arc<SharedHold>,
         of: i32,
     },
-    /// The table of registered files; `number` is the registration's.
+    /// The table of registered files holds the file; `number` is that of the registration.
     Registered {
         file: Weak<RegisteredFile>,
         number: i32,
@@ -45,23 +45,23 @@ pub(super) enum Home {
 pub(super) struct Slot {
     pub(super) waiters: Waiters,
     pub(super) home: Home,
-    /// Distinguishes an event of an earlier file from one of this file.
+    /// Changes with the slot's file, so that an event of an earlier file is recognised.
     pub(super) generation: u32,
-    /// Counts events. A request that began to wait in this round is not called by it.
+    /// Counts events. An event calls only the requests that began to wait in an earlier round.
     pub(super) round: u32,
     pub(super) switch: Switch,
     /// The set has reported an event since `switch` was last turned on.
     pub(super) has_reported: bool,
-    /// Its waiters are being called; the slot is not closed meanwhile.
+    /// Its waiters are being called, so the slot must not be closed now.
     pub(super) firing: bool,
-    /// At its last try without an event the file was not ready.
+    /// When the file was last tried without an event, it was not ready.
     pub(super) had_nothing: bool,
-    /// Time at which its file was last put among those expected to be ready.
+    /// Time at which the file was last queued among those expected to be ready.
     pub(super) expected: u32,
     pub(super) interest: Interest,
-    /// The next slot of the same number.
+    /// The next slot with a file of the same number.
     pub(super) next: u32,
-    /// The hold of an earlier file, kept for reuse.
+    /// The hold of an earlier file; its memory is used again.
     pub(super) spare: Option<Arc<SharedHold>>,
 }
 
@@ -94,12 +94,13 @@ impl Slot {
     }
 }
 
-/// Record of one of the program's numbers.
+/// Knowledge about one of the program's numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Number {
     /// First of the slots that hold a file of this number.
     pub(super) first: u32,
-    /// A registration under the settled number of its duplicate has been left in the set.
+    /// The set still has a registration under the number of this number's duplicate, although the
+    /// duplicate is closed.
     pub(super) registered: bool,
     /// One of its files was of a kind that takes record locks.
     pub(super) lockable: bool,

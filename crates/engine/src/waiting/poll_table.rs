@@ -82,13 +82,14 @@ pub(crate) struct PollTable {
     waiting: u32,
     /// Slots with a runnable request, which may be gone by now.
     runnable: VecDeque<Tag>,
-    /// Files that may be ready.
+    /// Files that are expected to be ready.
     pub expected: Expected,
-    /// No slot below this one has waiters.
+    /// All slots below this one have no waiters.
     low: usize,
-    /// Number of slots from which a search for dead ones is worth it.
+    /// Number of slots at which the next search for slots of closed files begins.
     sweep_at: usize,
-    /// Timer in the set while no thread is inside: it fires when the ring's next timeout is due.
+    /// Timer in the set, for times when no thread is inside: it fires when the ring's next timeout
+    /// is due.
     pub timer: Option<OwnedDescriptor>,
     /// Time at which the timer fires, on the monotonic clock; 0 once the event has been seen.
     pub timer_fires: Nanoseconds,
@@ -124,7 +125,7 @@ impl PollTable {
         }
     }
 
-    /// Returns whether a request that has waited can go back to where it was: it still has its
+    /// Returns whether a request that has waited can go back to its slot, because it still has its
     /// share of the hold.
     #[inline]
     pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
@@ -132,9 +133,11 @@ impl PollTable {
         waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
-    /// Finds or makes the registration for a file, and gives the request its share of the hold. If
-    /// the registration fails, the request is left with a hold of its own. `socket`: the file is
-    /// known to be a socket.
+    /// Finds or makes the registration for a file, and gives the request its share of the hold.
+    /// `socket`: the file is known to be a socket.
+    ///
+    /// Errors: those of epoll_ctl(2), `EPERM` if the file cannot be polled. The request then has a
+    /// hold of its own.
     pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
         match &file.hold {
             Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
@@ -152,8 +155,8 @@ impl PollTable {
         }
     }
 
-    /// Returns the slot where requests wait for this file and these events. Unlinks slots whose
-    /// file no longer has its number.
+    /// Returns the slot in which requests wait for this file and these events; `None`: there is
+    /// none. Unlinks slots of this number whose file no longer has it.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(number as usize)?.first;
         let mut before = NONE;
@@ -172,7 +175,7 @@ impl PollTable {
         None
     }
 
-    /// Takes the slot behind `before` out of its number's list.
+    /// Takes the slot behind `before` out of its number's list. `next`: the slot behind it.
     fn link_over(&mut self, number: i32, before: u32, next: u32) {
         if before == NONE {
             self.numbers[number as usize].first = next;
@@ -241,7 +244,7 @@ impl PollTable {
         Ok(self.share(index, file))
     }
 
-    /// Makes a claimed slot that of a file.
+    /// Sets a claimed slot up for a file.
     fn settle_in(&mut self, index: u32, of: i32, hold: SharedHold, interest: Interest, switch: Switch) {
         let first = core::mem::replace(&mut self.number_mut(of).first, index);
         let slot = &mut self.slots[index as usize];
@@ -262,8 +265,8 @@ impl PollTable {
         slot.next = first;
     }
 
-    /// Returns a slot where requests wait for the same file by another of its numbers. A set takes
-    /// one file under at most 500 numbers.
+    /// Returns a slot in which requests wait for the same file under another of its numbers. A set
+    /// takes one file under at most 500 numbers, so the slot is shared.
     #[cold]
     fn waited_for_elsewhere(&self, number: i32, interest: Interest) -> Option<u32> {
         let is_it = |slot: &Slot| {
@@ -305,8 +308,8 @@ impl PollTable {
         Ok(Place { tag, has_reported: false })
     }
 
-    /// Switches a registration in the epoll set. `known`: the registration should be there. Returns
-    /// whether it was.
+    /// Switches a registration in the epoll set. `known`: the registration is probably there, so
+    /// MOD is tried before ADD. Returns whether it was there.
     fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<bool, Errno> {
         let Some(set) = &self.set else { return Err(Errno::ENOMEM) };
         let events = match to {
@@ -335,7 +338,7 @@ impl PollTable {
         &mut self.numbers[index]
     }
 
-    /// Claims a free slot, with a generation that no event names.
+    /// Claims a free slot, with a generation that no pending event names.
     fn claim_slot(&mut self) -> u32 {
         if self.free.is_empty() && self.slots.len() >= self.sweep_at {
             self.sweep();
@@ -349,7 +352,7 @@ impl PollTable {
         index
     }
 
-    /// Frees the slots of registered files that are gone.
+    /// Frees the slots of registered files that no longer exist.
     fn sweep(&mut self) {
         for (index, slot) in self.slots.iter_mut().enumerate() {
             let gone = matches!(&slot.home, Home::Registered { file, .. } if file.strong_count() == 0);
@@ -397,13 +400,13 @@ impl PollTable {
     }
 
     /// Handles an event of a registered file that no request waits for. The first such event
-    /// switches the registration off. Error and hang-up, which cannot be switched off, are reported
-    /// once more and then no longer.
+    /// switches the registration off. Error and hang-up cannot be switched off, so they are
+    /// reported once more; then the registration reports nothing.
     #[cold]
     fn rest(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
         let Home::Registered { file, number } = &slot.home else { return };
-        // If the file is gone, the number may mean another file by now.
+        // If the file is gone, the number may mean another file by now, and is left alone.
         let (Some(_held), number) = (file.upgrade(), *number) else { return };
         if slot.switch != Switch::Off {
             slot.switch = Switch::Off;
@@ -423,7 +426,7 @@ impl PollTable {
         waiter
     }
 
-    /// Returns whether a request may be runnable.
+    /// Returns whether a request may be runnable. `false` is certain.
     #[inline]
     pub fn has_runnable(&self) -> bool {
         !self.runnable.is_empty()
@@ -433,8 +436,8 @@ impl PollTable {
         self.runnable.len()
     }
 
-    /// Takes the request that has been runnable for longest, unless it is gone. The caller ends its
-    /// round as after an event.
+    /// Takes the request that has been runnable for longest. `None`: there is none, or it is gone.
+    /// The caller ends its round as after an event.
     pub fn begin_slice(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.runnable.pop_front()?;
         let slot = self.slot(tag)?;
@@ -444,7 +447,7 @@ impl PollTable {
         Some((tag, waiter))
     }
 
-    /// Notes that a multishot of this file has been called, and may soon be called again. If the
+    /// Queues the file of a multishot that has been called among those expected to be ready. If the
     /// call found `nothing`, the file gets one more try behind all others, and no third.
     #[inline]
     pub fn expect(&mut self, tag: Tag, nothing: bool) {
@@ -478,8 +481,8 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the next request to be tried: a system call lies between two tries, so it is no
-    /// longer in a near cache.
+    /// Prefetches the next request to be tried. A system call lies between two tries, which pushes
+    /// the request out of the near caches.
     #[inline]
     fn prefetch_expected(&self) {
         if let Some(tag) = self.expected.next() {
@@ -507,7 +510,7 @@ impl PollTable {
         }
     }
 
-    /// Puts a multishot that was called in a round back where it was.
+    /// Puts a multishot back that was called in a round, at the position that it had.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
         let index = tag as u32 as usize;
@@ -527,8 +530,8 @@ impl PollTable {
         }
     }
 
-    /// Switches the registration on if requests wait there. Closes a duplicate behind which no
-    /// request waits.
+    /// Switches the registration on if requests wait in the slot. Closes the duplicate if none
+    /// waits.
     fn after_change(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.firing || !matches!(slot.home, Home::Duplicate { .. }) {
@@ -540,7 +543,7 @@ impl PollTable {
             slot.switch = Switch::On;
             slot.has_reported = false;
             let (number, interest, tag) = (slot.number(), slot.interest, tag_of(index, slot));
-            // This cannot fail: only usring deletes the registration.
+            // This cannot fail, because only usring deletes the registration.
             let _ = self.switch_to(number, interest, Switch::On, tag, true);
         }
     }
@@ -556,7 +559,7 @@ impl PollTable {
         if !stays && let Some(set) = &self.set {
             let _ = set.delete(hold.descriptor.number());
         }
-        // A worker may still have its share; then the worker closes the file.
+        // If a worker still has a share of the hold, the worker closes the file.
         if let Some(sole) = Arc::get_mut(&mut hold) {
             sole.descriptor = HeldDescriptor::default();
             self.slots[index as usize].spare = Some(hold);

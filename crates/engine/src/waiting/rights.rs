@@ -1,25 +1,25 @@
 //! The rights with which a request is carried out. A request never has more rights than the thread
-//! that submits it, nor another root, directory, umask or namespace.
+//! that submits it. It also has that thread's root, directory, umask and namespaces.
 //!
-//! Linux hands all of these from a thread to the threads that it makes. So workers come in groups:
-//! the workers of a group come from one thread of the program, by way of an *anchor* that this
-//! thread has made. A request names its group in its copy of the SQE, in place of the personality.
+//! Linux hands all of these from a thread to the threads that it makes. So workers come in groups.
+//! One thread of the program has made the group's *anchor*, and the anchor starts the workers. A
+//! request names its group in its copy of the SQE, in place of the personality.
 //!
-//! - As long as no thread of the program differs from another (`sys::credentials`) there is the
-//!   common group, number 0. The ring watcher, which follows every change, starts its workers. Each
-//!   change begins another generation of the group. A worker that was started in another generation
-//!   than the one it was asked for takes no work.
-//! - Just before threads differ the last common group gets an anchor, for requests that were
-//!   submitted until then. Afterwards each thread that submits has a group of its own, until its
-//!   credentials change again. A group without submitters is retired: its idle workers and its
-//!   anchor end. Its busy workers end when their queue is empty.
+//! - As long as all threads of the program have the same credentials (`sys::credentials`), there is
+//!   only the common group, number 0. The ring watcher, which follows every change, starts its
+//!   workers. Each change begins another generation of the group. A worker that starts in a later
+//!   generation than the one that it was asked for takes no work.
+//! - Just before threads differ, the common group gets an anchor, for requests that were submitted
+//!   until then. Afterwards each thread that submits has a group of its own, until its credentials
+//!   change again. A group without submitters is retired: its idle workers and its anchor end. Its
+//!   busy workers end when their queue is empty.
 //! - A registered personality is a group, made by the thread that registers it.
 //!
 //! Order of a change: pending workers have started → anchor → the call → the service threads
 //! follow. Each step is waited for a second at most. A worker that starts too late takes no work.
 //!
 //! Neighbours: `workers` runs the queues of all groups. `submission::issue` sends a request to its
-//! group if a thread of other rights is about to issue it.
+//! group if a thread with other rights is about to issue it.
 
 use crate::request::{HAS_GROUP, Request};
 use crate::waiting::tasks::{Action, Tasks};
@@ -40,18 +40,17 @@ const COMMON: GroupNumber = 0;
 /// Number of a driver that submits without a group.
 const NO_GROUP: GroupNumber = u16::MAX;
 
-/// A worker that is to be started.
+/// A worker that the anchor is to start.
 struct Spawn {
     life: Action,
     spawn_failed: Action,
 }
 
-/// State that the threads of a group share. It outlives the group's [`Group`] as long as work is
-/// left.
+/// State that a group's threads share. It lives longer than the [`Group`] if work is left.
 pub(crate) struct GroupState {
-    /// Names the group's queues; never used again.
+    /// Names the group's queues. No other group ever has this number.
     pub serial: u32,
-    /// In a common group: the generation whose rights its workers have.
+    /// For a common group, the generation whose rights its workers have; `None` for any other.
     generation: Option<u32>,
     /// Futex words of the idle workers, one per class; raised once per job.
     pub signals: [AtomicU32; 2],
@@ -62,13 +61,13 @@ pub(crate) struct GroupState {
 }
 
 impl GroupState {
-    /// Returns whether no thread submits to the group any more.
+    /// Returns whether the group has no submitters any more, so that its idle threads end.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// Returns whether the calling thread, which is to be a worker of the group, was started with
-    /// the group's rights.
+    /// Returns whether the calling thread, a new worker of the group, was started with the group's
+    /// rights. If not, it must take no work.
     pub fn is_fit(&self) -> bool {
         self.generation.is_none_or(|generation| credentials::generation_of_birth() == Some(generation))
     }
@@ -78,7 +77,7 @@ impl GroupState {
         futex::wake(&self.wake_word, 1);
     }
 
-    /// The anchor's life.
+    /// The life of the group's anchor: starts workers, until the group is retired.
     fn anchor(&self) {
         loop {
             let seen = self.wake_word.load(Ordering::SeqCst);
@@ -98,7 +97,7 @@ impl GroupState {
     }
 }
 
-/// A group, held by all that submit to it. It retires when the last of them drops it.
+/// A group. All that submit to it hold it, and it retires when the last of them drops it.
 pub(crate) struct Group {
     number: GroupNumber,
     pub state: Arc<GroupState>,
@@ -119,8 +118,8 @@ impl Group {
         Group { number, state: Arc::new(state), has_anchor: Mutex::new(false) }
     }
 
-    /// Gives the group its anchor. The calling thread, whose group it is, makes the anchor, which
-    /// begins by calling `begun`. Returns whether the group had none before.
+    /// Gives the group an anchor with the rights of the calling thread. The new anchor begins by
+    /// calling `begun`. Returns `false`, and calls nothing, if the group has one already.
     fn settle_and(&self, begun: impl FnOnce() + Send + 'static) -> Result<bool, Errno> {
         let mut has_anchor = self.has_anchor.lock();
         if *has_anchor {
@@ -140,7 +139,8 @@ impl Group {
         self.settle_and(|| ())
     }
 
-    /// Starts a worker soon; runs `spawn_failed` if the worker cannot be started.
+    /// Has the group's anchor start a worker (in the common group the ring watcher, if there is no
+    /// anchor). Calls `spawn_failed` if the worker cannot be started.
     pub fn start_worker(&self, tasks: &'static Tasks, life: Action, spawn_failed: Action) {
         if *self.has_anchor.lock() {
             self.state.spawns.lock().push(Spawn { life, spawn_failed });
@@ -164,7 +164,7 @@ impl Drop for Group {
     }
 }
 
-/// A thread's group, valid as long as the thread's credentials have not changed since.
+/// A thread of the program and its group. It is valid until the thread's credentials change.
 struct Member {
     id: u32,
     thread: ThreadId,
@@ -174,9 +174,9 @@ struct Member {
 }
 
 impl Member {
-    /// Whether this is the calling thread, unchanged. Takes two system calls: the id is another
-    /// thread's if the thread-local block has been used again, and the life has ended if the id
-    /// has.
+    /// Returns whether this is the calling thread, with unchanged credentials. Takes two system
+    /// calls. A later thread may have the same thread-local block, but then it has another id. A
+    /// later thread with this id is recognised because the earlier one's life has ended.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)
@@ -188,13 +188,13 @@ impl Member {
 #[derive(Default)]
 struct GroupsState {
     common: Option<Arc<Group>>,
-    /// The last common group before threads differed, with an anchor.
+    /// The common group from just before threads differed. It has an anchor.
     last_alike: Option<Arc<Group>>,
-    /// By thread id.
+    /// Threads with a group of their own, by thread id.
     members: BTreeMap<u32, Arc<Member>>,
-    /// Generation and group of a personality that was registered while threads did not differ. It
-    /// has the common rights until the next change. (Where changes cannot be observed, it is never
-    /// taken for the common group.)
+    /// Generation and group of a personality that was registered while threads did not differ. The
+    /// group has the common rights until the next change. (If changes cannot be observed, the group
+    /// is never taken for the common one.)
     personality: (u32, Weak<Group>),
     numbers: BTreeMap<GroupNumber, Weak<Group>>,
     last_number: GroupNumber,
@@ -213,7 +213,8 @@ pub(crate) fn groups() -> &'static Groups {
     GROUPS.get_or_make(Groups::default)
 }
 
-/// When the members reach a multiple of this number, those whose threads have ended are dropped.
+/// Each time the members reach a multiple of this number, those whose threads have ended are
+/// dropped.
 const MANY_MEMBERS: usize = 64;
 
 impl Groups {
@@ -245,19 +246,20 @@ impl Groups {
         fresh
     }
 
-    /// Gives the common group an anchor, because threads are going to differ. So requests submitted
-    /// until now keep the rights that the calling thread, the ring watcher, still has. `done` is
-    /// called when an anchor has them, or when none can be made.
+    /// Gives the common group an anchor, because threads are going to differ. The ring watcher
+    /// calls this while it still has the rights that all threads have. So requests submitted until
+    /// now keep them. `done` is called when the anchor has started, or when none can be made.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
         if credentials::differ() {
-            // Another thread has changed first, and the group from before that change stays.
+            // Another thread has changed its credentials first, and the group from before that
+            // change stays.
             return done();
         }
         let group = self.common_of_now();
         let begun = {
             let done = done.clone();
             move || {
-                // It must not be able to raise its rights.
+                // The anchor must not be able to raise its rights.
                 let _ = capability::keep_effective_only();
                 done();
             }
@@ -272,31 +274,31 @@ impl Groups {
         }
     }
 
-    /// Returns the calling thread with its own group, which has an anchor.
-    ///
-    /// Errors: `EAGAIN` if there are too many groups or threads; `ENOMEM`.
+    /// Returns the calling thread's entry. Gives the thread its own group with an anchor, if it has
+    /// none.
     fn of_this_thread(&self) -> Result<Arc<Member>, Errno> {
         loop {
             let member = match self.caller() {
                 Some(member) => member,
                 None => self.enter()?,
             };
-            // A signal of libc's may have changed the thread's credentials since the group was
-            // looked up.
+            // A signal of libc's may have changed the thread's credentials before the anchor was
+            // made. Then the entry is looked up anew.
             if !member.group.settle()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }
         }
     }
 
-    /// Returns the calling thread, if it is known as it is now.
+    /// Returns the calling thread's entry; `None`: there is none, or the credentials have changed
+    /// since.
     fn caller(&self) -> Option<Arc<Member>> {
         let id = signals::thread_id();
         let member = self.state.lock().members.get(&id).cloned()?;
         member.is_caller().then_some(member)
     }
 
-    /// Enters the calling thread with a new group.
+    /// Makes a new group and enters the calling thread with it.
     fn enter(&self) -> Result<Arc<Member>, Errno> {
         let id = signals::thread_id();
         let changes = credentials::changes_of(id);
@@ -350,7 +352,7 @@ impl Groups {
         self.state.lock().numbers.get(&number).and_then(Weak::upgrade)
     }
 
-    /// Retires groups whose rights no thread has any more, after a thread has changed its
+    /// Retires groups whose rights no thread has any more. Called after a thread has changed its
     /// credentials.
     pub fn sweep(&self) {
         let mut state = self.state.lock();
@@ -365,7 +367,8 @@ impl Groups {
 impl GroupsState {
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
-            // The threads of the dropped members have ended, so none waits for its groups to end.
+            // The threads of these members have ended, so no thread waits in a destructor for its
+            // group to end.
             drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);
@@ -387,19 +390,21 @@ impl GroupsState {
     }
 }
 
-/// A ring's record of the rights of its requests.
+/// The rights of a ring's requests.
 #[derive(Default)]
 pub(crate) struct RingRights {
-    /// Groups that requests of the ring are in, with the number of these requests.
+    /// The groups that requests of the ring are in, each with the number of these requests.
     held: BTreeMap<GroupNumber, (Arc<Group>, u64)>,
-    /// By their numbers in the ring.
+    /// Registered personalities, by their numbers in the ring.
     personalities: BTreeMap<u16, Arc<Group>>,
     last_personality: u16,
-    /// Group of the creator, for a ring that another ring's SQ thread serves.
+    /// Group of the ring's creator, if the SQ thread of another ring serves this ring.
     creator: Option<Arc<Group>>,
-    /// The thread that submitted last while threads differed. Weak: the ring keeps no group alive.
+    /// The thread that last submitted while threads differed. Weak, so that the ring keeps no group
+    /// alive.
     last: Weak<Member>,
-    /// Group of the submission under way; `Some(None)`: the submitting thread has no group.
+    /// Group of the submission under way. `None`: threads do not differ. `Some(None)`: the
+    /// submitting thread could not be given a group.
     submitter: Option<Option<Arc<Group>>>,
 }
 
@@ -410,8 +415,8 @@ impl RingRights {
         !self.held.is_empty()
     }
 
-    /// Returns the calling thread's group if this thread was the last to submit. Without the lock
-    /// of all groups.
+    /// Returns the calling thread's group, if this thread was the last to submit. Does not take the
+    /// lock of all groups.
     fn of_last(&self) -> Option<Arc<Group>> {
         let last = self.last.upgrade()?;
         last.is_caller().then(|| last.group.clone())
@@ -422,6 +427,7 @@ impl RingRights {
     }
 
     /// Begins a submission while threads differ: its requests get the calling thread's group.
+    /// `outstanding`: number of the ring's requests that have not completed yet.
     #[cold]
     pub fn begin_submission(&mut self, outstanding: u64) {
         if outstanding == 0 {
@@ -434,7 +440,7 @@ impl RingRights {
             self.last = Arc::downgrade(&member);
             group = Some(member.group.clone());
         }
-        // Without a group, only work that needs no rights is carried out.
+        // Without a group, workers carry out only work that needs no rights.
         self.submitter = Some(group);
     }
 
@@ -471,7 +477,8 @@ impl RingRights {
         Ok(())
     }
 
-    /// Takes an ended request out of its group. The ring releases the group with its last request.
+    /// Takes an ended request out of its group. The ring drops its reference to the group with its
+    /// last request there.
     #[cold]
     pub fn leave(&mut self, request: &Request) {
         let number = request.sqe.personality;
@@ -486,7 +493,8 @@ impl RingRights {
         }
     }
 
-    /// Returns whether the calling thread's rights are not those of the request's group.
+    /// Returns whether the calling thread's rights differ from those of the request's group, so
+    /// that the thread must not issue the request.
     pub fn is_foreign(&self, request: &Request) -> bool {
         let number = request.sqe.personality;
         if !request.has_flag(HAS_GROUP) {
@@ -495,14 +503,14 @@ impl RingRights {
         if number == COMMON {
             return credentials::differ() || !credentials::has_common();
         }
-        // The SQ thread of another ring submits for a group that it does not belong to.
+        // An SQ thread of another ring submits for a group that it does not belong to.
         let submitter = self.submitter.as_ref().and_then(Option::as_ref);
         let submits = submitter.is_some_and(|group| group.number == number) && self.creator.is_none();
         let is_own = || self.of_last().is_some_and(|group| group.number == number);
         !submits && !is_own() && !groups().has_rights_of(number)
     }
 
-    /// Gives the ring's requests the calling thread's rights, whichever thread submits them.
+    /// Gives all requests of the ring the calling thread's rights, whichever thread submits them.
     pub fn submit_for_creator(&mut self) -> Result<(), Errno> {
         if credentials::differ() {
             self.creator = Some(groups().of_this_thread()?.group.clone());
@@ -525,7 +533,7 @@ impl RingRights {
         Err(Errno::EBUSY)
     }
 
-    /// Removes a personality. Requests that have it keep it.
+    /// Removes a personality. Requests that were submitted with it keep its rights.
     ///
     /// Error: `EINVAL` if there is none with this number.
     pub fn unregister(&mut self, number: u32) -> Result<(), Errno> {

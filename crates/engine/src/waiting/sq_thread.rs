@@ -58,8 +58,8 @@ impl SqThreadHandle {
             } else {
                 Ok(())
             };
-            // Room wakes all of its waiters at once, so a claim on this waiter alone may be
-            // dropped.
+            // A thread that makes room wakes all waiters at once, so it does not matter whether it
+            // has claimed this one.
             let _ = thread.room.retract(ticket);
             match slept {
                 Err(Errno::EINTR) => return Err(Errno::EINTR),
@@ -71,10 +71,11 @@ impl SqThreadHandle {
 }
 
 impl SqThread {
-    /// Adds a ring. Returns `false` if the thread has ended or could not be started.
+    /// Adds a ring to those that the thread serves. Returns `false` if the thread has ended or
+    /// could not be started.
     pub fn add(&self, ring: &Arc<Ring>) -> bool {
         {
-            // A thread becomes dead under this lock, and only with an empty list.
+            // The thread is marked dead only under this lock, and only while its list is empty.
             let mut rings = self.rings.lock();
             if self.dead.load(Ordering::SeqCst) {
                 return false;
@@ -91,7 +92,7 @@ impl SqThread {
     }
 
     /// Marks the thread as dead, because it could not be started. Rings that have joined it
-    /// meanwhile have no SQ thread.
+    /// meanwhile have no SQ thread, and their calls get `EOWNERDEAD`.
     pub fn die(&self) {
         let rings = self.rings.lock();
         self.dead.store(true, Ordering::SeqCst);
@@ -99,7 +100,8 @@ impl SqThread {
         self.announce_room();
     }
 
-    /// Returns whether the thread is to end, because no ring is left.
+    /// Returns whether the thread has to end, because no ring is left. Marks it as dead in that
+    /// case.
     pub fn ends(&self) -> bool {
         let rings = self.rings.lock();
         if !rings.is_empty() {

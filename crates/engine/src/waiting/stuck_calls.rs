@@ -21,39 +21,40 @@ use usring_sys::thread::ThreadId;
 use usring_sys::watched_call::WatchedCalls;
 use usring_sys::{signals, thread};
 
-/// Least and most calls that are left to workers after one has been stuck.
+/// Least and most calls that go to workers after a call has been stuck.
 const FIRST_PENALTY: u32 = 256;
 const LAST_PENALTY: u32 = 1 << 20;
 
-/// Id of the thread that makes calls; looked up once for several calls.
+/// Id of the thread that makes the calls, looked up once for several calls; `None`: not looked up
+/// yet.
 pub(crate) struct Caller(pub Option<u32>);
 
-/// A ring's share of the watchdog.
+/// A ring's state for the watchdog, and its count of calls to leave to workers.
 #[derive(Default)]
 pub(crate) struct StuckCalls {
     pub watch: Option<Arc<WatchedCalls>>,
-    /// Number of next calls that are left to workers.
+    /// Number of coming calls that go to workers.
     for_workers: u32,
-    /// Number of calls that were left to workers the last time.
+    /// Number of calls that went to workers the last time.
     penalty: u32,
-    /// Both names of the one thread that drives a ring with deferred task work. After its end the
-    /// first name may be another thread's. The kernel refuses that thread the ring (EEXIST), so no
-    /// program continues there. If one did, a call in which it got stuck would only end with the
-    /// next connection.
+    /// Thread-local block and id of the one thread that drives a ring with deferred task work.
+    /// After its end, another thread may get the same block. The kernel refuses that thread the
+    /// ring (EEXIST), so no program relies on it. If one does, the watchdog cannot end a stuck call
+    /// of that thread; it ends with the next connection.
     owner: Option<(ThreadId, u32)>,
 }
 
 impl StuckCalls {
-    /// Returns whether a worker makes the next call; a worker may wait in it.
+    /// Returns whether a worker has to make the next call. A worker may wait in it without harm.
     pub fn leaves_to_worker(&mut self) -> bool {
         let leaves = self.for_workers != 0;
         self.for_workers -= u32::from(leaves);
         leaves
     }
 
-    /// Leaves the next calls to workers. Called when a call had no result and its connection is
-    /// gone: another process was faster, and the call would have slept. (If the connection is still
-    /// there, the call was only slow, for want of a processor.)
+    /// Has workers make the next calls. The caller reports a call that had no result, and whose
+    /// connection is gone: another process took the connection, so the call would have slept. (If
+    /// the connection is still there, the call was only slow, for want of a processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;

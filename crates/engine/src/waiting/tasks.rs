@@ -23,26 +23,26 @@ enum Task {
     Run(Action),
 }
 
-/// The ring watcher's thread, as it is started and given up.
+/// How the ring watcher's thread is prepared, and what to undo if it cannot be started.
 pub(crate) struct Service {
-    /// Makes what the thread needs, and returns its life.
+    /// Makes what the thread needs. Returns the function that the thread runs.
     pub prepare: fn(&Arc<Mailbox>) -> Result<Action, Errno>,
     /// Called if the thread could not be started.
     pub undo: fn(),
 }
 
-/// Set by the first ring, before which there is nothing to watch.
+/// The ring watcher. Set when the first ring is made; before that there is nothing to watch.
 static SERVICE: SetOnce<Service> = SetOnce::new();
 
-/// Work that the ring watcher does before a thread changes its credentials. Its words are written
-/// and read in signal handlers.
+/// Work that the ring watcher has to do before a thread changes its credentials. Signal handlers
+/// read and write these words.
 #[derive(Default)]
 struct Preparation {
     /// Workers and anchors that were asked for and have not started yet.
     spawns: AtomicU32,
     /// The common group is to get an anchor, because threads are going to differ.
     wants_anchor: AtomicBool,
-    /// Futex word, raised when either of the two is done.
+    /// Futex word, raised when the spawns or the anchor are done.
     done: AtomicU32,
 }
 
@@ -61,8 +61,8 @@ impl Preparation {
         self.announce();
     }
 
-    /// Waits until the work is done, for at most a second: the calling thread may hold a lock that
-    /// the ring watcher needs.
+    /// Waits until the ring watcher has done the work, for at most a second. The limit is needed
+    /// because the calling thread may hold a lock that the ring watcher needs.
     fn wait(&self) {
         let end = Clock::Monotonic.now() + credentials::PATIENCE;
         loop {
@@ -83,7 +83,7 @@ pub(crate) struct Tasks {
     /// Number of the wake eventfd plus 1; 0 while there is no ring watcher. A signal handler reads
     /// it without the lock ([`Tasks::note_change`]).
     wake_event: AtomicI32,
-    /// A thread has changed its credentials.
+    /// A thread has changed its credentials since the ring watcher last asked.
     has_changed: AtomicBool,
     preparation: Preparation,
     /// The ring watcher's thread, as [`thread::current`] names it.
@@ -183,14 +183,16 @@ impl Tasks {
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));
     }
 
-    /// Returns whether the calling thread is the ring watcher. A task that it gives itself runs
-    /// only after its present one.
+    /// Returns whether the calling thread is the ring watcher. If so, a task that it leaves here
+    /// runs only after its present task.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }
 
-    /// Called by a thread that is about to change its credentials. Waits until the work that was
-    /// asked for under the old credentials is done. For a signal handler.
+    /// Called by a thread that is about to change its credentials, perhaps in a signal handler.
+    /// Waits until the threads that were asked for under the old credentials have started.
+    /// `will_differ`: the threads' credentials will differ, so the common group gets an anchor
+    /// first.
     fn prepare_change(&self, will_differ: bool) {
         if will_differ {
             self.preparation.wants_anchor.store(true, Ordering::SeqCst);
@@ -200,8 +202,8 @@ impl Tasks {
         }
     }
 
-    /// Has the ring watcher retire groups whose rights no thread has any more. For a signal
-    /// handler.
+    /// Has the ring watcher retire groups whose rights no thread has any more. May be called in a
+    /// signal handler.
     fn note_change(&self) {
         self.has_changed.store(true, Ordering::Release);
         self.signal();
@@ -212,20 +214,22 @@ impl Tasks {
         self.has_changed.swap(false, Ordering::Acquire)
     }
 
-    /// Takes the wish for an anchor of the common group, if there is one. Returns what to call once
-    /// the anchor has begun.
+    /// Returns the function to call once the anchor of the common group has begun, if one is
+    /// wanted, and clears that wish. `None`: none is wanted.
     pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
         let preparation = &self.preparation;
         if !preparation.wants_anchor.load(Ordering::Acquire) {
             return None;
         }
-        // Counted before the wish is taken back: the preparation is not over in between.
+        // The anchor counts as a spawn before the wish is cleared, so that the preparation is not
+        // over in between.
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
         preparation.wants_anchor.store(false, Ordering::SeqCst);
         Some(|| preparation.end_spawn())
     }
 
-    /// Wakes the ring watcher, in a signal handler. Returns `false` if there is none.
+    /// Wakes the ring watcher; may be called in a signal handler. Returns `false` if there is no
+    /// ring watcher.
     fn signal(&self) -> bool {
         let number = self.wake_event.load(Ordering::Acquire);
         if number > 0 {
@@ -260,12 +264,12 @@ impl Mailbox {
         eventfd::signal(self.number());
     }
 
-    /// Empties the wake eventfd, before the tasks are looked at.
+    /// Empties the wake eventfd. The ring watcher does this before it looks at the tasks.
     pub fn hear(&self) {
         eventfd::drain(self.number());
     }
 
-    /// Runs the tasks; for the ring watcher.
+    /// Runs all tasks. Only the ring watcher calls this.
     pub fn run(&self) {
         let tasks = core::mem::take(&mut *self.tasks.lock());
         for task in tasks {

@@ -13,7 +13,7 @@ use usring_uapi::io_uring as abi;
 pub(crate) struct Timer {
     pub request: RequestEntry,
     pub deadline: Deadline,
-    /// Count of completions at which the timer ends early.
+    /// The timer ends early when this many completions have been counted; `None`: it counts none.
     completes_at: Option<i64>,
 }
 
@@ -28,10 +28,10 @@ pub(crate) struct Timeouts {
     by_clock: [BTreeMap<TimerKey, Timer>; 3],
     /// Timers that also count completions.
     counting: u32,
-    /// CQEs so far, and the CQ's tail up to which they are counted.
+    /// Completions counted so far, and the CQ's tail up to which they are counted.
     completions: i64,
     counted_to: u32,
-    /// The CQ's tail when the present batch of requests began to be issued.
+    /// The CQ's tail just before the present batch of requests was issued.
     batch_began_at: u32,
     /// Number of TIMEOUTs that ended by time or count. Each ends a wait, however many completions
     /// the wait still needs (the kernel's `cq_timeouts`).
@@ -63,13 +63,13 @@ impl Timeouts {
         self.just_ended = true;
     }
 
-    /// Returns whether there are new completions that a timeout may count.
+    /// Returns whether a timer counts completions, and the CQ has new ones.
     #[inline(always)]
     pub fn has_counted(&self, tail: u32) -> bool {
         self.counting != 0 && self.counted_to != tail
     }
 
-    /// Returns the time until the next timer, if there is one.
+    /// Returns the nanoseconds until the next timer is due; `None`: no timer is armed.
     pub fn until_next(&self) -> Option<Nanoseconds> {
         let spans = CLOCKS.iter().filter_map(|&clock| {
             let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
@@ -78,8 +78,8 @@ impl Timeouts {
         spans.min()
     }
 
-    /// Returns when the next timer is due, on the monotonic clock. Reads no clock if all timers use
-    /// that one.
+    /// Returns when the next timer is due, on the monotonic clock; `None`: no timer is armed. Reads
+    /// no clock if all timers use the monotonic one.
     pub fn next_due(&self) -> Option<Nanoseconds> {
         let due = CLOCKS.iter().filter_map(|&clock| {
             let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
@@ -119,8 +119,8 @@ impl Timeouts {
             .find_map(|(lane, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (lane, *key)))
     }
 
-    /// Takes out the first plain timeout that `matches`. A LINK_TIMEOUT goes with the request that
-    /// it watches and is never taken by itself.
+    /// Takes out the first TIMEOUT that `matches`; `None`: there is none. A LINK_TIMEOUT goes with
+    /// the request that it watches and is never taken by itself.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
         let (lane, key) = self.find(|timer| timer.deadline.watches.is_none() && matches(&timer.request))?;
         self.remove(lane, key).map(|timer| timer.request)
@@ -138,7 +138,7 @@ impl Timeouts {
         let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
         let mut deadline = Deadline { at, ..timer.deadline };
         if deadline.repeat_every != 0 {
-            // The timeout goes on with the new span, without an end.
+            // The timeout goes on with the new span and no longer counts its repeats.
             deadline.repeats = 0;
             if !absolute {
                 deadline.repeat_every = time.max(1);
@@ -154,7 +154,8 @@ impl Timeouts {
         if key.0 <= now { self.remove(lane, key) } else { None }
     }
 
-    /// Takes out a timer whose count has been reached, the smallest count first.
+    /// Takes out a timer whose count has been reached, the one with the smallest count first.
+    /// `completions`: the number from [`Timeouts::count_to`].
     pub fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
         let counts = self.by_clock.iter().enumerate().flat_map(|(lane, timers)| {
             let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
@@ -164,8 +165,8 @@ impl Timeouts {
         self.remove(lane, key)
     }
 
-    /// Begins a batch of issues. For a counting timeout among these requests, the completions of
-    /// all of them come later.
+    /// Begins a batch of issues at this tail of the CQ. A counting timeout in the batch counts the
+    /// completions of all requests of the batch.
     #[inline]
     pub fn begin_batch(&mut self, tail: u32) {
         self.batch_began_at = tail;
@@ -201,14 +202,15 @@ impl Timeouts {
         lanes.into_iter().flat_map(BTreeMap::into_values).map(|timer| timer.request).collect()
     }
 
-    /// Takes the timer with this id.
+    /// Takes the timer with this id; `None`: it is not armed.
     pub fn take(&mut self, id: RequestId) -> Option<RequestEntry> {
         let (lane, key) = self.find(|timer| timer.request.id == id)?;
         self.remove(lane, key).map(|timer| timer.request)
     }
 }
 
-/// Returns the deadline of a LINK_TIMEOUT, counted from now.
+/// Returns the deadline of a LINK_TIMEOUT whose span counts from now; `None`: the request is no
+/// LINK_TIMEOUT.
 fn link_deadline(request: &Request) -> Option<Deadline> {
     let Operation::LinkTimeout(deadline) = request.operation else { return None };
     Some(Deadline { at: point(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })

@@ -1,6 +1,6 @@
 //! The requests that wait behind one registration, in the order in which they came. Nearly always
-//! there is only one. It is stored in the slot itself, because memory of its own would be one more
-//! cache miss when its event comes, long after the last touch.
+//! there is only one. It is stored in the slot itself: memory of its own would be one more cache
+//! miss when its event comes, long after the last touch.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{Purpose, TimeSlice};
@@ -9,7 +9,7 @@ use alloc::collections::VecDeque;
 
 pub(crate) struct Waiter {
     pub request: RequestEntry,
-    /// The file's round in which the request began to wait.
+    /// The slot's round (count of events) in which the request began to wait.
     pub round: u32,
     pub purpose: Purpose,
     pub slice: TimeSlice,
@@ -17,7 +17,7 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// Returns whether the request may be called without an event. It must have been called for an
-    /// event before: otherwise it would take itself for one that begins.
+    /// event before. Otherwise it would behave like a request at its first attempt.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;

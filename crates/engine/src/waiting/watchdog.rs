@@ -18,14 +18,14 @@ const NAME: &str = "usring-guard";
 /// Nanoseconds between two checks. A driver is stuck for at most twice as long.
 const INTERVAL: Nanoseconds = 5_000_000;
 
-/// Checks without a call in between after which the watchdog sleeps.
+/// After this many checks in which no call was made, the watchdog sleeps.
 const QUIET_LOOKS: u32 = 20;
 
 /// Nanoseconds of sleep after which the watchdog ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 
-/// Makes a call that is expected not to sleep. `None`: the call had no result, because it
-/// slept, was slow, or a signal came.
+/// Makes a call that is expected not to sleep. `None`: the call had no result, because it slept and
+/// was ended, was slow, or a signal came.
 pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let watch = stuck.watch.get_or_insert_with(|| {
         let watch = Arc::new(WatchedCalls::default());
@@ -74,8 +74,9 @@ impl Watchdog {
         };
         let tasks = tasks();
         if tasks.is_current() {
-            // The ring watcher would start the watchdog only after the call in which it may be
-            // stuck. If two watchdogs are started, one of them ends at once.
+            // The watchdog cannot be left to the ring watcher, which might start it only after the
+            // call in which the ring watcher itself is stuck. If two watchdogs are started, one of
+            // them ends at once.
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
             // If the thread cannot be started, the next call tries again.
@@ -118,7 +119,7 @@ impl Watchdog {
             }
             busy |= now != *last || !now.is_outside();
             *last = now;
-            // The ring holds one reference, as long as there is a ring.
+            // If this is the only reference left, the ring is gone.
             Arc::strong_count(watch) > 1
         });
         busy

@@ -8,9 +8,9 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 pub(crate) struct WatcherEntry {
     /// Event data of the entry; 0 until the entry is first made.
     pub id: AtomicU64,
-    /// The entry is armed and has not fired since.
+    /// The entry is armed in the set, and has not fired since.
     pub armed: AtomicBool,
-    /// The entry has fired, and no driver has looked since.
+    /// The entry has fired, and no driver has looked at the ring since.
     pub called: AtomicBool,
     pub activity: Activity,
 }
@@ -21,13 +21,13 @@ impl WatcherEntry {
         self.called.load(Ordering::Relaxed)
     }
 
-    /// Takes the call, for a driver that is going to look at the ring.
+    /// Clears `called`, for a driver that is going to look at the ring. Returns whether it was set.
     pub fn take_call(&self) -> bool {
         self.is_called() && self.called.swap(false, Ordering::SeqCst)
     }
 }
 
-/// Activity estimate that a ring needs for idle watching: at first, and at most.
+/// Activity estimate that a ring needs before idle watching begins: at first, and at most.
 /// [`Activity::note_call`] makes the estimate.
 const FIRST_TRIAL: u32 = 64;
 
@@ -41,9 +41,9 @@ pub(crate) struct Activity {
     /// driver. A thread that only submits does not look at files and timers, so its calls do not
     /// count.
     pub visits: AtomicU32,
-    /// The activity estimate: recent waits.
+    /// The activity estimate: the number of recent waits.
     pub waits: AtomicU32,
-    /// Activity needed above [`FIRST_TRIAL`].
+    /// How much more activity than [`FIRST_TRIAL`] is needed.
     pub doubt: AtomicU32,
 }
 

@@ -38,18 +38,18 @@ pub(crate) enum Class {
     Unbounded = 1,
 }
 
-/// Device and inode of a file whose jobs must not overtake each other.
+/// Device and inode of a buffered file, whose writes must run in order.
 type OrderKey = (u64, u64);
 
 struct Job {
     request: RequestEntry,
     ring: Arc<Ring>,
     order: Option<OrderKey>,
-    /// Keeps the group alive as long as there is work for it.
+    /// The group of the request. The job keeps it alive.
     group: Arc<Group>,
 }
 
-/// Record of a job that a worker has.
+/// A job that a worker is running.
 struct Running {
     ring: Arc<Ring>,
     view: JobView,
@@ -64,8 +64,8 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Descriptor number of the request's file, if it works on one.
     pub number: Option<i32>,
-    /// The job goes on when its ring is closed: a direct transfer would have begun in the kernel by
-    /// the time its submitter's call returned.
+    /// The job goes on when its ring is closed. It is a direct transfer: the kernel would have
+    /// begun it by the time its submitter's call returned.
     pub outlives_ring: bool,
 }
 
@@ -78,11 +78,11 @@ impl JobView {
     }
 }
 
-/// One worker, as a canceller sees it.
+/// One worker, as a thread sees it that cancels a request.
 #[derive(Default)]
 struct WorkerSlot {
     thread: AtomicU32,
-    /// Set to end the system call that the worker is in.
+    /// 1: the worker's system call is to end.
     cancelled: AtomicU32,
 }
 
@@ -103,19 +103,19 @@ struct ClassState {
 
 #[derive(Default)]
 struct PoolState {
-    /// By the groups' serial numbers.
+    /// The queues of each group, by the group's serial number.
     groups: BTreeMap<u32, [ClassState; 2]>,
-    /// Most workers of each group; 0: not yet decided.
+    /// Most workers per group, in both pools; 0: not yet decided.
     limits: [u32; 2],
     running: Vec<Running>,
     placement: Placement,
 }
 
-/// The processors on which workers may run (REGISTER_IOWQ_AFF). Each worker checks this before its
-/// next job.
+/// The processors on which workers may run (REGISTER_IOWQ_AFF). Each worker adopts a change before
+/// its next job.
 #[derive(Clone, Copy, Default)]
 struct Placement {
-    /// Number of changes; 0 as long as each worker may run where it started.
+    /// Number of changes so far; 0: each worker runs where it was started.
     version: u32,
     processors: Mask,
 }
@@ -252,7 +252,7 @@ impl WorkerPool {
         };
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
-        // The next job of this file may wait for this job alone, in this group or in others.
+        // A job of the same file, in this group or in another, may have waited for this job alone.
         let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
@@ -274,8 +274,8 @@ impl WorkerPool {
         placement.processors = processors.unwrap_or_else(|| Mask::default().map(|_| u64::MAX));
     }
 
-    /// Returns the limits of both pools; non-zero members of `new` replace them. Starts the workers
-    /// that a raised limit allows for queued jobs.
+    /// Returns the limits of both pools from before this call. A non-zero member of `new` sets that
+    /// limit. Starts the workers that a raised limit allows for queued jobs.
     pub fn exchange_limits(&'static self, new: [u32; 2]) -> [u32; 2] {
         let mut state = self.state.lock();
         let old = [Class::Bounded, Class::Unbounded].map(|class| state.limit(class));
@@ -287,7 +287,7 @@ impl WorkerPool {
                 let pool = &mut pools[index];
                 let count = pool.grow(limit);
                 pool.threads += count;
-                // Each queued job knows its group.
+                // The group is taken from a queued job.
                 spawns.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
             }
         }
@@ -308,7 +308,7 @@ impl ClassState {
 }
 
 impl PoolState {
-    /// Most workers of a group.
+    /// Returns the most workers that a group may have in this pool.
     fn limit(&mut self, class: Class) -> u32 {
         let limit = &mut self.limits[class as usize];
         if *limit == 0 {
@@ -329,7 +329,7 @@ impl PoolState {
         self.forget_if_over(group);
     }
 
-    /// Drops the state of a group that has neither work nor workers.
+    /// Drops the state of a group that has neither work nor workers left.
     fn forget_if_over(&mut self, group: &GroupState) {
         let is_over = |pools: &[ClassState; 2]| pools.iter().all(|pool| pool.threads == 0 && pool.queue.is_empty());
         if self.groups.get(&group.serial).is_some_and(is_over) {
@@ -337,13 +337,14 @@ impl PoolState {
         }
     }
 
-    /// Returns the groups in which jobs with this order key wait.
+    /// Returns the groups that have queued jobs with this order key.
     fn held_up(&self, order: Option<OrderKey>) -> Vec<Arc<Group>> {
         let queues = self.groups.values().map(|pools| &pools[Class::Bounded as usize].queue);
         queues.filter_map(|queue| queue.iter().find(|job| job.order == order)).map(|job| job.group.clone()).collect()
     }
 
-    /// Takes the oldest job that overtakes no other job of its file.
+    /// Takes the oldest queued job that overtakes no other job of its file, and enters it as
+    /// running. `None`: there is none.
     fn next_job(&mut self, group: &GroupState, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
         let queue = &mut self.groups.get_mut(&group.serial)?[class as usize].queue;
         let running = &self.running;
@@ -374,7 +375,7 @@ fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     ring.bring_finished(request);
 }
 
-/// Interrupts the system calls of workers for those of the ring's requests that `matches` accepts.
+/// Interrupts the workers that run requests of the ring which `matches` accepts.
 pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
     let state = workers().state.lock();
     let of_ring = state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring));
@@ -385,12 +386,13 @@ pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
 pub(crate) enum Cancelled {
     /// The request had not started; the caller completes it.
     Waiting(RequestEntry),
-    /// A worker has the request, whose opcode this is. The worker's system call was ended.
+    /// A worker has the request, whose opcode this is. The worker's system call has been ended, and
+    /// the request completes later.
     Running(u8),
     Nothing,
 }
 
-/// Cancels one request of the ring that `matches`.
+/// Cancels one of the ring's requests that `matches` accepts.
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
     let mut state = workers().state.lock();
     for pool in state.groups.values_mut().flatten() {
