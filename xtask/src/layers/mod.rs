@@ -41,7 +41,7 @@ const LAYERS: [Layer; 12] = [
 ];
 
 /// Crates that may depend on every crate, and on which no crate of the product may depend.
-const BESIDE: [&str; 4] = ["conformance", "fuzz", "workloads", "xtask"];
+const BESIDE: [&str; 3] = ["conformance", "workloads", "xtask"];
 
 /// Freestanding crates in which `unsafe` is allowed. The other ones forbid it by an attribute.
 const WITH_UNSAFE: [&str; 2] = ["usring-sys", "usring-interpose"];
