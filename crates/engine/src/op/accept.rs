@@ -4,8 +4,9 @@
 //! connection may sleep. So the listener is polled first. TCP returns the number of connections,
 //! other protocols only whether there is one.
 //!
-//! When that many have been taken, the listener is polled again, unless an event has reported them:
-//! later connections then make an event of their own. SOCK_NONEMPTY is set by this count, too.
+//! When that many connections have been taken, the listener is polled again: connections that come
+//! later then make an event of their own. If an event has reported the connections, this poll is
+//! not needed. SOCK_NONEMPTY is set by this count, too.
 
 use super::socket::{check_flags, flags_for, place};
 use crate::completion::complete;
@@ -26,19 +27,20 @@ const FLAGS: u16 = (abi::IORING_ACCEPT_MULTISHOT | abi::IORING_ACCEPT_DONTWAIT |
 /// EPOLLRDHUP.
 const PEER_HANG_UP: u32 = 0x2000;
 
-/// Knowledge of the connections that wait.
+/// Knowledge of the connections that wait in the listener's queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
     Unknown,
     Empty,
-    /// There is a connection.
+    /// At least one connection waits.
     Filled,
     /// This many connections wait at a listener of TCP.
     Holds(u32),
 }
 
 impl Queue {
-    /// Returns the listener's count, if it has one.
+    /// Asks a TCP listener how many connections wait. `Unknown`: the protocol does not tell the
+    /// number.
     fn counted(number: i32) -> Queue {
         match socket::queue_length(number) {
             Some(0) => Queue::Empty,
@@ -47,7 +49,7 @@ impl Queue {
         }
     }
 
-    /// Polls whether there is a connection.
+    /// Finds out whether a connection waits: by the listener's count, else by poll(2).
     fn of(number: i32) -> Queue {
         match Queue::counted(number) {
             Queue::Unknown => match epoll::poll_now(number, epoll::IN) {
@@ -84,7 +86,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         return Err(Errno::EINVAL);
     }
     check_flags(sqe.op_flags, slot)?;
-    // There is a slot for one connection only.
+    // A multishot accepts many connections, and the slot has room for one.
     if has(request, abi::IORING_ACCEPT_MULTISHOT) && matches!(slot, FileSlot::Index(_)) {
         return Err(Errno::EINVAL);
     }
@@ -142,7 +144,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::Yield
 }
 
-/// Takes a connection if there is one.
+/// Takes a connection. `None`: none waits, or another process was faster.
 fn attempt(
     locked: &mut LockedRing,
     request: &Request,
@@ -166,8 +168,9 @@ fn attempt(
         }
         match watchdog::make(&mut locked.waiting.stuck_calls, caller, &call) {
             None => (queue, failed) = (Queue::Unknown, true),
-            // A non-blocking unix listener that was shut down returns nothing else. The kernel
-            // tries 128 times before it passes EAGAIN on; a multishot here would try for ever.
+            // A non-blocking unix listener that was shut down always returns EAGAIN. The kernel
+            // tries 128 times before it passes EAGAIN on. A multishot here would try for ever, so
+            // it ends with EINVAL.
             Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => {
                 return Some(Err(if request.multishot { Errno::EINVAL } else { Errno::EAGAIN }));
             }
@@ -177,7 +180,8 @@ fn attempt(
     }
 }
 
-/// Returns SOCK_NONEMPTY, only for internet listeners as on the kernel.
+/// Returns SOCK_NONEMPTY if more connections wait, else 0. Only for internet listeners, as on the
+/// kernel.
 fn flags_of(request: &mut Request, queue: Queue) -> u32 {
     let number = request.file.number;
     let Operation::Accept(accept) = &mut request.operation else { return 0 };
@@ -197,8 +201,8 @@ fn would_block(request: &Request) -> IssueOutcome {
     IssueOutcome::WouldBlock
 }
 
-/// Accepts in a worker, from a listener that other processes share; or finds that the file is no
-/// listener.
+/// Accepts in a worker, and may block. The request comes here if other processes share its
+/// listener, or if its file may be no listener.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let call = call(request);
     let number = request.file.number;
@@ -207,7 +211,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             Err(Errno::EAGAIN) => {}
             answer => break answer,
         }
-        // The listener is non-blocking: wait by poll(2).
+        // The listener is non-blocking: the worker waits by poll(2) and tries again.
         let mut listener = PollDescriptor::new(number, epoll::IN);
         if let Err(error) = blocking.run(&listener.call(-1)) {
             break Err(error);
@@ -218,7 +222,8 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             accept.accepted = Some(OwnedDescriptor::from_raw(number as i32));
             0
         }
-        // The result is that of a polled request that is cancelled.
+        // A cancellation has ended the call. A polled request that is cancelled has the same
+        // result.
         (Err(Errno::EINTR), _) => Errno::ECANCELED.negative(),
         (Err(error), _) => error.negative(),
         (Ok(_), _) => Errno::EINVAL.negative(),

@@ -54,7 +54,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Reads a name. Error: `ERANGE` if it is empty or too long.
+/// Reads the name of an attribute. Error: `ERANGE` if the name is empty or too long.
 fn read_name(address: UserAddress) -> Result<Vec<u8>, Errno> {
     match user_memory::read_c_string(address, NAME_LIMIT) {
         Ok(name) if name.len() == 1 => Err(Errno::ERANGE),

@@ -4,8 +4,9 @@
 //! Whole blocks within the device go to the ring's channel. All other transfers (a part of a block,
 //! the file position) go to a worker, which may block.
 //!
-//! The kernel's own files are a device, too, by way of the kernel's AIO. A ring's transfers take it
-//! if the file is open with O_DIRECT; an AIO context's also if they write.
+//! The kernel's own files are a device, too, by way of the kernel's AIO. A ring's transfers take
+//! this way if the file is open with O_DIRECT. An AIO context's transfers take it, too, if they
+//! write.
 
 use super::named_files::NamedFiles;
 use crate::registered::registered_files::RegisteredFiles;
@@ -36,7 +37,8 @@ pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     is_transfer && (ring.is_polled() || find(files, named, &request.file, &request.sqe).is_some())
 }
 
-/// Returns the device that a request's file stands for.
+/// Returns the device that a request's file stands for; `None`: the file is none of usring's
+/// devices.
 #[inline]
 fn find<'a>(
     files: &'a RegisteredFiles,
@@ -52,7 +54,8 @@ fn find<'a>(
     }
 }
 
-/// Returns the outcome of a transfer, if its file is a device or has to be one.
+/// Returns the outcome of a transfer, if its file is a device or has to be one. `None`: the
+/// transfer is not for this module.
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
@@ -154,7 +157,7 @@ fn settle_position(request: &mut Request) -> Result<(), Errno> {
 /// file system go to a worker at once.
 #[cold]
 pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
-    // The kernel may refuse another flag instead.
+    // Without flags of the program's, RWF_NOWAIT is the only flag that the kernel can have refused.
     if request.sqe.op_flags == 0
         && let Ok(identity) = descriptor::identity(request.file.number)
     {
@@ -162,9 +165,9 @@ pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
     }
 }
 
-/// Keeps the file of a transfer until the transfer has ended. The kernel may answer late that
-/// it would have to wait, and a worker then needs the file once more. By then the program may
-/// have closed its own number and used it for another file.
+/// Keeps the file of a transfer open until the transfer has ended. The kernel may answer late that
+/// the transfer would have to wait, and a worker then needs the file. By then the program may have
+/// closed its own number and used it for another file.
 #[inline]
 fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !matches!(request.file.hold, Hold::Submitter) {
@@ -190,22 +193,24 @@ pub(crate) fn channel_to_kernel_file(
     writes: bool,
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
-    // Swapped memory is pinned for a call, and no longer.
+    // Swapped memory is pinned only during a call, and a transfer by the kernel's AIO goes on after
+    // the call.
     if !ring.has_events() || pinned_memory::has_pin_hook() {
         return Err(Errno::EOPNOTSUPP);
     }
     let direct = locked.devices.named.status_flags(number)? & linux::O_DIRECT != 0;
-    // On a pipe the flag has another meaning.
+    // O_DIRECT on a pipe has another meaning (packets), so only stored files count.
     if !(direct || writes && !ring.is_polled()) || !locked.devices.named.identity(number)?.is_stored() {
         return Err(Errno::EOPNOTSUPP);
     }
-    // A machine or a sandbox may give no context: then nothing polls, and workers write.
+    // A machine or a sandbox may give no kernel AIO context. Then no file can be polled for, and
+    // workers make the writes.
     locked.devices.queues.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
 }
 
 /// Returns whether a request of an AIO context may begin before the deferred submits to the
-/// kernel's files: it joins them, or goes to a device. Any other request comes after them, so that
-/// earlier writes of its batch are made first, as in the kernel.
+/// kernel's files are made. It may if it joins them or goes to a device. Any other request waits
+/// for them, so that earlier writes of its batch are made first, as in the kernel.
 pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());
@@ -215,7 +220,8 @@ pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) 
     channel_to_kernel_file(locked, number, writes).is_ok()
 }
 
-/// Returns the error for a file that does not poll, if it is open for this.
+/// Returns the outcome on a polled ring for a file that cannot be polled for: `EBADF` if the file
+/// is not open for this transfer, else `EOPNOTSUPP`.
 #[cold]
 fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
     let other_way = if writes { linux::O_RDONLY } else { linux::O_WRONLY };
@@ -227,8 +233,8 @@ fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
     IssueOutcome::done(error.negative())
 }
 
-/// Returns the file system of a request's file, if that is a regular file or block device that
-/// is open with O_DIRECT.
+/// Returns the file system of a request's file. `None`: the file is not open with O_DIRECT, or it
+/// is neither a regular file nor a block device.
 #[inline]
 pub(super) fn direct_on(locked: &mut LockedRing, request: &Request) -> Option<u64> {
     if request.has_flag(sqe_flags::FIXED_FILE) {

@@ -15,7 +15,8 @@ use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
-/// Gives the transfer the next buffers of its group, `most` bytes of them, or one if that is 0.
+/// Gives the transfer the next buffers of its group, with room for `most` bytes. `most` of 0: only
+/// the first buffer.
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
@@ -25,7 +26,7 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
     selected
 }
 
-/// Selects for a receive, and notes the selection for the next attempt.
+/// Selects buffers for a receive, and notes properties of the selection for the next attempt.
 fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let many = select(locked, request, most)?;
     let selections = &mut transfer_of(request)?.selections;
@@ -37,7 +38,8 @@ fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> 
     Ok(many)
 }
 
-/// Returns the buffers of a selection as a CQE names them.
+/// Returns what a CQE says of a selection: the first buffer's id, and whether something is `left`
+/// of the last buffer.
 fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     SelectedBuffer {
         group,
@@ -50,7 +52,7 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     }
 }
 
-/// Takes buffers to send from a request's group. Returns whether none is left there.
+/// Takes buffers to send from a request's group. Returns whether the group then has no buffer left.
 pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     let group = request.sqe.buf_index;
     // The whole buffer of a classic group is sent, whatever the length.
@@ -90,7 +92,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             request.cqe_flags |= flags;
             return Ok(outcome);
         }
-        // The next attempts send everything that the group holds.
+        // Without a length, the next attempts, too, send everything that the group holds.
         let transfer = transfer_of(request)?;
         (transfer.done, transfer.wanted) = (0, 0);
     }
@@ -144,7 +146,8 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
-/// Returns whether a multishot has received as many bytes as its length allows per time slice.
+/// Returns whether a multishot has received as many bytes as it may in one time slice: the length
+/// in its SQE.
 fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
@@ -160,7 +163,7 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
     }
 }
 
-/// Outcome of one receive.
+/// Outcome of one attempt of a bundle.
 enum Step {
     Given(Bundle),
     /// The bundle is not complete, and there may be more for it.
@@ -178,8 +181,9 @@ struct Bundle {
     failed: bool,
 }
 
-/// Receives into one buffer if the amount is not known, and then all that is there into as many
-/// buffers as it needs. `is_reported`: the receive before this one has found out the amount.
+/// Receives one bundle. If the amount of data is not known, receives into one buffer first, and
+/// then all that is there into as many buffers as needed. `is_reported`: the receive before this
+/// one has found out the amount.
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
@@ -193,7 +197,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
         Some(limit) => most.min(limit),
         None => most,
     };
-    // A receive that goes on has its buffers already.
+    // A receive that goes on (MSG_WAITALL) already has its buffers.
     let most = bounded(if selections.lone_length == 0 { wanted } else { selections.lone_length });
     let many = if request.buffer.is_some() { None } else { Some(select_to_fill(locked, request, most)?) };
     let selections = transfer_of(request)?.selections;
@@ -209,7 +213,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // No other request may have the part that is still to be filled.
+        // The receive goes on, so no other request may get the part that is not filled yet.
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {
@@ -241,14 +245,14 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     Ok(Step::Given(bundle))
 }
 
-/// Receives the `more` bytes that were left behind into further buffers.
+/// Receives `more` further bytes of the bundle, which did not fit into the first buffer.
 fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
     let number = request.file.number;
     if more <= 1 {
         return Ok(());
     }
     let Ok(many) = select_to_fill(locked, request, more) else {
-        // In this case the kernel does not report that there is more.
+        // No buffer is left. The kernel does not report in this case that there is more data.
         bundle.rest = Rest::Unknown;
         return Ok(());
     };

@@ -1,4 +1,4 @@
-//! ASYNC_CANCEL.
+//! ASYNC_CANCEL: cancels requests of the ring by user data, file or opcode.
 
 use crate::request::Request;
 use crate::request::conditions::CancelKey;
@@ -31,7 +31,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Checks which flags go together, for the request and for the register call.
+/// Checks that the key's flags go together, for the request and for the register call. Error:
+/// `EINVAL`.
 pub(crate) fn check(key: &CancelKey) -> Result<(), Errno> {
     let any = key.flags & abi::IORING_ASYNC_CANCEL_ANY != 0;
     let by_file = key.flags & abi::IORING_ASYNC_CANCEL_FD != 0;

@@ -56,7 +56,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
     let mut answer = socket::connect_now(number, connect.address.bytes());
     if answer == Err(Errno::ECONNABORTED) {
-        // This reports an earlier attempt that failed; the next call is a new attempt.
+        // The answer is the error of an earlier attempt, so connect(2) is called once more for this
+        // one.
         answer = socket::connect_now(number, connect.address.bytes());
     }
     match answer {
@@ -64,7 +65,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
             connect.under_way = true;
             IssueOutcome::WouldBlock
         }
-        // The socket was called too early.
+        // The connection is still being made: the request has been called too early.
         Err(Errno::EALREADY) if connect.under_way => IssueOutcome::WouldBlock,
         Err(Errno::EISCONN) if connect.under_way => IssueOutcome::of(socket::take_error(number).map(|()| 0)),
         Err(Errno::EAGAIN) => IssueOutcome::NeedsWorker,

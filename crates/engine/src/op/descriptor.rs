@@ -18,7 +18,7 @@ pub(crate) fn prepare_install(_: &mut LockedRing, request: &mut Request) -> Resu
     if sqe.op_flags & !IORING_FIXED_FD_NO_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    // The request names a personality of its own.
+    // The kernel refuses this opcode with a personality.
     if request.has_flag(HAS_GROUP) {
         return Err(Errno::EPERM);
     }

@@ -22,7 +22,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::EpollWait(EpollWait { events, most }) = request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    // There may be rings in the set whose CQs the program has emptied.
+    // The set may contain descriptors of rings whose CQs the program has emptied. They must not
+    // show as readable.
     readiness::drain_from(locked);
     let at_once = 0;
     let arguments = [request.file.number as u64, events.0, most as u64, at_once, 0];

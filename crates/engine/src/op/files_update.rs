@@ -34,8 +34,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     ))
 }
 
-/// Puts each descriptor of the array into a free slot and writes the slot's
-/// number back; stops at the first that fails.
+/// Puts each descriptor of the array into a free slot and writes the slot's number back. Stops at
+/// the first that fails, and returns how many it has put.
 fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Result<i32, Errno> {
     let numbers = user_memory::read_array::<i32>(address, count)?;
     let mut done = 0;

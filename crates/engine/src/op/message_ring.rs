@@ -32,14 +32,14 @@ const SEND_FD: u32 = 1;
 
 const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
 
-/// The things that a request takes along to another ring.
+/// The things that a request with a descriptor takes along to another ring.
 struct Visit {
     target: Arc<Ring>,
     home: Arc<Ring>,
     file: Arc<RegisteredFile>,
 }
 
-/// Returns what the request has taken along.
+/// Returns the things that the request has taken along; other modules know them only as `Any`.
 fn visited(visit: &(dyn Any + Send)) -> &Visit {
     visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file fills it"))
 }
@@ -120,7 +120,7 @@ fn ring_at(number: i32) -> Result<Arc<Ring>, Errno> {
     Err(Errno::EBADFD)
 }
 
-/// Checks that a ring is open. A ring that is going away has already lost its last descriptor.
+/// Checks that a ring is open. Error: `EBADF` if the program has closed the ring's last descriptor.
 fn check_open(target: &Ring) -> Result<(), Errno> {
     if target.is_disabled() {
         return Err(Errno::EBADFD);
@@ -128,13 +128,14 @@ fn check_open(target: &Ring) -> Result<(), Errno> {
     if target.task_work.is_sealed() { Err(Errno::EBADF) } else { Ok(()) }
 }
 
-/// Returns whether CQEs from other rings appear only when the owner asks. (The owner of a polled
-/// ring polls for completions itself, and has no such list.)
+/// Returns whether CQEs from other rings appear only when the ring's owner asks for completions.
+/// (The owner of a polled ring polls for completions itself, and has no such list.)
 fn defers_messages(target: &Ring) -> bool {
     target.defers_task_work() && !target.is_polled()
 }
 
-/// Posts a CQE to a ring, which may be the one that this thread drives.
+/// Posts a CQE to a ring, which may be the one that this thread drives. If another thread has the
+/// other ring's lock, the CQE goes to that ring's task-work list.
 fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Errno> {
     check_open(target)?;
     if !defers_messages(target) {
@@ -150,8 +151,10 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     Ok(())
 }
 
-/// Posts a CQE to a ring if its lock is free, behind the messages that were left for it. Returns
-/// whether it did.
+/// Posts a CQE to a ring if its lock is free, behind the messages on its task-work list. Returns
+/// `false`, and posts nothing, if the CQE has to go onto that list.
+///
+/// Error: `EBADF` if the ring is closed.
 fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     let Some(mut other) = target.try_lock() else { return Ok(false) };
     if other.closed {
@@ -165,9 +168,10 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     Ok(is_next)
 }
 
-/// Delivers the messages left for a ring before another is delivered at once. Returns `false` if
-/// some are still there, perhaps this thread's own last message behind one that another thread is
-/// just pushing. The new message then has to be left there, too, or it would come first.
+/// Delivers the messages on a ring's task-work list, so that a later message can be delivered at
+/// once. Returns `false` if some messages stay there. One of them may be this thread's own last
+/// message, behind one that another thread is just pushing. The new message then has to go onto the
+/// list as well, or it would come first.
 fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();
@@ -191,8 +195,8 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     check_open(&target)?;
     let file = locked.registered.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
     if let Some(mut other) = target.try_lock() {
-        // This also happens if the ring defers task work, as on the kernel: completions that wait
-        // for its owner go on waiting.
+        // The file is delivered even if the ring defers task work, as on the kernel. Completions
+        // that wait for its owner go on waiting.
         let received =
             (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
         other.release(Exit::LeaveInside);

@@ -20,7 +20,8 @@ const MOST_FILE_SYSTEMS: usize = 8;
 #[derive(Default)]
 pub(crate) struct NamedFiles {
     remembers: bool,
-    /// The number looked up last, and the device of usring's own that it stands for.
+    /// The number that was looked up last, and the device of usring's own that it stands for.
+    /// `None` inside: it stands for no device.
     device: Option<(i32, Option<Arc<OpenDevice>>)>,
     /// The kernel's file that was looked up last.
     last: Option<NamedFile>,
@@ -34,9 +35,9 @@ pub(crate) struct NamedFiles {
 struct NamedFile {
     number: i32,
     status_flags: u32,
-    /// Set once it has been looked up.
+    /// The file's kind and file system, once fstat(2) has been asked.
     identity: Option<FileIdentity>,
-    /// Its duplicate, once a request has kept it.
+    /// usring's duplicate of the file, once a request has kept the file.
     kept: Option<Arc<HeldDescriptor>>,
 }
 
@@ -53,7 +54,8 @@ impl NamedFiles {
         self.remembers = false;
     }
 
-    /// Forgets all numbers, because one has been closed, or another thread may have closed one.
+    /// Forgets all numbers. Called when a number has been closed, or when another thread may have
+    /// closed one.
     #[inline]
     pub fn forget(&mut self) {
         if self.device.is_some() {
@@ -64,7 +66,8 @@ impl NamedFiles {
         }
     }
 
-    /// Returns the device of usring's own that a number stands for. `look_up` asks the host.
+    /// Returns the device of usring's own that a number stands for; `None`: the number stands for
+    /// none. `look_up` asks the host if the number is not remembered.
     #[inline]
     pub fn device(&mut self, number: i32, look_up: fn(i32) -> Option<Arc<OpenDevice>>) -> Option<&Arc<OpenDevice>> {
         if !self.remembers || self.device.as_ref().is_none_or(|(known, _)| *known != number) {
@@ -112,7 +115,7 @@ impl NamedFiles {
 
     pub fn note_without_nowait(&mut self, file_system: u64) {
         if !self.lacks_nowait(file_system) {
-            // The oldest one is forgotten, and may be found out again.
+            // The oldest file system is forgotten. It is found out again if needed.
             if self.without_nowait.len() == MOST_FILE_SYSTEMS {
                 self.without_nowait.remove(0);
             }

@@ -7,7 +7,7 @@ use crate::ring::LockedRing;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring as abi;
 
-/// Post a 32-byte CQE with `off` and `addr` in its second half (6.18).
+/// Posts a 32-byte CQE with `off` and `addr` in its second half (Linux 6.18).
 const CQE32: u32 = 1 << 5;
 const KNOWN: u32 = abi::IORING_NOP_INJECT_RESULT
     | abi::IORING_NOP_FILE

@@ -20,14 +20,15 @@ const HOW_SIZE: u64 = 24;
 const HOW_STEP: u64 = 4096;
 
 impl Open {
-    /// Returns the openat2(2) with the copies.
+    /// Returns the openat2(2) call on usring's copies of the path and of `struct open_how`.
     pub fn call(&self) -> SystemCall {
         let how = (&raw const *self.how) as u64;
         let path = self.path.as_ptr() as u64;
         SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
     }
 
-    /// Takes openat2(2)'s result. A file for a slot leaves the program's own numbers at once.
+    /// Takes openat2(2)'s result. A file for a slot leaves the program's own numbers at once, so
+    /// that the program cannot close it there.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = answer? as i32;
         if self.slot == FileSlot::Ordinary {
@@ -86,7 +87,7 @@ pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Resu
 /// Checks that the fields of a newer program beyond the known structure are zero. Error: `E2BIG`.
 fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
     while length != 0 {
-        // A step never crosses into the next page, which may not be there.
+        // A step never crosses into the next page, which may not be mapped.
         let step = (HOW_STEP - address.0 % HOW_STEP).min(length);
         if user_memory::read_array::<u8>(address, step as usize)?.iter().any(|&byte| byte != 0) {
             return Err(Errno::E2BIG);
@@ -112,11 +113,11 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_LARGEFILE);
     }
     if slot != FileSlot::Ordinary {
-        // No child inherits a direct descriptor.
+        // A direct descriptor has a number for a moment: no child may inherit it there.
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
-    // A device keeps its size.
+    // A device keeps its size, so O_TRUNC has no effect on it.
     let truncates = how[0] & u64::from(linux::O_TRUNC) != 0;
     if truncates && devices::are_any() && devices::of_path(sqe.fd, UserAddress(path.as_ptr() as u64)).is_some() {
         how[0] &= !u64::from(linux::O_TRUNC);
@@ -140,7 +141,8 @@ pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> Issu
     let answer = open.call().run();
     *open.how = saved;
     match answer {
-        // O_PATH takes no O_NONBLOCK: EINVAL.
+        // openat2(2) refuses O_PATH together with O_NONBLOCK (EINVAL), so a worker opens such a
+        // file.
         Err(Errno::EAGAIN | Errno::EINVAL) => return IssueOutcome::NeedsWorker,
         Ok(number) if !asked_nonblocking => {
             let _ = descriptor::clear_nonblocking(number as i32);
@@ -187,7 +189,7 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.registered.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // The number may soon mean another file.
+    // The program may soon get another file by this number, so what is remembered of it goes.
     locked.devices.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))

@@ -8,7 +8,7 @@ use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// O_EXCL is O_NOTIFICATION_PIPE here, which most kernels refuse.
+/// The flags of pipe2(2). O_EXCL stands for O_NOTIFICATION_PIPE, which most kernels refuse.
 const KNOWN_FLAGS: u32 = linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_DIRECT | linux::O_EXCL;
 
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

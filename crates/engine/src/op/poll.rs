@@ -1,4 +1,4 @@
-//! POLL_ADD and POLL_REMOVE.
+//! POLL_ADD, and POLL_REMOVE, which also updates a poll.
 
 use crate::completion::readiness;
 use crate::host;
@@ -18,7 +18,8 @@ const PEER_HANG_UP: u32 = 0x2000;
 
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
-    // Bits that ask for behaviour instead of an event are usring's to decide.
+    // These bits ask for behaviour and name no event. usring decides on that itself. (1 << 29 is
+    // EPOLLWAKEUP.)
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
     Interest { events: events & !behaviour | PEER_HANG_UP, multishot }
 }
@@ -87,7 +88,7 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         poll.progress = Progress::Refused;
         poll.result = Errno::ECANCELED.negative();
     }
-    // A changed poll is issued once more, as a new one would be.
+    // A poll with new user data or events is issued once more, as a new one would be.
     if let Some(user_data) = user_data {
         poll.sqe.user_data = user_data;
     }

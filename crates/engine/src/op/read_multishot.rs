@@ -23,7 +23,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads as often as there is something, into another buffer each time.
+/// Reads as often as the file has data, into another buffer each time.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if request.ready_for == 0 && !can_repeat(request.file.number) {
         return IssueOutcome::done(read_write::after_file(request, Errno::EBADFD).negative());
@@ -49,7 +49,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::Yield
 }
 
-/// Returns whether a file can be waited for again and again.
+/// Returns whether a file can be waited for again and again. A regular file cannot: it is always
+/// ready.
 fn can_repeat(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.can_wait()) && !fast_poll::is_unpolled_device(number)
 }
@@ -64,7 +65,7 @@ fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOu
         {
             IssueOutcome::WouldBlock
         }
-        // The end of the file breaks no link.
+        // A multishot that ends at the end of the file breaks no link.
         IssueOutcome::Done(answer) => IssueOutcome::done(answer.result),
         outcome => outcome,
     }

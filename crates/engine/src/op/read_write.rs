@@ -26,7 +26,7 @@ use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
-/// RWF_* that any file takes: up to RWF_NOAPPEND.
+/// The RWF_* flags that every file takes, up to RWF_NOAPPEND.
 const COMMON_FLAGS: u32 = 0x3f;
 /// The level's bits in `ioprio`; there is no level without a class.
 const PRIORITY_LEVEL_MASK: u16 = 7;
@@ -99,7 +99,9 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
     matches!(sqe.opcode, opcode::READV_FIXED | opcode::WRITEV_FIXED)
 }
 
-/// Reads the program's vector, once: the program may reuse it when the call returns.
+/// Reads the program's vector. It is read only once, because the program may reuse its memory when
+/// the call returns. `selects`: the request has BUFFER_SELECT, and the only member gives the
+/// length.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
     if selects && sqe.len != 1 || sqe.len > vector::LIMIT {
@@ -176,7 +178,8 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// Returns the errno for a fault other than the file's: the kernel checks the file first.
+/// Returns the errno for a fault that has nothing to do with the file. The kernel checks the file
+/// first, so the error of a bad file takes precedence.
 #[cold]
 pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
     descriptor::status_flags(request.file.number).err().unwrap_or(error)
@@ -230,13 +233,15 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
-            // RWF_NOWAIT is not the cause, which would be a reason to wait.
+            // The program's own flags are the cause. If RWF_NOWAIT were, the transfer would wait
+            // instead.
             Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.asked_flags(), number) => {
                 return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
             }
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
                 return match without_nowait(transfer, number) {
-                    // The file is ready, and no worker reads for a multishot.
+                    // The file is ready, and workers do not read for multishots, so this thread
+                    // reads.
                     IssueOutcome::NeedsWorker if multishot => {
                         IssueOutcome::of(transfer.call(number, 0).run().map(|bytes| bytes as i32))
                     }
@@ -259,8 +264,8 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
     }
 }
 
-/// Returns whether flags are refused by every file that can be waited for: those of some file
-/// systems, and unknown ones.
+/// Returns whether a file that can be waited for refuses these flags. Such files refuse the flags
+/// that only some file systems know, and unknown ones.
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }
@@ -271,7 +276,7 @@ fn is_refused_for_flags(flags: u32, number: i32) -> bool {
 #[cold]
 fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     if request.ready_for & epoll::PEER_HANG_UP != 0 {
-        // A datagram socket that was shut down never reports more than that.
+        // A datagram socket that was shut down never reports its end in a read that may not wait.
         return IssueOutcome::done(0);
     }
     let registered =
@@ -291,8 +296,8 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     }
 }
 
-/// Handles a file without RWF_NOWAIT. If it can be polled, it is polled first; only a thread that
-/// may block touches it.
+/// Handles a file that does not know RWF_NOWAIT. If it is not ready, it is polled first. The
+/// transfer itself goes to a worker, because only a thread that may block may touch the file.
 #[cold]
 fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
     let events = if transfer.writes { epoll::OUT } else { epoll::IN };

@@ -41,8 +41,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     receive_once(locked, request)
 }
 
-/// Waits before the first attempt. RECVMSG first checks that there is a socket to wait for; RECV
-/// waits for any file.
+/// Has a request with POLL_FIRST wait before its first attempt. RECVMSG first checks that there is
+/// a socket to wait for; RECV waits for any file.
 fn poll_first(request: &mut Request) -> IssueOutcome {
     if request.sqe.opcode == opcode::RECVMSG
         && let Err(error) = send_receive::check_socket(request.file.number)
@@ -52,16 +52,17 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
     transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first())
 }
 
-/// Content that a receive may have left behind.
+/// Knowledge of the data that a receive has left in its socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {
     Nothing,
     Something,
-    /// Only another receive can find out.
+    /// Only one more receive can find out.
     Unknown,
 }
 
-/// Returns what is left in the socket after a receive of `bytes` into `room`.
+/// Returns whether something is left in the socket after a receive of `bytes` into a room of `room`
+/// bytes.
 pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     let (number, reported) = (request.file.number, request.ready_for);
     let Ok(transfer) = transfer_of(request) else { return Rest::Unknown };
@@ -80,8 +81,9 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     if is_left { Rest::Something } else { Rest::Nothing }
 }
 
-/// Returns `rest`, or that there is more where the connection's end is behind a multishot.
-/// An event tells of the end; a multishot that no event has called asks for it.
+/// Returns `rest`, or `Something` if the connection's end may be all that is left for a multishot.
+/// An event reports that end. If no event has called the multishot, it has to receive once more to
+/// see the end.
 pub(crate) fn with_end(request: &Request, rest: Rest) -> Rest {
     let asks = rest == Rest::Nothing && request.multishot && request.ready_for == 0;
     if asks && message::counts_end(request.file.number) { Rest::Something } else { rest }
@@ -100,7 +102,8 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     outcome
 }
 
-/// Makes one call; returns its outcome, or `None` if there may be more of what it waits for.
+/// Makes one receive call. Returns the outcome; `None`: the request (MSG_WAITALL) needs more, and
+/// there may be more.
 #[inline]
 fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     let number = request.file.number;
@@ -119,7 +122,7 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
         Err(error) => return Some(transfer.end(error.negative(), true)),
     };
     let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
-        // At a seam of the stream there is more, which no event would report.
+        // At a seam of the stream more may be left, which no event would report.
         let is_drained = rest(request, bytes, room) == Rest::Nothing && !reported_end(request);
         return is_drained.then(|| drained(request));
     };
@@ -129,7 +132,8 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     Some(outcome)
 }
 
-/// Returns the outcome of a single receive after these bytes, or `None` if it goes on.
+/// Returns the outcome of a single receive after `bytes` more bytes. `None`: the receive goes on
+/// (MSG_WAITALL).
 #[inline]
 fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> Option<IssueOutcome> {
     if transfer.flags & message::WAIT_ALL == 0 {
@@ -147,8 +151,8 @@ fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: b
     None
 }
 
-/// Returns whether there may be more: the room was filled, the end was reached, or nothing was
-/// taken out.
+/// Returns whether more data may be left: the receive has filled its room, reached the end, or only
+/// looked (MSG_PEEK).
 #[inline]
 fn may_report_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
     bytes >= room || bytes == 0 || transfer.flags & message::PEEK != 0
@@ -167,7 +171,8 @@ fn receive(transfer: &SendReceive, number: i32) -> Result<u64, Errno> {
     message::receive(number, transfer.part, transfer.flags | message::DO_NOT_WAIT)
 }
 
-/// Receives for MSG_WAITALL; also returns whether the message was longer than that.
+/// Receives what is there, for MSG_WAITALL. Also returns whether the message was longer than the
+/// room.
 fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno> {
     let part = transfer.part;
     let mut header =
@@ -176,10 +181,11 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
     Ok((bytes, received_message::was_cut(&header)))
 }
 
-/// Returns a buffer that holds nothing to its group.
+/// Gives the buffer back to its group if it holds no data. Otherwise notes how much of it is used.
 fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
-    // A worker of the kernel has used up the buffer of a ring when it begins.
+    // A request with IOSQE_ASYNC keeps the buffer of a ring: a worker of the kernel uses it up when
+    // it begins.
     let keeps = request.is_forced_once();
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
@@ -188,7 +194,7 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
         }
         _ if keeps && buffer.from_ring => {}
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield if started => {
-            // No other request may have the part that is still to be filled.
+            // The request goes on filling this buffer, so no other request may get the rest of it.
             let length = buffer.length;
             locked.registered.buffer_groups.used(buffer, length);
         }
@@ -229,7 +235,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
                 let rest = rest(request, result as u64, room);
                 with_end(request, rest)
             }
-            // There was no room for anything.
+            // The receive had no room for any data, so the socket may still hold some.
             (true, 0..) if result as u64 == room => rest(request, room, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,
@@ -249,15 +255,16 @@ pub(crate) fn reported_end(request: &Request) -> bool {
     request.ready_for & (epoll::PEER_HANG_UP | epoll::HUP | epoll::ERR) != 0
 }
 
-/// Returns whether nothing can come any more, so that a receive that would block is at the end. A
+/// Returns whether the peer sends no more data, so that a receive that would block is at the end. A
 /// datagram socket that was shut down never shows this in a call that may not wait; a stream
 /// reports its end.
 pub(crate) fn is_shut(request: &Request) -> bool {
     request.ready_for & epoll::PEER_HANG_UP != 0
 }
 
-/// Returns the outcome if there is no more for now. A request that an event has called has seen
-/// everything that the event reported. Any other does not know of an end.
+/// Returns the outcome if there is no more data for now. A request that an event has called waits
+/// for the next event. Any other request does not know whether the end has come, so the socket is
+/// polled.
 pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
     let was_called = request.ready_for != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
@@ -283,8 +290,8 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
     None
 }
 
-/// Returns the outcome without a buffer. If the data of the event has been taken already, the
-/// request does not end.
+/// Returns the outcome of a request that gets no buffer. If another request has taken the data of
+/// the event already, the request goes on waiting.
 pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
     let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
     if error == Errno::ENOBUFS && given == 0 && request.place != 0 && gone() {

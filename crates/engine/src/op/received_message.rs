@@ -11,8 +11,8 @@ use usring_sys::{Errno, UserAddress, user_memory};
 /// Bytes of `struct io_uring_recvmsg_out`.
 const OUT_SIZE: u64 = 16;
 
-/// Receives one message into the members or the selected buffer. Returns its bytes, and whether the
-/// message was cut.
+/// Receives one message into the program's vector or the selected buffer. Returns its bytes, and
+/// whether the message was cut.
 pub(crate) fn receive(transfer: &mut SendReceive, number: i32) -> Result<(u64, bool), Errno> {
     let flags = transfer.flags | message::DO_NOT_WAIT;
     let part = transfer.part;
@@ -34,7 +34,7 @@ fn into(header: &mut MessageHeader, message: &SocketMessage, part: &IoVector) {
     }
 }
 
-/// Returns whether a message was cut.
+/// Returns whether a message was longer than the room (MSG_TRUNC).
 pub(crate) fn was_cut(header: &MessageHeader) -> bool {
     header.flags & (message::TRUNCATED | message::CONTROL_TRUNCATED) != 0
 }
@@ -53,7 +53,8 @@ fn head_size(message: &SocketMessage) -> u64 {
     OUT_SIZE + u64::from(message.name_room) + message.header.control_length
 }
 
-/// Refuses sizes of name and control messages that fit into no buffer. Error: `EOVERFLOW`.
+/// Checks the room for name and control messages that a multishot asks for. Error: `EOVERFLOW` if
+/// they fit into no buffer.
 pub(crate) fn check_rooms(message: &SocketMessage) -> Result<(), Errno> {
     let fits = message.name_room as i32 >= 0
         && message.header.control_length <= i32::MAX as u64

@@ -37,7 +37,7 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     }
     if selects {
         if request.buffer.is_none() {
-            // The group keeps its buffers if there is no socket to send them to.
+            // Checked first: the group keeps its buffers if the file is no socket.
             send_receive::check_socket(number)?;
         }
         if transfer_of(request)?.has(BUNDLE) {
@@ -55,8 +55,8 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     Ok(outcome)
 }
 
-/// Prepares a request for a worker of its submitter's group: the calling thread does not have its
-/// rights. `None`: the socket has to be polled first, which needs no rights.
+/// Prepares a request for a worker of its submitter's group, because the calling thread does not
+/// have that group's rights. `None`: the request polls its socket first, which needs no rights.
 #[cold]
 pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     match prepare_for_worker(locked, request) {
@@ -65,7 +65,8 @@ pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) ->
     }
 }
 
-/// Takes what the request needs of the ring. Returns whether the socket has to be polled first.
+/// Takes the buffers that the request needs from the ring. Returns whether the socket has to be
+/// polled first; in that case takes nothing.
 fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     if transfer_of(request)?.has(POLL_FIRST) && request.ready_for == 0 {
         return Ok(true);
@@ -105,8 +106,9 @@ pub(crate) fn is_bundle(request: &Request) -> bool {
     request.sqe.opcode == opcode::SEND && request.sqe.ioprio & BUNDLE != 0
 }
 
-/// Begins a bundle as the kernel's worker does, which may not post several completions. It cancels
-/// the bundle if there is room to send to. Otherwise the bundle waits for room and begins again.
+/// Begins a bundle with IOSQE_ASYNC as the kernel's worker does, which may not post several
+/// completions. If the socket has room, the bundle is cancelled (`ECANCELED`). Otherwise it waits
+/// for room and begins again.
 #[cold]
 pub(crate) fn begin_forced_bundle(request: &Request) -> IssueOutcome {
     if is_ready(request.file.number) {
@@ -115,7 +117,7 @@ pub(crate) fn begin_forced_bundle(request: &Request) -> IssueOutcome {
     IssueOutcome::PollsFirst
 }
 
-/// Makes one call; returns its outcome.
+/// Makes one send call. Returns the request's outcome.
 #[inline]
 fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
     let sent = call(transfer, message::DO_NOT_WAIT, number).run();
@@ -128,7 +130,8 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
             transfer.would_block()
         }
         Ok(bytes) => transfer.end(bytes as i32, true),
-        // No event reports room at an address other than the socket's own peer.
+        // The message goes to an address other than the socket's own peer. No event reports room
+        // there, so a worker waits.
         Err(Errno::EAGAIN)
             if transfer.has_address() && transfer.flags & message::DO_NOT_WAIT == 0 && is_ready(number) =>
         {
@@ -144,7 +147,8 @@ fn is_ready(number: i32) -> bool {
     epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0)
 }
 
-/// Moves on by `bytes`; the rest is sent later. Control messages went with the first part.
+/// Moves the send on by `bytes`; the rest is sent later. The control messages went with the first
+/// part, so they are dropped.
 pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
     transfer.advance(bytes);
     if let Some(message) = &mut transfer.message {

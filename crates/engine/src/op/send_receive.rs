@@ -19,7 +19,7 @@ use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Returns the operation of a request of this family.
+/// Returns the operation of a request of this family. Error: `EINVAL` for any other request.
 #[inline]
 pub(crate) fn transfer_of(request: &mut Request) -> Result<&mut SendReceive, Errno> {
     match &mut request.operation {
@@ -156,7 +156,8 @@ fn read_received(
     Ok(())
 }
 
-/// Returns the result of a request of this family that is ended from outside.
+/// Returns the result of a request of this family that a cancellation or timeout ends: the bytes
+/// done so far, if there are any, else `result`.
 pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     match &request.operation {
         Operation::SendReceive(transfer) => transfer.result(result),
@@ -170,7 +171,8 @@ pub(crate) fn check_socket(number: i32) -> Result<(), Errno> {
     if descriptor::identity(number)?.is_socket() { Ok(()) } else { Err(Errno::ENOTSOCK) }
 }
 
-/// Returns the errno for a fault other than the file's: the kernel checks the file first.
+/// Returns the errno for a fault that has nothing to do with the file. The kernel checks the file
+/// first, so the error of a bad file takes precedence.
 #[cold]
 pub(crate) fn after_file(request: &Request, error: Errno) -> Errno {
     check_socket(request.file.number).err().unwrap_or(error)

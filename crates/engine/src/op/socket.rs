@@ -99,7 +99,7 @@ pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Res
 }
 
 pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    // Its errors break no chain, as on the kernel.
+    // An error of SHUTDOWN breaks no chain, as on the kernel.
     let result = match socket::shutdown(request.file.number, request.sqe.len as i32) {
         Ok(()) => 0,
         Err(error) => error.negative(),
@@ -107,7 +107,7 @@ pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> Issue
     IssueOutcome::Done(Answer { result, failed: false })
 }
 
-/// Checks the fields that none of the requests on one socket uses.
+/// Checks that the SQE's fields that no request on a socket uses are zero. Error: `EINVAL`.
 pub(crate) fn check_rest(sqe: &Sqe) -> Result<(), Errno> {
     if sqe.op_flags != 0 || sqe.buf_index != 0 || sqe.file_index != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }

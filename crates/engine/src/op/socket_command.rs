@@ -55,7 +55,8 @@ fn arguments(number: i32, command: &Command) -> [u64; 5] {
     [number as u64, level, name, command.value, u64::from(command.length)]
 }
 
-/// Returns the option's length, because there is no other place for it.
+/// Reads a socket option. The CQE's result is the option's length, because the command has no other
+/// place for it.
 fn get_option(number: i32, command: &Command) -> Result<i32, Errno> {
     if command.address as u32 != SOL_SOCKET {
         return Err(Errno::EOPNOTSUPP);

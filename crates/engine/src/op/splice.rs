@@ -13,7 +13,7 @@ use usring_uapi::io_uring::SPLICE_F_FD_IN_FIXED;
 use usring_uapi::opcode;
 
 const CALL_FLAGS: u32 = linux::SPLICE_F_MOVE | linux::SPLICE_F_NONBLOCK | linux::SPLICE_F_MORE | linux::SPLICE_F_GIFT;
-/// Asks for the file's position, or stands for a file without one.
+/// Offset that stands for the file's own position, and for a file without a position.
 const NO_OFFSET: u64 = u64::MAX;
 
 impl Source {
@@ -44,7 +44,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Looks the source up and keeps it; the rest may wait.
+/// Looks the source file up and keeps it open, while the submitter is still in its call. A worker
+/// does the rest, which may wait.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     match find_source(locked, request) {
         Ok(source) if source.is_device() => IssueOutcome::done(Errno::EINVAL.negative()),

@@ -67,8 +67,8 @@ pub(crate) fn prepare_fadvise(_: &mut LockedRing, request: &mut Request) -> Resu
     Ok(())
 }
 
-/// Gives advice that only sets a flag in place. Other advice may read or drop pages and goes to a
-/// worker.
+/// Carries out advice that only sets a flag in the open file. Other advice may read or drop pages,
+/// so a worker carries it out.
 pub(crate) fn issue_fadvise(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let advice = request.sqe.op_flags;
     if !matches!(advice, linux::POSIX_FADV_NORMAL | linux::POSIX_FADV_RANDOM | linux::POSIX_FADV_SEQUENTIAL) {

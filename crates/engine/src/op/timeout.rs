@@ -36,7 +36,8 @@ pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     let deadline = parse(request)?;
-    // It watches the request before it. There has to be one, which is no LINK_TIMEOUT itself.
+    // A LINK_TIMEOUT watches the request before it. The chain must have one, and that one must not
+    // be a LINK_TIMEOUT.
     if locked.queues.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
         return Err(Errno::EINVAL);
     }
@@ -75,8 +76,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     IssueOutcome::AwaitsTime
 }
 
-/// Ends a LINK_TIMEOUT that is issued by itself: there was no request left to watch. Otherwise the
-/// watched request arms it.
+/// Ends a LINK_TIMEOUT that is issued by itself: no request is left for it to watch. In any other
+/// case the watched request arms it.
 pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::Done(Answer { result: Errno::ECANCELED.negative(), failed: false })
 }
@@ -96,7 +97,7 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
         request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Remove { target });
         return Ok(());
     }
-    // The timeout stays on its own clock.
+    // An update cannot change the timeout's clock.
     let known = abi::IORING_TIMEOUT_UPDATE_MASK | abi::IORING_TIMEOUT_ABS;
     if flags & !known != 0 {
         return Err(Errno::EINVAL);

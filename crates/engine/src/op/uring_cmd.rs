@@ -1,6 +1,6 @@
-//! URING_CMD: commands of a file's own. Block devices of usring's have one, to discard a range
-//! (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). Sockets have those in `socket_command`. Other files
-//! of the kernel have none here.
+//! URING_CMD: commands that only files of one kind know. Block devices of usring's have one, to
+//! discard a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). The commands of sockets are in
+//! `socket_command`. Other files of the kernel have none here.
 
 use super::{block_device, socket_command};
 use crate::request::operation::{Command, Operation};
@@ -19,7 +19,7 @@ const DISCARD: u32 = 0x1200;
 /// reserved. No command uses a registered buffer, but the flag for one is accepted.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
-    // Commands that go on with a buffer each (TX_TIMESTAMP) are not supported.
+    // Multishot commands, which take a buffer for each CQE (TX_TIMESTAMP), are not supported.
     let goes_on = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
     if sqe.off >> 32 != 0 || sqe.op_flags & !IORING_URING_CMD_FIXED != 0 || goes_on {
         return Err(Errno::EINVAL);
@@ -44,11 +44,12 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         },
         None => socket_command::run(number, command),
     };
-    // An error of the file itself comes first.
+    // If the file is not open, that error takes precedence.
     IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 
-/// Discards in a worker, and may block; or makes a command that IOSQE_ASYNC has sent here.
+/// Carries a command out in a worker. A discard may block; any other command comes here only
+/// because of IOSQE_ASYNC.
 pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Command(command) = &request.operation else { return Errno::EINVAL.negative() };
     let answer = match &request.file.device {
@@ -62,7 +63,7 @@ pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
 }
 
 impl Command {
-    /// Returns the error if a device does not support the command.
+    /// Returns the error for a command that a device refuses; `None`: the device supports it.
     fn refusal(&self, file: &OpenDevice) -> Option<Errno> {
         if self.number != DISCARD || self.has_more {
             Some(Errno::EINVAL)

@@ -22,14 +22,16 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     }
     let (kind, options, report_to) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
     if options & __WNOTHREAD != 0 {
-        // Another thread would wait.
+        // __WNOTHREAD means children of the calling thread only, and here a worker may make the
+        // call.
         return Err(Errno::EINVAL);
     }
     request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, report_to, named: None });
     Ok(())
 }
 
-/// Keeps the process that the descriptor names, and tries without waiting; the rest may wait.
+/// Keeps the process that a pidfd names, and tries waitid(2) without waiting. If there is nothing
+/// to report, a worker waits.
 pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::WaitId(wait) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     if wait.kind == P_PIDFD && wait.id >= 0 {
@@ -50,14 +52,15 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::WaitId(wait) = &request.operation else { return Errno::EINVAL.negative() };
     let mut info = Info::default();
     match blocking.run(&wait.call(&mut info, wait.options)) {
-        // Only its cancellation ends the call early.
+        // Only a cancellation of this request ends the call early.
         Err(Errno::EINTR) => Errno::ECANCELED.negative(),
         found => wait.end(found, &info),
     }
 }
 
 impl WaitId {
-    /// Keeps the process that its descriptor names now. A non-blocking descriptor adds WNOHANG.
+    /// Duplicates the pidfd, so that the process stays the one that it names now. A non-blocking
+    /// pidfd adds WNOHANG.
     fn hold(&mut self) -> Result<HeldDescriptor, Errno> {
         let duplicate = descriptor::hold(self.id)?;
         if descriptor::status_flags(duplicate.number())? & O_NONBLOCK != 0 {
@@ -72,7 +75,8 @@ impl WaitId {
         SystemCall::new(__NR_waitid, [kind, id, &raw mut *info as u64, options, 0])
     }
 
-    /// Writes the result to the program, even if there was none, except for an invalid request.
+    /// Writes the result to the program, and returns the CQE's result. An empty result (no child)
+    /// is written, too. After an invalid request nothing is written.
     fn end(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
         let result = found.map_or_else(Errno::negative, |_| 0);
         if self.report_to.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {

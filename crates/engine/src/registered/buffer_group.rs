@@ -20,7 +20,7 @@ const LENGTH_OFFSET: usize = 8;
 const TAIL_WORD: usize = 12;
 /// Most buffers of a bundle.
 const MANY_LIMIT: u32 = 256;
-/// Limit of a ring's size, exclusive.
+/// A ring has fewer entries than this.
 const ENTRIES_LIMIT: u32 = 1 << 16;
 
 /// A buffer that a request has taken.
@@ -31,9 +31,9 @@ pub(crate) struct SelectedBuffer {
     pub address: UserAddress,
     /// Bytes that the request may use.
     pub length: u32,
-    /// Bytes of the whole buffer, with which it returns to a classic group.
+    /// Bytes of the whole buffer. A buffer that goes back to a classic group has this length again.
     pub whole_length: u32,
-    /// Taken from a buffer ring, which counts how many were used.
+    /// The buffer comes from a buffer ring.
     pub from_ring: bool,
     pub usage: Usage,
 }
@@ -43,9 +43,9 @@ pub(crate) struct SelectedBuffer {
 pub(crate) enum Usage {
     /// All of it.
     Whole,
-    /// For an incremental ring: as much as the transfer's length.
+    /// For an incremental ring: not decided yet. The transfer's length decides when it is done.
     Open,
-    /// For an incremental ring: a part; the rest is for the next request.
+    /// For an incremental ring: a part of it. The next request gets the rest.
     Partial,
 }
 
@@ -56,9 +56,10 @@ pub(crate) struct Many {
     pub bytes: u32,
     /// The number of buffers.
     pub count: u32,
-    /// The group has no further buffer.
+    /// The group has no buffer beyond these.
     pub emptied: bool,
-    /// The next buffer would have had to be cut.
+    /// A buffer did not fit whole into the limit in bytes. The selection ends before it, or cuts it
+    /// if it is the first.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -72,11 +73,11 @@ struct Classic {
 struct BufferRing {
     memory: Arc<SharedMemory>,
     entries: u32,
-    /// The engine's index; the program owns the tail.
+    /// Index of the next buffer; the engine's. The tail is the program's.
     head: u16,
     /// A transfer uses up as much of a buffer as its length (IOU_PBUF_RING_INC).
     incremental: bool,
-    /// Number of the registration; no other ring has had it.
+    /// Number of this registration. No other ring has ever had it.
     identity: u64,
 }
 
@@ -93,9 +94,11 @@ pub(crate) struct BufferGroups {
 }
 
 impl BufferGroups {
-    /// Takes the next buffer of a group. At most `wanted` bytes of it count, all of them if that is
-    /// 0. `decides` matters for an incremental ring: it returns whether that many bytes are used up
-    /// at once, however long the transfer will be.
+    /// Takes the next buffer of a group. The request may use at most `wanted` bytes of it; 0: all.
+    /// `decides` is only called for an incremental ring. It returns whether that many bytes are
+    /// used up now, however short the transfer will be.
+    ///
+    /// Error: `ENOBUFS` if the group or a buffer is missing.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
         let bound = |length: u32| if wanted == 0 { length } else { length.min(wanted) };
         match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
@@ -130,8 +133,10 @@ impl BufferGroups {
         matches!(self.groups.get(&group), Some(BufferGroup::Ring(_)))
     }
 
-    /// Selects the next buffers of a group, `most` bytes of them, or the first alone if that is 0.
-    /// They are not used up yet.
+    /// Selects the next buffers of a group, with room for `most` bytes; 0: only the first buffer.
+    /// The buffers stay in the group until [`BufferGroups::use_up`].
+    ///
+    /// Errors: `ENOENT` if the group is missing; `ENOBUFS` if it has no buffer.
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             BufferGroup::Classic(buffers) => {
@@ -158,8 +163,8 @@ impl BufferGroups {
         }
     }
 
-    /// Uses up the whole selection, including buffers of length 0; returns as
-    /// [`BufferGroups::use_up`].
+    /// Uses up the whole selection, including buffers of length 0. Returns whether something is
+    /// left of the last buffer.
     pub fn use_up_all(&mut self, group: u16, many: &Many) -> bool {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && many.from_ring
@@ -171,7 +176,8 @@ impl BufferGroups {
         self.use_up(group, many, many.bytes)
     }
 
-    /// Keeps a selection that has been used up, to be filled piece by piece.
+    /// Records a selection that has been used up and that a request is still going to fill, piece
+    /// by piece.
     pub fn keep(&self, group: u16, many: Many) -> Kept {
         let place = match self.groups.get(&group) {
             Some(BufferGroup::Ring(ring)) => Some(ring.place()),
@@ -180,8 +186,9 @@ impl BufferGroups {
         Kept { many, place }
     }
 
-    /// Returns the buffers behind the first `bytes` bytes to their group, because no more has come.
-    /// They are the next to be taken, unless other requests have taken buffers meanwhile.
+    /// Gives the buffers of a selection back to their group, except those that hold the first
+    /// `bytes` bytes. The request has ended without filling them. If other requests have taken
+    /// buffers meanwhile, none goes back.
     pub fn give_back_behind(&mut self, group: u16, kept: &Kept, bytes: u32) {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && kept.place == Some(ring.place())
@@ -192,20 +199,21 @@ impl BufferGroups {
         }
     }
 
-    /// Returns an unused buffer to its group; it is the next to be taken.
+    /// Gives an unused buffer back to its group, where it is the next to be taken.
     pub fn give_back(&mut self, buffer: Option<SelectedBuffer>) {
         let Some(SelectedBuffer { group, id, address, whole_length, from_ring, .. }) = buffer else { return };
         match self.groups.get_mut(&group) {
             Some(BufferGroup::Classic(buffers)) if !from_ring => {
                 buffers.push_front(Classic { id, address, length: whole_length });
             }
-            // A buffer of an incremental ring was never taken, or is already used up.
+            // A buffer of an incremental ring is not taken at the selection, or is already used up.
             Some(BufferGroup::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
             _ => {}
         }
     }
 
-    /// Notes that a transfer of this length was made with a buffer.
+    /// Notes that a transfer of `length` bytes was made with a buffer. Matters for an incremental
+    /// ring, which then keeps the rest of the buffer.
     pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
         if buffer.usage != Usage::Open {
             return;
@@ -311,7 +319,8 @@ impl BufferGroups {
         }
     }
 
-    /// Returns the memory of a ring that the program maps.
+    /// Returns the memory of a buffer ring for the program to map. `None`: there is no such ring,
+    /// or its memory is the program's own.
     pub fn ring_memory(&self, group: u16) -> Option<Arc<SharedMemory>> {
         match self.groups.get(&group)? {
             BufferGroup::Ring(ring) if ring.memory.mapping().is_some() => Some(ring.memory.clone()),
@@ -370,9 +379,9 @@ impl BufferRing {
         (u32::from(self.head) & (self.entries - 1)) as usize * ENTRY_SIZE
     }
 
-    /// Uses up `length` bytes of an incremental ring, beginning with the next buffer. A partly used
-    /// buffer stays the next, and its entry moves to the rest. Returns whether there is such a
-    /// rest.
+    /// Uses up `length` bytes of an incremental ring, beginning with the next buffer. A buffer that
+    /// is only partly used stays the next one, and its entry then describes the rest. Returns
+    /// whether such a rest is left.
     fn consume(&mut self, mut length: u32) -> bool {
         if length == 0 {
             return true;
@@ -443,7 +452,7 @@ impl BufferRing {
         }
         // A message that was cut off may report its full length (MSG_TRUNC).
         let mut bytes = bytes.min(many.bytes);
-        // Buffers of length 0 are used up with their neighbours.
+        // A buffer of length 0 is used up together with the buffer behind it.
         for _ in 0..self.entries {
             let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };
             self.head = self.head.wrapping_add(1);
@@ -456,7 +465,7 @@ impl BufferRing {
         false
     }
 
-    /// Returns the next buffer.
+    /// Returns the next buffer's address, length and id; `None`: the ring is empty.
     fn first(&self) -> Option<(UserAddress, u32, u16)> {
         if self.tail()? == self.head {
             return None;

@@ -13,13 +13,13 @@ const DYNAMIC: u32 = tracking::IO_URING_NAPI_TRACKING_DYNAMIC as u32;
 const STATIC: u32 = tracking::IO_URING_NAPI_TRACKING_STATIC as u32;
 const INACTIVE: u32 = tracking::IO_URING_NAPI_TRACKING_INACTIVE as u32;
 
-/// Lower ids are numbers of processors, not of queues.
+/// Lowest id of a network device's queue. Lower ids are numbers of processors.
 const LOWEST_ID: u32 = 1025;
 /// Longest polling time, in microseconds.
 const LONGEST: u32 = 10_000;
 
 pub(crate) struct Napi {
-    /// In microseconds.
+    /// Polling time in microseconds.
     busy_poll: u32,
     prefer: bool,
     tracking: u32,
@@ -41,7 +41,8 @@ impl Napi {
         [self.busy_poll, u32::from(self.prefer), tracking, 0]
     }
 
-    /// Reports the previous settings, and does what is asked for.
+    /// Writes the previous settings to `argument`, and then carries out the operation that it asks
+    /// for.
     pub fn register(&mut self, is_polled: bool, argument: UserAddress) -> Result<(), Errno> {
         if is_polled {
             return Err(Errno::EINVAL);

@@ -26,10 +26,10 @@ fn of_program(number: i32) -> Result<Arc<RegisteredFile>, Errno> {
 
 fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
     if host::ring_of(number).is_some() {
-        // A ring in a ring's table could keep itself alive for ever.
+        // A ring in a ring's table could keep itself alive for ever, so it is refused.
         return Err(Errno::EBADF);
     }
-    // A path alone is no open file (O_PATH, open(2)).
+    // A descriptor that stands only for a path (O_PATH, open(2)) is no open file.
     if descriptor::status_flags(number)? & O_PATH != 0 {
         return Err(Errno::EBADF);
     }

@@ -14,7 +14,7 @@ const LIMIT: u32 = 1 << 14;
 /// Longest buffer, in bytes.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
-/// A buffer of the table; requests under way hold it, too, if it is tagged.
+/// A buffer of the table. Requests under way hold it, too, if it has a tag.
 pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
@@ -24,13 +24,15 @@ pub(crate) struct RegisteredBuffer {
 /// A request's hold on the registered buffer that it transfers from or to.
 #[derive(Default)]
 pub(crate) enum BufferHold {
-    /// The request has none.
+    /// The request transfers to or from no registered buffer.
     #[default]
     Nothing,
-    /// The transfer lies in an untagged buffer. No tag has to be posted after its last request.
-    /// Counting its holders would cost two locked instructions per request.
+    /// The transfer lies in a buffer without a tag. Its holders need not be counted, because
+    /// nothing is posted after the last one. Counting would cost two locked instructions per
+    /// request.
     Untagged,
-    /// The buffer. Its tag is posted once no request holds it any more.
+    /// The transfer lies in this tagged buffer. The tag is posted once no request holds the buffer
+    /// any more.
     Tagged(#[expect(dead_code, reason = "owned to be counted")] Arc<RegisteredBuffer>),
 }
 
@@ -45,7 +47,7 @@ impl BufferHold {
         if matches!(self, BufferHold::Tagged(_)) {
             *self = BufferHold::Nothing;
         } else {
-            // There is nothing to be dropped, and `forget` saves the compiler's code for it.
+            // The value owns nothing. `forget` spares the code that the compiler makes for a drop.
             core::mem::forget(core::mem::take(self));
         }
     }
@@ -59,7 +61,7 @@ pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<BufferSlot>>,
     /// Tagged buffers that were taken out and that requests may still hold.
     retired: Vec<Arc<RegisteredBuffer>>,
-    /// Memory that was offered to the run's devices, in as few parts as possible.
+    /// Memory that the ring has offered to the run's devices, in as few parts as possible.
     shared: Vec<IoVector>,
 }
 
@@ -69,7 +71,8 @@ impl RegisteredBuffers {
         self.entries.as_ref()?.get(usize::from(index))?.as_ref()
     }
 
-    /// Returns a transfer's hold on the buffer in which it lies. Error: `EFAULT` if it does not.
+    /// Returns a hold on the buffer in slot `index`, for a transfer of `length` bytes at `address`.
+    /// Error: `EFAULT` if the transfer does not lie within the buffer.
     #[inline]
     pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferHold, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
@@ -80,8 +83,8 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferHold::Untagged } else { BufferHold::Tagged(buffer.clone()) })
     }
 
-    /// Returns a transfer's hold on the buffer in which all of its pieces lie. Error: `EFAULT` if
-    /// one does not.
+    /// Returns a hold on the buffer in slot `index`, for a transfer of many pieces. Error: `EFAULT`
+    /// if a piece does not lie within the buffer.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferHold, Errno> {
         let mut held = self.share_nothing(index)?;
         for piece in pieces {
@@ -115,7 +118,8 @@ impl RegisteredBuffers {
         !self.retired.is_empty()
     }
 
-    /// Takes the tags of buffers that no request holds any more.
+    /// Takes the tags that are to be posted: those of removed buffers that no request holds any
+    /// more.
     pub fn take_released(&mut self) -> Vec<u64> {
         let mut tags = Vec::new();
         self.retired.retain(|buffer| {
@@ -137,7 +141,7 @@ fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index:
     }
     let member = user_memory::read::<IoVector>(vector.offset(16 * index))?;
     if member.base == 0 {
-        // An empty slot has neither length nor tag.
+        // An address of null means an empty slot, which must have neither length nor tag.
         return match (member.length, tag) {
             (0, 0) => Ok(None),
             (0, _) => Err(Errno::EINVAL),
@@ -197,16 +201,16 @@ fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
     whole
 }
 
-/// A part of another ring's table, and its destination.
+/// The part of another ring's table that CLONE_BUFFERS copies, and its destination.
 pub(crate) struct Part {
     pub from: u32,
     pub to: u32,
-    /// 0: the whole table.
+    /// Number of slots; 0: the whole table.
     pub count: u32,
 }
 
 impl Part {
-    /// Returns the slots that it means in a table of `size` slots.
+    /// Returns the slots that this part means in a table of `size` slots.
     fn within(&self, size: usize) -> Result<Range<usize>, Errno> {
         if self.count == 0 && (self.from != 0 || self.to != 0) {
             return Err(Errno::EINVAL);
@@ -223,7 +227,7 @@ impl Part {
     }
 }
 
-/// CLONE_BUFFERS on the source: returns the buffers in question, without their tags.
+/// CLONE_BUFFERS on the source: returns the buffers to copy. The copies have no tags.
 pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<BufferSlot>, Errno> {
     let entries = source.entries.as_ref().ok_or(Errno::ENXIO)?;
     let copy = |buffer: &Arc<RegisteredBuffer>| {

@@ -18,13 +18,13 @@ use usring_uapi::io_uring as abi;
 pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC as u32;
 /// A file of the table.
 pub(crate) struct RegisteredFile {
-    /// Its entries in the ring's epoll set, deleted before the number is closed.
+    /// The file's entries in the ring's epoll set. They are deleted before the number is closed.
     pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
     /// The file system, by fstat(2)'s device, of a regular file or block device that was open with
     /// O_DIRECT when it was registered.
     direct: Option<u64>,
-    /// The block device of usring's that the file stands for.
+    /// The block device of usring's that the file stands for; `None`: it stands for none.
     device: Option<Arc<OpenDevice>>,
 }
 
@@ -43,7 +43,8 @@ impl RegisteredFile {
         self.device.as_ref()
     }
 
-    /// Returns whether it has an entry in the epoll set, as only pollable files have.
+    /// Returns whether the file has had an entry in the epoll set. Only a file that can be polled
+    /// has.
     pub fn has_been_waited_for(&self) -> bool {
         !self.registrations.lock().is_empty()
     }
@@ -84,7 +85,7 @@ pub(crate) struct RegisteredFiles {
     entries: Option<Vec<Entry>>,
     /// Tagged files that were taken out and that requests still hold.
     retired: Vec<(Arc<RegisteredFile>, u64)>,
-    /// Tags to post.
+    /// Tags that are still to be posted.
     released: Vec<u64>,
     /// Range of "any free slot", and the slot where the next search begins.
     range: (u32, u32),
@@ -97,7 +98,7 @@ impl RegisteredFiles {
         self.entries.as_ref()?.get(index as usize)?.file.as_deref()
     }
 
-    /// Returns the file, held by one more owner.
+    /// Returns the file in a slot, with one more owner; `None`: the slot is empty.
     pub fn share(&self, index: u32) -> Option<Arc<RegisteredFile>> {
         self.entries.as_ref()?.get(index as usize)?.file.clone()
     }
@@ -241,7 +242,7 @@ impl RegisteredFiles {
         Ok(0)
     }
 
-    /// Makes the table from its slots.
+    /// Sets the table to these slots.
     pub(super) fn set(&mut self, entries: Vec<Entry>) {
         self.range = (0, entries.len() as u32);
         self.next = 0;

@@ -11,7 +11,7 @@ use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, message};
 use usring_uapi::general as linux;
 
-/// RWF_NOAPPEND.
+/// RWF_NOAPPEND: the write ignores O_APPEND.
 const NO_APPEND: u32 = 0x20;
 /// RWF_ATOMIC and RWF_DONTCACHE, which need a file system that has them.
 const ATOMIC: u32 = 0x40;

@@ -1,4 +1,5 @@
-//! The provided buffer of a read: taken at issue, and returned where the read waits.
+//! The provided buffer of a read. It is taken when the read is issued, and returned if the read has
+//! to wait.
 
 use crate::request::Request;
 use crate::request::operation::Operation;
@@ -21,10 +22,10 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
     Ok(())
 }
 
-/// Returns the buffer of a ring where the request is going to wait for its file; the request
-/// takes one again when the file is ready. A failed request also returns it, if its file is of a
-/// kind that is polled. A worker keeps the buffer. So do a request with a classic buffer, and a
-/// request that the kernel would have left to a worker.
+/// Returns the buffer to its ring if the request is going to wait for its file. The request takes
+/// one again when the file is ready. A failed request also returns it, if its file is of a kind
+/// that is polled. A worker keeps the buffer. So do a request with a classic buffer, and a request
+/// that the kernel would have left to a worker.
 pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
     let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
@@ -32,7 +33,7 @@ pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outc
     if let IssueOutcome::Done(Answer { result: NO_FILE, .. }) = outcome
         && descriptor::status_flags(request.file.number).is_err()
     {
-        // The kernel looks the file up before it takes a buffer.
+        // The kernel looks the file up before it takes a buffer, so a bad file costs no buffer.
         let buffer = request.buffer.take();
         return locked.registered.buffer_groups.give_back(buffer);
     }

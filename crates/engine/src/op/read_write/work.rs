@@ -8,7 +8,8 @@ use crate::request::{Blocking, Request};
 use usring_sys::{Errno, descriptor, file};
 use usring_uapi::general as linux;
 
-/// Makes the transfer, and may block. A regular file is called until it has given everything.
+/// Makes the transfer, and may block. A regular file is read or written again until all bytes are
+/// done.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Errno::EINVAL.negative() };
