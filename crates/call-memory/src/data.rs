@@ -10,7 +10,8 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// Up to this many bytes are pinned together with the other memory that a call names.
+/// Data of up to this many bytes counts as small: it is pinned together with the other memory that
+/// the call names.
 const SMALL: u64 = 8 << 10;
 
 /// Most bytes that the kernel moves by one call (MAX_RW_COUNT). It cuts off the rest of a buffer or
@@ -58,7 +59,7 @@ const fn buffer(address: usize, access: Access) -> Option<Buffer> {
     Some(Buffer { address, length: address + 1, position: None, header: 0, access })
 }
 
-/// Returns the buffer of a call that has one.
+/// Returns where a call has its only buffer; `None`: the call has none, or a vector.
 fn buffer_of(number: u32) -> Option<Buffer> {
     let at = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { position: Some(3), ..buffer });
     let behind_type = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { header: 8, ..buffer });
@@ -92,14 +93,15 @@ fn vector_of(number: u32) -> Option<(Access, bool)> {
     }
 }
 
-/// Whether a call names its buffers by other memory.
+/// Whether a call names its buffers indirectly, by a vector or messages in memory.
 pub fn is_indirect(number: u32) -> bool {
     vector_of(number).is_some()
         || matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg | linux::__NR_sendmmsg | linux::__NR_recvmmsg)
 }
 
 impl Data {
-    /// Returns the data that a call moves. Small data is added to the spans instead.
+    /// Returns the data that a call moves, if it is to be transferred separately. `None`: there is
+    /// none, or it is small and was added to `spans`.
     pub fn of(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
@@ -207,8 +209,8 @@ impl Data {
         part
     }
 
-    /// Of messages to send: returns `true` if the first is longer than `longest`; only that one is
-    /// kept then, and the kernel refuses it. Otherwise keeps the messages before the first that is
+    /// For messages to send. If the first message is longer than `longest`, keeps only that one and
+    /// returns `true`: the kernel refuses it. Otherwise keeps the messages before the first that is
     /// too long. The kernel then returns how many of these it sent.
     pub fn keep_sendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {

@@ -22,9 +22,9 @@ pub enum Medium {
 #[derive(Clone, Copy)]
 pub struct IoSemantics {
     pub medium: Medium,
-    /// Whether another part follows a part that was transferred as a whole.
+    /// Whether the call goes on with another part after a part that was transferred completely.
     pub continues: bool,
-    /// Whether the kernel may read the data after the call.
+    /// Whether the kernel may still read the data after the call has returned (MSG_ZEROCOPY).
     pub lingers: bool,
     /// Whether the kernel leaves buffers unchanged but counts the bytes (MSG_TRUNC on TCP).
     pub passes_over: bool,
@@ -35,7 +35,8 @@ pub struct IoSemantics {
     pub messages: UserAddress,
     /// Most bytes of a part.
     pub most: u64,
-    /// Of messages to send: longer ones are refused for their length.
+    /// For messages to send: most bytes of a message. Longer messages are refused, as the kernel
+    /// refuses them. `None`: no limit.
     pub longest: Option<u64>,
 }
 
@@ -116,7 +117,8 @@ impl IoSemantics {
         let lingers = sends && flags & ZERO_COPY != 0;
         let most = match semantics.medium {
             Medium::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
-            // As many bytes as are waiting, to avoid large buffers without need.
+            // A part has as many bytes as are waiting, so that no large buffer is made without
+            // need.
             Medium::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };
@@ -141,7 +143,7 @@ fn flags_of_transfer(call: &SystemCall, form: &Form) -> u64 {
     }
 }
 
-/// Returns the flags with which a descriptor was opened.
+/// Returns the status flags of a descriptor; `None`: it is not open.
 fn flags_of(descriptor: i32) -> Option<u32> {
     let get = [descriptor as u64, u64::from(linux::F_GETFL), 0, 0, 0];
     SystemCall::new(linux::__NR_fcntl, get).run().ok().map(|flags| flags as u32)
@@ -176,14 +178,14 @@ impl Descriptor {
         Some(Descriptor { kind, major: device >> 8 & 0xfff, minor: device & 0xff | device >> 12 & 0xfff00 })
     }
 
-    /// Whether it is a terminal by Documentation/admin-guide/devices.txt: consoles, serial lines'
-    /// alternates, and both sides of pseudo-terminals. (Other character devices are treated as
-    /// devices with messages.)
+    /// Whether the descriptor is a terminal by Documentation/admin-guide/devices.txt: consoles,
+    /// serial lines' alternates, and both sides of pseudo-terminals. (Other character devices are
+    /// treated as devices with messages.)
     fn is_terminal(&self) -> bool {
         self.kind == CHARACTER_DEVICE && matches!(self.major, 4 | 5 | 136..=143)
     }
 
-    /// Whether it is a file, or memory that behaves like one (`/dev/zero`).
+    /// Whether the descriptor is a file, or memory that behaves like one (`/dev/zero`).
     fn is_file(&self) -> bool {
         const MEMORY: u32 = 1;
         const KERNEL_LOG: u32 = 11;

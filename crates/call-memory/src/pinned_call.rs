@@ -14,7 +14,7 @@ pub struct PinnedCall {
     mappings: &'static Mappings,
     pinned: Option<Pinned>,
     transfer: Option<Box<Transfer>>,
-    /// For a call that is made again after EFAULT: the memory that it names.
+    /// The memory that the call names, if the call is made again after an EFAULT; else `None`.
     retried: Option<Box<Spans>>,
 }
 
@@ -51,7 +51,8 @@ impl PinnedCall {
         Ok(Some(PinnedCall { mappings, pinned, transfer, retried }))
     }
 
-    /// Handles the kernel's answer to the call. `None`: the changed call must be made, too.
+    /// Handles the kernel's answer to the call. Returns the program's answer. `None`: the call was
+    /// changed to transfer the next part, or to try again, and the kernel must make it once more.
     pub fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
         if answer == error(Errno::EFAULT)
             && let Some(spans) = self.retried.take()
@@ -83,7 +84,8 @@ impl PinnedCall {
         }
     }
 
-    /// Brings in evicted pages again, and pins them this time.
+    /// Pins the memory of a call that failed with EFAULT because pages had been evicted, so that
+    /// the call can be made again.
     fn pin_again(&mut self, spans: &Spans) -> Option<u64> {
         match Pinned::new(self.mappings, spans, Pins::Needed) {
             Ok(pinned) => {

@@ -89,7 +89,8 @@ pub fn add(spans: &mut Spans, start: u64, length: u64, access: Access) {
     }
 }
 
-/// Whether the memory that a call names is a guess.
+/// Whether usring only guesses which memory a call names (structures of ioctl(2), bpf(2) and the
+/// like).
 pub fn is_guess(number: u32) -> bool {
     matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !table::is_known(number)
 }
@@ -145,7 +146,7 @@ const LEAST_ADDRESS: u64 = 64 << 10;
 
 /// Reads memory in pieces of `N` words, as far as it can be read.
 fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64; N])) -> ControlFlow<()> {
-    // A number and no address: nothing is mapped there, and a read would cost a fault.
+    // Below this address nothing is mapped, so the word is a number. A read would cost a fault.
     if address < LEAST_ADDRESS {
         return ControlFlow::Break(());
     }
@@ -179,7 +180,7 @@ fn ioctl_size(command: u32) -> u64 {
     }
 }
 
-/// Assumed size of a structure whose ioctl number declares none.
+/// Size in bytes that is assumed for a structure whose ioctl number declares none.
 const USUAL: u64 = 16 << 10;
 
 /// Adds a structure and the memory that it names. (The kernel may use more than the number

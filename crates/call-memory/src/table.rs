@@ -182,7 +182,7 @@ const SOCKETS_AND_MESSAGES: &[Entry] = &[
     (&[linux::__NR_mq_getsetattr], &[(1, Bytes(64), Read), (2, Bytes(64), Write)]),
     (&[linux::__NR_semop], &[(1, Each(2, 6), Read)]),
     (&[linux::__NR_semtimedop], &[(1, Each(2, 6), Read), (3, TIME, Read)]),
-    // The values of all semaphores that a set may have.
+    // Room for the values of all semaphores that a set may have.
     (&[linux::__NR_semctl], &[(3, Bytes(64 << 10), Write)]),
     (&[linux::__NR_shmctl, linux::__NR_msgctl], &[(2, Bytes(128), Write)]),
 ];
@@ -421,7 +421,7 @@ const fn table() -> [Option<&'static [Pointer]>; COUNT] {
     table
 }
 
-/// No structure and no path is longer.
+/// Length that is assumed for memory of an unknown call: no structure and no path is longer.
 const USUAL: Extent = Bytes(16 << 10);
 
 /// The pointers of a call that is not known: any argument may be an address.

@@ -32,7 +32,7 @@ const LEAST_PART: u64 = 8 << 10;
 /// Ranges that stay pinned until the value is dropped.
 pub struct Pinned {
     mappings: &'static Mappings,
-    /// Start and end of each.
+    /// Start and end address of each range.
     ranges: Few<(usize, usize)>,
 }
 
@@ -54,8 +54,8 @@ impl Pinned {
 }
 
 impl Pinned {
-    /// Pins the ranges again in a forked child, which has no pins yet. If that fails, the kernel's
-    /// answer says so.
+    /// Pins the ranges again in a forked child, which has no pins yet. If that fails, the call goes
+    /// on unpinned, and the kernel answers EFAULT for a page that is evicted.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         let mut ranges = Few::default();
         for (start, end) in self.ranges.iter() {
@@ -109,7 +109,8 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// `None`: the kernel will not move any data.
+    /// Begins the transfer of a call's data. `None`: the kernel will not move any data, so the call
+    /// is made as it is.
     pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
         let semantics = IoSemantics::of(call, &mut data)?;
         let most = match semantics.medium {
@@ -187,7 +188,7 @@ impl Transfer {
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
             match Pinned::new(mappings, &spans, pins) {
                 Ok(pins) => self.hold = Hold::Pinned(pins),
-                // Other threads have pinned much memory just now.
+                // Pins of other threads leave no room just now.
                 Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
@@ -253,7 +254,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Handles the answer to the part in flight; returns whether another part follows.
+    /// Handles the kernel's answer to the part in flight. Returns whether another part follows.
     pub fn goes_on(&mut self, answer: u64) -> Result<bool, Errno> {
         let hold = core::mem::replace(&mut self.hold, Hold::Nothing);
         if is_error(answer) {

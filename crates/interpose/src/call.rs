@@ -9,7 +9,7 @@ use usring_uapi::general as linux;
 #[repr(C)]
 pub struct Call {
     pub number: u64,
-    /// rdi, rsi, rdx, r10, r8, r9.
+    /// The arguments, from rdi, rsi, rdx, r10, r8 and r9.
     pub arguments: [u64; 6],
     /// Where the program goes on: behind its `syscall` instruction, unless
     /// [`Call::leave_it_to_the_site`] changes it.
@@ -17,7 +17,7 @@ pub struct Call {
     /// 1 if the call came by the trap, so its site is not patched yet; else 0.
     pub trapped: u64,
     pub forward: Forward,
-    /// The entry point's own note.
+    /// Room in which the entry point keeps the outcome of the dispatch.
     pub outcome: Outcome,
 }
 
@@ -63,12 +63,13 @@ impl Call {
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // Trapped only if memory is swapped, by a filter that checks only the mark's upper
-            // half. The mark goes above a number of 32 bits: the sixth argument …
+            // These calls trap only if memory is swapped. That filter checks only the mark's upper
+            // half, so the mark may go above an argument of 32 bits. Here that is the sixth
+            // argument …
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // … or the first.
+            // … and here the first one.
             linux::__NR_recvfrom
             | linux::__NR_pselect6
             | linux::__NR_epoll_pwait
@@ -83,9 +84,9 @@ impl Call {
         self.forward_to(self.number, arguments)
     }
 
-    /// Lets the program repeat the call at its site, where the kernel answers it: for calls that
-    /// return twice, on one stack. The call must have trapped, and the caller must have put a mark
-    /// into the arguments.
+    /// Lets the program repeat the call at its own `syscall` instruction, where the kernel answers
+    /// it. Needed for calls that return twice on one stack. The call must have trapped, and the
+    /// caller must have put a mark into the arguments, which the filter lets pass.
     pub fn leave_it_to_the_site(&mut self) -> Outcome {
         self.return_address -= SYSCALL_LENGTH;
         Outcome { answer: self.number, kind: Outcome::DONE }

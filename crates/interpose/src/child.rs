@@ -31,8 +31,8 @@ fn disown(descriptors: ChildDescriptors, parent: u32) {
     registered::disown();
 }
 
-/// Whether this child shares its parent's descriptors. If the fork was not seen, this is tested: a
-/// descriptor that the child opens then exists in its parent, too.
+/// Whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see the
+/// fork, a test decides: a shared descriptor that the child opens exists in its parent, too.
 fn shares_descriptors(known: ChildDescriptors, parent: u32) -> bool {
     match known {
         ChildDescriptors::Own => return false,

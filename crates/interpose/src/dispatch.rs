@@ -8,8 +8,8 @@ use crate::swap::{fork, functions, guard, mapping_calls, region};
 use crate::{filter, process, signals};
 use usring_uapi::general as linux;
 
-/// Serves the most frequent call if it came by its usual entry point. `None`: [`dispatch`] serves
-/// the call.
+/// Serves the most frequent call (io_uring_enter) if it came by its usual entry point. `None`: the
+/// caller goes on with [`dispatch`].
 #[inline(always)]
 pub fn frequent(call: &Call) -> Option<Outcome> {
     process::current();

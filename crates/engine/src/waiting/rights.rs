@@ -276,6 +276,8 @@ impl Groups {
 
     /// Returns the calling thread's entry. Gives the thread its own group with an anchor, if it has
     /// none.
+    ///
+    /// Errors: `EAGAIN` if there are too many groups or threads; `ENOMEM`.
     fn of_this_thread(&self) -> Result<Arc<Member>, Errno> {
         loop {
             let member = match self.caller() {

@@ -26,7 +26,7 @@ use yaxpeax_x86::long_mode::InstDecoder;
 pub const MOV_EAX: u8 = 0xb8;
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 pub const MOV: usize = 5;
-/// Largest distance between the two, in bytes.
+/// Most bytes between the `mov` and the `syscall`.
 pub const MOST_BETWEEN: usize = 12;
 
 /// Longest x86 instruction, in bytes.
@@ -78,7 +78,7 @@ pub struct Form {
     /// Address of the `mov`, and of the instruction behind the `syscall`.
     pub start: usize,
     pub end: usize,
-    /// The bytes between the two, and their number.
+    /// The bytes between the `mov` and the `syscall`, and their number.
     pub between: [u8; MOST_BETWEEN],
     pub length: usize,
 }
@@ -104,7 +104,7 @@ impl Form {
         }
         let start = start.filter(|_| call == Some(address))?;
         let length = address - start - MOV;
-        // All of it must lie on one page.
+        // The `mov`, the `syscall` and all between must lie on one page.
         if length > MOST_BETWEEN || start / PAGE != (address + 1) / PAGE {
             return None;
         }

@@ -35,7 +35,7 @@ macro_rules! limit_call {
                     "jmp usring_symbol_call",
                     "2:",
                     "jmp [r11]",
-                    // Before libc's function is known: the bare call.
+                    // libc's function is not found yet, so the bare system call is made.
                     "3:",
                     "mov r10, rcx",
                     "mov eax, {number}",

@@ -12,7 +12,7 @@ pub struct CodeArea {
     /// written to is a mapping of its own.
     pub code: Range<usize>,
     pub protection: u32,
-    /// Whether it is a private mapping of a file.
+    /// The mapping is private and of a file.
     is_private_file: bool,
     /// Address of the file's beginning: the nearest mapping below of its first page.
     pub image: Option<usize>,
@@ -21,8 +21,8 @@ pub struct CodeArea {
 }
 
 impl CodeArea {
-    /// Whether it is ordinary code: read-only, of a file, and copied on write. (Code of a run-time
-    /// compiler is left to the compiler.)
+    /// Whether the mapping holds ordinary code: read-only, of a file, and copied on write. (Code of
+    /// a run-time compiler is left to the compiler.)
     pub fn may_be_rewritten(&self) -> bool {
         self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
     }

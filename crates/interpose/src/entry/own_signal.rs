@@ -130,7 +130,8 @@ impl Arrival<'_> {
         *self.word(CONTEXT_INSTRUCTION_POINTER) = address as u64;
     }
 
-    /// Whether the signal was sent by a call, not raised by an instruction.
+    /// Whether a call has sent the signal (kill(2) and the like). `false`: an instruction raised
+    /// it.
     fn was_sent(&self) -> bool {
         self.information.code <= 0
     }
@@ -219,7 +220,8 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     }
 }
 
-/// Puts off a signal that found its thread in the engine. `false`: it did not, or no slot is free.
+/// Puts off a signal that found its thread in the engine. `false`: it found the thread elsewhere,
+/// or no slot is free, and its handler has to run now.
 fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is the kernel's.
     let found = unsafe { wrapper::interrupted_by(arrival.context) };

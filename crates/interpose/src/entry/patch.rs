@@ -40,8 +40,8 @@ const HALT: u8 = 0xf4;
 /// rewritten.
 const SITES: usize = 1024;
 
-/// Traps of a site before it is rewritten, which costs as much as some twenty traps. (A site of
-/// io_uring_enter is rewritten at its first trap: it will be used again.)
+/// A site is rewritten at this trap. Rewriting costs as much as some twenty traps. (A site of
+/// io_uring_enter is rewritten at its first trap, because it will be used again.)
 const PATIENCE: u32 = 12;
 
 struct Site {
@@ -54,8 +54,8 @@ struct Site {
 }
 
 impl Site {
-    /// Returns the stub, if the code at `start` was rewritten for this site and still leads there.
-    /// The bytes decide: the code may have been unmapped since, and replaced by other code.
+    /// Returns the stub of this site, if the code at `start` still jumps there; else `None`. Only
+    /// the bytes in memory decide: since the rewriting, other code may have been mapped there.
     fn rewritten(&self, start: usize) -> Option<usize> {
         let stub = self.stub.load(Ordering::Acquire);
         let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
@@ -104,8 +104,9 @@ fn place_of(address: usize) -> Option<&'static Site> {
     None
 }
 
-/// For the SIGSEGV handler: returns the address at which a thread continues that executed usring's
-/// `hlt`. The instruction itself raised the fault, so its bytes can be read.
+/// For the SIGSEGV handler: returns the stub at which a thread continues that has executed usring's
+/// `hlt`. `None`: the `hlt` at `start` is not usring's. The instruction itself raised the fault, so
+/// its bytes can be read.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
@@ -124,13 +125,14 @@ pub fn consider(call: &Call) {
     let address = call.return_address.wrapping_sub(SYSCALL.len() as u64) as usize;
     let may_share = matches!(call.number as u32, linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
-        // From such a site a thread could return on a stack of its own, or twice on one stack.
+        // A call that shares memory (clone, vfork) could return at the site on another stack, or
+        // twice on one stack. So these sites keep trapping.
         return;
     }
     let Some(site) = place_of(address) else { return };
     let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
-    // Once; and once more if the site was rewritten and other code lies there now.
+    // A site is rewritten once. If other code lies there since, it is rewritten once more.
     let is_anew = || {
         let is_old = site.stub.load(Ordering::Acquire) != 0;
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
@@ -140,15 +142,16 @@ pub fn consider(call: &Call) {
     }
 }
 
-/// Rewrites the sites of a call at the beginning of a libc function, before any has trapped. For a
-/// call that a filter cannot always trap.
+/// Rewrites the call sites at the beginning of a libc function, before any has trapped. For a call
+/// that a filter cannot always trap.
 pub fn rewrite_ahead(function: usize, number: u32) {
-    /// More bytes than come before its `syscall`s, with and without threads.
+    /// Bytes of the function that are searched: more than lie before its `syscall` instructions,
+    /// with and without threads.
     const REACH: usize = 192;
     if environment::forbids_patching() {
         return;
     }
-    // All of it on one page: the next page may not be mapped.
+    // The search ends with the page, because the next page may not be mapped.
     let end = (function + REACH).min((function / PAGE + 1) * PAGE - 1);
     for address in code::calls_in(function..end) {
         if Form::of(function, address, number).is_some()
@@ -202,7 +205,7 @@ fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno>
     synchronise();
     put(0, JUMP);
     synchronise();
-    // The jump is written; if the page stays writable, that does no harm.
+    // The jump is written. If this fails, the page stays writable, which does no harm.
     let _ = protect(page, area.protection);
     Ok(())
 }
@@ -259,7 +262,7 @@ mod stubs {
         Some(stub)
     }
 
-    /// Whether an existing stub serves this site.
+    /// Whether an existing stub holds the code that this site needs.
     pub fn serves(stub: usize, form: &Form) -> bool {
         // SAFETY: the address is not 0, so `make` made the stub; its page stays mapped.
         stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, form)
@@ -306,7 +309,8 @@ mod stubs {
         let protection = u64::from(linux::PROT_READ | linux::PROT_EXEC);
         let arguments = [wanted as u64, PAGE as u64, protection, u64::from(flags), -1i64 as u64, 0];
         let got = SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()? as usize;
-        // Before Linux 4.17 the address is only a hint.
+        // Before Linux 4.17 the kernel takes the address only as a hint, so the mapping may be too
+        // far away.
         (got.abs_diff(site) < REACH).then_some(got)
     }
 }

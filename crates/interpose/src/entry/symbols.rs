@@ -303,7 +303,8 @@ with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
-// The mask would have to be wrapped; no caller passes one this early.
+// This bare call passes no mask, which would have to be wrapped with its size. No caller has a mask
+// before libc's function is found.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
@@ -496,7 +497,7 @@ extern "C" fn concerns(call: &Call) -> u64 {
     u64::from(ours)
 }
 
-/// Prepares a call by its number.
+/// Prepares a call that came by libc's `syscall`, which may be a call that polls.
 extern "C" fn before_call(call: &Call) {
     match call.number as u32 {
         linux::__NR_poll
@@ -519,7 +520,7 @@ extern "C" fn before_sleep(call: &Call) {
         match call.number as u32 {
             linux::__NR_poll | linux::__NR_ppoll => watch_polled(UserAddress(first), second),
             linux::__NR_select | linux::__NR_pselect6 => watch_selected(first as i32, [second, third, fourth]),
-            // Descriptors in an epoll set were seen when they were added.
+            // Rings in an epoll set were noted when they were added to it.
             _ => {}
         }
     }

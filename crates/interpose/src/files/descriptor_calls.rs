@@ -102,7 +102,7 @@ pub fn control(call: &mut Call) -> Outcome {
     if lowest as i32 as i64 != lowest as i64 && lowest as u32 as i32 >= 0 || (lowest as i32) < 0 {
         return call.pass();
     }
-    // In the kernel's order: the limit is checked first.
+    // The limit is checked first, as in the kernel.
     if descriptors::is_known(number as i32) && lowest >= descriptor::limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }

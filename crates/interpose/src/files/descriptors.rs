@@ -18,7 +18,7 @@ use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, hazard};
 
-/// In place of a pointer: a ring of the parent process, unusable here.
+/// Entry that stands for a ring of the parent process, which is unusable here.
 const INHERITED: usize = 1;
 
 /// Each entry is 0, an `Arc<File>` from `into_raw`, or `INHERITED`.
@@ -39,7 +39,7 @@ pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 pub struct File {
     pub ring: Arc<Ring>,
     watched: AtomicBool,
-    /// Lock of the thread that begins to watch it.
+    /// Held by the thread that begins to watch the ring's descriptor, so that only one does.
     beginning: Mutex<()>,
     /// The eventfd's id, once it is needed to recognise the file; else 0.
     identity: AtomicU64,
@@ -180,7 +180,8 @@ fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     }
 }
 
-/// Checks a low number, which may have become another file unnoticed.
+/// Checks a number below the reserved range: the program may have closed it unseen and opened
+/// another file by it.
 #[inline(always)]
 fn checked(using: Using, number: i32) -> Found<Using> {
     if number < RESERVED_BASE && !is_still(&using, number) {
@@ -245,8 +246,8 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
-/// Whether a low number is still an alias of the ring: calls that close it may have been missed.
-/// Without /proc the answer is always true.
+/// Whether a number below the reserved range is still an alias of the ring. usring may have missed
+/// a call that closed it. Without /proc the answer is always true.
 #[cold]
 #[inline(never)]
 fn is_still(file: &File, number: i32) -> bool {
@@ -254,7 +255,8 @@ fn is_still(file: &File, number: i32) -> bool {
     identity == 0 || eventfd_id(None, number) == Some(identity)
 }
 
-/// Returns the ring's file behind a number.
+/// Returns the ring's file behind a number, with a reference of its own; `None`: the number is no
+/// ring of this process.
 pub fn get(number: i32) -> Option<Arc<File>> {
     match with(number, Arc::clone) {
         Found::Ring(file) => Some(file),
@@ -267,7 +269,8 @@ pub fn is_known(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
-/// Enters a number, whose previous entry has been removed. Errors: `EMFILE`.
+/// Enters a ring under a number, whose previous entry has been removed. Error: `EMFILE` if the
+/// number is beyond the table.
 pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     let entry = entry(number).ok_or(Errno::EMFILE)?;
     if number < RESERVED_BASE {

@@ -30,8 +30,8 @@ pub fn between_files(call: &mut Call) -> Outcome {
     if concerned { Err::<u64, _>(Errno::EINVAL).into() } else { call.pass() }
 }
 
-/// Refuses ioctl(2) requests that read the content of the file itself, which is empty: cp(1) would
-/// copy that.
+/// Refuses ioctl(2) requests by which the kernel itself would read the file that stands for the
+/// device. That file is empty, and cp(1) would copy the emptiness.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, argument, ..] = call.arguments;
     let is_device = |number: u64| devices::is_device(number as i32);

@@ -20,9 +20,9 @@ use usring_engine::{OpenDevice, devices};
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, hazard};
 
-/// In place of a pointer: not examined since the number was last closed.
+/// Entry of a number that was not examined since it was last closed.
 const UNKNOWN: usize = 0;
-/// In place of a pointer: a file of the kernel's.
+/// Entry of a number that stands for a file of the kernel's, and no device.
 const OTHER: usize = 1;
 
 /// Each entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
@@ -83,12 +83,13 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(number as usize)
 }
 
-/// Returns the device behind a number, for the engine.
+/// Returns the device behind a number, for the engine; `None`: the number is no device.
 pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
     with(number, Arc::clone)
 }
 
-/// Runs `work` on the device behind a number. For another file this costs one read of the table.
+/// Runs `work` on the device behind a number; `None`: the number is no device. For such a number
+/// this costs one read of the table.
 #[inline]
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
@@ -146,7 +147,8 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
     Some(work(&file))
 }
 
-/// Whether a number is still the device; a low number may have become another file.
+/// Whether a number still stands for the device. A number below the reserved range may have become
+/// another file unseen.
 #[inline]
 fn is_still(file: &OpenDevice, number: i32) -> bool {
     number >= RESERVED_BASE || devices::is_still(file, number)
@@ -184,7 +186,7 @@ fn forget_entry(entry: &'static AtomicUsize) {
     give_up(old);
 }
 
-/// Leaves a device's new number to the program.
+/// Gives a device's new number to the program, which closes it.
 pub fn enter(number: OwnedDescriptor) -> i32 {
     let number = number.into_raw();
     forget(number);

@@ -7,8 +7,8 @@ use usring_uapi::general as linux;
 /// Numbers from here on are neither rings nor devices.
 pub const NUMBERS: usize = 65536;
 
-/// Ends a use with a ring's lock held: the object that it kept alive is freed later, where no lock
-/// is held.
+/// Ends the use of a table's object while a ring's lock is held. If this was the last use, the
+/// object is freed later, when no lock is held.
 pub fn end_inside(held: hazard::Use) {
     if held.end_inside() {
         usring_engine::host::run_later(hazard::sweep);

@@ -20,7 +20,8 @@ const MOST_RINGS: usize = 16;
 /// Most threads with registered rings at the same time; more get `ENOMEM`.
 const ROWS: usize = 1024;
 
-/// In place of a thread pointer: a released row, behind which rows in use may lie.
+/// Stands for the thread of a released row. A search goes on behind it, because rows in use may
+/// follow.
 const GIVEN_UP: usize = 1;
 
 struct ThreadRings {
@@ -56,8 +57,8 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
     None
 }
 
-/// Claims a row for the calling thread, which has made a ring: from now on an index without a ring
-/// is `EBADF`.
+/// Claims a row for the calling thread, which has made a ring. From now on the thread gets `EBADF`
+/// for an index without a ring, as on the kernel, and no longer `EINVAL`.
 pub fn acquaint() {
     let _ = claim();
 }
@@ -167,8 +168,8 @@ pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     })
 }
 
-/// Handles an array of updates. An error is returned only for the first; otherwise the number of
-/// updates done.
+/// Handles an array of updates, in order, up to the first that fails. Returns how many were done;
+/// if none was, the error.
 fn for_each(
     argument: UserAddress,
     count: u32,

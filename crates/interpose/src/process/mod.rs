@@ -26,8 +26,8 @@ pub struct Process {
     pub actions: Mutex<()>,
     /// Held while descriptors of rings change.
     pub descriptors: Mutex<()>,
-    /// Held while code is rewritten. Whether the processors can be synchronised, once that is
-    /// known.
+    /// Held while code is rewritten. The content says whether every processor can be made to
+    /// synchronise its instruction stream; `None`: not known yet.
     pub patching: Mutex<Option<bool>>,
     /// Held while threads' rows of registered rings change.
     pub registered: Mutex<()>,
@@ -51,7 +51,8 @@ pub fn set_disown(disown: &'static Disown) {
     DISOWN.set(disown);
 }
 
-/// Returns this process's state. One load if it exists.
+/// Returns this process's state. In a forked child, the first call makes the state and disowns what
+/// was inherited. Later calls cost one load.
 #[inline]
 pub fn current() -> &'static Process {
     match PROCESS.get() {
@@ -93,7 +94,8 @@ pub enum ChildDescriptors {
 }
 
 impl ChildDescriptors {
-    /// Returns how this child was made, once.
+    /// Returns how this child was made, and forgets it: the child's own children start as
+    /// `Unknown`.
     fn take() -> ChildDescriptors {
         const OWN: u8 = ChildDescriptors::Own as u8;
         const SHARED: u8 = ChildDescriptors::Shared as u8;
@@ -126,14 +128,14 @@ pub fn id() -> u32 {
 /// The caller's relation to the memory that it runs in.
 pub enum Caller {
     Own,
-    /// A vfork child, which borrows it.
+    /// A vfork child, which borrows its parent's memory.
     Borrower,
     /// A forked child in its own memory, before any code of usring has run there.
     NotBegun,
 }
 
-/// Returns the caller's relation to the memory that it runs in. For signal handlers: makes no
-/// state.
+/// Returns the caller's relation to the memory that it runs in. May be called in a signal handler,
+/// because it makes no state.
 pub fn caller() -> Caller {
     match PROCESS.get() {
         Some(process) if process.id == getpid() => Caller::Own,

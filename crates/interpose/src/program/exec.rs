@@ -28,7 +28,7 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
 
-/// The arguments of either call.
+/// The arguments of execve(2) or execveat(2).
 struct Execution {
     call: SystemCall,
     directory: i32,
@@ -104,7 +104,8 @@ fn judge(execution: &Execution) -> Verdict {
         Verdict::Static if environment::swap().is_some() => {
             Verdict::Refused("it is statically linked, and its memory would not be swapped")
         }
-        // The kernel says why, and no sentence of ours contradicts it.
+        // The caller may not execute the file: the kernel answers why, and usring says nothing that
+        // contradicts it.
         Verdict::Static if !is_executable(execution) => Verdict::Fine,
         verdict => verdict,
     }
@@ -144,7 +145,7 @@ fn explain(execution: &Execution, why: &str) {
     let name = user_memory::read_c_string(execution.path, linux::PATH_MAX as usize).unwrap_or_default();
     let name = name.strip_suffix(b"\0").unwrap_or(&name);
     match core::str::from_utf8(name) {
-        // fexecve(3) names none.
+        // fexecve(3) passes an empty name.
         Ok(name) if !name.is_empty() => message::say(format_args!("cannot serve {name}: {why}")),
         _ => message::say(format_args!("cannot serve a program: {why}")),
     }
@@ -209,11 +210,12 @@ struct Size<'a> {
 struct Preload {
     index: usize,
     length: usize,
-    /// Whether it names the library (the launcher's does).
+    /// Whether the variable names the library (the launcher's does).
     names_library: bool,
 }
 
-/// More variables than any program passes; the kernel limits the bytes.
+/// Most variables that are counted: more than any program passes. (The kernel limits only their
+/// bytes.)
 const MOST_VARIABLES: usize = 1 << 20;
 
 fn variable(array: u64, index: usize) -> Result<u64, Errno> {
@@ -224,7 +226,7 @@ fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a
     let (mut given, mut present) = (0, 0);
     let mut preloads: [Option<Preload>; 2] = [None; 2];
     loop {
-        // A null array is an empty one.
+        // A null pointer counts as an empty array, as in the kernel.
         let address = if array == 0 { 0 } else { variable(array, given)? };
         if address == 0 {
             break;

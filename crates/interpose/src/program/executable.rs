@@ -8,7 +8,7 @@ use usring_uapi::general as linux;
 /// The verdict on an exec.
 pub enum Verdict {
     Fine,
-    /// Fine, but this library has to be loaded before usring's.
+    /// The program can be served if this library is loaded before usring's.
     FineBehind(Runtime),
     /// The program is statically linked: it can run, unserved.
     Static,

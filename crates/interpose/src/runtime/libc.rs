@@ -241,7 +241,8 @@ pub fn libraries() -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the function that the program would call without usring's symbol of this name.
+/// Returns the function that the program would call without usring's symbol of this name; `None`:
+/// there is none.
 pub fn next(name: &CStr) -> Option<usize> {
     let loader = bound().loader()?;
     let own = text::base();

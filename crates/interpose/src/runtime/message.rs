@@ -35,7 +35,7 @@ pub fn abort() -> ! {
         let _ = usring_sys::signals::send_to_thread(usring_sys::signals::thread_id(), signal);
     };
     kill(linux::SIGABRT);
-    // The signal was blocked, ignored or survived.
+    // The first signal was blocked or ignored, or a handler returned.
     kill(linux::SIGKILL);
     loop {
         let _ = SystemCall::new(linux::__NR_exit_group, [134, 0, 0, 0, 0]).run_once();

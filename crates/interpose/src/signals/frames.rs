@@ -138,8 +138,8 @@ pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
     }
 }
 
-/// Whether the frame was on the alternate stack while the thread was not, and the thread still is
-/// not.
+/// Whether the kept frame was on the alternate stack, and neither the interrupted code nor the
+/// present code runs on that stack.
 ///
 /// # Safety
 /// `kept` must be a frame.

@@ -215,7 +215,8 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
         )
     };
     let runs = |own_mask| Decision { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
-    // An instruction of the engine raised the signal, and would raise it again.
+    // An instruction of the engine raised the signal. It would raise the signal again if this were
+    // put off, so the handler runs now.
     if information.code > 0 && matches!(information.signal as u32, linux::SIGILL | linux::SIGFPE) {
         return runs(*own_mask);
     }
@@ -228,7 +229,8 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             frames::give_back(note);
             let itself = set_of(information.signal as u32);
             if itself & ALWAYS_OPEN != 0 {
-                // The kernel's queue would deliver it at once, again and again.
+                // If such a signal were queued, the kernel would deliver it at once, again and
+                // again.
                 signals::send_again(itself);
             } else {
                 // It goes to the end of the kernel's queue. It may lose its position among signals

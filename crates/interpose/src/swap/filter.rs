@@ -140,7 +140,7 @@ const fn assemble(size: u32) -> Assembler {
     filter.load(low(1));
     filter.add(JUMP_GREATER_OR_EQUAL, size, 0, 1);
     filter.answer(RET_TRAP);
-    // Any address in the window.
+    // Any other call traps if one of its arguments is an address in the window.
     let mut argument = 0;
     while argument < 6 {
         filter.load(high(argument));
@@ -177,7 +177,7 @@ const fn look_at_vfork(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// The "argument" of vfork(2) that carries the mark.
+/// Index of the register that carries the mark of vfork(2), as if it were an argument.
 pub const VFORK_MARKED: u32 = 4;
 
 /// Gives one answer to each of these calls.

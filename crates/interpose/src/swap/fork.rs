@@ -39,7 +39,7 @@ use usring_uapi::general as linux;
 
 /// Lock for forking a child. A vfork child may hold it too, and may be killed meanwhile.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
-/// The refusals that were reported, a bit each.
+/// One bit for each kind of refusal that has been reported.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
 /// How long a fork waits for memory to come to rest before other threads may go on for a moment
@@ -82,7 +82,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
-        // The signal comes first: the mask in force here would become the child's.
+        // The put-off signal is delivered first: the mask in force here would become the child's.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
     // Signals are checked before the lock. A thread that released the lock for each signal might
@@ -181,7 +181,7 @@ fn go_on_at(call: &mut Call, stack: u64) {
     call.return_address = usring_change_stack as *const () as u64;
 }
 
-/// Begins a child that inherits.
+/// Begins a child that inherits the swapped memory.
 fn begin(held: Held, calls: OfThread) {
     match held.inherit() {
         Ok(inheritance) => region::inherit(inheritance),

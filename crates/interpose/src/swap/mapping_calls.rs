@@ -22,7 +22,7 @@ use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// The refusals that were reported, a bit each.
+/// One bit for each kind of refusal that has been reported.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
 
@@ -213,7 +213,7 @@ fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
 fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: Option<u64>) -> Result<u64, Errno> {
     let number = if key.is_some() { linux::__NR_pkey_mprotect } else { linux::__NR_mprotect };
     let ask = |start, length| kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
-    // Lets the kernel check the other arguments.
+    // This call changes nothing: it has the kernel check the other arguments.
     ask(start, 0)?;
     const KNOWN: u32 = READ_WRITE | linux::PROT_EXEC | linux::PROT_SEM;
     if protection & !KNOWN != 0 && length != 0 {
@@ -310,7 +310,7 @@ fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Resu
     for part in parts.iter().filter(|part| part.owner == Owner::Kernel) {
         ask(part.range.start as u64, part.range.len() as u64)?;
     }
-    // A hole does not end the call.
+    // A hole does not end the call, but decides its answer.
     if parts.iter().any(|part| part.owner == Owner::Nobody) { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
@@ -420,7 +420,7 @@ fn remap_freely(
             }
             answer => answer.map(|start| start as u64),
         },
-        // Not a single mapping.
+        // The range is not a single mapping.
         Some(_) => Err(Errno::EFAULT),
     }
 }
@@ -434,7 +434,7 @@ fn keep_stack(start: u64, length: u64) {
     };
     if mappings.change().release_to_kernel(&range).is_err() {
         refused(Unsupported::Stack);
-        // Pinned for good.
+        // The memory could not be released, so it is pinned for good instead.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }
 }

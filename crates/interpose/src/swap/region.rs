@@ -60,7 +60,7 @@ pub fn mappings() -> Option<&'static Mappings> {
     known().or_else(|| if has_inherited() { take_over() } else { None })
 }
 
-/// Returns the region, if it was made.
+/// Returns the region that this process has made or taken over; `None`: there is none yet.
 fn known() -> Option<&'static Mappings> {
     // SAFETY: stored values are leaked, so they live for ever.
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
@@ -200,7 +200,7 @@ pub fn made() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
-    // In a vfork child its threads would be the child's.
+    // A vfork child makes no region, because the region's threads would be the child's.
     if !process::is_own() {
         return None;
     }
