@@ -73,6 +73,8 @@ impl EventDescriptor {
         // - An eventfd cannot be opened anew by /proc.
         // - O_NONBLOCK would apply to the program's descriptor, too.
         // - Other threads write to the counter, so only the kernel knows how full it is.
+        //
+        // poll(2) guarantees room for 1, so the counter is raised by 1 at a time. (A counter that
         // another thread fills at this very moment holds 2⁶⁴ unread events.)
         for _ in 0..count {
             if !epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0) {

@@ -8,7 +8,7 @@ use usring_sys::epoll::Epoll;
 use usring_uapi::io_uring as abi;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Names a request within its ring, never reused.
+/// Identifies a request within its ring. No two requests of a ring ever have the same id.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestId(pub u64);
 
@@ -17,7 +17,7 @@ pub(crate) struct RequestId(pub u64);
 pub(crate) struct Interest {
     /// EPOLL* events; error and hang-up are always reported too.
     pub events: u32,
-    /// The registration stays after an event.
+    /// The request goes on waiting after an event.
     pub multishot: bool,
 }
 
@@ -49,19 +49,19 @@ pub(crate) enum Purpose {
     Report,
 }
 
-/// When a timeout is over.
+/// The time, or the number of completions, at which a timeout ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deadline {
     pub clock: Clock,
-    /// On `clock`.
+    /// The end, in nanoseconds on `clock`.
     pub at: Nanoseconds,
     /// The timeout ends earlier once this many more requests have completed (0: never).
     pub completions: u32,
     /// A multishot starts again after this span.
     pub repeat_every: Nanoseconds,
-    /// Times that a multishot starts in all (0: until it is removed).
+    /// Number of times that a multishot starts (0: until it is removed).
     pub repeats: u32,
-    /// Reaching it is no failure (ETIME_SUCCESS).
+    /// The end by time is no failure and breaks no link (ETIME_SUCCESS).
     pub expiry_succeeds: bool,
     /// The request that a LINK_TIMEOUT watches.
     pub watches: Option<RequestId>,
@@ -72,7 +72,8 @@ pub(crate) struct Deadline {
 pub(crate) struct Registration {
     pub set: Arc<Epoll>,
     pub number: i32,
-    /// A duplicate, for every registration but the first: an epoll set takes each number once.
+    /// The duplicate under which the file is registered; `None` for the file's first registration.
+    /// An epoll set takes each number once.
     pub _own: Option<OwnedDescriptor>,
     pub interest: Interest,
     pub tag: Tag,
@@ -101,13 +102,15 @@ impl CancelKey {
         self.flags & flag != 0
     }
 
-    /// Returns whether all matching requests are meant, and their number is the answer.
+    /// Returns whether the key means all matching requests (ALL, ANY). The caller then gets their
+    /// number as the answer.
     pub fn counts(&self) -> bool {
         self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
     }
 
-    /// Returns whether the key's file is that of a request, which has it by `number`. Where the
-    /// kernel cannot compare the files, equal numbers in the SQEs count as the same file.
+    /// Returns whether the key's file is the file of a request. `number`: the number by which the
+    /// request has the file. If the kernel cannot compare the files, equal numbers in the SQEs
+    /// count as the same file.
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;

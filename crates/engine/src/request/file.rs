@@ -14,14 +14,15 @@ pub(crate) struct FileUse {
     /// The number to use in system calls.
     pub number: i32,
     pub hold: Hold,
-    /// The device of usring's that the file stands for; noted where the request has to remember it.
+    /// The device of usring's that the file stands for. `None`: it stands for none, or the request
+    /// need not remember the device.
     pub device: Option<Arc<OpenDevice>>,
 }
 
 /// The hold that keeps the number meaning the same file.
 #[derive(Default)]
 pub(crate) enum Hold {
-    /// Nothing: it is the program's own number, valid until the program's call returns.
+    /// No hold: the number is the program's own, valid until the program's call returns.
     #[default]
     Submitter,
     /// A registered file, which lives on even if its slot is updated.
@@ -54,7 +55,7 @@ pub(crate) struct KeptFiles {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
-/// From this many known numbers, those without a waiting request are dropped.
+/// When this many numbers are known, those without a waiting request are dropped.
 const KNOWN_NUMBERS: usize = 64;
 
 impl KeptFiles {

@@ -47,20 +47,20 @@ pub(crate) type Work = fn(&mut Request, &Blocking) -> i32;
 pub(crate) struct Properties {
     /// Carries the request out in a worker, and may block; returns the result.
     pub work: Option<Work>,
-    /// Works on the file in `fd`.
+    /// The request works on the file in `fd`.
     pub needs_file: bool,
     /// Events to poll the file for when the request would block.
     pub poll_events: u32,
-    /// May take a provided buffer.
+    /// The request may take a provided buffer.
     pub selects_buffer: bool,
-    /// `ioprio` has a meaning.
+    /// The request's `ioprio` has a meaning; otherwise it must be 0.
     pub takes_ioprio: bool,
-    /// Workers run it in order with others on the same regular file.
+    /// Workers run requests of this opcode on the same regular file in order.
     pub hashes_regular_file: bool,
     /// A worker may have to wait for ever.
     pub waits_for_ever: bool,
-    /// Takes something of the ring's, or resolves a number, when it is issued. So it is never left
-    /// to a worker before.
+    /// Takes something of the ring's, or resolves a number, when it is issued. So a request must
+    /// not go to a worker before it is issued.
     pub needs_ring_at_issue: bool,
     /// The result depends on the issuing thread's rights: a thread with other rights leaves the
     /// request to a worker. (Requests that are never issued in place go to a worker anyway.)
@@ -68,7 +68,7 @@ pub(crate) struct Properties {
     /// A worker's error breaks no link, and is silent where success is to be silent, as on the
     /// kernel.
     pub errors_keep_link: bool,
-    /// May be submitted to a ring with IOPOLL.
+    /// The request may be submitted to a ring with IOPOLL.
     pub allowed_on_polled_ring: bool,
     pub supported: bool,
 }
@@ -103,7 +103,7 @@ impl Blocking<'_> {
 pub(crate) struct Request {
     pub id: RequestId,
     pub properties: &'static Properties,
-    /// The private copy: read once from shared memory, never again.
+    /// The ring's private copy of the SQE: read once from shared memory, never again.
     pub sqe: Sqe,
     /// The operation that the family's prepare made of the SQE.
     pub operation: Operation,
@@ -114,12 +114,12 @@ pub(crate) struct Request {
     pub fixed_buffer: BufferHold,
     /// The next request of its chain.
     pub link: Option<RequestEntry>,
-    /// The armed LINK_TIMEOUT that watches it.
+    /// The armed LINK_TIMEOUT that watches the request.
     pub link_timeout: Option<RequestId>,
     pub progress: Progress,
     /// The request has many CQEs, all but the last with F_MORE, and waits again after each.
     pub multishot: bool,
-    /// The slot where it waits, or has last waited; 0 before that.
+    /// The poll table's slot where the request waits, or has last waited; 0 before that.
     pub place: Tag,
     /// The events for which its file was ready at the last call; 0 before it waited.
     pub ready_for: u32,
@@ -136,7 +136,7 @@ pub(crate) struct Request {
 pub(crate) enum Progress {
     #[default]
     New,
-    /// Its prepare failed, for the reason in `result`; it is never issued.
+    /// The request's prepare failed, with the error in `result`. The request is never issued.
     Refused,
     /// Its chain broke before it started: it is cancelled.
     Unbegun,
@@ -166,7 +166,8 @@ impl Request {
         self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
     }
 
-    /// Marks a request that may first be tried after its submission: threads may differ by then.
+    /// Marks a request that may be tried for the first time after its submission. By then, threads
+    /// may have different rights.
     pub fn mark_for_later(&mut self) {
         self.sqe.flags |= HAS_GROUP;
     }
@@ -210,8 +211,9 @@ impl Request {
         matches!(&self.operation, Operation::ReadWrite(transfer) if transfer.may_be_direct())
     }
 
-    /// Has a write raise no SIGPIPE from now on: in the kernel a worker makes it, which takes no
-    /// signals. Where the kernel does not know the flag a worker of usring's makes the write.
+    /// Has a write raise no SIGPIPE from now on. In the kernel a worker makes the write, and
+    /// workers take no signals. If the kernel does not know RWF_NOSIGNAL, a worker of usring's
+    /// makes the write.
     #[cold]
     pub fn raise_nothing(&mut self) {
         if let Operation::ReadWrite(transfer) = &mut self.operation {

@@ -21,8 +21,8 @@ pub(crate) enum IssueOutcome {
     Done(Answer),
     /// The request's file was not ready: poll for the row's events, then try again.
     WouldBlock,
-    /// As [`IssueOutcome::WouldBlock`], but the attempt, if there was one, does not show whether
-    /// the file is ready for something else: poll it first.
+    /// The request has to wait for its file. But it is not known whether the file is ready already,
+    /// so it is polled first.
     PollsFirst,
     /// The request has used its time slice and may have more to do: other requests come first.
     Yield,

@@ -23,8 +23,7 @@ pub(crate) struct RequestPool {
 const SPARE_LIMIT: usize = 256;
 
 impl RequestPool {
-    /// Takes a spare request and gives it a new id; `None` where memory is low and the pool is
-    /// empty.
+    /// Takes a spare request and gives it a new id. `None`: the pool is empty, and memory is low.
     #[inline(always)]
     pub fn take(&mut self) -> Option<RequestEntry> {
         let mut request = match self.spare.pop() {

@@ -49,7 +49,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Returns whether dropping it has an effect.
+    /// Returns whether dropping the operation has an effect, because it owns memory.
     #[inline(always)]
     pub fn owns_memory(&self) -> bool {
         // Separately, for transfers on devices: a jump through a table is seldom predicted after a
@@ -161,7 +161,7 @@ pub(crate) struct EpollControl {
     pub set: i32,
     pub operation: u32,
     pub target: i32,
-    /// `struct epoll_event` as its bytes: it is packed.
+    /// The bytes of `struct epoll_event`, which is packed.
     pub event: [u8; 12],
 }
 
@@ -260,7 +260,7 @@ pub(crate) struct Connect {
 /// The file that a SPLICE or TEE reads from.
 #[derive(Default)]
 pub(crate) enum Source {
-    /// Not looked up yet.
+    /// The file has not been looked up yet.
     #[default]
     Unknown,
     Registered(Arc<RegisteredFile>),

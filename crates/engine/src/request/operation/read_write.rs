@@ -31,7 +31,7 @@ pub(crate) struct ReadWrite {
     pub offset: u64,
     pub flags: u32,
     pub first: IoVector,
-    /// All members, where there is not exactly one.
+    /// All members of the vector; `None` if there is exactly one, which `first` holds.
     pub vector: Option<Vec<IoVector>>,
     /// Bytes transferred so far.
     pub done: u64,
@@ -95,7 +95,7 @@ impl ReadWrite {
         self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first))
     }
 
-    /// Returns the transfer as a device takes it.
+    /// Returns the transfer in the form in which a device takes it.
     #[inline]
     pub fn on_device(&self, manner: OpenMode, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };

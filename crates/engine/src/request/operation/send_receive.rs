@@ -40,7 +40,7 @@ pub(crate) struct SendReceive {
     pub done: u64,
     /// The memory for the rest, if it is one piece.
     pub part: IoVector,
-    /// Everything that does not fit above.
+    /// The message of SENDMSG and RECVMSG, and any other parts that do not fit above.
     pub message: Option<Box<SocketMessage>>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct SendReceive {
 pub(crate) struct Selections {
     /// The selection took the group's last buffer: the bundle ends with its next CQE.
     pub emptied: bool,
-    /// A selection had fewer bytes than its last buffer: nothing is appended.
+    /// A buffer was cut, or left out, by the limit in bytes. So no further buffer is appended.
     pub cut: bool,
     /// The length of a buffer that was selected alone, 0 for none. It bounds the next selection.
     pub lone_length: u32,
