@@ -239,7 +239,7 @@ fn random_programs_answer_as_the_kernel() {
 }
 
 #[test]
-fn every_room_has_a_test() {
+fn every_module_of_cases_has_a_test() {
     for name in listed(&["list"]) {
         let room = name.split('.').next().unwrap_or_default();
         assert!(ROOMS.contains(&room), "no test runs the room of {name}: add it to `rooms!` in tests/agree.rs");
