@@ -314,15 +314,15 @@ unsafe extern "C" {
 }
 
 /// Work to run on another stack, and its result.
-struct Errand<'a> {
+struct Task<'a> {
     work: &'a mut dyn FnMut() -> Served,
     served: Served,
 }
 
-extern "C" fn run(errand: *mut c_void) {
+extern "C" fn run(task: *mut c_void) {
     // SAFETY: the argument belongs to `on_stack`, which waits for this function to return.
-    let errand = unsafe { &mut *errand.cast::<Errand>() };
-    errand.served = (errand.work)();
+    let task = unsafe { &mut *task.cast::<Task>() };
+    task.served = (task.work)();
 }
 
 fn on_stack(slot: &FaultSlot, work: &mut dyn FnMut() -> Served) -> Served {
@@ -337,11 +337,11 @@ fn on_stack(slot: &FaultSlot, work: &mut dyn FnMut() -> Served) -> Served {
         },
         top => top,
     };
-    let mut errand = Errand { work, served: Served::Refused };
+    let mut task = Task { work, served: Served::Refused };
     // SAFETY: 1. The stack belongs to the slot, whose only user is this thread. 2. `run` takes the
     // argument passed here, and does not unwind: a panic in usring ends the process.
-    unsafe { usring_on_stack(run, (&raw mut errand).cast(), top) };
-    errand.served
+    unsafe { usring_on_stack(run, (&raw mut task).cast(), top) };
+    task.served
 }
 
 /// Makes a stack above a guard page.

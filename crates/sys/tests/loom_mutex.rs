@@ -182,12 +182,12 @@ fn a_driver_leaves_while_the_ring_is_removed_from_idle_watching() {
             on_round: AtomicBool::new(true),
             called: AtomicBool::new(false),
         });
-        let attendant = {
+        let watcher = {
             let ring = ring.clone();
             thread::spawn(move || ring.strike_off())
         };
         ring.drive();
-        attendant.join().unwrap();
+        watcher.join().unwrap();
         assert!(*ring.state.lock(), "nobody watches a ring that was struck off");
     });
 }

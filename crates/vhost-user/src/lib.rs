@@ -1,7 +1,7 @@
 //! The control plane of a vhost-user device: it connects to the back end, allocates queues, and
 //! reconnects. Requests do not pass through this crate.
 //!
-//! - One thread (`attendant`, in the comments "the watching thread") watches the connection.
+//! - One thread (`watcher`) watches the connection.
 //! - A thread that asks for a queue or shares memory sends the messages itself, while it holds the
 //!   lock of `State`.
 //! - A new back end begins a new generation of the arena, the memory of all queues. By the
@@ -50,7 +50,7 @@ pub type Report = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 /// get EIO.
 pub struct VhostUser {
     shared: Arc<Shared>,
-    attendant: Option<JoinHandle<()>>,
+    watcher: Option<JoinHandle<()>>,
 }
 
 struct Shared {
@@ -59,7 +59,7 @@ struct Shared {
     report: Report,
     arena: Arena,
     parameters: Parameters,
-    /// Wakes the watching thread. Written by a queue's user after it has prepared its rings for a
+    /// Wakes the watcher. Written by a queue's user after it has prepared its rings for a
     /// new back end, and when the device is dropped.
     wake: EventFd,
     /// Written by the back end when it finds a queue broken.
@@ -106,9 +106,9 @@ impl VhostUser {
             Shared::connect(options, report).map_err(|failure| format!("the back end on {socket} {failure}"))?;
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
-        let attendant = patience::spawn("vhost-user", move || watched.attend())
+        let watcher = patience::spawn("vhost-user", move || watched.attend())
             .map_err(|error| format!("cannot start a thread for the back end on {socket} ({error})"))?;
-        Ok(VhostUser { shared, attendant: Some(attendant) })
+        Ok(VhostUser { shared, watcher: Some(watcher) })
     }
 
     /// Returns the interface by which this device's drivers ask for queues and memory.
@@ -137,8 +137,8 @@ impl Drop for VhostUser {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         let _ = self.shared.wake.write(1);
-        if let Some(attendant) = self.attendant.take() {
-            let _ = attendant.join();
+        if let Some(watcher) = self.watcher.take() {
+            let _ = watcher.join();
         }
     }
 }
@@ -198,7 +198,7 @@ impl Shared {
         (self.report)(format_args!("the back end on {} {what}", self.socket));
     }
 
-    /// The loop of the watching thread.
+    /// The loop of the watcher.
     fn attend(&self) {
         loop {
             self.wait();

@@ -61,7 +61,7 @@ impl SubmitHelpers {
         }
         if is_another_needed {
             let (life, spawn_failed) = (Box::new(|| self.serve()), Box::new(|| self.spawn_failed()));
-            tasks().start_thread("usring-deliver", Credentials::Following, life, spawn_failed);
+            tasks().start_thread("usring-submit", Credentials::Following, life, spawn_failed);
         }
         true
     }

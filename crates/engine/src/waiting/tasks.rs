@@ -150,7 +150,7 @@ impl Tasks {
             self.thread.store(thread::current().0, Ordering::Relaxed);
             attend();
         };
-        if let Err(error) = thread::spawn("usring-attend", Credentials::Following, Box::new(life)) {
+        if let Err(error) = thread::spawn("usring-watcher", Credentials::Following, Box::new(life)) {
             // The program may get this descriptor number at any moment.
             self.wake_event.store(0, Ordering::Release);
             (service.undo)();

@@ -13,7 +13,7 @@ use usring_sys::thread::Credentials;
 use usring_sys::watched_call::{Rouse, Seen, WatchedCalls, Watcher};
 use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
 
-const NAME: &str = "usring-guard";
+const NAME: &str = "usring-watchdog";
 
 /// Nanoseconds between two checks. A driver is stuck for at most twice as long.
 const INTERVAL: Nanoseconds = 5_000_000;

@@ -142,7 +142,7 @@ fn one_ring_watcher_serves_all_rings_and_sq_threads_end_with_their_rings() {
         drop(attached);
         eventually("none is left", || threads_named(SQ_THREAD) == 0);
         // The ring watcher has had time to start and to set its name.
-        assert_eq!(threads_named("usring-attend"), 1);
+        assert_eq!(threads_named("usring-watcher"), 1);
         drop(rings);
     });
 }
