@@ -87,10 +87,10 @@ fn transfer(
     offset: u64,
     flags: u32,
 ) -> Result<u64, Errno> {
-    let manner = file.mode();
+    let mode = file.mode();
     let (allowed, operation) = match direction {
-        Direction::Read => (manner.may_read(), Operation::Read),
-        Direction::Write => (manner.may_write(), Operation::Write),
+        Direction::Read => (mode.may_read(), Operation::Read),
+        Direction::Write => (mode.may_write(), Operation::Write),
     };
     if !allowed {
         return Err(Errno::EBADF);
@@ -105,8 +105,8 @@ fn transfer(
         // Every transfer on a device has to wait.
         return Err(Errno::EAGAIN);
     }
-    let durable = manner.is_durable() || flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0;
-    let transfer = Transfer { operation, durable, registered: false, direct: manner.is_direct(), offset, segments };
+    let durable = mode.is_durable() || flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0;
+    let transfer = Transfer { operation, durable, registered: false, direct: mode.is_direct(), offset, segments };
     file.device().as_file().transfer(&transfer)
 }
 

@@ -44,7 +44,8 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     (host()?.device_of)(number)
 }
 
-/// Runs an action soon where no ring's lock is held, in the ring watcher.
+/// Runs an action soon where no ring's lock is held, in the ring watcher. The process or its parent
+/// must have set a ring up; otherwise the action is dropped here.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
     tasks().run(Box::new(action));
 }

@@ -362,9 +362,9 @@ impl<'a> LockedRing<'a> {
 /// | `Bare` | was done | stay pending | no | no |
 ///
 /// A driver that is inside another ring, or serves several, uses the exits `…Inside`: its deferred
-/// submits may sleep, and another ring would wait. A driver that only drops its [`LockedRing`] (an
-/// error) wakes no sleeper and runs the work that arrived.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// submits may sleep, and another ring would wait. A [`LockedRing`] that is only dropped (after a
+/// read, on an error, at the ring's end) wakes no sleeper, and runs the work that arrived.
+#[derive(Clone, Copy)]
 pub(crate) enum Exit {
     Leave,
     Finished,

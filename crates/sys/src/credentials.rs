@@ -388,7 +388,7 @@ pub fn follow() {
     if ORDER.last() == 0 {
         return;
     }
-    let Some(slot) = own_threads::current().filter(|slot| slot.following().is_some()) else { return };
+    let Some(slot) = own_threads::current_by_id().filter(|slot| slot.following().is_some()) else { return };
     let Some((order, [number, a, b, c, bits])) = ORDER.take(slot.follower.made()) else { return };
     let number = number as u32;
     assume_secure_bits(bits);

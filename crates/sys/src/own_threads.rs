@@ -112,10 +112,21 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
     TABLE.iter().take(USED.load(Ordering::Acquire) as usize)
 }
 
-/// Returns the calling thread's slot, without a system call. `None`: it is a thread of the program.
+/// Returns the calling thread's slot, without a system call. `None`: it is a thread of the program,
+/// or a thread of usring's before [`Place::begin`] or after [`Place::end`].
 pub(crate) fn current() -> Option<&'static Slot> {
     let ThreadId(locals) = thread::current();
+    // A raw clone(2) may make a thread whose block begins with 0, the word of an unused slot.
+    if locals == 0 {
+        return None;
+    }
     all().find(|slot| slot.locals.load(Ordering::Acquire) == locals)
+}
+
+/// Returns the calling thread's slot, also at the thread's very start and end. Costs a system call.
+pub(crate) fn current_by_id() -> Option<&'static Slot> {
+    let thread = thread_id();
+    all().find(|slot| slot.thread.load(Ordering::Acquire) == thread)
 }
 
 /// The owner of a thread of this process.

@@ -35,7 +35,7 @@ const RETRY: Duration = Duration::from_millis(100);
 
 /// How long the return of a queue waits for the queue's requests to end. After that time the
 /// watching thread continues the wait, and the queue stays allocated until the requests have ended.
-const FAREWELL: Duration = Duration::from_secs(10);
+const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a thread that asks for a queue waits for a queue that is being returned.
 const QUEUE_WAIT: Duration = Duration::from_secs(2);
@@ -106,7 +106,7 @@ impl VhostUser {
             Shared::connect(options, report).map_err(|failure| format!("the back end on {socket} {failure}"))?;
         let shared = Arc::new(shared);
         let watched = Arc::clone(&shared);
-        let watcher = patience::spawn("vhost-user", move || watched.attend())
+        let watcher = patience::spawn("vhost-user", move || watched.watch_connection())
             .map_err(|error| format!("cannot start a thread for the back end on {socket} ({error})"))?;
         Ok(VhostUser { shared, watcher: Some(watcher) })
     }
@@ -199,7 +199,7 @@ impl Shared {
     }
 
     /// The loop of the watcher.
-    fn attend(&self) {
+    fn watch_connection(&self) {
         loop {
             self.wait();
             let _ = self.wake.read();
@@ -400,7 +400,7 @@ impl Shared {
                 return;
             }
             drop(state);
-            if start.elapsed() > FAREWELL {
+            if start.elapsed() > CLOSE_LIMIT {
                 // The watching thread continues to wait for the queue's requests.
                 let _ = self.wake.write(1);
                 return;

@@ -18,7 +18,7 @@ const BLOCK: usize = 4096;
 const OPTIONS: &[Declared] = &[
     option("path", "", "The back end's socket"),
     option("depth", "32", "Requests in flight"),
-    option("batch", "32", "Most requests per submission"),
+    option("batch", "", "Most requests per submission; empty: the depth"),
     option("wait", "1", "Completions to wait for"),
     option("latencies", "0", "1: measure latencies"),
 ];
@@ -35,7 +35,10 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::count_server(options)?;
     let mut device = connect(&path).map_err(|error| error.message().to_owned())?;
     let mut reader = Reader::new(&mut device, depth).map_err(|error| error.message().to_owned())?;
-    reader.batch = options.value::<usize>("batch")?.clamp(1, depth);
+    reader.batch = match options.value::<String>("batch")?.as_str() {
+        "" => depth,
+        _ => options.value::<usize>("batch")?.clamp(1, depth),
+    };
     reader.wait = options.value::<usize>("wait")?.clamp(1, depth);
     reader.measured = options.flag("latencies")?;
     stopwatch::measure(span / 5, || reader.round())?;

@@ -240,11 +240,11 @@ impl<'a> Submission<'a> {
         if devices::are_any()
             && let Some(file) = locked.devices.named.device(number, host::device_of)
         {
-            let manner = file.mode();
-            let polls = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
+            let mode = file.mode();
+            let polls = if mode.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
             return Ok(FileUses {
-                may_read: manner.may_read(),
-                may_write: manner.may_write(),
+                may_read: mode.may_read(),
+                may_write: mode.may_write(),
                 is_directory: false,
                 polls,
                 never_waits: false,
@@ -286,7 +286,7 @@ impl<'a> Submission<'a> {
             && locked.devices.queues.has_pending_submits()
             && !block_device::joins_deferred_submit(locked, &request)
         {
-            prepared = self.deliver();
+            prepared = self.flush();
         }
         let locked = self.locked();
         if let Err(error) = prepared {
@@ -309,7 +309,7 @@ impl<'a> Submission<'a> {
     /// Errors: those for which one more request is refused now: other threads have had the ring
     /// meanwhile.
     #[cold]
-    fn deliver(&mut self) -> Result<(), Errno> {
+    fn flush(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();

@@ -81,7 +81,7 @@ impl IdleWatch {
         let mut left = Vec::new();
         self.rings.lock().retain_mut(|watched| {
             let Some(ring) = watched.ring.upgrade() else { return false };
-            let stays = watched.look(&ring);
+            let stays = watched.poll(&ring);
             if !stays {
                 left.push(ring);
             }
@@ -96,7 +96,7 @@ impl IdleWatch {
 
 impl Watched {
     /// Checks one ring. Returns whether its idle watching goes on.
-    fn look(&mut self, ring: &Ring) -> bool {
+    fn poll(&mut self, ring: &Ring) -> bool {
         let activity = &ring.watch.activity;
         if !activity.idle_watched.load(Ordering::SeqCst) {
             return false;

@@ -13,8 +13,8 @@
 //!
 //! The kernel gives a process the status of the thread that ends last. If several end between two
 //! looks, the process may get the status of another one of them. Before Linux 6.15 the kernel tells
-//! no status of a thread other than the first. The process then ends with [`UNKNOWN_STATUS`]: it
-//! never reports a success that the program may not have had.
+//! no status of a thread other than the first. The process then ends with [`UNKNOWN_STATUS`], so
+//! that an unknown status does not look like a success.
 
 use core::cell::Cell;
 use usring_sys::clock::Nanoseconds;
@@ -55,7 +55,7 @@ impl LastThread {
 
     /// Checks whether the first thread has ended, or looks again for a thread to watch. `event`:
     /// event data for the next thread's descriptor in the ring watcher's set.
-    pub fn look(&mut self, set: &Epoll, event: u64) {
+    pub fn check(&mut self, set: &Epoll, event: u64) {
         match *self {
             LastThread::First => {
                 if let Some(status) = program_threads::status_of_ended(program_threads::first()) {

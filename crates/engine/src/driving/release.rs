@@ -138,12 +138,12 @@ impl ReleaseDuty<'_> {
     /// Runs work that arrived before the lock was released.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
-        self.look(run);
+        self.run_what_arrived(run);
         core::mem::forget(self);
     }
 
     #[inline(always)]
-    fn look(&self, run: fn(&Arc<Ring>)) {
+    fn run_what_arrived(&self, run: fn(&Arc<Ring>)) {
         if self.0.has_work_left() && (!self.0.defers_task_work() || self.0.task_work.is_sealed()) {
             run(self.0);
         }
@@ -153,6 +153,6 @@ impl ReleaseDuty<'_> {
 impl Drop for ReleaseDuty<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        self.look(task_work::run_if_unattended);
+        self.run_what_arrived(task_work::run_if_unattended);
     }
 }

@@ -65,7 +65,7 @@ fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
     watcher.set.add(mailbox.number(), epoll::IN, WAKE_EVENT)?;
     *self::watcher().lock() = Some(watcher.clone());
     let mailbox = mailbox.clone();
-    Ok(Box::new(move || watcher.attend(&mailbox)))
+    Ok(Box::new(move || watcher.run(&mailbox)))
 }
 
 fn watcher() -> &'static Mutex<Option<Arc<Watcher>>> {
@@ -93,7 +93,7 @@ const BETWEEN_LOOKS: u16 = 1000;
 const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 
 impl Watcher {
-    fn attend(&self, mailbox: &Mailbox) {
+    fn run(&self, mailbox: &Mailbox) {
         let mut events = [Event::default(); 32];
         let (mut last_check, mut last_look, mut wake_ups) = (0, 0, 0u32);
         let mut last_thread = LastThread::new();
@@ -110,7 +110,7 @@ impl Watcher {
             if waited == Ok(0) && is_time || wake_ups.is_multiple_of(WAKE_UPS_BETWEEN_LOOKS) {
                 last_look = last_check;
                 descriptor::close_unlocked();
-                last_thread.look(&self.set, LAST_THREAD);
+                last_thread.check(&self.set, LAST_THREAD);
             }
             let Ok(count) = waited else { continue };
             for event in &events[..count] {

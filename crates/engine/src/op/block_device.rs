@@ -71,25 +71,25 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
             Err(_) => ring.is_polled().then(|| refuse_on_polled_ring(number, writes)),
         };
     };
-    let manner = file.mode();
-    let allowed = if transfer.writes() { manner.may_write() } else { manner.may_read() };
+    let mode = file.mode();
+    let allowed = if transfer.writes() { mode.may_write() } else { mode.may_read() };
     if !allowed {
         return Some(IssueOutcome::done(Errno::EBADF.negative()));
     }
     if ring.is_polled() {
-        let polled = if manner.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
+        let polled = if mode.is_direct() { file.device().check_polled() } else { Err(Errno::EOPNOTSUPP) };
         if let Err(error) = polled {
             return Some(IssueOutcome::done(error.negative()));
         }
     }
     let way = match transfer.is_at_position() {
         true => Route::BlockFile,
-        false => transfer.on_device(manner, request.fixed_buffer.is_any()).route(file.device().geometry()),
+        false => transfer.on_device(mode, request.fixed_buffer.is_any()).route(file.device().geometry()),
     };
     let outcome = match way {
         Route::QueuePair { .. } => match devices.channel(ring, file.device()) {
             Ok(index) => {
-                if manner.is_durable() {
+                if mode.is_durable() {
                     transfer.make_durable();
                 }
                 IssueOutcome::OnDevice(index)

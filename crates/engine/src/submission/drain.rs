@@ -97,7 +97,7 @@ impl Drain {
     }
 
     /// Queues a request behind those it waits for; starts it at once if there is none.
-    pub fn defer(&mut self, mut request: RequestEntry, issuable: &mut VecDeque<RequestEntry>) {
+    pub fn defer(&mut self, mut request: RequestEntry, successors: &mut VecDeque<RequestEntry>) {
         let drains = self.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
         force(&mut request);
         request.mark_for_later();
@@ -110,7 +110,7 @@ impl Drain {
         self.held += members;
         self.state = ACTIVE;
         self.deferred.push_back(Deferred { request, drains, members });
-        self.release(issuable);
+        self.release(successors);
         // A request that did not have to wait, and that no later one has to wait for, ends
         // draining.
         let is_active = drains || !self.deferred.is_empty();
@@ -119,9 +119,9 @@ impl Drain {
 
     /// Ends a batch in which requests were refused while the ring drains.
     #[cold]
-    pub fn end_of_batch(&mut self, issuable: &mut VecDeque<RequestEntry>) {
+    pub fn end_of_batch(&mut self, successors: &mut VecDeque<RequestEntry>) {
         self.outstanding -= core::mem::take(&mut self.refused_in_batch);
-        self.release(issuable);
+        self.release(successors);
     }
 
     /// Releases the oldest request when no other is under way, and those behind it up to the
@@ -130,7 +130,7 @@ impl Drain {
     /// The driver issues released requests behind their batch, as it issues the successors of
     /// a chain. Requests that follow a drain in its batch wait for it. The ring drains until a
     /// request has found nothing to wait for.
-    pub fn release(&mut self, issuable: &mut VecDeque<RequestEntry>) {
+    pub fn release(&mut self, successors: &mut VecDeque<RequestEntry>) {
         let mut first = true;
         let mut drain_seen = false;
         while let Some(oldest) = self.deferred.front() {
@@ -141,7 +141,7 @@ impl Drain {
             first = false;
             let Some(Deferred { request, members, .. }) = self.deferred.pop_front() else { return };
             self.held -= members;
-            issuable.push_back(request);
+            successors.push_back(request);
         }
     }
 }
@@ -152,54 +152,54 @@ mod tests {
     use crate::request::pool::new_entry;
     use alloc::vec::Vec;
 
-    fn submit(drain: &mut Drain, user_data: u64, flags: u8, issuable: &mut VecDeque<RequestEntry>) {
+    fn submit(drain: &mut Drain, user_data: u64, flags: u8, successors: &mut VecDeque<RequestEntry>) {
         let mut request = new_entry();
         request.sqe.user_data = user_data;
         request.sqe.flags = flags;
         drain.admit();
-        drain.defer(request, issuable);
+        drain.defer(request, successors);
     }
 
-    fn end_one(drain: &mut Drain, issuable: &mut VecDeque<RequestEntry>) {
+    fn end_one(drain: &mut Drain, successors: &mut VecDeque<RequestEntry>) {
         drain.retire();
-        drain.release(issuable);
+        drain.release(successors);
     }
 
-    fn names(issuable: &VecDeque<RequestEntry>) -> Vec<u64> {
-        issuable.iter().map(|request| request.sqe.user_data).collect()
+    fn names(successors: &VecDeque<RequestEntry>) -> Vec<u64> {
+        successors.iter().map(|request| request.sqe.user_data).collect()
     }
 
     #[test]
     fn a_drain_waits_for_earlier_requests_and_later_requests_wait_for_the_drain() {
-        let (mut drain, mut issuable) = (Drain::default(), VecDeque::new());
+        let (mut drain, mut successors) = (Drain::default(), VecDeque::new());
         drain.admit();
         drain.activate();
-        submit(&mut drain, 1, sqe_flags::IO_DRAIN, &mut issuable);
-        submit(&mut drain, 2, 0, &mut issuable);
-        assert!(issuable.is_empty());
-        end_one(&mut drain, &mut issuable);
-        assert_eq!(names(&issuable), [1]);
-        end_one(&mut drain, &mut issuable);
-        assert_eq!(names(&issuable), [1, 2]);
+        submit(&mut drain, 1, sqe_flags::IO_DRAIN, &mut successors);
+        submit(&mut drain, 2, 0, &mut successors);
+        assert!(successors.is_empty());
+        end_one(&mut drain, &mut successors);
+        assert_eq!(names(&successors), [1]);
+        end_one(&mut drain, &mut successors);
+        assert_eq!(names(&successors), [1, 2]);
     }
 
     #[test]
     fn draining_ends_with_a_request_that_has_nothing_to_wait_for() {
-        let (mut drain, mut issuable) = (Drain::default(), VecDeque::new());
+        let (mut drain, mut successors) = (Drain::default(), VecDeque::new());
         drain.activate();
-        submit(&mut drain, 1, 0, &mut issuable);
-        assert_eq!(names(&issuable), [1]);
+        submit(&mut drain, 1, 0, &mut successors);
+        assert_eq!(names(&successors), [1]);
         assert!(!drain.is_active());
     }
 
     #[test]
     fn a_refused_request_counts_as_under_way_until_its_batch_ends() {
-        let (mut drain, mut issuable) = (Drain::default(), VecDeque::new());
+        let (mut drain, mut successors) = (Drain::default(), VecDeque::new());
         drain.activate();
         drain.refuse();
-        submit(&mut drain, 1, sqe_flags::IO_DRAIN, &mut issuable);
-        assert!(issuable.is_empty());
-        drain.end_of_batch(&mut issuable);
-        assert_eq!(names(&issuable), [1]);
+        submit(&mut drain, 1, sqe_flags::IO_DRAIN, &mut successors);
+        assert!(successors.is_empty());
+        drain.end_of_batch(&mut successors);
+        assert_eq!(names(&successors), [1]);
     }
 }

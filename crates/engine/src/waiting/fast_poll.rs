@@ -85,6 +85,7 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
         // The number has come to mean a file of another kind, which cannot be polled. The request
         // is issued anew, now that this is known.
+        // The driver issues what is issuable before it leaves.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }

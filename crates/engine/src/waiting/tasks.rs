@@ -142,13 +142,13 @@ impl Tasks {
         let service = SERVICE.get().ok_or(Errno::EAGAIN)?;
         let wake_event = eventfd::create()?.into_private()?;
         let fresh = Arc::new(Mailbox { wake_event, tasks: Mutex::new(Vec::new()) });
-        let attend = (service.prepare)(&fresh)?;
+        let watch = (service.prepare)(&fresh)?;
         self.wake_event.store(fresh.number() + 1, Ordering::Release);
         credentials::set_observer(&OBSERVER);
         descriptor::set_parked_hook(&WAKE);
         let life = move || {
             self.thread.store(thread::current().0, Ordering::Relaxed);
-            attend();
+            watch();
         };
         if let Err(error) = thread::spawn("usring-watcher", Credentials::Following, Box::new(life)) {
             // The program may get this descriptor number at any moment.

@@ -40,7 +40,7 @@ pub(crate) struct Timeouts {
     pub just_ended: bool,
 }
 
-fn lane(clock: Clock) -> usize {
+fn clock_index(clock: Clock) -> usize {
     match clock {
         Clock::Monotonic => 0,
         Clock::Realtime => 1,
@@ -55,7 +55,7 @@ impl Timeouts {
 
     /// Returns whether timers of this clock are armed.
     pub fn are_any(&self, clock: Clock) -> bool {
-        !self.by_clock[lane(clock)].is_empty()
+        !self.by_clock[clock_index(clock)].is_empty()
     }
 
     pub fn count_ended(&mut self) {
@@ -72,7 +72,7 @@ impl Timeouts {
     /// Returns the nanoseconds until the next timer is due; `None`: no timer is armed.
     pub fn until_next(&self) -> Option<Nanoseconds> {
         let spans = CLOCKS.iter().filter_map(|&clock| {
-            let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
+            let (&(at, _), _) = self.by_clock[clock_index(clock)].first_key_value()?;
             Some(at.saturating_sub(clock.now()))
         });
         spans.min()
@@ -82,7 +82,7 @@ impl Timeouts {
     /// no clock if all timers use the monotonic one.
     pub fn next_due(&self) -> Option<Nanoseconds> {
         let due = CLOCKS.iter().filter_map(|&clock| {
-            let (&(at, _), _) = self.by_clock[lane(clock)].first_key_value()?;
+            let (&(at, _), _) = self.by_clock[clock_index(clock)].first_key_value()?;
             match clock {
                 Clock::Monotonic => Some(at),
                 _ => Some(Clock::Monotonic.now().saturating_add(at.saturating_sub(clock.now()))),
@@ -103,11 +103,11 @@ impl Timeouts {
     pub fn insert(&mut self, request: RequestEntry, deadline: Deadline, completes_at: Option<i64>) {
         self.counting += u32::from(completes_at.is_some());
         let key = (deadline.at, request.id);
-        self.by_clock[lane(deadline.clock)].insert(key, Timer { request, deadline, completes_at });
+        self.by_clock[clock_index(deadline.clock)].insert(key, Timer { request, deadline, completes_at });
     }
 
-    fn remove(&mut self, lane: usize, key: TimerKey) -> Option<Timer> {
-        let timer = self.by_clock[lane].remove(&key)?;
+    fn remove(&mut self, index: usize, key: TimerKey) -> Option<Timer> {
+        let timer = self.by_clock[index].remove(&key)?;
         self.counting -= u32::from(timer.completes_at.is_some());
         Some(timer)
     }
@@ -116,14 +116,14 @@ impl Timeouts {
         self.by_clock
             .iter()
             .enumerate()
-            .find_map(|(lane, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (lane, *key)))
+            .find_map(|(index, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (index, *key)))
     }
 
     /// Takes out the first TIMEOUT that `matches`; `None`: there is none. A LINK_TIMEOUT goes with
     /// the request that it watches and is never taken by itself.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
-        let (lane, key) = self.find(|timer| timer.deadline.watches.is_none() && matches(&timer.request))?;
-        self.remove(lane, key).map(|timer| timer.request)
+        let (index, key) = self.find(|timer| timer.deadline.watches.is_none() && matches(&timer.request))?;
+        self.remove(index, key).map(|timer| timer.request)
     }
 
     /// Gives the timeout with this user data a new deadline (TIMEOUT_UPDATE; `linked`: searches the
@@ -131,10 +131,10 @@ impl Timeouts {
     ///
     /// Error: `ENOENT` if there is none.
     pub fn update(&mut self, user_data: u64, linked: bool, absolute: bool, time: Nanoseconds) -> Result<(), Errno> {
-        let (lane, key) = self
+        let (index, key) = self
             .find(|timer| timer.request.sqe.user_data == user_data && timer.deadline.watches.is_some() == linked)
             .ok_or(Errno::ENOENT)?;
-        let Some(timer) = self.remove(lane, key) else { return Err(Errno::ENOENT) };
+        let Some(timer) = self.remove(index, key) else { return Err(Errno::ENOENT) };
         let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
         let mut deadline = Deadline { at, ..timer.deadline };
         if deadline.repeat_every != 0 {
@@ -149,20 +149,20 @@ impl Timeouts {
     }
 
     pub fn pop_expired(&mut self, clock: Clock, now: Nanoseconds) -> Option<Timer> {
-        let lane = lane(clock);
-        let (&key, _) = self.by_clock[lane].first_key_value()?;
-        if key.0 <= now { self.remove(lane, key) } else { None }
+        let index = clock_index(clock);
+        let (&key, _) = self.by_clock[index].first_key_value()?;
+        if key.0 <= now { self.remove(index, key) } else { None }
     }
 
     /// Takes out a timer whose count has been reached, the one with the smallest count first.
     /// `completions`: the number from [`Timeouts::count_to`].
     pub fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
-        let counts = self.by_clock.iter().enumerate().flat_map(|(lane, timers)| {
+        let counts = self.by_clock.iter().enumerate().flat_map(|(index, timers)| {
             let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
-            reached.map(move |(at, key)| ((at, key.1), lane, key))
+            reached.map(move |(at, key)| ((at, key.1), index, key))
         });
-        let (_, lane, key) = counts.filter(|&((at, _), ..)| at <= completions).min_by_key(|&(order, ..)| order)?;
-        self.remove(lane, key)
+        let (_, index, key) = counts.filter(|&((at, _), ..)| at <= completions).min_by_key(|&(order, ..)| order)?;
+        self.remove(index, key)
     }
 
     /// Begins a batch of issues at this tail of the CQ. A counting timeout in the batch counts the
@@ -197,15 +197,15 @@ impl Timeouts {
 
     /// Takes the requests of all armed timers, for a ring that goes away.
     pub fn take_all(&mut self) -> Vec<RequestEntry> {
-        let lanes = core::mem::take(&mut self.by_clock);
+        let timers_by_clock = core::mem::take(&mut self.by_clock);
         self.counting = 0;
-        lanes.into_iter().flat_map(BTreeMap::into_values).map(|timer| timer.request).collect()
+        timers_by_clock.into_iter().flat_map(BTreeMap::into_values).map(|timer| timer.request).collect()
     }
 
     /// Takes the timer with this id; `None`: it is not armed.
     pub fn take(&mut self, id: RequestId) -> Option<RequestEntry> {
-        let (lane, key) = self.find(|timer| timer.request.id == id)?;
-        self.remove(lane, key).map(|timer| timer.request)
+        let (index, key) = self.find(|timer| timer.request.id == id)?;
+        self.remove(index, key).map(|timer| timer.request)
     }
 }
 

@@ -94,12 +94,12 @@ impl Watchdog {
         let mut quiet = 0;
         loop {
             let _ = futex::wait(&never, 0, Some(INTERVAL));
-            quiet = if self.look() { 0 } else { quiet + 1 };
+            quiet = if self.check() { 0 } else { quiet + 1 };
             if quiet < QUIET_LOOKS {
                 continue;
             }
             quiet = 0;
-            self.watcher.lie_down(|| self.look());
+            self.watcher.lie_down(|| self.check());
             while let Some((word, value)) = self.watcher.asleep() {
                 let slept = futex::wait(word, value, Some(IDLE_LIMIT));
                 if slept == Err(Errno::ETIMEDOUT) && self.watcher.retire() {
@@ -110,7 +110,7 @@ impl Watchdog {
     }
 
     /// Checks every ring. Returns whether a call was made since the last check, or is being made.
-    fn look(&self) -> bool {
+    fn check(&self) -> bool {
         let mut busy = false;
         self.watches.lock().retain_mut(|(watch, last)| {
             let now = watch.look();

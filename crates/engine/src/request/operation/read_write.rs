@@ -97,10 +97,10 @@ impl ReadWrite {
 
     /// Returns the transfer in the form in which a device takes it.
     #[inline]
-    pub fn on_device(&self, manner: OpenMode, registered: bool) -> Transfer<'_> {
+    pub fn on_device(&self, mode: OpenMode, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
-        let durable = self.is_durable() || manner.is_durable();
-        let direct = manner.is_direct();
+        let durable = self.is_durable() || mode.is_durable();
+        let direct = mode.is_direct();
         Transfer { operation, durable, registered, direct, offset: self.offset, segments: self.members() }
     }
 
