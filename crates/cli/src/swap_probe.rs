@@ -9,7 +9,6 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 use usring_swap::mappings::WINDOW;
 use usring_swap::{Builder, Mechanism, Refusal, SwapRegion};
-use usring_sys::user_memory;
 
 /// The mechanism to try, or [`PROGRAM`].
 #[derive(clap::Args)]
@@ -52,7 +51,7 @@ pub fn run(options: &Options) -> Outcome {
 
 /// Makes a region whose evicted pages go to memory: `store` is a SPEC such as `ram:size=65M`.
 pub fn region_in_memory(builder: Builder, store: &str) -> std::io::Result<SwapRegion> {
-    user_memory::install_fault_handler();
+    usring_std_threads::prepare();
     let builder = builder.backing(store).map_err(|error| std::io::Error::other(error.to_string()))?;
     builder.build().map_err(|refusal| match refusal {
         Refusal::Failed(error) => std::io::Error::from_raw_os_error(-error.negative()),

@@ -27,7 +27,7 @@
 //! let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32)
 //!     .build()
 //!     .user_data(42);
-//! SAFETY: the file and the buffer live until the completion is posted.
+//! // SAFETY: the file and the buffer live until the completion is posted.
 //! unsafe { ring.submission().push(&read).expect("a ring of 8 has room for one") };
 //! ring.submit_and_wait(1)?;
 //!

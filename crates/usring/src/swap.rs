@@ -38,7 +38,7 @@
 //! - **Do not use a region** for threads' stacks, for futexes, or for buffers registered with a
 //!   ring.
 
-use crate::api::{os_error, process};
+use crate::api::os_error;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io;
 #[cfg(feature = "vhost-user")]
@@ -126,7 +126,7 @@ impl Builder {
     /// - `EOPNOTSUPP`: no mechanism works here.
     /// - `ENOMEM`, and the errors of opening the backing and of the selected mechanism.
     pub fn build(self) -> io::Result<SwapRegion> {
-        process::prepare_threads();
+        usring_std_threads::prepare();
         let region = self.builder.build().map_err(refused)?;
         Ok(SwapRegion { region, back_end: self.back_end })
     }

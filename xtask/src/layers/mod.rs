@@ -25,10 +25,11 @@ const fn layer(level: u8, crate_name: &'static str, hidden: &'static [&'static s
     Layer { crate_name, level, hidden, freestanding }
 }
 
-const LAYERS: [Layer; 12] = [
+const LAYERS: [Layer; 13] = [
     layer(0, "usring-uapi", &[], true),
     layer(1, "usring-sys", &[], true),
     layer(2, "usring-ring", &[], true),
+    layer(2, "usring-std-threads", &[], false),
     layer(2, "usring-device", &[], true),
     layer(3, "usring-engine", &[], true),
     layer(3, "usring-vhost-user", &["usring-ring"], false),

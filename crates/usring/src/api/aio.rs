@@ -17,7 +17,7 @@
 //!     aio_nbytes: buffer.len() as u64,
 //!     ..Iocb::default()
 //! };
-//! SAFETY: the iocb and the buffer live until the event is posted.
+//! // SAFETY: the iocb and the buffer live until the event is posted.
 //! assert_eq!(unsafe { context.submit(&[&raw mut read]) }?, 1);
 //!
 //! let mut events = [IoEvent::default(); 8];
@@ -55,7 +55,7 @@
 //!     aio_flags: IOCB_FLAG_HIPRI,
 //!     ..Iocb::default()
 //! };
-//! SAFETY: the iocb and the block live until the event is posted.
+//! // SAFETY: the iocb and the block live until the event is posted.
 //! unsafe { context.submit(&[&raw mut read]) }?;
 //! let mut events = [IoEvent::default(); 1];
 //! assert_eq!(context.events(1, &mut events, None)?, 1);

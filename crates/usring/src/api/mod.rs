@@ -18,7 +18,7 @@ pub mod cqueue;
 mod descriptor;
 mod entry;
 mod parameters;
-pub(crate) mod process;
+mod process;
 pub mod register;
 mod ring;
 pub mod squeue;
