@@ -12,12 +12,12 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | [`table`] | each call's arguments that are addresses |
-//! | [`pointers`] | the memory that a call names, by its arguments and by other memory |
-//! | [`data`] | the buffers of data that a call moves |
-//! | [`io_semantics`] | whether such a call may wait, and whether its data goes in parts |
-//! | [`transfer`] | large data, by pinned parts or bounce buffers |
-//! | [`pinned_call`] | all of this for one call |
+//! | `table` | each call's arguments that are addresses |
+//! | `pointers` | the memory that a call names, by its arguments and by other memory |
+//! | `data` | the buffers of data that a call moves |
+//! | `io_semantics` | whether such a call may wait, and whether its data goes in parts |
+//! | `transfer` | large data, by pinned parts or bounce buffers |
+//! | `pinned_call` | all of this for one call |
 //!
 //! The crate knows calls by their numbers and arguments, wherever they come from.
 #![cfg_attr(not(test), no_std)]

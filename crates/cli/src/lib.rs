@@ -1,19 +1,19 @@
 //! The command line. Each subcommand has a file or a folder.
 //!
-//! - `run`: [`run`], with
-//!   - [`executable`], which decides whether a program can be served;
-//!   - [`library`], which finds `libusring.so`;
-//!   - [`environment`], which passes the options to the library;
-//!   - [`limits`], which checks the limit of open files;
-//!   - [`deny`], which closes the kernel's io_uring;
-//!   - [`supervise`], which stays beside the program;
-//!   - [`statistics`], which prints the counters;
-//!   - [`stores`], which checks the files of devices and swapped memory.
-//! - `run --device` and `ctl`: [`devices`]. `run --swap`: [`swap`].
-//! - `doctor`: [`doctor`], with [`probe`] and [`swap_probe`].
-//! - `demo` and `bench`: [`demo`], [`bench`].
+//! - `run`, with
+//!   - `executable`, which decides whether a program can be served;
+//!   - `library`, which finds `libusring.so`;
+//!   - `environment`, which passes the options to the library;
+//!   - `limits`, which checks the limit of open files;
+//!   - `deny`, which closes the kernel's io_uring;
+//!   - `supervise`, which stays beside the program;
+//!   - `statistics`, which prints the counters;
+//!   - `stores`, which checks the files of devices and swapped memory.
+//! - `run --device` and `ctl`: `devices`. `run --swap`: `swap`.
+//! - `doctor`, with `probe` and `swap_probe`.
+//! - `demo` and `bench`.
 //!
-//! `doctor`, `demo` and `bench` start [`child`] processes by the command line, as a user would.
+//! `doctor`, `demo` and `bench` start `child` processes by the command line, as a user would.
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
 //! env(1) would have.
 

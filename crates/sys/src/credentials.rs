@@ -163,7 +163,7 @@ pub fn has_common() -> bool {
     own_threads::current().filter(is_of_spawn).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
-/// Returns how often a thread has changed. The number may be too high ([`CHANGES_BY_THREAD`]).
+/// Returns how often a thread has changed. The number may be too high (`CHANGES_BY_THREAD`).
 pub fn changes_of(thread: u32) -> u32 {
     changes_word(thread).load(Ordering::Acquire)
 }

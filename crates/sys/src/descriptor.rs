@@ -96,12 +96,12 @@ pub fn set_parked_hook(hook: &'static fn()) {
     PARKED_HOOK.set(hook);
 }
 
-/// Whether a duplicate is parked ([`release`]).
+/// Whether a duplicate is parked (`release`).
 pub fn has_parked() -> bool {
     PARKED_COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Closes the parked duplicates whose files have no record lock any more ([`release`]).
+/// Closes the parked duplicates whose files have no record lock any more (`release`).
 pub fn close_unlocked() {
     let mut parked = parked().lock();
     parked.retain(|duplicate| is_locked(duplicate.number()));
