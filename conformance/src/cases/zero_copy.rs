@@ -414,3 +414,32 @@ case!(refused_chain => "
     cqe 2: 0 NOTIF
     cqe 3: -EINVAL
 ");
+
+/// A refused member of a chain posts its error without F_MORE, and a notification all the same.
+/// A request that is refused before the kernel has allocated the notification posts none.
+fn refused_member(t: &mut Transcript) {
+    let mut ring = Ring::flags(4, u::IORING_SETUP_SUBMIT_ALL);
+    let (_reader, writer) = files::tcp();
+    let good = sending(&writer, b"x", 2);
+    for (refused, notifications) in [(good.with(|sqe| sqe.ioprio = 1 << 15), 1), (good.with(|sqe| sqe.addr3 = 1), 0)] {
+        for chain in [&[nop(1).linked(), refused.linked(), nop(3)][..], &[nop(1).linked(), refused]] {
+            chain.iter().for_each(|sqe| ring.push(*sqe));
+            ring.submit();
+            t.sorted(&ring.wait(chain.len() + notifications));
+        }
+    }
+}
+case!(refused_member => "
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 2: 0 NOTIF
+    cqe 3: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 2: 0 NOTIF
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+    cqe 3: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 2: -EINVAL
+");

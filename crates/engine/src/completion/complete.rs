@@ -40,12 +40,13 @@ fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.queues.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
-/// Cancels a request of a broken chain before it has begun. A send without a copy gets its
-/// notification all the same, but its CQE lacks the F_MORE that announces one.
-pub(crate) fn cancel_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
+/// Ends a request of a broken chain before it has begun, with the error in `result`. A send
+/// without a copy gets its notification all the same, but its CQE lacks the F_MORE that announces
+/// one.
+pub(crate) fn end_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
-    let user_data = request.sqe.user_data;
-    complete(locked, request, Errno::ECANCELED.negative().into());
+    let (user_data, answer) = (request.sqe.user_data, request.result.into());
+    complete(locked, request, answer);
     if notifies {
         notify(locked, user_data, 0);
     }
@@ -123,15 +124,17 @@ fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
     }
 }
 
-/// Cancels one request of a broken chain. `silent`: the request that broke the chain has
-/// CQE_SKIP_SUCCESS, so this one gets no CQE. Its own flag does not matter.
+/// Cancels one request of a broken chain. A refused request keeps its own error. `silent`: the
+/// request that broke the chain has CQE_SKIP_SUCCESS, so this one gets no CQE. Its own flag does
+/// not matter.
 pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
     if silent {
         return drop_quietly(locked, member);
     }
     if member.progress != Progress::Refused {
-        member.progress = Progress::Unbegun;
+        member.result = Errno::ECANCELED.negative();
     }
+    member.progress = Progress::Unbegun;
     locked.queues.successors.push_back(member);
 }
 

@@ -123,7 +123,7 @@ pub(crate) struct Request {
     pub place: Tag,
     /// The events for which its file was ready at the last call; 0 before it waited.
     pub ready_for: u32,
-    /// Result of the prepare that failed, or of the worker that ran it.
+    /// Result of the prepare that failed, of the worker that ran it, or of its broken chain.
     pub result: i32,
     /// Flags of its next CQE.
     pub cqe_flags: u32,
@@ -138,7 +138,7 @@ pub(crate) enum Progress {
     New,
     /// The request's prepare failed, with the error in `result`. The request is never issued.
     Refused,
-    /// Its chain broke before it started: it is cancelled.
+    /// Its chain broke before it started: it ends with the error in `result`.
     Unbegun,
     /// A worker has run it; `result` is its answer.
     Ran,

@@ -16,7 +16,7 @@ use usring_uapi::sqe_flags;
 /// Issues a request once more, or later than its submission.
 pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::Unbegun {
-        return complete::cancel_unbegun(locked, request);
+        return complete::end_unbegun(locked, request);
     }
     if request.progress == Progress::Refused {
         op::bundle::end_short(locked, &mut request, 0);
