@@ -2,6 +2,7 @@
 //! one. A message that does not fit fails the bundle.
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use usring_uapi::io_uring as u;
 
@@ -62,6 +63,53 @@ fn first_empties_group(t: &mut Transcript) {
     }
 }
 case!(first_empties_group => include_str!("bundle_attempts/first_empties_group.txt"));
+
+/// A multishot that has received its length waits for data before its next attempt. So that attempt
+/// does not see that the group had few buffers. `waits`: the data comes after the submission.
+fn waits_after_its_length(t: &mut Transcript) {
+    for (kind, waits) in
+        [libc::SOCK_STREAM, libc::SOCK_DGRAM].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
+    {
+        t.say(format_args!("kind {kind} waits {waits}"));
+        let memory = Pages::new(1);
+        let mut ring = Ring::flags(8, DEFER);
+        let mut group = group_of(&ring, &memory, 8, GROUP);
+        group.add_slots(0..3);
+        let (reader, writer): (OwnedFd, OwnedFd) = files::sockets_of(kind);
+        if !waits {
+            files::put(&writer, &[b'x'; 32]);
+        }
+        ring.push(receiving(&reader, 32, 1).with(|sqe| sqe.ioprio |= MANY));
+        t.result("submit", ring.submit());
+        if waits {
+            files::put(&writer, &[b'x'; 32]);
+        }
+        receive(t, &mut ring, 32);
+        // Gives the multishot the time for another attempt.
+        ring.enter_for(0, 1, Duration::from_millis(1));
+        group.add_slots(3..5);
+        files::put(&writer, &[b'y'; 5]);
+        receive(t, &mut ring, 5);
+    }
+}
+case!(waits_after_its_length => "
+    kind 1 waits false
+    submit = 1
+    cqe 1: 32 MORE|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(2)
+    kind 1 waits true
+    submit = 1
+    cqe 1: 32 MORE|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(2)
+    kind 2 waits false
+    submit = 1
+    cqe 1: 32 MORE|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(2)
+    kind 2 waits true
+    submit = 1
+    cqe 1: 32 MORE|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(2)
+");
 
 /// With MSG_WAITALL a truncated message breaks the chain, though the buffers are full.
 fn cut_message_breaks_chain(t: &mut Transcript) {

@@ -382,6 +382,39 @@ fn end_is_there(t: &mut Transcript) {
 }
 case!(end_is_there => include_str!("receive_multishot_ends/end_is_there.txt"));
 
+/// The end of the connection comes with the last data, in the event that calls the receive or
+/// before a later turn of a bundle.
+fn end_comes_with_data(t: &mut Transcript) {
+    let bundle = u::IORING_RECVSEND_BUNDLE as u16;
+    for (options, length) in [(0, 0), (0, 4), (bundle, 0), (bundle, 4), (bundle, 50)] {
+        for is_armed in [true, false] {
+            t.say(format_args!("options {options:#x} length {length} is_armed {is_armed}"));
+            let memory = Pages::new(1);
+            let (mut ring, _group) = ring_of(&memory, 8, DEFER);
+            let (reader, writer) = files::tcp();
+            ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
+                sqe.ioprio |= options;
+                sqe.len = length;
+            }));
+            if is_armed {
+                ring.submit();
+            }
+            files::put(&writer, &[b'x'; 10]);
+            files::shut_down(&writer, libc::SHUT_WR);
+            if !is_armed {
+                crate::time::long_enough_to_notice();
+                ring.submit();
+            }
+            crate::time::until(|| {
+                let entries = ring.wait(1);
+                t.in_order(&entries);
+                entries.last().is_none_or(|entry| entry.flags & u::IORING_CQE_F_MORE == 0)
+            });
+        }
+    }
+}
+case!(end_comes_with_data => include_str!("receive_multishot_ends/end_comes_with_data.txt"));
+
 /// A bundle whose length ends its first turn. The kernel's next turn takes the rest, and only
 /// another event makes it look for the end.
 fn shut_for_reading(t: &mut Transcript) {

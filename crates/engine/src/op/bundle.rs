@@ -101,6 +101,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
 /// RECV, once or as a multishot.
 pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     for given in 0..SLICE {
+        let selections = transfer_of(request).map(|transfer| transfer.selections).unwrap_or_default();
         let mut bundle = match receive_bundle(locked, request, given > 0) {
             Ok(Step::Given(bundle)) => bundle,
             Ok(Step::GoesOn) => continue,
@@ -109,9 +110,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
                 let failed = transfer_of(request).is_ok_and(|transfer| transfer.flags & message::WAIT_ALL != 0);
                 Bundle { bytes: 0, rest: Rest::Unknown, last: true, failed }
             }
-            Err(Errno::EAGAIN) => {
-                return transfer_of(request).map_or(IssueOutcome::WouldBlock, |transfer| transfer.would_block());
-            }
+            Err(Errno::EAGAIN) => return found_nothing(request, given, selections),
             Err(Errno::ENOBUFS) => return receive::out_of_buffers(request, given, Errno::ENOBUFS),
             Err(Errno::ENOENT) => return receive::out_of_buffers(request, given, Errno::ENOENT),
             Err(error) => {
@@ -144,6 +143,18 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
         }
     }
     transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
+}
+
+/// Returns the outcome of an attempt that has found no data. `selections`: those before the
+/// attempt. If the attempt began a later time slice, they are restored: the kernel polls the socket
+/// before each such attempt, and selects no buffers while it is empty.
+fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
+    let begins_later_slice = given == 0 && request.place != 0;
+    let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
+    if begins_later_slice {
+        transfer.selections = selections;
+    }
+    transfer.would_block()
 }
 
 /// Returns whether a multishot has received as many bytes as it may in one time slice: the length

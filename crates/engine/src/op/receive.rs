@@ -81,11 +81,11 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     if is_left { Rest::Something } else { Rest::Nothing }
 }
 
-/// Returns `rest`, or `Something` if the connection's end may be all that is left for a multishot.
-/// An event reports that end. If no event has called the multishot, it has to receive once more to
-/// see the end.
+/// Returns `rest`, or `Something` if the connection's end is all that is left for a multishot. An
+/// event that has called the multishot reports whether the end may have come.
 pub(crate) fn with_end(request: &Request, rest: Rest) -> Rest {
-    let asks = rest == Rest::Nothing && request.multishot && request.ready_for == 0;
+    let may_have_ended = request.ready_for == 0 || reported_end(request);
+    let asks = rest == Rest::Nothing && request.multishot && may_have_ended;
     if asks && message::counts_end(request.file.number) { Rest::Something } else { rest }
 }
 
