@@ -3,6 +3,7 @@
 use std::os::fd::AsRawFd;
 use usring_call_memory::{PinnedCall, is_in_window, may_name_memory};
 use usring_swap::mappings::{Mappings, Options};
+use usring_swap::text;
 use usring_sys::SystemCall;
 use usring_uapi::general as linux;
 
@@ -12,10 +13,9 @@ const MIB: usize = 1 << 20;
 fn region(folder: &tempfile::TempDir) -> &'static Mappings {
     let path = folder.path().join("store");
     std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
-    let backing = format!("file:path={}", path.display());
-    let options =
-        Options { backing: &backing, limit: 8 * MIB, minimum: MIB, mechanism: None, statistics: None, socket: None };
-    Box::leak(Box::new(Mappings::open(&options).unwrap_or_else(|refusal| panic!("{}", refusal.of(&backing)))))
+    let text = text::parse(&format!("file:path={},limit=8M", path.display())).unwrap();
+    let options = Options { text: &text, statistics: None, socket: None };
+    Box::leak(Box::new(Mappings::open(&options).unwrap_or_else(|refusal| panic!("{}", refusal.of(&text)))))
 }
 
 fn pinned_pages(mappings: &Mappings) -> u64 {

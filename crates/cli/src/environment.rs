@@ -30,11 +30,34 @@ const DEVICES: &str = "USRING_DEVICES";
 const SWAP: &str = "USRING_SWAP";
 /// Path of the launcher's socket, if the run's swapped memory is on a back end.
 const SWAP_SOCKET: &str = "USRING_SWAP_SOCKET";
+/// Path of the file in which the program's processes count what their swapped memory does.
+const SWAP_STATISTICS: &str = "USRING_SWAP_STATS";
+/// If set, the library ends a program that it cannot serve. Every program of the launcher has it.
+const STRICT: &str = "USRING_STRICT";
+/// Path of a file for the library's messages, set by the user.
+const LOG: &str = "USRING_LOG";
 /// A sanitizer's runtime that the launcher has added to LD_PRELOAD. The constructor removes it
 /// again.
 const RUNTIME: &str = "USRING_RUNTIME";
 /// Path of the statistics file.
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
+
+/// The variables that the library's constructor removes, but for [`PAD`].
+const OF_LIBRARY: [&str; 13] = [
+    PROBE,
+    NO_PATCH,
+    POLLING_ENTER,
+    AIO_POLL,
+    SPIN,
+    STATISTICS,
+    DEVICES,
+    SWAP,
+    SWAP_SOCKET,
+    SWAP_STATISTICS,
+    STRICT,
+    LOG,
+    RUNTIME,
+];
 
 /// The variables for an execve(2), in the order in which this process has them.
 pub struct Environment(Vec<(OsString, OsString)>);
@@ -43,7 +66,9 @@ impl Environment {
     /// Returns this process's environment without the variables of an outer `usring run`.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
-            [PROBE, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME, PAD].iter().any(|ours| name == *ours)
+            [PROBE, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, RUNTIME, PAD]
+                .iter()
+                .any(|ours| name == *ours)
         };
         Environment(std::env::vars_os().filter(|(name, _)| !for_us(name)).collect())
     }
@@ -100,6 +125,15 @@ impl Environment {
         *self.entry(SWAP) = text.into();
     }
 
+    pub fn swap_statistics(&mut self, path: &str) {
+        *self.entry(SWAP_STATISTICS) = path.into();
+    }
+
+    /// Has the library end a program that it cannot serve.
+    pub fn refuse_unserved(&mut self) {
+        *self.entry(STRICT) = "1".into();
+    }
+
     pub fn swap_socket(&mut self, socket: &Path) {
         *self.entry(SWAP_SOCKET) = socket.into();
     }
@@ -113,10 +147,7 @@ impl Environment {
     fn is_for_library(&self, (name, value): &(OsString, OsString)) -> bool {
         let runtime = usize::from(self.0.iter().any(|(name, _)| name == RUNTIME));
         let alone = || parts(value).count() == 1 + runtime;
-        [PROBE, NO_PATCH, POLLING_ENTER, AIO_POLL, SPIN, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, RUNTIME]
-            .iter()
-            .any(|known| name == known)
-            || (name == PRELOAD && alone())
+        OF_LIBRARY.iter().any(|known| name == known) || (name == PRELOAD && alone())
     }
 
     /// Returns the variables as execve(2) takes them: `NAME=VALUE`.

@@ -7,9 +7,10 @@
 //!   - `limits`, which checks the limit of open files;
 //!   - `deny`, which closes the kernel's io_uring;
 //!   - `supervise`, which stays beside the program;
-//!   - `statistics`, which prints the counters;
+//!   - `statistics`, which holds the counters;
 //!   - `stores`, which checks the files of devices and swapped memory.
 //! - `run --device` and `ctl`: `devices`. `run --swap`: `swap`.
+//! - `stats`, which prints the counters of programs that run without the launcher.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
 //!
@@ -37,6 +38,7 @@ mod limits;
 mod probe;
 mod run;
 mod statistics;
+mod stats;
 mod stores;
 mod supervise;
 mod swap;
@@ -114,6 +116,7 @@ enum Command {
     Demo(demo::Options),
     Bench(bench::Options),
     Ctl(devices::ctl::Options),
+    Stats(stats::Options),
     /// Runs a program for which io_uring is denied and usring is not loaded.
     #[command(hide = true)]
     Denied(run::DeniedOptions),
@@ -153,6 +156,7 @@ fn dispatch(command: Command) -> u8 {
         Command::DemoProgram(options) => ("demo-program", demo::program::run(&options)),
         Command::Bench(options) => ("bench", bench::run(&options)),
         Command::Ctl(options) => ("ctl", devices::control(&options)),
+        Command::Stats(options) => ("stats", stats::run(&options)),
         Command::Denied(options) => ("denied", run::denied(&options)),
         Command::Probe => ("probe", probe::run()),
         Command::SwapProbe(options) => ("swap-probe", swap_probe::run(&options)),

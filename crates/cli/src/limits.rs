@@ -2,16 +2,14 @@
 
 use nix::sys::resource::{Resource, getrlimit};
 use usring_sys::descriptor::RESERVED_BASE;
-
-/// Descriptors that a program with one ring needs from `RESERVED_BASE` on.
-const DESCRIPTORS_OF_RING: u64 = 8;
+use usring_sys::own_numbers::LEAST_HARD_LIMIT;
 
 /// Returns advice for the user if the hard limit of open files leaves no room for rings, otherwise
 /// `None`. Only the hard limit matters, because a process of the run raises its soft limit itself.
 pub fn too_low() -> Option<String> {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
     let raise = "raise it (ulimit -Hn, docker run --ulimit nofile=1024)";
-    (most < RESERVED_BASE as u64 + DESCRIPTORS_OF_RING).then(|| {
+    (most < LEAST_HARD_LIMIT).then(|| {
         format!("rings use descriptors from {RESERVED_BASE} on, but the limit of open files is {most}: {raise}")
     })
 }

@@ -149,8 +149,8 @@ pub fn run(options: &Options) -> Outcome {
     // This must precede the blocking of signals, because the check of some mechanisms raises
     // signals.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
-    if let (Some(swap), false) = (&options.swap, options.stats) {
-        environment.swap(&swap.text(None));
+    if let Some(swap) = &options.swap {
+        environment.swap(&swap.text());
     }
     let is_remote = checked.as_ref().is_some_and(|checked| checked.is_remote);
     if !options.stats && options.devices.is_empty() && !is_remote {
@@ -162,14 +162,10 @@ pub fn run(options: &Options) -> Outcome {
     let back_ends = BackEnds::connect(options, checked.as_ref().filter(|_| is_remote))?;
     let supervisor = Supervisor::begin()?;
     let devices = devices_of(options, back_ends, &mut environment)?;
-    let counted = match &options.swap {
-        Some(swap) if options.stats => {
-            let counted = CountedFile::create()?;
-            environment.swap(&swap.text(Some(&counted)));
-            Some(counted)
-        }
-        _ => None,
-    };
+    let counted = if options.stats && options.swap.is_some() { Some(CountedFile::create()?) } else { None };
+    if let Some(counted) = &counted {
+        environment.swap_statistics(&counted.path());
+    }
     let statistics = if options.stats { Some(StatisticsFile::create()?) } else { None };
     if let Some(statistics) = &statistics {
         environment.statistics(&statistics.path());
@@ -205,6 +201,7 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     options.swap.iter().for_each(stores::warn_of_modes);
     let mut environment = Environment::inherited();
     environment.preload(&library, executable.runtime.as_deref());
+    environment.refuse_unserved();
     if options.no_patch {
         environment.forbid_patching();
     }

@@ -1,5 +1,5 @@
-//! The launcher's side of `--stats`: the file in which the program's processes count, and the table
-//! that the launcher prints at the end.
+//! The launcher's side of `--stats` and of `usring stats`: the file in which the program's
+//! processes count, and the table of its counters.
 
 use super::Failure;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -9,11 +9,12 @@ use std::io;
 use std::mem::{offset_of, size_of};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use usring_engine::statistics::{BLOCKS, Block, COLUMNS, Column, Header, MAGIC, OPCODES, SIZE, Statistics, VERSION};
 use usring_uapi::opcode;
 
-/// A memory file (memfd), which disappears with its last user. The program's processes map it. The
-/// launcher reads and writes it without a mapping.
+/// A file of counters. The launcher's is a memory file (memfd), which disappears with its last
+/// user. The program's processes map the file. The launcher reads and writes it without a mapping.
 pub struct StatisticsFile(File);
 
 impl StatisticsFile {
@@ -31,6 +32,23 @@ impl StatisticsFile {
         create().map(StatisticsFile).map_err(|error: io::Error| {
             Failure::new(format!("cannot make the file for --stats ({error}); run without --stats"))
         })
+    }
+
+    /// Opens the file of a program that runs without the launcher.
+    pub fn open(path: &Path) -> io::Result<StatisticsFile> {
+        File::open(path).map(StatisticsFile)
+    }
+
+    /// Returns whether this build understands the file.
+    pub fn is_valid(&self) -> io::Result<bool> {
+        if self.0.metadata()?.len() != SIZE as u64 {
+            return Ok(false);
+        }
+        let header = offset_of!(Statistics, header);
+        let word = |offset: usize| self.word(header + offset);
+        Ok(word(offset_of!(Header, magic))? == MAGIC
+            && word(offset_of!(Header, version))? == VERSION
+            && word(offset_of!(Header, block_count))? == BLOCKS as u64)
     }
 
     /// Returns a path in /proc by which the program's processes open the file. So they need not

@@ -1,6 +1,6 @@
-//! The counters of `usring run --stats`, and the file in memory that holds them. The launcher makes
-//! the file, and every process of the program maps it. It outlives them all, so the figures survive
-//! even kill -9.
+//! The counters of `usring run --stats` and of `USRING_STATS`, and the file that holds them. The
+//! launcher makes the file, or the program's first process, and every process of the program maps
+//! it. It outlives them all, so the figures survive even kill -9.
 //!
 //! Each ring claims a [`Block`] for itself and counts in it under the ring's lock with plain loads
 //! and stores, so counting costs no locked instruction. When the ring goes away its block is added
@@ -74,7 +74,7 @@ pub struct Statistics {
     pub blocks: [Block; BLOCKS],
 }
 
-/// The first words of the file; the launcher writes the first three.
+/// The first words of the file. Its maker writes the first three.
 #[repr(C)]
 pub struct Header {
     pub magic: AtomicU64,
@@ -109,9 +109,23 @@ pub const fn row_of(opcode: u8) -> usize {
 impl Statistics {
     /// Returns whether this build understands the file.
     pub fn is_valid(&self) -> bool {
-        self.header.magic.load(Ordering::Relaxed) == MAGIC
+        self.header.magic.load(Ordering::Acquire) == MAGIC
             && self.header.version.load(Ordering::Relaxed) == VERSION
             && self.header.block_count.load(Ordering::Relaxed) == BLOCKS as u64
+    }
+
+    /// Returns whether the file is new, and nothing has been written to its header.
+    pub fn is_empty(&self) -> bool {
+        self.header.magic.load(Ordering::Relaxed) == 0
+    }
+
+    /// Writes the header of a new file.
+    pub fn fill_header(&self) {
+        self.header.version.store(VERSION, Ordering::Relaxed);
+        self.header.block_count.store(BLOCKS as u64, Ordering::Relaxed);
+        // The magic number is written last, so that a process that sees it sees the other words,
+        // too.
+        self.header.magic.store(MAGIC, Ordering::Release);
     }
 
     /// Claims a block for a new ring of this process; returns its index. `None` if all are taken:

@@ -3,7 +3,7 @@
 use crate::entry::{own_signal, patch, symbols};
 use crate::files::descriptors::{self, Found};
 use crate::files::{devices, rings};
-use crate::process::{self, environment, stacks};
+use crate::process::{self, counting, environment, stacks};
 use crate::runtime::ALLOCATOR;
 use crate::runtime::{libc, message, text};
 use crate::signals::calls;
@@ -44,11 +44,25 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
     let auxiliary = behind(variables);
     // SAFETY: the loader passes the environment to constructors, and calls this one first.
     unsafe { environment::read(variables) };
-    if let Err(why) = open(auxiliary) {
-        message::say(format_args!("cannot serve this program: {why}"));
-        let _ = SystemCall::new(linux::__NR_exit_group, [STATUS_NOT_SERVED, 0, 0, 0, 0]).run_once();
+    environment::log().into_iter().for_each(message::log_to);
+    match prepare(auxiliary) {
+        Ok(()) => {}
+        Err(why) if !environment::is_strict() => {
+            message::say(format_args!("not active in process {}, which runs without usring: {why}", process::id()));
+            return;
+        }
+        Err(why) => end(why),
     }
+    serve().unwrap_or_else(end);
+    // SAFETY: as above.
+    unsafe { environment::hide(variables) };
     environment::report_probe();
+}
+
+/// Ends a program that usring cannot serve.
+fn end(why: &str) {
+    message::say(format_args!("cannot serve this program: {why}"));
+    let _ = SystemCall::new(linux::__NR_exit_group, [STATUS_NOT_SERVED, 0, 0, 0, 0]).run_once();
 }
 
 /// Returns the address of the auxiliary vector: behind the environment.
@@ -63,8 +77,13 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     }
 }
 
-fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
+/// Does all that can fail before the program's calls lead to usring. If it fails, the program can
+/// still run without usring.
+///
+/// Errors: one sentence.
+fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     text::find();
+    check_settings()?;
     process::set_disown(&child::DISOWN);
     per_process::prepare().map_err(|_| "the system lends no page that is emptied at fork (MADV_WIPEONFORK)")?;
     process::current();
@@ -80,12 +99,33 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     stacks::look(auxiliary);
     if !rings::probe() {
         filter::install().map_err(|_| "the trap filter was refused; does this sandbox forbid seccomp(2)?")?;
-        if !rings::probe() {
-            return Err("io_uring_enter does not reach usring although the trap filter was accepted");
-        }
+    }
+    Ok(())
+}
+
+/// Checks the environment's settings, as far as they need no other process.
+///
+/// Errors: one sentence.
+fn check_settings() -> Result<(), &'static str> {
+    // In the launcher's runs only programs with rings need the room: the launcher has checked it.
+    if !environment::is_strict() && own_numbers::is_limit_too_low() {
+        return Err("rings use descriptors from 600 on, but the hard limit of open files is lower (ulimit -Hn)");
+    }
+    if environment::devices().is_some_and(|socket| !socket.starts_with(b"/")) {
+        return Err("USRING_DEVICES is the launcher's own; use `usring run --device PATH=SPEC -- PROGRAM`");
+    }
+    region::read_environment()
+}
+
+/// Begins to serve the program, whose calls now reach the library.
+///
+/// Errors: one sentence. The program is then served in part only, and must not run.
+fn serve() -> Result<(), &'static str> {
+    if !rings::probe() {
+        return Err("io_uring_enter does not reach usring although the trap filter was accepted");
     }
     credentials::see_all();
-    environment::count_for(process::id());
+    counting::count_for(process::id());
     devices::learn()?;
     prepare_swap()?;
     symbols::OPEN.store(1, Ordering::Relaxed);
@@ -97,7 +137,7 @@ fn open(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
 ///
 /// Errors: one sentence.
 fn prepare_swap() -> Result<(), &'static str> {
-    let Some(minimum) = region::wanted()? else { return Ok(()) };
+    let Some(minimum) = region::wanted_minimum() else { return Ok(()) };
     if libc::has_sanitizer() {
         // TSan tolerates no mapping in the address window that usring reserves for swapped memory.
         // LSan reads the program's memory from a process of its own, where usring does not serve a

@@ -9,7 +9,7 @@
 //! | fault path | `pager`, [`page`] (who owns a page), `store_queue` (its queue pair and buffers), `back_off` (yields between polls) |
 //! | eviction | `evict`, [`gate`] (excludes faults), `watermarks` (when to evict), `discard` (drops content) |
 //! | read-ahead and requests for several pages | `readahead`, `run` |
-//! | backing store | [`backing`] (opens a store, or refuses it), `store`, `slots` |
+//! | backing store | [`text`] (its text form), [`backing`] (opens a store, or refuses it), `store`, `slots` |
 //! | fork | [`inheritance`] (what a child inherits), `slot_users` (which processes use a slot) |
 //! | how the kernel reports a touch | `mechanism` |
 //! | threads of the region | `background` |
@@ -49,6 +49,7 @@ mod slot_users;
 mod slots;
 mod store;
 mod store_queue;
+pub mod text;
 mod unmanaged;
 mod watermarks;
 

@@ -15,6 +15,7 @@ use crate::address_space::{AddressSpace, ExtentKind};
 use crate::backing::{Backing, Refusal};
 use crate::mechanism;
 use crate::region::{self, Access, SwapRegion};
+use crate::text::SwapText;
 use alloc::boxed::Box;
 use alloc::ffi::CString;
 use alloc::sync::Arc;
@@ -23,7 +24,7 @@ use core::ffi::CStr;
 use core::ops::Range;
 use core::sync::atomic::AtomicBool;
 use usring_device::control::{Control, RemoteSupply};
-use usring_device::{Device, OwnSupply, Supply, spec};
+use usring_device::{Device, OwnSupply, Supply};
 use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
@@ -44,14 +45,11 @@ pub const LEAST_MINIMUM: usize = 128 << 10;
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
-/// Options that the launcher passes on.
+/// Swapped memory of a program, as its launcher or its environment asks for it.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    pub backing: &'a str,
-    pub limit: usize,
-    /// Bytes of the smallest mapping that is swapped. The caller enforces it.
-    pub minimum: usize,
-    pub mechanism: Option<mechanism::MechanismKind>,
+    /// The caller enforces the least size of a mapping.
+    pub text: &'a SwapText,
     /// File to count in.
     pub statistics: Option<&'a CStr>,
     /// Path of the launcher's socket, if the store is a back end's.
@@ -95,21 +93,20 @@ impl Mappings {
     /// Opens the backing store and makes this process its only user. The store may still hold pages
     /// of its previous user.
     pub fn open(options: &Options) -> Result<Self, Refusal> {
-        let spec = spec::parse(options.backing).map_err(|_| Errno::EINVAL)?;
-        let Backing { device, claim, header, .. } = Backing::open(&spec, supply(options.socket)?)?;
+        let Backing { device, claim, header, .. } = Backing::open(&options.text.spec, supply(options.socket)?)?;
         let mappings = Mappings::behind_header(device, header, options)?;
         Ok(Mappings { claim, ..mappings })
     }
 
-    /// Sets up swapped memory on an open device that has no other user; ignores `backing`.
+    /// Sets up swapped memory on an open device that has no other user; ignores the text's SPEC.
     pub fn on(device: Arc<Device>, options: &Options) -> Result<Self, Refusal> {
         Self::behind_header(device, 0, options)
     }
 
     fn behind_header(device: Arc<Device>, header: u64, options: &Options) -> Result<Self, Refusal> {
-        let size = addresses(device.geometry().size - header, options.limit);
-        let mut builder = SwapRegion::builder().size(size).limit(options.limit).behind_header(device, header);
-        if let Some(mechanism) = options.mechanism {
+        let size = addresses(device.geometry().size - header, options.text.limit);
+        let mut builder = SwapRegion::builder().size(size).limit(options.text.limit).behind_header(device, header);
+        if let Some(mechanism) = options.text.mechanism {
             builder = builder.mechanism(mechanism);
         }
         let region = builder.beneath_program(WINDOW.start, options.statistics.map(CString::from)).build()?;

@@ -34,6 +34,10 @@ use linux_raw_sys::general as linux;
 /// there. (A program rarely has 600 files open, and `select` still takes numbers below 1024.)
 pub const RESERVED_BASE: i32 = 600;
 
+/// The least hard limit of open files with which a program can have a ring: it needs 8 descriptors
+/// from [`RESERVED_BASE`] on.
+pub const LEAST_HARD_LIMIT: u64 = RESERVED_BASE as u64 + 8;
+
 /// Numbers from here on never belong to usring.
 const NUMBERS: i32 = 65536;
 
@@ -453,6 +457,11 @@ pub fn with_program_limit<T>(work: impl FnOnce() -> T) -> T {
     let result = work();
     let _ = set_kernel_limits([raised, hard]);
     result
+}
+
+/// Whether the hard limit of open files leaves no room for rings.
+pub fn is_limit_too_low() -> bool {
+    kernel_limits().is_ok_and(|[_, hard]| hard < LEAST_HARD_LIMIT)
 }
 
 fn kernel_limits() -> Result<[u64; 2], Errno> {

@@ -4,17 +4,14 @@
 //! The constructor takes usring's own variables, and its part of LD_PRELOAD, out of the
 //! environment. So a program that prints, compares or empties its environment finds it as it would
 //! be without usring. Each exec puts them in again ([`crate::program::exec`]), whatever environment
-//! the program passes.
+//! the program passes. The environment of a program that usring does not serve stays as it is: the
+//! programs that it executes find the library there.
 
-use crate::runtime::message;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicPtr, Ordering};
-use usring_engine::statistics::{self, Statistics};
-use usring_sys::descriptor::{self, OwnedDescriptor};
-use usring_sys::{SystemCall, eventfd};
-use usring_uapi::general as linux;
+use usring_sys::{descriptor, eventfd};
 
 pub const PRELOAD: &[u8] = b"LD_PRELOAD=";
 const LIBRARY: &[u8] = b"libusring.so";
@@ -30,18 +27,29 @@ const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 const SWAP: &[u8] = b"USRING_SWAP=";
 const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
+const SWAP_STATISTICS: &[u8] = b"USRING_SWAP_STATS=";
+const STRICT: &[u8] = b"USRING_STRICT=";
+const LOG: &[u8] = b"USRING_LOG=";
 /// A library that is in LD_PRELOAD for usring's sake: a sanitizer's runtime, which has to be loaded
 /// before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
-/// The launcher's variables, kept for this process and its children. They are copies: programs
-/// overwrite the originals to change their title.
+/// Variables for this process alone; the next program does not get them.
+const OF_ONE_PROCESS: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
+/// Variables that each further program gets as well.
+const OF_ALL_PROCESSES: [&[u8]; 11] =
+    [NO_PATCH, POLLING_ENTER, AIO_POLL, SPIN, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, LOG];
+
+/// usring's variables, kept for this process and its children. They are copies: programs overwrite
+/// the originals to change their title.
 #[derive(Default)]
 pub struct Kept {
     /// The library's path as it was in LD_PRELOAD, and a NUL; empty if it was not there.
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
+    /// The library that is preloaded for usring's sake; empty if there is none.
+    runtime: Vec<u8>,
     pub no_patch: bool,
     probe: Option<i32>,
 }
@@ -64,7 +72,26 @@ pub fn kept() -> Option<&'static Kept> {
 /// Tag of an ignored entry of the auxiliary vector (AT_IGNORE).
 const IGNORED: usize = 1;
 
-/// Takes usring's variables out of the environment, an array that ends with null.
+/// Reads usring's variables in the environment, an array that ends with null.
+///
+/// # Safety
+/// `variables` must be the process's environment as the loader passes it to constructors. No other
+/// thread may exist.
+pub unsafe fn read(variables: *mut *mut u8) {
+    let mut kept = Box::<Kept>::default();
+    let mut at = variables;
+    // SAFETY: the array ends with null, and its strings end with NUL. Only this function uses it.
+    unsafe {
+        while !at.is_null() && !(*at).is_null() {
+            kept.record(CStr::from_ptr((*at).cast()));
+            at = at.add(1);
+        }
+    }
+    KEPT.store(Box::into_raw(kept), Ordering::Release);
+}
+
+/// Takes usring's variables out of the environment, an array that ends with null. Called after
+/// [`read`].
 ///
 /// The auxiliary vector lies behind it, and Go's runtime finds that vector by reading the
 /// environment to its end. So the gap that the variables leave is filled with ignored entries of
@@ -73,17 +100,15 @@ const IGNORED: usize = 1;
 /// # Safety
 /// `variables` must be the process's environment as the loader passes it to constructors. No other
 /// thread may exist.
-pub unsafe fn read(variables: *mut *mut u8) {
-    let mut kept = Box::<Kept>::default();
-    // SAFETY: the caller guarantees the array.
-    let runtime = unsafe { runtime(variables) };
+pub unsafe fn hide(variables: *mut *mut u8) {
+    let Some(kept) = kept() else { return };
     let (mut from, mut to) = (variables, variables);
     let mut last = core::ptr::null_mut();
     // SAFETY: only this function uses the array now. Its strings end with NUL and are writable, as
     // the kernel laid them out.
     unsafe {
         while !variables.is_null() && !(*from).is_null() {
-            if keeps(&mut kept, *from, &runtime) {
+            if keeps(kept, *from) {
                 *to = *from;
                 to = to.add(1);
             } else {
@@ -104,82 +129,58 @@ pub unsafe fn read(variables: *mut *mut u8) {
             }
         }
     }
-    KEPT.store(Box::into_raw(kept), Ordering::Release);
 }
 
-/// Returns the library that is preloaded for usring's sake; empty if there is none. It is a copy:
-/// LD_PRELOAD may lie before or behind it, and is written to.
-///
-/// # Safety
-/// `variables` must be the process's environment, an array that ends with null.
-unsafe fn runtime(variables: *mut *mut u8) -> Vec<u8> {
-    let mut at = variables;
-    // SAFETY: the array ends with null, and its strings end with NUL.
-    unsafe {
-        while !at.is_null() && !(*at).is_null() {
-            if let Some(name) = CStr::from_ptr((*at).cast()).to_bytes().strip_prefix(RUNTIME) {
-                return name.into();
+impl Kept {
+    /// Records a variable, if it belongs to usring.
+    fn record(&mut self, text: &CStr) {
+        let name = name_of(text.to_bytes());
+        let value = &text.to_bytes()[name.len()..];
+        let is_on = value == b"1";
+        match name {
+            PROBE => self.probe = number_of(value),
+            RUNTIME => self.runtime = value.into(),
+            NO_PATCH => self.no_patch = value != b"" && value != b"0",
+            POLLING_ENTER if is_on => usring_engine::have_enter_poll(),
+            AIO_POLL if is_on => usring_aio::have_events_looked_for(),
+            SPIN => {
+                let limit = core::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+                limit.into_iter().for_each(usring_engine::set_spin_limit);
             }
-            at = at.add(1);
+            PRELOAD => {
+                if let Some(library) = value.split(separates).find(|part| is_library(part)) {
+                    self.library = [library, b"\0"].concat();
+                }
+            }
+            _ => {}
+        }
+        if OF_ALL_PROCESSES.contains(&name) {
+            self.variables.push(text.to_bytes_with_nul().into());
         }
     }
-    Vec::new()
 }
 
-/// Whether the program may see this variable; records it if it belongs to usring.
+/// Whether the program may see this variable. Takes the library out of LD_PRELOAD.
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.
-unsafe fn keeps(kept: &mut Kept, variable: *mut u8, runtime: &[u8]) -> bool {
+unsafe fn keeps(kept: &Kept, variable: *mut u8) -> bool {
     // SAFETY: the caller guarantees the string.
-    let text = unsafe { CStr::from_ptr(variable.cast()) };
-    let whole = text.to_bytes_with_nul();
-    let value = |name: &[u8]| text.to_bytes().strip_prefix(name);
-    if let Some(number) = value(PROBE) {
-        kept.probe = number_of(number);
+    let text = unsafe { CStr::from_ptr(variable.cast()) }.to_bytes();
+    let name = name_of(text);
+    if OF_ALL_PROCESSES.contains(&name) || OF_ONE_PROCESS.contains(&name) {
         return false;
     }
-    if let Some(value) = value(NO_PATCH) {
-        kept.no_patch = value != b"" && value != b"0";
-        kept.variables.push(whole.into());
-        return false;
+    let list = &text[name.len()..];
+    if name != PRELOAD || !list.split(separates).any(is_library) {
+        return true;
     }
-    if let Some(value) = value(POLLING_ENTER) {
-        if value == b"1" {
-            usring_engine::have_enter_poll();
-        }
-        kept.variables.push(whole.into());
-        return false;
-    }
-    if let Some(value) = value(AIO_POLL) {
-        if value == b"1" {
-            usring_aio::have_events_looked_for();
-        }
-        kept.variables.push(whole.into());
-        return false;
-    }
-    if let Some(value) = value(SPIN) {
-        let limit = core::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-        limit.into_iter().for_each(usring_engine::set_spin_limit);
-        kept.variables.push(whole.into());
-        return false;
-    }
-    if value(PAD).is_some() || value(RUNTIME).is_some() {
-        return false;
-    }
-    if [STATISTICS, DEVICES, SWAP, SWAP_SOCKET].iter().any(|name| value(name).is_some()) {
-        kept.variables.push(whole.into());
-        return false;
-    }
-    let Some(list) = value(PRELOAD) else { return true };
-    let Some(library) = list.split(separates).find(|part| is_library(part)) else { return true };
-    kept.library = [library, b"\0"].concat();
-    let ours = |part: &[u8]| part.is_empty() || part == runtime || is_library(part);
+    let ours = |part: &[u8]| part.is_empty() || part == kept.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
     // The program's own list was empty, and stays: an exec appends to it behind a separator.
-    let is_given = list.split(separates).any(<[u8]>::is_empty);
-    if rest.is_empty() && !is_given {
+    let has_own_list = list.split(separates).any(<[u8]>::is_empty);
+    if rest.is_empty() && !has_own_list {
         return false;
     }
     // SAFETY: the rest is shorter than the original.
@@ -222,20 +223,9 @@ pub fn report_probe() {
     }
 }
 
-static STATISTICS_FILE: AtomicPtr<Statistics> = AtomicPtr::new(core::ptr::null_mut());
-
-/// Counts the rings of this process, if the launcher requested it. A forked child calls this again
-/// with its own process id.
-pub fn count_for(process: u32) {
-    // SAFETY: the stored pointer is the mapping, which is never unmapped.
-    let known = unsafe { STATISTICS_FILE.load(Ordering::Acquire).as_ref() };
-    if let Some(statistics) = known {
-        usring_engine::set_statistics(statistics, process);
-    } else if let Some(statistics) = open_statistics() {
-        statistics.header.processes.fetch_add(1, Ordering::Relaxed);
-        STATISTICS_FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
-        usring_engine::set_statistics(statistics, process);
-    }
+/// Returns the path of the file to count in, if there is one.
+pub fn statistics() -> Option<&'static CStr> {
+    path(STATISTICS)
 }
 
 /// Returns the path of the run's socket, if the run has devices.
@@ -248,33 +238,37 @@ pub fn swap_socket() -> Option<&'static [u8]> {
     value_of(SWAP_SOCKET)
 }
 
-/// Returns the launcher's text about swapped memory, if there is any.
+/// Returns the path of the file in which swapped memory is counted, if there is one.
+pub fn swap_statistics() -> Option<&'static CStr> {
+    path(SWAP_STATISTICS)
+}
+
+/// Whether a program that usring cannot serve must not run. The launcher sets this for each
+/// program.
+pub fn is_strict() -> bool {
+    value_of(STRICT).is_some_and(|value| !matches!(value, b"" | b"0"))
+}
+
+/// Returns the path of the file for usring's messages, if there is one.
+pub fn log() -> Option<&'static CStr> {
+    path(LOG)
+}
+
+/// Returns the text about swapped memory ([`usring_swap::text`]), if there is any.
 pub fn swap() -> Option<&'static [u8]> {
     value_of(SWAP)
 }
 
-fn value_of(name: &[u8]) -> Option<&'static [u8]> {
-    let variable = kept()?.variables.iter().find(|variable| variable.starts_with(name))?;
-    variable.strip_suffix(b"\0").map(|variable| &variable[name.len()..])
+fn path(name: &[u8]) -> Option<&'static CStr> {
+    let variable = variable(name)?;
+    CStr::from_bytes_with_nul(&variable[name.len()..]).ok().filter(|path| !path.is_empty())
 }
 
-fn open_statistics() -> Option<&'static Statistics> {
-    let variable = kept()?.variables.iter().find(|variable| variable.starts_with(STATISTICS))?;
-    let path = &variable[STATISTICS.len()..];
-    let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
-    let opened = SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0]).run();
-    // A process without the launcher's rights is not counted.
-    let file = OwnedDescriptor::from_raw(opened.ok()? as i32);
-    let protection = u64::from(linux::PROT_READ | linux::PROT_WRITE);
-    let flags = u64::from(linux::MAP_SHARED | linux::MAP_DENYWRITE);
-    let arguments = [0, statistics::SIZE as u64, protection, flags, file.number() as u64, 0];
-    let address = SystemCall::with_six(linux::__NR_mmap, arguments).run().ok()?;
-    // SAFETY: 1. The mapping is as long as the structure, page-aligned, and never unmapped. 2. The
-    // structure consists of atomics, for which any bytes are valid.
-    let statistics = unsafe { &*(address as *const Statistics) };
-    if !statistics.is_valid() {
-        message::say(format_args!("the statistics file is not of this build; nothing is counted"));
-        return None;
-    }
-    Some(statistics)
+fn value_of(name: &[u8]) -> Option<&'static [u8]> {
+    variable(name)?.strip_suffix(b"\0").map(|variable| &variable[name.len()..])
+}
+
+/// Returns a variable of usring's with its name and its NUL.
+fn variable(name: &[u8]) -> Option<&'static [u8]> {
+    kept()?.variables.iter().find(|variable| variable.starts_with(name)).map(|variable| &**variable)
 }

@@ -6,9 +6,11 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | [`environment`] | the launcher's variables |
+//! | [`environment`] | usring's variables |
+//! | [`counting`] | the file in which rings are counted |
 //! | [`stacks`] | stacks for threads whose own is too small |
 
+pub mod counting;
 pub mod environment;
 pub mod stacks;
 
@@ -72,7 +74,7 @@ fn begin() -> &'static Process {
         if let Some(disown) = DISOWN.get() {
             disown(descriptors, LAST_BEGUN.load(Ordering::Relaxed));
         }
-        environment::count_for(id);
+        counting::count_for(id);
     }
     LAST_BEGUN.store(id, Ordering::Relaxed);
     PROCESS.get_or_make(|| Process {

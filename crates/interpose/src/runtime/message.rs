@@ -1,14 +1,26 @@
-//! The library's own messages: one line each on standard error, written without libc and without
-//! allocating.
+//! The library's own messages: one line each on standard error, or in the file that `USRING_LOG`
+//! names, written without libc and without allocating.
 
+use core::ffi::{CStr, c_char};
 use core::fmt::{self, Write};
-use usring_sys::SystemCall;
+use core::sync::atomic::{AtomicPtr, Ordering};
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
+
+const STANDARD_ERROR: i32 = 2;
 
 /// A line under construction; text that does not fit is cut off.
 pub struct Line {
     bytes: [u8; 512],
     length: usize,
+}
+
+impl Line {
+    fn write_to(&self, number: i32) -> Result<u64, Errno> {
+        let arguments = [number as u64, self.bytes.as_ptr() as u64, self.length as u64, 0, 0];
+        SystemCall::new(linux::__NR_write, arguments).run_once()
+    }
 }
 
 impl Write for Line {
@@ -21,12 +33,34 @@ impl Write for Line {
     }
 }
 
-/// Writes `usring: …` and a newline to standard error.
+/// Path of the file for messages; null: they go to standard error.
+static LOG: AtomicPtr<c_char> = AtomicPtr::new(core::ptr::null_mut());
+
+/// Sends all further messages to the end of a file. The file is opened for each message, so the
+/// process keeps no descriptor.
+pub fn log_to(path: &'static CStr) {
+    LOG.store(path.as_ptr().cast_mut(), Ordering::Relaxed);
+}
+
+/// Writes `usring: …` and a newline to the log or, without one, to standard error.
 pub fn say(text: fmt::Arguments) {
     let mut line = Line { bytes: [0; 512], length: 0 };
     let _ = writeln!(line, "usring: {text}");
-    let arguments = [2, line.bytes.as_ptr() as u64, line.length as u64, 0, 0];
-    let _ = SystemCall::new(linux::__NR_write, arguments).run_once();
+    if write_to_log(&line).is_err() {
+        let _ = line.write_to(STANDARD_ERROR);
+    }
+}
+
+/// Errors: those of opening the log and writing to it; `ENOENT` if there is none.
+fn write_to_log(line: &Line) -> Result<u64, Errno> {
+    let path = LOG.load(Ordering::Relaxed);
+    if path.is_null() {
+        return Err(Errno::ENOENT);
+    }
+    let flags = linux::O_WRONLY | linux::O_APPEND | linux::O_CREAT | linux::O_CLOEXEC | linux::O_NOCTTY;
+    let arguments = [linux::AT_FDCWD as u64, path as u64, u64::from(flags), 0o644, 0];
+    let log = OwnedDescriptor::from_raw(SystemCall::new(linux::__NR_openat, arguments).run_once()? as i32);
+    line.write_to(log.number())
 }
 
 /// Ends the process, because usring's own state is broken.

@@ -1,4 +1,4 @@
-//! The region of an unmodified program's swapped memory (`usring run --swap`).
+//! The region of an unmodified program's swapped memory (`usring run --swap`, `USRING_SWAP`).
 //!
 //! The region serves mappings that are private, without a file, readable and writable, and large
 //! enough. It is made at the first such mapping, so that processes that need none leave the backing
@@ -12,12 +12,12 @@
 use crate::process::{self, environment};
 use crate::runtime::message;
 use alloc::boxed::Box;
-use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use usring_swap::Refusal;
 use usring_swap::inheritance::Inheritance;
 use usring_swap::mappings::{Mappings, Options};
-use usring_swap::{Mechanism, Refusal};
+use usring_swap::text::{self, SwapText};
 use usring_sys::Errno;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
@@ -86,41 +86,39 @@ fn publish(mappings: Mappings) {
     }
 }
 
-/// Parses the launcher's text: `LIMIT MINIMUM MECHANISM STATISTICS BACKING`. The third and fourth
-/// are `-` if there is none. If the fourth is a path, it ends with a NUL instead of a space.
-fn options() -> Option<(Options<'static>, [u8; LONGEST_PATH])> {
-    let text = core::str::from_utf8(environment::swap()?).ok()?;
-    let mut words = text.splitn(5, ' ');
-    let limit = words.next()?.parse().ok()?;
-    let minimum = words.next()?.parse().ok()?;
-    let mechanism = Mechanism::of_name(words.next()?);
-    let path = words.next()?.as_bytes();
-    let mut statistics = [0; LONGEST_PATH];
-    if path != b"-" {
-        statistics.get_mut(..path.len())?.copy_from_slice(path);
-    }
-    let backing = words.next()?;
-    let socket = environment::swap_socket();
-    Some((Options { backing, limit, minimum, mechanism, statistics: None, socket }, statistics))
+/// The run's swapped memory, once it has been parsed.
+static TEXT: SetOnce<SwapText> = SetOnce::new();
+
+/// Returns the options of the region.
+fn options() -> Option<Options<'static>> {
+    let statistics = environment::swap_statistics();
+    Some(Options { text: TEXT.get()?, statistics, socket: environment::swap_socket() })
 }
 
-/// `/proc/PID/fd/NUMBER`, with room to spare.
-const LONGEST_PATH: usize = 64;
-
-fn path_in(statistics: &[u8]) -> Option<&CStr> {
-    CStr::from_bytes_until_nul(statistics).ok().filter(|path| !path.is_empty())
+/// Returns the least length of a mapping that is to be swapped; `None`: no memory is.
+pub fn wanted_minimum() -> Option<usize> {
+    TEXT.get().map(|text| text.minimum)
 }
 
-/// Returns the least length of a mapping that the launcher wants in the region, if the run's memory
-/// is to be swapped.
+/// Parses the environment's text about swapped memory, if there is any.
 ///
 /// Errors: one sentence.
-pub fn wanted() -> Result<Option<usize>, &'static str> {
-    if environment::swap().is_none() {
-        return Ok(None);
+pub fn read_environment() -> Result<(), &'static str> {
+    let Some(bytes) = environment::swap() else { return Ok(()) };
+    let parsed = core::str::from_utf8(bytes).map_err(|_| "USRING_SWAP is not UTF-8")?;
+    let parsed = text::parse(parsed).map_err(|why| {
+        message::say(format_args!("USRING_SWAP: {why}"));
+        "USRING_SWAP does not say how to swap"
+    })?;
+    let device = parsed.spec.device();
+    if device.text("socket").is_some() && environment::swap_socket().is_none() {
+        return Err("swapped memory on a back end needs the launcher: use `usring run --swap SPEC,limit=SIZE`");
     }
-    let (options, _) = options().ok_or("the launcher's text about swapped memory is not of this build")?;
-    Ok(Some(options.minimum))
+    if device.text("path").is_some_and(|path| !path.starts_with('/')) {
+        return Err("the path in USRING_SWAP must begin with /, because each process has its own current folder");
+    }
+    TEXT.set(Box::leak(Box::new(parsed)));
+    Ok(())
 }
 
 /// Lets mappings of at least `minimum` bytes come from a region. `hook` pins what a system call
@@ -160,7 +158,7 @@ pub fn inherit(inheritance: Inheritance) {
 /// Takes over the inherited memory, if that has not been done.
 #[cold]
 fn take_over() -> Option<&'static Mappings> {
-    let (_, statistics) = options()?;
+    let statistics = options()?.statistics;
     if !has_inherited() {
         return known();
     }
@@ -183,7 +181,7 @@ fn take_over() -> Option<&'static Mappings> {
         // SAFETY: `inherit` released it, and only the lock's holder takes it, once. The next holder
         // sees the store below.
         let inheritance = unsafe { Box::from_raw(inheritance) };
-        match inheritance.adopt(path_in(&statistics)) {
+        match inheritance.adopt(statistics) {
             Ok(mappings) => publish(mappings),
             Err(error) => message::say(format_args!(
                 "swap: process {} cannot have the memory that it inherited ({error}): it dies of a touch",
@@ -208,8 +206,7 @@ pub fn made() -> Option<&'static Mappings> {
     if let Some(mappings) = mappings() {
         return Some(mappings);
     }
-    let (mut options, statistics) = options()?;
-    options.statistics = path_in(&statistics);
+    let options = options()?;
     match Mappings::open(&options) {
         Ok(mappings) => {
             publish(mappings);
@@ -222,11 +219,11 @@ pub fn made() -> Option<&'static Mappings> {
                 Refusal::Failed(Errno::ENOMEM) => message::say(format_args!(
                     "swap: the memory of process {process} stays as it is: there are no addresses for four times what \
                      {} and the limit hold (ENOMEM); does a limit (ulimit -v) forbid it?",
-                    options.backing
+                    options.text.spec
                 )),
                 refusal => message::say(format_args!(
                     "swap: the memory of process {process} stays as it is: {}",
-                    refusal.of(&options.backing)
+                    refusal.of(&options.text.spec)
                 )),
             }
             None

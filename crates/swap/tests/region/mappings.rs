@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_swap::mappings::{Mappings, Options, Pins};
-use usring_swap::{Access, Mechanism};
+use usring_swap::{Access, Mechanism, text};
 use usring_sys::Errno;
 
 pub const LIMIT: usize = 8 * MIB;
@@ -19,9 +19,10 @@ pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     if is_child() {
         // SAFETY: a plain system call. The alarm ends a test that hangs.
         unsafe { libc::alarm(120) };
-        let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap());
         let (device, switch) = switch::device(64 * MIB);
-        let options = Options { backing: "", limit: LIMIT, minimum: MIB, mechanism, statistics: None, socket: None };
+        let mechanism = std::env::var("MECHANISM").unwrap();
+        let text = text::parse(&format!("ram:size=64M,limit={LIMIT},mechanism={mechanism}")).unwrap();
+        let options = Options { text: &text, statistics: None, socket: None };
         return work(Mappings::on(device, &options).unwrap(), switch);
     }
     for mechanism in mechanisms() {
