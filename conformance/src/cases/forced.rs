@@ -95,6 +95,73 @@ fn poll_of_unpolled_file(t: &mut Transcript) {
 }
 case!(poll_of_unpolled_file => include_str!("forced/poll_of_unpolled_file.txt"));
 
+/// A multishot waits for its file before its first attempt. So a missing buffer does not matter
+/// before there is something to read.
+fn multishot_without_buffers(t: &mut Transcript) {
+    let receiving = (opcode::RECV, u::IORING_RECV_MULTISHOT as u16);
+    for ((name, way), (opcode, options)) in
+        WAYS.into_iter().flat_map(|way| [receiving, (opcode::READ_MULTISHOT, 0)].map(|kind| (way, kind)))
+    {
+        for is_ready in [false, true] {
+            t.say(format_args!("{name}, {}, ready {is_ready}", opcode::NAMES[usize::from(opcode)]));
+            let memory = Pages::new(1);
+            let mut ring = Ring::new(8);
+            let mut group = group_of(&ring, &memory, 8, GROUP);
+            let (reader, writer) = files::sockets();
+            if is_ready {
+                files::put(&writer, b"x");
+            }
+            submit(t, &mut ring, selecting(opcode, &reader, options), way);
+            crate::time::long_enough_to_notice();
+            ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+            t.in_order(&ring.reap());
+            if !is_ready {
+                group.add_slots(0..1);
+                files::put(&writer, b"x");
+                t.in_order(&ring.wait(1));
+            }
+        }
+    }
+}
+case!(multishot_without_buffers => include_str!("forced/multishot_without_buffers.txt"));
+
+/// A multishot with MSG_DONTWAIT waits, because its worker has made it wait for the file.
+fn multishot_that_may_not_wait(t: &mut Transcript) {
+    for ((name, way), bundle) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
+        t.say(format_args!("{name}, options {bundle:#x}"));
+        let memory = Pages::new(1);
+        let mut ring = Ring::new(8);
+        let mut group = group_of(&ring, &memory, 8, GROUP);
+        group.add_slots(0..4);
+        let (reader, writer) = files::sockets();
+        let receiving = selecting(opcode::RECV, &reader, u::IORING_RECV_MULTISHOT as u16 | bundle);
+        submit(t, &mut ring, receiving.op_flags(libc::MSG_DONTWAIT as u32), way);
+        crate::time::long_enough_to_notice();
+        for text in ["x", "yz"] {
+            files::put(&writer, text.as_bytes());
+            t.in_order(&ring.wait(1));
+        }
+    }
+}
+case!(multishot_that_may_not_wait => "
+    IOSQE_ASYNC, options 0x0
+    submit = 1
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 2 MORE|BUFFER(1)
+    IOSQE_ASYNC, options 0x10
+    submit = 1
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 2 MORE|BUFFER(1)
+    IOSQE_IO_DRAIN, options 0x0
+    submit = 1
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 2 MORE|BUFFER(1)
+    IOSQE_IO_DRAIN, options 0x10
+    submit = 1
+    cqe 1: 1 MORE|BUFFER(0)
+    cqe 1: 2 MORE|BUFFER(1)
+");
+
 fn accept_multishot(t: &mut Transcript) {
     for (name, way) in WAYS {
         t.say(name);

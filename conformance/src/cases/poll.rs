@@ -399,6 +399,31 @@ case!(priority_data => "
     cqe 1: PRI -
 ");
 
+/// The kernel reports what the wake-up names. For data of a socket that is POLLPRI, too, and not
+/// POLLOUT, though both were asked for and only POLLOUT holds.
+fn several_events_of_a_socket(t: &mut Transcript) {
+    for events in [IN | libc::POLLPRI, IN | libc::POLLOUT] {
+        let mut ring = Ring::new(4);
+        let (reader, writer) = files::sockets();
+        ring.push(poll(reader.as_raw_fd(), events, 1).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI));
+        ring.submit();
+        all_events(t, ring.reap());
+        files::put(&writer, b"x");
+        all_events(t, ring.wait(1));
+    }
+}
+case!(several_events_of_a_socket => "
+    no cqe
+    cqe 1: IN|PRI MORE
+    cqe 1: OUT MORE
+    cqe 1: IN MORE
+", usring => "
+    no cqe
+    cqe 1: IN MORE
+    cqe 1: OUT MORE
+    cqe 1: IN|OUT MORE
+", because "a poll reports the events that hold");
+
 /// EPOLLEXCLUSIVE: it is enough if one of several polls completes.
 fn exclusive(t: &mut Transcript) {
     let mut ring = Ring::new(4);

@@ -73,6 +73,64 @@ case!(data_is_there => "
     0123456789abcdef ghijklmnopqrstuv wxyzABCD........
 ");
 
+/// At the submission the multishot reads once. It reads the rest after the other requests of its
+/// batch, which add to the data and to the buffers.
+fn reads_the_rest_behind_its_batch(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+        let memory = Pages::new(2);
+        let mut ring = Ring::flags(16, flags);
+        let provide =
+            |count| Sqe { addr: memory.at(0), len: SIZE, buf_index: GROUP, ..sqe(opcode::PROVIDE_BUFFERS, count, 2) };
+        t.entry(&ring.one(provide(1)));
+        let (reader, writer) = files::pipe();
+        files::put(&writer, &[b'x'; 40]);
+        ring.push(multishot(reader.as_raw_fd(), 1));
+        ring.push(provide(8));
+        ring.push(crate::sqe::write(writer.as_raw_fd(), b"12345678", 0, 3));
+        t.result("submit", ring.submit());
+        t.in_order(&ring.wait(5));
+    }
+}
+case!(reads_the_rest_behind_its_batch => "
+    cqe 2: 0
+    submit = 3
+    cqe 1: 16 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 3: 8
+    cqe 1: 16 MORE|BUFFER(0)
+    cqe 1: 16 MORE|BUFFER(1)
+    cqe 2: 0
+    submit = 3
+    cqe 1: 16 MORE|BUFFER(0)
+    cqe 2: 0
+    cqe 3: 8
+    cqe 1: 16 MORE|BUFFER(0)
+    cqe 1: 16 MORE|BUFFER(1)
+");
+
+/// A buffer that is too small for the eventfd's counter ends the multishot once there is something
+/// to read.
+fn counter_into_rest_of_buffer(t: &mut Transcript) {
+    let memory = Pages::new(1);
+    let mut ring = Ring::new(16);
+    let mut group = incremental_group_of(&ring, &memory, 8, GROUP);
+    group.add(0, 13, 0);
+    let counter = files::eventfd(1);
+    ring.push(multishot(counter.as_raw_fd(), 1));
+    t.result("submit", ring.submit());
+    t.in_order(&ring.wait(1));
+    crate::time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&counter, &1u64.to_ne_bytes());
+    t.in_order(&ring.wait(1));
+}
+case!(counter_into_rest_of_buffer => "
+    submit = 1
+    cqe 1: 8 MORE|BUF_MORE|BUFFER(0)
+    no cqe
+    cqe 1: -EINVAL
+");
+
 fn socket(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);

@@ -418,26 +418,45 @@ case!(end_comes_with_data => include_str!("receive_multishot_ends/end_comes_with
 /// A bundle whose length ends its first turn. The kernel's next turn takes the rest, and only
 /// another event makes it look for the end.
 fn shut_for_reading(t: &mut Transcript) {
-    let memory = Pages::new(1);
-    let (mut ring, _group) = ring_of(&memory, 8, 0);
-    let (reader, writer) = files::tcp();
-    files::put(&writer, b"text and more");
-    files::shut_down(&reader, libc::SHUT_RD);
-    ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
-        sqe.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
-        sqe.len = 8;
-    }));
-    ring.submit();
-    t.in_order(&ring.wait(2));
-    crate::time::long_enough_to_notice();
-    ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-    t.in_order(&ring.reap());
+    for ((reader, writer), by_peer) in [(files::tcp(), false), (files::sockets(), false), (files::sockets(), true)] {
+        let memory = Pages::new(1);
+        let (mut ring, _group) = ring_of(&memory, 8, 0);
+        files::put(&writer, b"text and more");
+        if by_peer {
+            files::shut_down(&writer, libc::SHUT_WR);
+        } else {
+            files::shut_down(&reader, libc::SHUT_RD);
+        }
+        ring.push(multishot(reader.as_raw_fd(), 1).with(|sqe| {
+            sqe.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
+            sqe.len = 8;
+        }));
+        ring.submit();
+        t.in_order(&ring.wait(2));
+        crate::time::long_enough_to_notice();
+        ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
+        t.in_order(&ring.reap());
+    }
 }
 case!(shut_for_reading => "
     cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
     cqe 1: 5 MORE|BUFFER(1)
     no cqe
+    cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(1)
+    no cqe
+    cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(1)
+    no cqe
 ", usring => "
+    cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(1)
+    cqe 1: 0
+    no cqe
+    cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
+    cqe 1: 5 MORE|BUFFER(1)
+    cqe 1: 0
+    no cqe
     cqe 1: 8 MORE|SOCK_NONEMPTY|BUFFER(0)
     cqe 1: 5 MORE|BUFFER(1)
     cqe 1: 0

@@ -23,9 +23,11 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads as often as the file has data, into another buffer each time.
+/// Reads as often as the file has data, into another buffer each time. At its submission it reads
+/// only once, and the rest after the requests of its batch, as on the kernel.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    if request.ready_for == 0 && !can_repeat(request.file.number) {
+    let is_submitted = request.place == 0;
+    if is_submitted && !can_repeat(request.file.number) {
         return IssueOutcome::done(read_write::after_file(request, Errno::EBADFD).negative());
     }
     for given in 0..fast_poll::SLICE {
@@ -34,7 +36,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
             outcome => {
                 let unused = request.buffer.take();
                 locked.registered.buffer_groups.give_back(unused);
-                return end_of_turn(request, outcome, given > 0 || request.ready_for != 0);
+                return end_of_turn(request, outcome, !is_submitted || given > 0);
             }
         };
         let flags = locked.registered.buffer_groups.flags_of(&mut request.buffer);
@@ -44,6 +46,9 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         }
         if let Operation::ReadWrite(transfer) = &mut request.operation {
             transfer.begin_again();
+        }
+        if is_submitted {
+            break;
         }
     }
     IssueOutcome::Yield
@@ -55,12 +60,11 @@ fn can_repeat(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.can_wait()) && !fast_poll::is_unpolled_device(number)
 }
 
-/// Returns the outcome if an attempt gave nothing. A missing buffer only matters if there is
-/// something to read, or at the very first attempt.
+/// Returns the outcome if an attempt gave nothing. `began`: the request has read or waited before.
+/// Then an error such as a missing buffer only matters if there is something to read.
 fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
-    const NO_BUFFERS: i32 = Errno::ENOBUFS.negative();
     match outcome {
-        IssueOutcome::Done(Answer { result: NO_BUFFERS, .. })
+        IssueOutcome::Done(Answer { result: ..0, .. })
             if began && epoll::poll_now(request.file.number, epoll::IN) == Ok(0) =>
         {
             IssueOutcome::WouldBlock

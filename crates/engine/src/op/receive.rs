@@ -52,6 +52,15 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
     transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first())
 }
 
+/// Has a multishot wait for its file before its first attempt, because a worker of the kernel would
+/// begin it so. It then always waits for more, also with MSG_DONTWAIT.
+pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
+    if let Ok(transfer) = transfer_of(request) {
+        transfer.flags &= !message::DO_NOT_WAIT;
+    }
+    IssueOutcome::PollsFirst
+}
+
 /// Knowledge of the data that a receive has left in its socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {

@@ -1,7 +1,7 @@
 //! Issues a request: resolves its file, tries it without blocking, and moves it on by the outcome.
 
 use crate::completion::complete;
-use crate::op::{self, block_device, message_ring, send};
+use crate::op::{self, block_device, message_ring, receive, send};
 use crate::request::file::Hold;
 use crate::request::operation::Operation;
 use crate::request::outcome::{Answer, IssueOutcome};
@@ -124,6 +124,9 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     }
     if is_bundle {
         return Some(send::begin_forced_bundle(request));
+    }
+    if request.multishot && request.place == 0 {
+        return Some(receive::begin_forced_multishot(request));
     }
     let works = request.properties.work.is_some() && request.progress == Progress::New && !needs_ring_at_issue;
     if polls() {
