@@ -5,8 +5,8 @@
 //! The generator avoids situations in which the kernel promises nothing:
 //!
 //! - At any time only one request waits for a file, or for buffers of a group.
-//! - A cancellation is the first request of its batch. So it meets requests that wait, and none
-//!   that a worker is carrying out.
+//! - A cancellation is the first request of its batch, and comes before any drain. So it meets
+//!   requests that wait, and none that a worker is carrying out.
 //! - No request is linked after a request that a worker carries out. A batch names a file that
 //!   workers write to only once.
 //! - A shutdown ends its batch, because a worker of the kernel carries it out at some later time.
@@ -102,6 +102,8 @@ struct Pending {
     user_data: u64,
     /// Index of the file from which the request receives, if it does.
     reads: Option<usize>,
+    /// Index of the file that the request polls, if it is a poll.
+    polls: Option<usize>,
     /// Buffer group from which the request selects, if it does.
     group: Option<u16>,
 }
@@ -133,14 +135,18 @@ struct Program {
     never: Timespec,
     /// Whether the program uses drains. If not, it uses chains.
     drains: bool,
+    /// Whether the program has used a drain.
+    has_drained: bool,
     /// Buffer group of the request that is being made.
     group: Option<u16>,
+    /// Index of the file that the request that is being made polls.
+    polled: Option<usize>,
     /// Files that this batch may not use again: it receives from them, or workers may write to
     /// them.
     used: BTreeSet<usize>,
     /// The pairs of files to which this batch sends, and whether a request inside a chain does so.
     sent: BTreeMap<usize, bool>,
-    /// TCP sockets that were shut down for receiving.
+    /// Stream sockets that will receive no more data, without a FIN of TCP.
     shut: BTreeSet<usize>,
     /// Whether the request that is being made follows another one in a chain.
     is_successor: bool,
@@ -255,8 +261,7 @@ impl Program {
         let parts = [crate::sqe::vector(memory.at(0), 8192), crate::sqe::vector(memory.at(8192), 8192)];
         assert_eq!(ring.register(reg::BUFFERS, parts.as_ptr(), 2), 0);
         memory.bytes()[COUNT_AT..][..8].copy_from_slice(&3u64.to_le_bytes());
-        let free = [-1; requests::FREE];
-        let numbers: Vec<i32> = files.iter().map(|file| file.fd.as_raw_fd()).chain(free).collect();
+        let numbers: Vec<i32> = files.iter().map(|file| file.fd.as_raw_fd()).chain([-1; requests::FREE]).collect();
         assert_eq!(numbers.len(), requests::FIRST_FREE + requests::FREE);
         assert_eq!(ring.register(reg::FILES, numbers.as_ptr(), numbers.len() as u32), 0);
         Program {
@@ -279,7 +284,9 @@ impl Program {
             soon: Timespec { tv_sec: 0, tv_nsec: 300_000 },
             never: Timespec { tv_sec: 1000, tv_nsec: 0 },
             drains,
+            has_drained: false,
             group: None,
+            polled: None,
             used: BTreeSet::new(),
             sent: BTreeMap::new(),
             shut: BTreeSet::new(),
@@ -308,6 +315,7 @@ impl Program {
                     // SAFETY: the call touches no memory.
                     let answer = unsafe { libc::shutdown(fd, libc::SHUT_WR) };
                     println!("  shutdown {index} = {answer}");
+                    self.note_shutdown(index, libc::SHUT_WR);
                 }
                 (_, 1) => self.drain(index, fd),
                 _ => self.write(index, fd),
@@ -321,6 +329,17 @@ impl Program {
                 println!("  add to group {} slot {slot} length {length}", requests::RINGS[index]);
                 self.groups[index].add(slot, length, slot);
             }
+        }
+    }
+
+    /// Notes which stream sockets receive no more data after a shutdown.
+    fn note_shutdown(&mut self, index: usize, how: i32) {
+        let (is_unix, peer) = (self.files[index].kind != Kind::Tcp, index ^ 1);
+        if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
+            self.shut.insert(index);
+        }
+        if is_unix && matches!(how, libc::SHUT_WR | libc::SHUT_RDWR) {
+            self.shut.insert(peer);
         }
     }
 
@@ -376,12 +395,13 @@ impl Program {
                 break;
             }
         }
-        let answer = self.ring.submit();
+        let mut answer = self.ring.submit();
         println!("  submit {count} = {}", names::result(answer));
-        // The requests after a refused one are submitted by a second call.
-        if answer >= 0 && (answer as u32) < count {
-            let left = count - answer as u32;
-            println!("  submit {left} = {}", names::result(self.ring.enter(left, 0, 0)));
+        // A refused request ends a submission. Each further call submits the requests after one.
+        while answer > 0 && (answer as u32) < count {
+            count -= answer as u32;
+            answer = self.ring.enter(count, 0, 0);
+            println!("  submit {count} = {}", names::result(answer));
         }
     }
 

@@ -37,7 +37,7 @@ impl Program {
             if self.random.percent(30) {
                 watcher.flags |= sqe_flags::IO_LINK;
             }
-            self.pending.push(Pending { user_data: self.user_data, reads: None, group: None });
+            self.pending.push(Pending { user_data: self.user_data, reads: None, polls: None, group: None });
             return watcher;
         }
         let (mut sqe, reads) = match self.random.below(23) {
@@ -67,12 +67,18 @@ impl Program {
         }
         let sends = matches!(sqe.opcode, opcode::SEND | opcode::SENDMSG);
         let group = self.group.filter(|_| !sends);
-        self.pending.push(Pending { user_data: self.user_data, reads, group });
+        let polls = self.polled.take();
+        self.pending.push(Pending { user_data: self.user_data, reads, polls, group });
         sqe
     }
 
     /// Returns a request that cancels or changes a request of an earlier step.
     fn end_earlier(&mut self) -> Sqe {
+        // A drain may hold the request back together with its targets. Then workers of the kernel
+        // issue all of them at the same time.
+        if self.has_drained {
+            return sqe::nop(0);
+        }
         match self.random.below(6) {
             0..=1 => self.timeout_remove(),
             2 => self.poll_remove(),
@@ -113,10 +119,13 @@ impl Program {
     }
 
     /// Chooses a file to receive from. `None` if a request waits for that file already, or this
-    /// batch uses it.
+    /// batch uses it. `None`, too, if a poll waits for what this batch sends: usring sees the event
+    /// only while the data is there.
     fn giver(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
-        let taken = self.pending.iter().any(|pending| pending.reads == Some(index));
+        let sent = self.sent.contains_key(&(index / 2));
+        let waits = |pending: &Pending| pending.reads == Some(index) || sent && pending.polls == Some(index);
+        let taken = self.pending.iter().any(waits);
         (!taken && self.used.insert(index)).then_some(index)
     }
 
@@ -129,12 +138,6 @@ impl Program {
             return (sqe::nop(0), None);
         }
         let kind = self.random.below(5);
-        // READ_MULTISHOT of the kernel reads one buffer's worth at once, and the rest only after
-        // the batch. If the batch also sends to the file, the rest could share a buffer with those
-        // data.
-        if kind == 3 && !regular && self.sent.insert(index / 2, true).is_some() {
-            return (sqe::nop(0), None);
-        }
         let length = if index == COUNTER { self.random.of(&[8, 8, 16, 4]) } else { self.length() };
         let offset = if regular { self.random.of(&[0, 5, 1990, 4000, CURRENT]) } else { self.random.of(&[0, CURRENT]) };
         let request = sqe::read_at(self.fd(index), self.room(), length, offset, 0);
@@ -167,9 +170,7 @@ impl Program {
     }
 
     /// Lets the request select a buffer from a group. At most one waiting request uses a group,
-    /// because with two their order would decide which one gets the last buffer. Programs that
-    /// drain select no buffers: the kernel's workers issue the requests that a drain has held back,
-    /// and a worker keeps its buffer.
+    /// because with two their order would decide which one gets the last buffer.
     fn selecting(&mut self, request: Sqe) -> Sqe {
         let keeps = self.random.percent(50);
         let is_taken = |group: u16| self.pending.iter().any(|pending| pending.group == Some(group));
@@ -180,7 +181,7 @@ impl Program {
         let is_apt = |group: u16| !waits_for_all || !RINGS.contains(&group) || group % 2 == 1;
         let groups = RINGS.into_iter().chain(CLASSIC);
         let free: Vec<u16> = groups.filter(|group| !is_taken(*group) && is_apt(*group)).collect();
-        if free.is_empty() || self.drains {
+        if free.is_empty() {
             return request;
         }
         let group = self.random.of(&free);
@@ -235,10 +236,10 @@ impl Program {
             if self.random.percent(60) && flags & libc::MSG_PEEK == 0 {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
-            // In the kernel, a multishot bundle may not notice that its socket was shut down for
-            // receiving.
+            // In the kernel, a multishot bundle may not notice that its socket was shut down. A
+            // bundle behind a drain uses up a buffer when it begins to wait.
             let is_shut = self.shut.contains(&index) && request.ioprio != 0;
-            if self.random.percent(40) && !is_shut {
+            if self.random.percent(40) && !is_shut && !self.has_drained {
                 // The kernel gives the buffers of a bundle with MSG_WAITALL to other receives, too.
                 if flags & libc::MSG_WAITALL == 0 {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
@@ -271,6 +272,7 @@ impl Program {
 
     fn send(&mut self) -> Sqe {
         let index = self.random.of(&SOCKETS);
+        let is_first = !self.sent.contains_key(&(index / 2));
         if !self.may_send(index) {
             return sqe::nop(0);
         }
@@ -289,14 +291,18 @@ impl Program {
             1 if !self.drains => request.opcode = opcode::SEND_ZC,
             2 => {
                 request = self.selecting(request);
-                if self.random.percent(50) && request.flags & sqe_flags::BUFFER_SELECT != 0 {
+                // Behind a drain, a worker of the kernel may cancel a bundle.
+                let selects = request.flags & sqe_flags::BUFFER_SELECT != 0;
+                if self.random.percent(50) && selects && !self.has_drained {
                     request.ioprio |= u::IORING_RECVSEND_BUNDLE as u16;
                 }
             }
             _ => {}
         }
-        if self.random.percent(10) {
+        if self.random.percent(10) && is_first {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
+            // It sends after its batch, as a request inside a chain does.
+            self.sent.insert(index / 2, true);
         }
         request
     }
@@ -310,6 +316,7 @@ impl Program {
             return sqe::nop(0);
         }
         self.polls.insert(self.user_data);
+        self.polled = Some(index);
         let events = self.random.of(&[libc::POLLIN, libc::POLLIN, libc::POLLOUT, libc::POLLPRI, 0]);
         let mut request = sqe::poll(self.fd(index), events, 0);
         if self.random.percent(40) {
@@ -434,11 +441,9 @@ impl Program {
         // Datagram sockets are left out, because a receive from one that was shut down is retried
         // for ever.
         let index = self.random.of(&[2, 3, 4, 5, 8, 9]);
-        let how = self.random.of(&[0, 1, 2, 7]);
-        if matches!(index, 8 | 9) && matches!(how, 0 | 2) {
-            self.shut.insert(index);
-        }
-        Sqe { len: how, ..sqe::sqe(opcode::SHUTDOWN, self.fd(index), 0) }
+        let how = self.random.of(&[libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR, 7]);
+        self.note_shutdown(index, how);
+        Sqe { len: how as u32, ..sqe::sqe(opcode::SHUTDOWN, self.fd(index), 0) }
     }
 
     fn files_update(&mut self) -> Sqe {
@@ -465,20 +470,30 @@ impl Program {
         match self.random.below(9) {
             0 => sqe.ioprio ^= 1 << self.random.below(16),
             1 => sqe.addr = BAD,
-            2 => sqe.op_flags ^= self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]),
+            2 => {
+                let flag = self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]);
+                // A poll for several events of a socket reports what holds; the kernel reports what
+                // one wake-up names.
+                let is_event = sqe.opcode == opcode::POLL_ADD && flag < 0x1000;
+                sqe.op_flags ^= if is_event { 0 } else { flag };
+            }
             3 => sqe.buf_index ^= 1,
             4 => sqe.file_index ^= self.random.of(&[1, 0x7000_0000]),
             5 => sqe.fd = self.random.of(&[-1, 5000]),
             6 => sqe.addr3 = 1,
             7 => sqe.opcode = self.random.of(&[63, 200]),
+            // How much of 2 GiB a TCP socket takes depends on the state of its buffers.
+            _ if sqe.opcode == opcode::SEND_ZC => {}
             _ => sqe.len ^= 0x8000_0000,
         }
     }
 
     fn flag(&mut self, sqe: &mut Sqe) {
         if self.drains {
-            if self.random.percent(6) {
+            let is_bundle = sqe.ioprio & u::IORING_RECVSEND_BUNDLE as u16 != 0;
+            if self.random.percent(6) && sqe.opcode != opcode::ASYNC_CANCEL && !is_bundle {
                 sqe.flags |= sqe_flags::IO_DRAIN;
+                self.has_drained = true;
             }
         } else {
             let link = self.random.percent(18);
