@@ -33,6 +33,7 @@ mod random;
 mod record;
 mod ring;
 mod runner;
+mod shared;
 mod sqe;
 mod time;
 mod transcript;

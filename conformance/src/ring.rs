@@ -189,6 +189,13 @@ impl Ring {
         self.cq_tail().wrapping_sub(self.cq_head())
     }
 
+    /// Takes over the SQ's tail from memory, after another process has pushed SQEs. Resets the
+    /// number of SQEs that this process has pushed to 0.
+    pub fn catch_up(&mut self) {
+        self.tail = self.sq_tail();
+        self.pending = 0;
+    }
+
     /// Writes an SQE at the SQ's tail. The next submission takes it.
     pub fn push(&mut self, sqe: Sqe) {
         self.push_wide(sqe, &[]);

@@ -73,6 +73,18 @@ pub fn until_asleep(thread: i32) -> bool {
     until(|| std::fs::read_to_string(&path).is_ok_and(|stat| state_in(&stat) == Some('S')))
 }
 
+/// Waits up to half a minute until the main thread of `process` sleeps. Returns `false` if it never
+/// does.
+pub fn until_process_sleeps(process: i32) -> bool {
+    until(|| process_state(process) == Some('S'))
+}
+
+/// Returns the state of the main thread of `process`, as /proc/PID/stat shows it. `None` if there
+/// is no such process.
+pub fn process_state(process: i32) -> Option<char> {
+    state_in(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
+}
+
 /// Sleeps for 30 ms. If an event that must not happen did happen, it would have come by then.
 pub fn long_enough_to_notice() {
     std::thread::sleep(Duration::from_millis(30));

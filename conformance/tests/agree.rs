@@ -5,11 +5,12 @@
 //! of a minute; a case that takes longer is reported as `hang`. If the kernel is Linux 6.18, its
 //! answers are taken live, and must match the transcript below the case. On any other kernel, or if
 //! io_uring is off, the test uses the recorded transcripts and says so. A case that differs on
-//! purpose has a second transcript, usring's.
+//! purpose has a second transcript, usring's. A case in `not-yet.txt` runs only on the kernel.
 //!
 //! usring is `$USRING_BIN`, or `target/PROFILE/usring` as `cargo xtask build` leaves it. Each case
 //! uses both entry points: libc's `syscall()`, and a system call instruction in the program itself.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{Read, Write as _};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -41,6 +42,7 @@ rooms! {
     link_timeout link drain forced skip_success sync_cancel cancel file_life one_file registered_files
     files_update registered_buffers pinned_memory buffer_group buffer_ring eventfd probe restrictions ring_fds
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor limits fork
+    inherited inherited_wait inherited_close inherited_death
     exec exit signals stress hostile kinds disk direct_io threads
     aio_context aio_moved aio_submit aio_events
     message_ring message_file message_wake epoll_wait socket_command napi rights rights_later
@@ -50,6 +52,16 @@ rooms! {
 
 /// The transcript of a case that only a superuser can run.
 const NEEDS_SUPERUSER: &str = ": needs a superuser\n";
+
+/// Cases that usring does not hold yet, one per line: `CASE: REASON`. They run on the kernel, and
+/// are skipped on usring.
+const NOT_YET: &str = include_str!("../not-yet.txt");
+
+/// Returns the cases that usring does not hold yet, each with the reason.
+fn not_yet() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let lines = NOT_YET.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    lines.map(|line| line.split_once(": ").unwrap_or_else(|| panic!("not-yet.txt: no reason in `{line}`")))
+}
 
 /// How the kernel of this machine serves as a reference.
 enum Kernel {
@@ -204,6 +216,7 @@ fn agree(room: &str) {
     let prefix = format!("{room}.");
     let mut report = String::new();
     let mut skipped = 0;
+    let mut later: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for name in listed(&["list"]).iter().filter(|name| name.starts_with(&prefix)) {
         if would_say(name).contains(NEEDS_SUPERUSER) {
             skipped += 1;
@@ -212,6 +225,10 @@ fn agree(room: &str) {
         if let Kernel::Live = kernel() {
             let what = format!("{name}: kernel, against its record");
             difference(&mut report, &what, &recorded(name, false), &on_kernel(name));
+        }
+        if let Some((_, reason)) = not_yet().find(|(case, _)| case == name) {
+            later.entry(reason).or_default().push(name.clone());
+            continue;
         }
         let wanted = recorded(name, true);
         for inline in [false, true] {
@@ -222,6 +239,9 @@ fn agree(room: &str) {
     }
     if skipped > 0 {
         skipped::skip(&format!("{skipped} cases of {room} need a superuser"));
+    }
+    for (reason, names) in later {
+        skipped::skip(&format!("{} cases on usring, because {reason}: {}", names.len(), names.join(" ")));
     }
     assert!(report.is_empty(), "{} disagrees on {room}:\n{report}", usring.display());
 }
@@ -243,6 +263,14 @@ fn every_module_of_cases_has_a_test() {
     for name in listed(&["list"]) {
         let room = name.split('.').next().unwrap_or_default();
         assert!(ROOMS.contains(&room), "no test runs the room of {name}: add it to `rooms!` in tests/agree.rs");
+    }
+}
+
+#[test]
+fn every_case_that_is_not_held_yet_exists() {
+    let cases = listed(&["list"]);
+    for (case, _) in not_yet() {
+        assert!(cases.iter().any(|name| name == case), "not-yet.txt: there is no case {case}");
     }
 }
 

@@ -1,0 +1,261 @@
+//! Rings that several processes use: one of the processes closes the ring.
+
+use std::os::fd::AsRawFd;
+
+use crate::door;
+use crate::files;
+use crate::shared;
+use crate::sqe::{nop, poll, read_at, timeout};
+use crate::time::{self, milliseconds};
+use crate::transcript::Transcript;
+
+fn child_closes_and_parent_goes_on(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        shared::run_child(t, |t| {
+            t.entry(&ring.one(nop(1)));
+            t.result("close", door::close(ring.fd));
+            t.result("enter", ring.enter(0, 0, 0));
+        });
+        ring.catch_up();
+        t.entry(&ring.one(nop(2)));
+        shared::run_child(t, |t| t.entry(&ring.one(nop(3))));
+    });
+}
+case!(child_closes_and_parent_goes_on => "
+    a mapped ring:
+    cqe 1: 0
+    close = 0
+    enter = -EBADF
+    child: exit 0
+    cqe 2: 0
+    cqe 3: 0
+    child: exit 0
+    a ring in shared memory:
+    cqe 1: 0
+    close = 0
+    enter = -EBADF
+    child: exit 0
+    cqe 2: 0
+    cqe 3: 0
+    child: exit 0
+");
+
+/// The parent, which made the ring, closes it. Its child goes on, and so does a grandchild.
+fn parent_closes_and_child_goes_on(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = shared::child(|| {
+            shared.until_step(1);
+            t.entry(&ring.one(nop(1)));
+            shared::run_child(t, |t| t.entry(&ring.one(nop(2))));
+            ring.catch_up();
+            t.entry(&ring.one(nop(3)));
+            0
+        });
+        t.result("close", ring.close());
+        shared.step(1);
+        shared::ended(t, child);
+        t.result("enter", ring.enter(0, 0, 0));
+    });
+}
+case!(parent_closes_and_child_goes_on => "
+    a mapped ring:
+    close = 0
+    cqe 1: 0
+    cqe 2: 0
+    child: exit 0
+    cqe 3: 0
+    child: exit 0
+    enter = -EBADF
+    a ring in shared memory:
+    close = 0
+    cqe 1: 0
+    cqe 2: 0
+    child: exit 0
+    cqe 3: 0
+    child: exit 0
+    enter = -EBADF
+");
+
+/// The requests of a child that has closed the ring complete, and the parent reaps them.
+fn requests_of_the_closer_complete(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        let child = shared::child(|| {
+            let time = milliseconds(300);
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.push(poll(reader.as_raw_fd(), libc::POLLHUP, 2));
+            ring.push(timeout(&time, 0, 0, 3));
+            ring.submit();
+            let closed = door::close(ring.fd);
+            door::close(writer.as_raw_fd());
+            shared.step(1);
+            shared.until_step(2);
+            closed
+        });
+        shared.until_step(1);
+        files::put(&writer, b"data");
+        t.sorted(&ring.wait(2));
+        t.say(shared.text(0));
+        drop(writer);
+        t.in_order(&ring.wait(1));
+        shared.step(2);
+        shared::ended(t, child);
+    });
+}
+case!(requests_of_the_closer_complete => "
+    a mapped ring:
+    cqe 1: 4
+    cqe 3: -ETIME
+    data
+    cqe 2: 16
+    child: exit 0
+    a ring in shared memory:
+    cqe 1: 4
+    cqe 3: -ETIME
+    data
+    cqe 2: 16
+    child: exit 0
+");
+
+/// The parent closes the ring while a request of its own is in flight. The child reaps its CQE.
+fn child_reaps_the_closers_request(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        let mut buffer = *b"----";
+        ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 1));
+        ring.submit();
+        let child = shared::child(|| {
+            shared.until_step(1);
+            files::put(&writer, b"data");
+            t.in_order(&ring.wait(1));
+            0
+        });
+        t.result("close", ring.close());
+        shared.step(1);
+        shared::ended(t, child);
+        t.say(format_args!("in the parent {}", String::from_utf8_lossy(&buffer)));
+    });
+}
+case!(child_reaps_the_closers_request => "
+    a mapped ring:
+    close = 0
+    cqe 1: 4
+    child: exit 0
+    in the parent data
+    a ring in shared memory:
+    close = 0
+    cqe 1: 4
+    child: exit 0
+    in the parent data
+");
+
+/// A worker of the child is blocked when the child closes the ring.
+fn worker_of_the_closer_goes_on(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let fifo = files::Fifo::new();
+        let child = shared::child(|| {
+            ring.push(fifo.open(1));
+            ring.submit();
+            time::long_enough_to_begin();
+            let closed = door::close(ring.fd);
+            shared.step(1);
+            shared.until_step(2);
+            closed
+        });
+        shared.until_step(1);
+        time::long_enough_to_notice();
+        t.in_order(&ring.reap());
+        let _end = fifo.release();
+        let opened = ring.wait(1);
+        t.outcome("open", opened.first().map_or(-1, |entry| i64::from(entry.res)));
+        shared.step(2);
+        shared::ended(t, child);
+    });
+}
+case!(worker_of_the_closer_goes_on => "
+    a mapped ring:
+    no cqe
+    open = ok
+    child: exit 0
+    a ring in shared memory:
+    no cqe
+    open = ok
+    child: exit 0
+");
+
+/// No process has the descriptor any more. The mapping keeps the ring and its requests.
+fn mapping_keeps_the_ring(t: &mut Transcript) {
+    let mut ring = shared::Kind::Mapped.ring(8, 0);
+    let (reader, writer) = files::pipe();
+    let mut buffer = *b"----";
+    ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    shared::run_child(t, |t| t.result("close in the child", door::close(ring.fd)));
+    t.result("close", ring.close());
+    time::long_enough_to_notice();
+    t.in_order(&ring.reap());
+    files::put(&writer, b"data");
+    t.in_order(&ring.arrived(1));
+    t.say(String::from_utf8_lossy(&buffer));
+}
+case!(mapping_keeps_the_ring => "
+    close in the child = 0
+    child: exit 0
+    close = 0
+    no cqe
+    cqe 1: 4
+    data
+");
+
+/// The mapping of another process alone keeps the ring and its requests.
+fn mapping_of_the_child_keeps_the_ring(t: &mut Transcript) {
+    let mut ring = shared::Kind::Mapped.ring(8, 0);
+    let shared = shared::Shared::new();
+    let (reader, writer) = files::pipe();
+    ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+    ring.submit();
+    let child = shared::child(|| {
+        door::close(ring.fd);
+        shared.step(1);
+        shared.until_step(2);
+        files::put(&writer, b"data");
+        t.in_order(&ring.arrived(1));
+        0
+    });
+    shared.until_step(1);
+    t.result("close", ring.close());
+    ring.unmap();
+    time::long_enough_to_notice();
+    shared.step(2);
+    shared::ended(t, child);
+    t.say(shared.text(0));
+}
+case!(mapping_of_the_child_keeps_the_ring => "
+    close = 0
+    cqe 1: 4
+    child: exit 0
+    data
+");
+
+/// A ring in the program's memory has no mapping that keeps it: its last close ends its requests.
+fn last_close_ends_a_ring_in_own_memory(t: &mut Transcript) {
+    let mut ring = shared::Kind::OwnMemory.ring(8, 0);
+    let (reader, writer) = files::pipe();
+    let mut buffer = *b"----";
+    ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 1));
+    ring.submit();
+    shared::run_child(t, |t| t.result("close in the child", door::close(ring.fd)));
+    t.result("close", ring.close());
+    drop(reader);
+    // The cancelled request releases the last read end, which makes the write end fail.
+    let ended = time::until(|| files::put(&writer, b"x") < 0);
+    t.say(format_args!("the request has ended {ended}"));
+    t.say(String::from_utf8_lossy(&buffer));
+}
+case!(last_close_ends_a_ring_in_own_memory => "
+    close in the child = 0
+    child: exit 0
+    close = 0
+    the request has ended true
+    ----
+");

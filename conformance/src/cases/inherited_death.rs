@@ -1,0 +1,362 @@
+//! Rings that several processes use: one of the processes ends while its requests are in flight.
+
+mod survivors;
+
+use std::os::fd::AsRawFd;
+
+use crate::cases::BROKEN_OFF;
+use crate::files;
+use crate::ring::Ring;
+use crate::shared::{self, Shared};
+use crate::sqe::{Change, nop, poll, read_at, timeout};
+use crate::time::{self, milliseconds};
+use crate::transcript::Transcript;
+
+/// How a process ends.
+#[derive(Clone, Copy)]
+enum End {
+    Kill,
+    Exit,
+}
+
+const ENDS: [(End, &str); 2] = [(End::Kill, "killed:"), (End::Exit, "exits:")];
+
+/// Submits in a child what `push` pushes. The child then ends, and is gone when this returns.
+fn submit_and_end(t: &mut Transcript, ring: &mut Ring, shared: &Shared, end: End, push: impl FnOnce(&mut Ring)) {
+    let child = shared::child(|| {
+        ring.catch_up();
+        push(ring);
+        ring.submit();
+        shared.step(1);
+        if let End::Kill = end {
+            shared.until_step(2);
+        }
+        0
+    });
+    shared.until_step(1);
+    match end {
+        End::Kill => shared::kill(t, child),
+        End::Exit => shared::ended(t, child),
+    }
+    ring.catch_up();
+}
+
+/// Runs a case with both ends of the child, and with a ring of each kind.
+fn each_end(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared, End)) {
+    for (end, name) in ENDS {
+        for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
+            t.say(name);
+            case(t, &mut kind.ring(8, 0), &Shared::new(), end);
+        }
+    }
+}
+
+/// A poll stays armed. When its event comes, its result is -ECANCELED.
+fn poll_stays_armed(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        let (reader, writer) = files::pipe();
+        submit_and_end(t, ring, shared, end, |ring| ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1)));
+        t.in_order(&ring.arrived(0));
+        files::put(&writer, b"x");
+        t.in_order(&ring.wait(1));
+        t.entry(&ring.one(nop(2)));
+    });
+}
+case!(poll_stays_armed => "
+    killed:
+    child: signal 9
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    killed:
+    child: signal 9
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    exits:
+    child: exit 0
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    exits:
+    child: exit 0
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: 0
+");
+
+/// A read stays armed. When data comes, its result is -ECANCELED, and the data stays in the pipe.
+fn read_stays_armed(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        let (reader, writer) = files::pipe();
+        let address = shared.slot(0);
+        submit_and_end(t, ring, shared, end, |ring| ring.push(read_at(reader.as_raw_fd(), address, 8, 0, 1)));
+        t.in_order(&ring.arrived(0));
+        files::put(&writer, b"data");
+        t.in_order(&ring.wait(1));
+        t.say(format_args!("read {:?}", shared.text(0)));
+        t.say(format_args!("in the pipe {}", files::take(&reader, 8).map_or(0, |bytes| bytes.len())));
+    });
+}
+case!(read_stays_armed => "
+    killed:
+    child: signal 9
+    no cqe
+    cqe 1: -ECANCELED
+    read \"\"
+    in the pipe 4
+    killed:
+    child: signal 9
+    no cqe
+    cqe 1: -ECANCELED
+    read \"\"
+    in the pipe 4
+    exits:
+    child: exit 0
+    no cqe
+    cqe 1: -ECANCELED
+    read \"\"
+    in the pipe 4
+    exits:
+    child: exit 0
+    no cqe
+    cqe 1: -ECANCELED
+    read \"\"
+    in the pipe 4
+");
+
+/// The dead child had the only write end. Its end closes the pipe, and that is the read's event.
+fn end_closes_the_pipe(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        let address = shared.slot(0);
+        submit_and_end(t, ring, shared, end, |ring| {
+            let (reader, writer) = files::pipe();
+            ring.push(read_at(reader.as_raw_fd(), address, 8, 0, 1));
+            std::mem::forget((reader, writer));
+        });
+        t.in_order(&ring.wait(1));
+    });
+}
+case!(end_closes_the_pipe => "
+    killed:
+    child: signal 9
+    cqe 1: -ECANCELED
+    killed:
+    child: signal 9
+    cqe 1: -ECANCELED
+    exits:
+    child: exit 0
+    cqe 1: -ECANCELED
+    exits:
+    child: exit 0
+    cqe 1: -ECANCELED
+");
+
+/// A timeout ends at its time, as if its process were there.
+fn timeout_keeps_its_time(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        let time = milliseconds(500);
+        submit_and_end(t, ring, shared, end, |ring| ring.push(timeout(&time, 0, 0, 1)));
+        t.in_order(&ring.wait(1));
+    });
+}
+case!(timeout_keeps_its_time => "
+    killed:
+    child: signal 9
+    cqe 1: -ETIME
+    killed:
+    child: signal 9
+    cqe 1: -ETIME
+    exits:
+    child: exit 0
+    cqe 1: -ETIME
+    exits:
+    child: exit 0
+    cqe 1: -ETIME
+");
+
+/// A timeout that counts completions counts those of the survivors.
+fn counted_timeout_keeps_counting(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        submit_and_end(t, ring, shared, end, |ring| ring.push(timeout(&time::LONG, 2, 0, 1)));
+        t.entry(&ring.one(nop(2)));
+        t.in_order(&ring.arrived(0));
+        ring.push(nop(3));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+    });
+}
+case!(counted_timeout_keeps_counting => "
+    killed:
+    child: signal 9
+    cqe 2: 0
+    no cqe
+    cqe 1: 0
+    cqe 3: 0
+    killed:
+    child: signal 9
+    cqe 2: 0
+    no cqe
+    cqe 1: 0
+    cqe 3: 0
+    exits:
+    child: exit 0
+    cqe 2: 0
+    no cqe
+    cqe 1: 0
+    cqe 3: 0
+    exits:
+    child: exit 0
+    cqe 2: 0
+    no cqe
+    cqe 1: 0
+    cqe 3: 0
+");
+
+/// A request of which a worker makes the blocking call is broken off at once, and the request that
+/// is linked to it is cancelled.
+fn worker_is_broken_off(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        let fifo = files::Fifo::new();
+        submit_and_end(t, ring, shared, end, |ring| {
+            ring.push(fifo.open(1).linked());
+            ring.push(nop(2));
+            ring.submit();
+            time::long_enough_to_begin();
+        });
+        for entry in ring.wait(2) {
+            match entry.user_data {
+                1 => t.say(format_args!("cqe 1: broken off {}", BROKEN_OFF.contains(&entry.res))),
+                _ => t.entry(&entry),
+            }
+        }
+        t.say(format_args!("no worker in the open {}", time::until(|| fifo.is_deserted())));
+    });
+}
+case!(worker_is_broken_off => "
+    killed:
+    child: signal 9
+    cqe 1: broken off true
+    cqe 2: -ECANCELED
+    no worker in the open true
+    killed:
+    child: signal 9
+    cqe 1: broken off true
+    cqe 2: -ECANCELED
+    no worker in the open true
+    exits:
+    child: exit 0
+    cqe 1: broken off true
+    cqe 2: -ECANCELED
+    no worker in the open true
+    exits:
+    child: exit 0
+    cqe 1: broken off true
+    cqe 2: -ECANCELED
+    no worker in the open true
+");
+
+/// The links behind an armed read are cancelled when the read is.
+fn chain_behind_an_armed_read(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        let (reader, writer) = files::pipe();
+        let address = shared.slot(0);
+        submit_and_end(t, ring, shared, end, |ring| {
+            ring.push(read_at(reader.as_raw_fd(), address, 8, 0, 1).linked());
+            ring.push(nop(2).linked());
+            ring.push(nop(3));
+        });
+        t.in_order(&ring.arrived(0));
+        files::put(&writer, b"x");
+        t.sorted(&ring.wait(3));
+    });
+}
+case!(chain_behind_an_armed_read => "
+    killed:
+    child: signal 9
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    killed:
+    child: signal 9
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    exits:
+    child: exit 0
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    exits:
+    child: exit 0
+    no cqe
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+");
+
+/// SQEs that the dead process wrote and did not submit are there for the next enter. The process
+/// that enters is their submitter.
+fn unsubmitted_entries_stay(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let file = files::memory_file(b"data");
+        let child = shared::child(|| {
+            ring.push(nop(1));
+            ring.push(read_at(file.as_raw_fd(), shared.slot(0), 4, 0, 2));
+            shared.step(1);
+            shared.until_step(2);
+            0
+        });
+        shared.until_step(1);
+        shared::kill(t, child);
+        t.result("enter", ring.enter(8, 0, 0));
+        t.sorted(&ring.wait(2));
+        t.say(shared.text(0));
+    });
+}
+case!(unsubmitted_entries_stay => "
+    a mapped ring:
+    child: signal 9
+    enter = 2
+    cqe 1: 0
+    cqe 2: 4
+    data
+    a ring in shared memory:
+    child: signal 9
+    enter = 2
+    cqe 1: 0
+    cqe 2: 4
+    data
+");
+
+/// The CQEs of a dead process stay in the queue.
+fn unreaped_completions_stay(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        submit_and_end(t, ring, shared, end, |ring| {
+            ring.push(nop(1));
+            ring.push(nop(2));
+        });
+        t.in_order(&ring.reap());
+    });
+}
+case!(unreaped_completions_stay => "
+    killed:
+    child: signal 9
+    cqe 1: 0
+    cqe 2: 0
+    killed:
+    child: signal 9
+    cqe 1: 0
+    cqe 2: 0
+    exits:
+    child: exit 0
+    cqe 1: 0
+    cqe 2: 0
+    exits:
+    child: exit 0
+    cqe 1: 0
+    cqe 2: 0
+");

@@ -1,0 +1,238 @@
+//! The surviving processes: their waits, cancels and requests after the end of another process.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use usring_uapi::io_uring as u;
+
+use super::{End, each_end, submit_and_end};
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::shared::{self, Shared};
+use crate::sqe::{cancel, nop, poll, poll_remove, read_at, timeout, timeout_remove};
+use crate::time::{self, LONG};
+use crate::transcript::Transcript;
+
+/// A survivor cancels the requests of a dead process.
+fn survivor_cancels(t: &mut Transcript) {
+    each_end(t, |t, ring, shared, end| {
+        let (reader, _writer) = files::pipe();
+        let address = shared.slot(0);
+        submit_and_end(t, ring, shared, end, |ring| {
+            ring.push(read_at(reader.as_raw_fd(), address, 8, 0, 1));
+            ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+            ring.push(timeout(&LONG, 0, 0, 3));
+            ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 4));
+            ring.push(timeout(&LONG, 0, 0, 5));
+        });
+        let mut entries = ring.run(&[
+            cancel(1, 0, 11),
+            poll_remove(2, 12),
+            timeout_remove(3, 13),
+            cancel(4, 0, 14),
+            cancel(5, 0, 15),
+        ]);
+        entries.extend(ring.wait(10 - entries.len()));
+        t.sorted(&entries);
+    });
+}
+case!(survivor_cancels => include_str!("survivor_cancels.txt"));
+
+/// A process is killed while it waits in enter. Another waiter is not affected.
+fn waiter_is_killed(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let waiters = [(); 2].map(|()| {
+            shared::child(|| {
+                shared.word(0).fetch_add(1, Ordering::SeqCst);
+                ring.enter(0, 1, u::IORING_ENTER_GETEVENTS)
+            })
+        });
+        shared.until_word(0, 2);
+        for waiter in waiters {
+            time::until_process_sleeps(waiter);
+        }
+        shared::kill(t, waiters[0]);
+        t.say(format_args!("the other waits {}", time::process_state(waiters[1]) == Some('S')));
+        t.entry(&ring.one(nop(1)));
+        shared::ended(t, waiters[1]);
+    });
+}
+case!(waiter_is_killed => "
+    a mapped ring:
+    child: signal 9
+    the other waits true
+    cqe 1: 0
+    child: exit 0
+    a ring in shared memory:
+    child: signal 9
+    the other waits true
+    cqe 1: 0
+    child: exit 0
+");
+
+/// A survivor sleeps in enter and waits for another process's request. That process ends, its
+/// worker's request is broken off, and the CQE wakes the survivor.
+fn end_wakes_the_waiter(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let fifo = files::Fifo::new();
+        let child = shared::child(|| {
+            ring.push(fifo.open(1));
+            ring.submit();
+            time::long_enough_to_begin();
+            shared.step(1);
+            shared.until_step(2);
+            0
+        });
+        shared.until_step(1);
+        let waiter = shared::child(|| {
+            shared.word(0).store(1, Ordering::SeqCst);
+            ring.enter(0, 1, u::IORING_ENTER_GETEVENTS)
+        });
+        shared.until_word(0, 1);
+        time::until_process_sleeps(waiter);
+        shared::kill(t, child);
+        shared::ended(t, waiter);
+        t.say(format_args!("cqes {}", ring.reap().len()));
+    });
+}
+case!(end_wakes_the_waiter => "
+    a mapped ring:
+    child: signal 9
+    child: exit 0
+    cqes 1
+    a ring in shared memory:
+    child: signal 9
+    child: exit 0
+    cqes 1
+");
+
+/// The process that made the ring is killed while all processes have requests in flight. Its child
+/// goes on, and its own requests complete.
+fn creator_is_killed(t: &mut Transcript) {
+    // SAFETY: the call only makes orphans children of this process.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
+        let shared = Shared::new();
+        let (mine, to_mine) = files::pipe();
+        let (childs, to_childs) = files::pipe();
+        let creator = shared::child(|| {
+            let mut ring = kind.ring(8, 0);
+            ring.push(read_at(mine.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.submit();
+            let child = shared::child(|| {
+                ring.push(read_at(childs.as_raw_fd(), shared.slot(1), 8, 0, 2));
+                ring.submit();
+                shared.step(1);
+                shared.until_step(2);
+                files::put(&to_childs, b"data");
+                t.in_order(&ring.wait(1));
+                files::put(&to_mine, b"data");
+                t.in_order(&ring.wait(1));
+                t.entry(&ring.one(nop(3)));
+                0
+            });
+            shared.word(0).store(child as u32, Ordering::SeqCst);
+            shared.until_step(3);
+            0
+        });
+        shared.until_word(0, 1);
+        shared.until_step(1);
+        shared::kill(t, creator);
+        shared.step(2);
+        shared::ended(t, shared.word(0).load(Ordering::SeqCst) as i32);
+        t.say(format_args!("{:?} {:?}", shared.text(0), shared.text(1)));
+    }
+}
+case!(creator_is_killed => "
+    child: signal 9
+    cqe 2: 4
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    child: exit 0
+    \"\" \"data\"
+    child: signal 9
+    cqe 2: 4
+    cqe 1: -ECANCELED
+    cqe 3: 0
+    child: exit 0
+    \"\" \"data\"
+");
+
+/// Many children are killed at any moment of their work. The ring works on for the parent.
+fn many_are_killed(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let file = files::memory_file(b"data");
+        for number in 0..60 {
+            ring.catch_up();
+            let before = shared.word(0).load(Ordering::SeqCst);
+            let child = shared::child(|| work_for_ever(ring, shared, file.as_raw_fd()));
+            shared.until_word(0, before + 1 + number % 7);
+            shared::signal(child, libc::SIGKILL);
+            process::ending(child);
+        }
+        // SQEs and CQEs that the dead processes left are submitted and reaped.
+        ring.enter(8, 0, 0);
+        time::until(|| {
+            let none = ring.reap().is_empty();
+            time::long_enough_to_notice();
+            none && ring.ready() == 0
+        });
+        ring.catch_up();
+        t.in_order(&ring.run(&[nop(1), nop(2)]));
+    });
+}
+case!(many_are_killed => "
+    a mapped ring:
+    cqe 1: 0
+    cqe 2: 0
+    a ring in shared memory:
+    cqe 1: 0
+    cqe 2: 0
+");
+
+/// Submits, waits and reaps until the process is killed. Counts its rounds in word 0.
+fn work_for_ever(ring: &mut Ring, shared: &Shared, fd: i32) -> i32 {
+    loop {
+        ring.catch_up();
+        ring.push(read_at(fd, shared.slot(0), 4, 0, 1));
+        ring.submit();
+        ring.wait(1);
+        shared.word(0).fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// The parent and a child exit at the same time with requests in flight. A third process goes on.
+fn two_end_together(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        let address = shared.slot(0);
+        for user_data in 1..=2 {
+            let request = read_at(reader.as_raw_fd(), address, 8, 0, user_data);
+            submit_and_end(t, ring, &Shared::new(), End::Kill, |ring| ring.push(request));
+        }
+        let third = shared::child(|| {
+            files::put(&writer, b"x");
+            t.sorted(&ring.wait(2));
+            t.entry(&ring.one(nop(3)));
+            0
+        });
+        shared::ended(t, third);
+    });
+}
+case!(two_end_together => "
+    a mapped ring:
+    child: signal 9
+    child: signal 9
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    child: exit 0
+    a ring in shared memory:
+    child: signal 9
+    child: signal 9
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: 0
+    child: exit 0
+");

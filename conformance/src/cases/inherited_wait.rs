@@ -1,0 +1,535 @@
+//! Rings that several processes use: a process waits in enter for completions of another process.
+
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use usring_uapi::io_uring as u;
+
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::shared::{self, Shared};
+use crate::sqe::{Change, nop, poll, read, read_at, timeout};
+use crate::time::{self, milliseconds};
+use crate::transcript::Transcript;
+
+const GETEVENTS: u32 = u::IORING_ENTER_GETEVENTS;
+
+/// Starts a child that reads from a pipe of its own into slot 0, and announces step 1. It writes to
+/// the pipe once step 2 is reached, and lives until step 3.
+fn reader(ring: &mut Ring, shared: &Shared, force: bool) -> i32 {
+    shared::child(|| {
+        let (reader, writer) = files::pipe();
+        let request = read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1);
+        ring.catch_up();
+        ring.push(if force { request.forced_async() } else { request });
+        let submitted = ring.submit();
+        shared.step(1);
+        shared.until_step(2);
+        files::put(&writer, b"later");
+        shared.until_step(3);
+        i32::from(submitted != 1)
+    })
+}
+
+/// Starts a child that waits with a plain enter for `count` CQEs, and exits with the call's answer
+/// plus 100. Returns once the child sleeps in the call.
+fn waiter(ring: &Ring, shared: &Shared, count: u32) -> i32 {
+    let before = shared.word(0).load(Ordering::SeqCst);
+    let child = shared::child(|| {
+        shared.word(0).fetch_add(1, Ordering::SeqCst);
+        100 + ring.enter(0, count, GETEVENTS)
+    });
+    shared.until_word(0, before + 1);
+    time::until_process_sleeps(child);
+    child
+}
+
+/// The child's read waits for data. The parent sleeps in enter until the data is there.
+fn parent_waits_for_the_childs_read(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = reader(ring, shared, false);
+        shared.until_step(1);
+        t.in_order(&ring.reap());
+        // The child's next step is taken by a process that sees the parent asleep.
+        let parent = std::process::id() as i32;
+        let watcher = shared::child(|| {
+            shared.until_word(1, 1);
+            time::until_process_sleeps(parent);
+            shared.step(2);
+            0
+        });
+        shared.word(1).store(1, Ordering::SeqCst);
+        t.result("enter", ring.enter(0, 1, GETEVENTS));
+        t.in_order(&ring.reap());
+        t.say(shared.text(0));
+        shared.step(3);
+        shared::ended(t, child);
+        shared::ended(t, watcher);
+    });
+}
+case!(parent_waits_for_the_childs_read => "
+    a mapped ring:
+    no cqe
+    enter = 0
+    cqe 1: 5
+    later
+    child: exit 0
+    child: exit 0
+    a ring in shared memory:
+    no cqe
+    enter = 0
+    cqe 1: 5
+    later
+    child: exit 0
+    child: exit 0
+");
+
+/// A sibling of the submitter waits and reaps.
+fn sibling_waits_and_reaps(t: &mut Transcript) {
+    for force in [false, true] {
+        shared::each_kind(t, if force { sibling_of_forced } else { sibling_of_plain });
+    }
+}
+case!(sibling_waits_and_reaps => include_str!("inherited_wait/sibling_waits_and_reaps.txt"));
+
+fn sibling_of_plain(t: &mut Transcript, ring: &mut Ring, shared: &Shared) {
+    sibling(t, ring, shared, false);
+}
+
+fn sibling_of_forced(t: &mut Transcript, ring: &mut Ring, shared: &Shared) {
+    sibling(t, ring, shared, true);
+}
+
+fn sibling(t: &mut Transcript, ring: &mut Ring, shared: &Shared, force: bool) {
+    let child = reader(ring, shared, force);
+    shared.until_step(1);
+    let sibling = shared::child(|| {
+        shared.word(1).store(1, Ordering::SeqCst);
+        t.result("enter", ring.enter(0, 1, GETEVENTS));
+        t.in_order(&ring.reap());
+        t.say(shared.text(0));
+        shared.step(3);
+        0
+    });
+    shared.until_word(1, 1);
+    time::until_process_sleeps(sibling);
+    shared.step(2);
+    shared::ended(t, child);
+    shared::ended(t, sibling);
+    t.in_order(&ring.reap());
+}
+
+/// The submitter is in a system call that waits for something else. Its completion comes all the
+/// same, and the call goes on.
+fn submitter_sleeps_in_another_call(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        let (stop, stops) = files::pipe();
+        let child = shared::child(|| {
+            ring.catch_up();
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.submit();
+            shared.step(1);
+            files::take(&stop, 1).map_or(90, |bytes| bytes.len() as i32)
+        });
+        shared.until_step(1);
+        time::until_process_sleeps(child);
+        files::put(&writer, b"data");
+        t.in_order(&ring.wait(1));
+        t.say(shared.text(0));
+        files::put(&stops, b"x");
+        shared::ended(t, child);
+    });
+}
+case!(submitter_sleeps_in_another_call => "
+    a mapped ring:
+    cqe 1: 4
+    data
+    child: exit 1
+    a ring in shared memory:
+    cqe 1: 4
+    data
+    child: exit 1
+");
+
+/// The submitter computes and makes no system call until the completion is there.
+fn submitter_makes_no_call(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        let child = shared::child(|| {
+            ring.catch_up();
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.submit();
+            shared.step(1);
+            while shared.word(1).load(Ordering::SeqCst) == 0 {
+                std::hint::spin_loop();
+            }
+            0
+        });
+        shared.until_step(1);
+        files::put(&writer, b"data");
+        t.in_order(&ring.wait(1));
+        shared.word(1).store(1, Ordering::SeqCst);
+        shared::ended(t, child);
+    });
+}
+case!(submitter_makes_no_call => "
+    a mapped ring:
+    cqe 1: 4
+    child: exit 0
+    a ring in shared memory:
+    cqe 1: 4
+    child: exit 0
+");
+
+/// Three processes wait for one CQE, and all of them wake.
+fn one_cqe_wakes_all_waiters(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let waiters = [(); 3].map(|()| waiter(ring, shared, 1));
+        ring.push(nop(1));
+        t.result("submit", ring.submit());
+        for process in waiters {
+            shared::ended(t, process);
+        }
+        t.in_order(&ring.reap());
+    });
+}
+case!(one_cqe_wakes_all_waiters => "
+    a mapped ring:
+    submit = 1
+    child: exit 100
+    child: exit 100
+    child: exit 100
+    cqe 1: 0
+    a ring in shared memory:
+    submit = 1
+    child: exit 100
+    child: exit 100
+    child: exit 100
+    cqe 1: 0
+");
+
+/// The CQE is a child's. A sibling and the parent's other child wake.
+fn childs_cqe_wakes_all_waiters(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = reader(ring, shared, false);
+        shared.until_step(1);
+        let waiters = [(); 3].map(|()| waiter(ring, shared, 1));
+        shared.step(2);
+        for process in waiters {
+            shared::ended(t, process);
+        }
+        t.in_order(&ring.reap());
+        shared.step(3);
+        shared::ended(t, child);
+    });
+}
+case!(childs_cqe_wakes_all_waiters => "
+    a mapped ring:
+    child: exit 100
+    child: exit 100
+    child: exit 100
+    cqe 1: 5
+    child: exit 0
+    a ring in shared memory:
+    child: exit 100
+    child: exit 100
+    child: exit 100
+    cqe 1: 5
+    child: exit 0
+");
+
+/// A waiter for two CQEs counts those that were posted since its call began, also if another
+/// process has reaped them.
+fn waiter_counts_reaped_cqes(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = waiter(ring, shared, 2);
+        t.entry(&ring.one(nop(1)));
+        time::long_enough_to_notice();
+        t.say(format_args!("still waits {}", time::process_state(child) == Some('S')));
+        t.entry(&ring.one(nop(2)));
+        shared::ended(t, child);
+    });
+}
+case!(waiter_counts_reaped_cqes => "
+    a mapped ring:
+    cqe 1: 0
+    still waits true
+    cqe 2: 0
+    child: exit 100
+    a ring in shared memory:
+    cqe 1: 0
+    still waits true
+    cqe 2: 0
+    child: exit 100
+");
+
+/// CQEs of other processes that are in the queue count for a new waiter.
+fn waiter_counts_cqes_in_the_queue(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        ring.push(nop(1));
+        ring.submit();
+        shared::run_child(t, |t| t.result("for one", ring.enter(0, 1, GETEVENTS)));
+        let child = waiter(ring, shared, 2);
+        ring.push(nop(2));
+        ring.submit();
+        shared::ended(t, child);
+        t.in_order(&ring.reap());
+    });
+}
+case!(waiter_counts_cqes_in_the_queue => "
+    a mapped ring:
+    for one = 0
+    child: exit 0
+    child: exit 100
+    cqe 1: 0
+    cqe 2: 0
+    a ring in shared memory:
+    for one = 0
+    child: exit 0
+    child: exit 100
+    cqe 1: 0
+    cqe 2: 0
+");
+
+/// Two waiters for different numbers of CQEs. The smaller number began first, and wakes first.
+fn each_waiter_has_its_count(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let one = waiter(ring, shared, 1);
+        let two = waiter(ring, shared, 2);
+        ring.push(nop(1));
+        ring.submit();
+        shared::ended(t, one);
+        t.say(format_args!("the other waits {}", time::process_state(two) == Some('S')));
+        ring.push(nop(2));
+        ring.submit();
+        shared::ended(t, two);
+    });
+}
+case!(each_waiter_has_its_count => "
+    a mapped ring:
+    child: exit 100
+    the other waits true
+    child: exit 100
+    a ring in shared memory:
+    child: exit 100
+    the other waits true
+    child: exit 100
+");
+
+/// The kernel wakes waiters in the order in which they began, and ends at the first one that lacks
+/// CQEs. So the waiter for one sleeps on behind the waiter for two.
+fn waiter_behind_a_larger_count(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let two = waiter(ring, shared, 2);
+        let one = waiter(ring, shared, 1);
+        ring.push(nop(1));
+        ring.submit();
+        time::long_enough_to_notice();
+        for process in [two, one] {
+            t.say(format_args!("waits {}", time::process_state(process) == Some('S')));
+        }
+        ring.push(nop(2));
+        ring.submit();
+        shared::ended(t, two);
+        shared::ended(t, one);
+    });
+}
+case!(waiter_behind_a_larger_count => "
+    a mapped ring:
+    waits true
+    waits true
+    child: exit 100
+    child: exit 100
+    a ring in shared memory:
+    waits true
+    waits true
+    child: exit 100
+    child: exit 100
+");
+
+/// A wait with a time limit ends with -ETIME while another process's request is still in flight.
+fn wait_with_a_limit(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = reader(ring, shared, false);
+        shared.until_step(1);
+        t.result("for 20 ms", ring.enter_for(0, 1, Duration::from_millis(20)));
+        shared.step(2);
+        t.result("for 30 s", ring.enter_for(0, 1, Duration::from_secs(30)));
+        t.in_order(&ring.reap());
+        shared.step(3);
+        shared::ended(t, child);
+    });
+}
+case!(wait_with_a_limit => "
+    a mapped ring:
+    for 20 ms = -ETIME
+    for 30 s = 0
+    cqe 1: 5
+    child: exit 0
+    a ring in shared memory:
+    for 20 ms = -ETIME
+    for 30 s = 0
+    cqe 1: 5
+    child: exit 0
+");
+
+/// A poll and a timeout of the child end while the parent waits for both.
+fn parent_waits_for_a_poll_and_a_timeout(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let child = shared::child(|| {
+            let (reader, writer) = files::pipe();
+            let time = milliseconds(30);
+            ring.catch_up();
+            ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
+            ring.push(timeout(&time, 0, 0, 2));
+            ring.submit();
+            shared.step(1);
+            files::put(&writer, b"x");
+            shared.until_step(2);
+            0
+        });
+        shared.until_step(1);
+        t.result("enter", ring.enter(0, 2, GETEVENTS));
+        t.sorted(&ring.reap());
+        shared.step(2);
+        shared::ended(t, child);
+    });
+}
+case!(parent_waits_for_a_poll_and_a_timeout => "
+    a mapped ring:
+    enter = 0
+    cqe 1: 1
+    cqe 2: -ETIME
+    child: exit 0
+    a ring in shared memory:
+    enter = 0
+    cqe 1: 1
+    cqe 2: -ETIME
+    child: exit 0
+");
+
+/// The parent submits and waits in one call, and the CQE for which it waits is the child's.
+fn parent_submits_and_waits_for_the_childs(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let mut byte = [0u8; 1];
+        let child = shared::child(|| {
+            shared.until_step(1);
+            ring.catch_up();
+            ring.push(nop(7));
+            i32::from(ring.submit() != 1)
+        });
+        ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
+        let count = ring.forget_pending();
+        let parent = std::process::id() as i32;
+        let watcher = shared::child(|| {
+            shared.until_word(1, 1);
+            time::until_process_sleeps(parent);
+            shared.step(1);
+            0
+        });
+        shared.word(1).store(1, Ordering::SeqCst);
+        t.result("submit and wait", ring.enter(count, 1, GETEVENTS));
+        t.in_order(&ring.reap());
+        shared::ended(t, watcher);
+        shared::ended(t, child);
+    });
+}
+case!(parent_submits_and_waits_for_the_childs => "
+    a mapped ring:
+    submit and wait = 1
+    cqe 7: 0
+    child: exit 0
+    child: exit 0
+    a ring in shared memory:
+    submit and wait = 1
+    cqe 7: 0
+    child: exit 0
+    child: exit 0
+");
+
+/// A signal ends the wait of its process alone.
+fn signal_ends_one_wait(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let interrupted = shared::child(|| {
+            catch(libc::SIGUSR1);
+            shared.word(0).fetch_add(1, Ordering::SeqCst);
+            let answer = ring.enter(0, 1, GETEVENTS);
+            i32::from(answer != -libc::EINTR)
+        });
+        shared.until_word(0, 1);
+        time::until_process_sleeps(interrupted);
+        let other = waiter(ring, shared, 1);
+        shared::signal(interrupted, libc::SIGUSR1);
+        shared::ended(t, interrupted);
+        t.say(format_args!("the other waits {}", time::process_state(other) == Some('S')));
+        t.entry(&ring.one(nop(1)));
+        shared::ended(t, other);
+    });
+}
+case!(signal_ends_one_wait => "
+    a mapped ring:
+    child: exit 0
+    the other waits true
+    cqe 1: 0
+    child: exit 100
+    a ring in shared memory:
+    child: exit 0
+    the other waits true
+    cqe 1: 0
+    child: exit 100
+");
+
+/// Handles a signal by a function that does nothing, without SA_RESTART.
+fn catch(signal: i32) {
+    extern "C" fn nothing(_: i32) {}
+    let mut action: libc::sigaction = crate::memory::zeroed();
+    action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+    // SAFETY: the handler touches nothing.
+    assert_eq!(unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) }, 0);
+}
+
+/// A stopped submitter completes nothing that has to run in its process. After SIGCONT it does.
+fn stopped_submitter_completes_later(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        let child = shared::child(|| {
+            ring.catch_up();
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.submit();
+            shared.step(1);
+            shared.until_step(2);
+            0
+        });
+        shared.until_step(1);
+        shared::signal(child, libc::SIGSTOP);
+        t.say(format_args!("stopped {}", time::until(|| time::process_state(child) == Some('T'))));
+        files::put(&writer, b"data");
+        t.result("for 50 ms", ring.enter_for(0, 1, Duration::from_millis(50)));
+        t.in_order(&ring.reap());
+        shared::signal(child, libc::SIGCONT);
+        t.in_order(&ring.wait(1));
+        t.say(shared.text(0));
+        shared.step(2);
+        t.say(format_args!("child: {}", process::ending(child)));
+    });
+}
+case!(stopped_submitter_completes_later => "
+    a mapped ring:
+    stopped true
+    for 50 ms = -ETIME
+    no cqe
+    cqe 1: 4
+    data
+    child: exit 0
+    a ring in shared memory:
+    stopped true
+    for 50 ms = -ETIME
+    no cqe
+    cqe 1: 4
+    data
+    child: exit 0
+");

@@ -1,0 +1,196 @@
+//! Means by which the processes of a case work together: shared memory, numbered steps that order
+//! the processes, a lock, and rings of both kinds.
+//!
+//! A forked child inherits all of them. Each wait has a limit: a step that no process reaches ends
+//! the case with a panic after half a minute, and SIGALRM ends a child after that.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use usring_uapi::io_uring as u;
+
+use crate::memory::{PAGE, zeroed};
+use crate::process;
+use crate::ring::{Params, Ring};
+use crate::time;
+use crate::transcript::Transcript;
+use crate::{door, names};
+
+/// Seconds after which SIGALRM ends a child. More than any wait of a step or of `Ring::wait`.
+const CHILD_LIMIT_S: u32 = 45;
+/// How long a process waits for the lock.
+const LOCK_LIMIT: Duration = Duration::from_secs(30);
+/// Bytes of a slot.
+pub const SLOT: usize = 64;
+
+/// Index of the word that holds the step which was reached.
+const STEP: usize = 0;
+/// Index of the word that is 1 while a process holds the lock.
+const LOCK: usize = 1;
+/// Index of the first word that belongs to the case.
+const FIRST: usize = 2;
+
+/// Memory that this process and its children share: words, and slots of [`SLOT`] bytes.
+pub struct Shared {
+    address: *mut u8,
+}
+
+/// Bytes of the memory: a page of words, and three pages of slots.
+const LENGTH: usize = 4 * PAGE;
+
+impl Shared {
+    pub fn new() -> Shared {
+        Shared { address: shared_pages(LENGTH) }
+    }
+
+    fn at_word(&self, index: usize) -> &AtomicU32 {
+        assert!(index < PAGE / 4);
+        // SAFETY: the word is in the mapping's first page. All processes access it as an atomic.
+        unsafe { &*self.address.add(index * 4).cast::<AtomicU32>() }
+    }
+
+    /// Returns a word of the case's own, which is 0 at first.
+    pub fn word(&self, index: usize) -> &AtomicU32 {
+        self.at_word(FIRST + index)
+    }
+
+    /// Announces that step `number` is reached. Steps only rise.
+    pub fn step(&self, number: u32) {
+        self.at_word(STEP).fetch_max(number, Ordering::SeqCst);
+    }
+
+    /// Waits until another process has announced the step. Panics after half a minute.
+    pub fn until_step(&self, number: u32) {
+        let reached = time::until(|| self.at_word(STEP).load(Ordering::SeqCst) >= number);
+        assert!(reached, "no process reached step {number}");
+    }
+
+    /// Waits until a word of the case is at least `least`. Panics after half a minute.
+    pub fn until_word(&self, index: usize, least: u32) {
+        let reached = time::until(|| self.word(index).load(Ordering::SeqCst) >= least);
+        assert!(reached, "word {index} did not reach {least}");
+    }
+
+    /// Runs `work` while no other process is in this function. Panics after half a minute.
+    pub fn exclusively<T>(&self, work: impl FnOnce() -> T) -> T {
+        let lock = self.at_word(LOCK);
+        let deadline = Instant::now() + LOCK_LIMIT;
+        while lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            assert!(Instant::now() < deadline, "the lock is never free");
+            std::thread::yield_now();
+        }
+        let value = work();
+        lock.store(0, Ordering::Release);
+        value
+    }
+
+    /// Returns the address of a slot.
+    pub fn slot(&self, slot: usize) -> u64 {
+        assert!((slot + 1) * SLOT <= LENGTH - PAGE);
+        (self.address as usize + PAGE + slot * SLOT) as u64
+    }
+
+    /// Returns a slot's bytes before the first zero, as text.
+    pub fn text(&self, slot: usize) -> String {
+        let mut bytes = [0u8; SLOT];
+        // SAFETY: the slot is in the mapping and has this many bytes. The case orders the accesses
+        // of its processes by steps.
+        unsafe { std::ptr::copy_nonoverlapping(self.slot(slot) as *const u8, bytes.as_mut_ptr(), SLOT) };
+        let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(SLOT);
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`.
+        unsafe { libc::munmap(self.address.cast::<c_void>(), LENGTH) };
+    }
+}
+
+/// Maps zeroed memory that children share with this process.
+fn shared_pages(length: usize) -> *mut u8 {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    // SAFETY: a new anonymous mapping.
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
+    assert!(address != libc::MAP_FAILED, "no memory");
+    address.cast()
+}
+
+/// Where a ring's memory is. A program can share rings of both kinds with its children.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// The kernel's memory, which the program maps.
+    Mapped,
+    /// Memory that the program has mapped with MAP_SHARED (NO_MMAP, NO_SQARRAY).
+    OwnMemory,
+}
+
+impl Kind {
+    /// Makes a ring of this kind with `entries` entries, 16 at most, and these further flags.
+    pub fn ring(self, entries: u32, flags: u32) -> Ring {
+        match self {
+            Kind::Mapped => Ring::flags(entries, flags),
+            Kind::OwnMemory => ring_in_shared_memory(entries, flags),
+        }
+    }
+}
+
+/// Makes a ring in memory that children share. The memory stays mapped until the process ends.
+fn ring_in_shared_memory(entries: u32, flags: u32) -> Ring {
+    let (rings, sqes) = (shared_pages(PAGE), shared_pages(PAGE));
+    let mut params: Params = zeroed();
+    params.flags = u::IORING_SETUP_NO_MMAP | u::IORING_SETUP_NO_SQARRAY | flags;
+    params.cq_off.user_addr = rings as u64;
+    params.sq_off.user_addr = sqes as u64;
+    let fd = door::setup(entries, &mut params);
+    assert!(fd >= 0, "setup in shared memory: {}", names::result(fd));
+    Ring::over_memory(fd, params, rings, sqes)
+}
+
+/// Runs a case with a ring of each kind, and with shared memory.
+pub fn each_kind(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared)) {
+    for (kind, name) in [(Kind::Mapped, "a mapped ring"), (Kind::OwnMemory, "a ring in shared memory")] {
+        t.say(format_args!("{name}:"));
+        let mut ring = kind.ring(8, 0);
+        case(t, &mut ring, &Shared::new());
+    }
+}
+
+/// Starts `work` in a forked child, which SIGALRM ends if it takes too long. Returns the child's
+/// process id.
+pub fn child(work: impl FnOnce() -> i32) -> i32 {
+    process::start(|| {
+        // SAFETY: the call touches no memory.
+        unsafe { libc::alarm(CHILD_LIMIT_S) };
+        work()
+    })
+}
+
+/// Runs `work` in a forked child, waits for its end, and prints how it ended.
+pub fn run_child(t: &mut Transcript, work: impl FnOnce(&mut Transcript)) {
+    let process = child(|| {
+        work(t);
+        0
+    });
+    ended(t, process);
+}
+
+/// Waits for a child and prints how it ended.
+pub fn ended(t: &mut Transcript, process: i32) {
+    t.say(format_args!("child: {}", process::ending(process)));
+}
+
+/// Kills a child, and waits until it is gone. Prints how it ended.
+pub fn kill(t: &mut Transcript, process: i32) {
+    signal(process, libc::SIGKILL);
+    ended(t, process);
+}
+
+/// Sends a signal to a child.
+pub fn signal(process: i32, signal: i32) {
+    // SAFETY: the process is a child of this one, which was not waited for yet.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+}
