@@ -18,7 +18,7 @@
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
 //! env(1) would have.
 
-/// Prints a line on standard output. Exits if that fails (see [`print`]).
+/// Prints a line on standard output. Exits if that fails (see [`print()`]).
 macro_rules! tell {
     ($($text:tt)*) => {
         $crate::print(format_args!("{}\n", format_args!($($text)*)))

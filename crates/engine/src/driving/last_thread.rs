@@ -48,7 +48,7 @@ impl LastThread {
         if thread::are_bare() { LastThread::First } else { LastThread::Nobody }
     }
 
-    /// Returns whether [`LastThread::look`] has to be called now and then.
+    /// Returns whether [`LastThread::check`] has to be called now and then.
     pub fn needs_looks(&self) -> bool {
         matches!(self, LastThread::First | LastThread::Ended(_))
     }
