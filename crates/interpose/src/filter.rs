@@ -24,6 +24,10 @@ pub const TAG: i32 = 0x7573;
 
 pub const RET_TRAP: u32 = 0x0003_0000 | TAG as u32;
 pub const RET_ALLOW: u32 = 0x7fff_0000;
+/// Answer for clone3(2), whose flags lie in memory, where no filter sees them. As on kernels before
+/// 5.3 and in containers, callers then use clone(2).
+pub const RET_NO_SUCH_CALL: u32 = 0x0005_0000 | ENOSYS;
+const ENOSYS: u32 = 38;
 
 /// AUDIT_ARCH_X86_64.
 pub const ARCHITECTURE: u32 = 0xc000_003e;
@@ -95,6 +99,8 @@ enum When {
     DuplicatesReserved,
     /// rt_sigprocmask: there is a set, and the call may block signals.
     Blocks,
+    /// Never: the call fails with ENOSYS.
+    Missing,
     /// For calls on files, if the run has devices.
     Concerns(FileRule),
 }
@@ -128,7 +134,7 @@ enum FileRule {
 
 /// In the order in which the filter checks them. The kernel remembers which numbers are allowed
 /// regardless of their arguments, and does not run the filter for them.
-const RULES: [(u32, When); 34] = [
+const RULES: [(u32, When); 35] = [
     (linux::__NR_mmap, When::MapsReserved),
     (linux::__NR_close, When::Reserved(0)),
     (linux::__NR_fcntl, When::DuplicatesReserved),
@@ -147,6 +153,9 @@ const RULES: [(u32, When); 34] = [
     (linux::__NR_dup, When::Reserved(0)),
     (linux::__NR_dup2, When::EitherReserved),
     (linux::__NR_dup3, When::EitherReserved),
+    // With CLONE_CLEAR_SIGHAND a child would not have the trap's handler, and its first trap would
+    // kill it. posix_spawn of glibc 2.38 and later makes such children.
+    (linux::__NR_clone3, When::Missing),
     (linux::__NR_execve, When::Always),
     (linux::__NR_execveat, When::Always),
     (linux::__NR_close_range, When::Reserved(1)),
@@ -286,6 +295,7 @@ impl Assembler {
                 self.add(JUMP_EQUAL, 0, 0, 1);
                 self.answer(RET_ALLOW);
             }
+            When::Missing => return self.answer(RET_NO_SUCH_CALL),
             When::Concerns(file) => return self.file_rule(file),
         }
         self.trap_unless_marked();

@@ -67,6 +67,14 @@ fn a_death_by_signal_is_reported_as_one() {
     }
 }
 
+#[test]
+fn a_child_without_signal_handlers_runs_as_any_other() {
+    let stage = Stage::new();
+    let program = stage.compile("cleared_handlers.c", &[]);
+    let (_, said, _) = alike(|world| stage.program(world, &program));
+    assert_eq!(said, "exited with 42\n");
+}
+
 /// Writes a C project with `files` small source files and a makefile.
 fn write_project(stage: &Stage, folder: &str, files: usize) {
     stage.make_folder(folder);

@@ -19,8 +19,8 @@
 //! smaller pieces than necessary.
 
 use crate::filter::{
-    ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_TRAP, high,
-    install_one, low,
+    ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_NO_SUCH_CALL,
+    RET_TRAP, high, install_one, low,
 };
 use usring_swap::mappings::{LEAST_MINIMUM, WINDOW};
 use usring_sys::Errno;
@@ -152,11 +152,6 @@ const fn assemble(size: u32) -> Assembler {
     filter.answer(RET_ALLOW);
     filter
 }
-
-/// Answer for clone3(2), whose flags lie in memory: no filter sees whether it makes a process. As
-/// on kernels before 5.3 and in containers, callers then use clone(2).
-const RET_NO_SUCH_CALL: u32 = 0x0005_0000 | ENOSYS;
-const ENOSYS: u32 = 38;
 
 /// clone(2): trapped if it makes a process.
 const fn look_at_clone(filter: &mut Assembler) {
