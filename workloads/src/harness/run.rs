@@ -263,6 +263,14 @@ impl Finished {
         self
     }
 
+    /// Fails the test if a submitting thread finished a request of these opcodes at its first try.
+    #[track_caller]
+    pub fn none_inline(self, opcodes: &[&str]) -> Finished {
+        let inline = self.statistics.as_ref().map_or(0, |statistics| statistics.sum("inline", opcodes));
+        assert_eq!(inline, 0, "inline among {opcodes:?}: {}", self.report());
+        self
+    }
+
     /// Returns everything that helps to explain a failure.
     pub fn report(&self) -> String {
         let ended = match self.status.signal() {

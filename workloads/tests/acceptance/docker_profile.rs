@@ -49,6 +49,11 @@ fn c_programs_on_liburing_get_correct_results() {
 }
 
 #[test]
+fn no_submitter_makes_direct_transfers_itself() {
+    liburing::direct_transfers(World::Confined);
+}
+
+#[test]
 fn a_program_on_the_io_uring_crate_gets_correct_results() {
     io_uring_crate::program(World::Confined);
 }

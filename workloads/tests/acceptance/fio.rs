@@ -60,7 +60,10 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
     for (job, place) in [(write, "/write/short_ios"), (write, "/read/short_ios"), (read, "/read/short_ios")] {
         assert_eq!(number(job, place), 0, "short I/O: {}", finished.report());
     }
-    finished.served(WRITES, blocks).served(READS, 2 * blocks).without_errors(&[]);
+    let finished = finished.served(WRITES, blocks).served(READS, 2 * blocks).without_errors(&[]);
+    if options.contains(&"direct=1") {
+        finished.none_inline(READS_AND_WRITES);
+    }
 }
 
 /// Runs all 16 combinations of the ring options at two queue depths. fio runs one job in a thread

@@ -2,6 +2,7 @@
 //! links them to its shared library, another to its static library (the programs are dynamic
 //! otherwise).
 
+use workloads::harness::skipped::skip;
 use workloads::harness::{LIBURING, Stage, World, require};
 
 /// The programs. Each is listed with its number of checks and with the least number of requests
@@ -31,6 +32,25 @@ fn all(world: World, library: &[&str]) {
         assert_eq!(finished.stdout, format!("{checks} checks hold\n"), "{}", finished.report());
         finished.served(&[], requests);
     }
+}
+
+/// Runs the program that counts what the submitting threads read and write by calls of their own.
+pub fn direct_transfers(world: World) {
+    require(&LIBURING);
+    let stage = Stage::new();
+    let program = stage.compile("liburing_direct.c", &["-luring"]);
+    let finished = stage.program(world, program).finish().succeeded();
+    if finished.stdout == "needs the kernel's counts of a thread's calls\n" {
+        return skip("the kernel does not count the bytes of a thread's calls");
+    }
+    assert_eq!(finished.stdout, "5 checks hold\n", "{}", finished.report());
+    finished.served(&[], 1000);
+}
+
+#[test]
+fn no_submitter_makes_direct_transfers_itself() {
+    direct_transfers(World::Denied);
+    direct_transfers(World::Unpatched);
 }
 
 #[test]
