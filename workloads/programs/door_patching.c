@@ -107,6 +107,10 @@ enum { TABLE = 512, ENTRY = 544, SITE = 1024, MOV_IN_IT = 3 };
 static const unsigned char enters[] = { 0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
 					0xb8, 0xaa, 0x01, 0x00, 0x00,	/* mov $426, %eax */
 					0x0f, 0x05, 0xc3 };		/* syscall; ret */
+/* The `syscall` is at the same place, but the `mov` is at another. */
+static const unsigned char enters_otherwise[] = { 0xb8, 0xaa, 0x01, 0x00, 0x00, /* mov $426, %eax */
+						  0x49, 0x89, 0xca,		/* mov %rcx, %r10 */
+						  0x0f, 0x05, 0xc3 };		/* syscall; ret */
 static const unsigned char faults[] = { 0x90, 0x90, 0x90,		/* nop */
 					0x8b, 0x04, 0x25, 8, 0, 0, 0,	/* mov 8, %eax */
 					0xc3 };
@@ -167,6 +171,12 @@ static void other_code_may_come_where_a_site_was(void)
 		if (round == 0)
 			is_rewritten = page[SITE + MOV_IN_IT] != 0xb8;
 		EQUAL(page[SITE + MOV_IN_IT] != 0xb8, is_rewritten);
+		load(page, enters_otherwise, sizeof enters_otherwise);
+		for (int call = 0; call < 3; call++) {
+			EQUAL(code(ring.ring_fd, 0, 0, 0), 0);
+			EQUAL(code(ring.ring_fd, 0, 0, 1U << 30), -EINVAL);
+		}
+		EQUAL(page[SITE] != 0xb8, is_rewritten);
 		load(page, faults, sizeof faults);
 		int fault = sigsetjmp(before_fault, 1);
 		if (fault == 0) {
@@ -217,13 +227,33 @@ __asm__(".text\n"
 	"syscall\n"
 	"mov %r8d, %eax\n"
 	"end\n"
+	"function loads_edx\n" /* ba aa 01 00 00 */
+	"mov $426, %edx\n"
+	"syscall\n"
+	"mov %edx, %eax\n"
+	"end\n"
+	"function behind_unknown\n"
+	"jmp 0f\n"
+	"mov $426, %eax\n"
+	".byte 0x06\n" /* no instruction in 64-bit mode */
+	"0: syscall\n"
+	"mov $426, %eax\n"
+	"end\n"
+	"function addresses\n"
+	"mov $426, %eax\n"
+	"lea 0f(%rip), %rdx\n" /* works only at its own address */
+	"syscall\n"
+	"0: lea 0b(%rip), %rax\n"
+	"sub %rdx, %rax\n"
+	"add $426, %eax\n"
+	"end\n"
 	"function compares\n" /* 48 81 7c 24 b8 aa 01 00 00 */
 	"movq $426, -0x48(%rsp)\n"
 	"cmpq $426, -0x48(%rsp)\n"
 	"syscall\n"
 	"mov -0x48(%rsp), %eax\n"
 	"end\n");
-extern char stores[], stores_far[], loads_another[], compares[];
+extern char stores[], stores_far[], loads_another[], loads_edx[], behind_unknown[], addresses[], compares[];
 
 /*
  * Here usring may rewrite the site: the instruction before it is complete. But its last bytes look
@@ -244,7 +274,8 @@ extern char behind_zeroes[], behind_zeroes_number[];
 
 static void only_whole_instructions_are_rewritten(void)
 {
-	char *const kept[] = { stores, stores_far, loads_another, compares };
+	char *const kept[] = { stores,		stores_far, loads_another, loads_edx,
+			       behind_unknown,	addresses,  compares };
 	for (size_t index = 0; index < sizeof kept / sizeof *kept; index++) {
 		char before[64];
 		memcpy(before, kept[index], sizeof before);
@@ -255,6 +286,73 @@ static void only_whole_instructions_are_rewritten(void)
 	for (int call = 0; call < 40; call++)
 		EQUAL(((site *)behind_zeroes)(-1, 0, 0, 0), -EBADF);
 	others += (unsigned char)*behind_zeroes_number != 0xb8;
+}
+
+/*
+ * Two calls share a `syscall`: enter, for a negative descriptor, and getppid. One call jumps to the
+ * `syscall`, and the other call's `mov` is before it. usring may rewrite a site only if its `mov`
+ * loads the number of the trapped call.
+ */
+__asm__(".text\n"
+	".macro shares name, jumps, falls, condition\n"
+	".balign 64\n"
+	"\\name:\n"
+	".cfi_startproc\n"
+	"mov %rcx, %r10\n"
+	"mov $\\jumps, %eax\n"
+	"test %edi, %edi\n"
+	"\\condition 0f\n"
+	"\\name\\()_number: mov $\\falls, %eax\n"
+	"0: syscall\n"
+	"ret\n"
+	".cfi_endproc\n"
+	".endm\n"
+	"shares enter_jumps, 426, 110, js\n"
+	"shares enter_falls, 110, 426, jns\n");
+extern char enter_jumps[], enter_jumps_number[], enter_falls[], enter_falls_number[];
+
+static void a_site_may_have_two_numbers(void)
+{
+	char *const functions[] = { enter_jumps, enter_falls };
+	for (int index = 0; index < 2; index++)
+		for (int call = 0; call < 40; call++) {
+			EQUAL(((site *)functions[index])(-1, 0, 0, 0), -EBADF);
+			EQUAL(((site *)functions[index])(0, 0, 0, 0), getppid());
+		}
+	EQUAL((unsigned char)*enter_jumps_number, 0xb8);
+	others += (unsigned char)*enter_falls_number != 0xb8;
+}
+
+/*
+ * A `hlt` of the program's own, shortly before a site. While usring rewrites a site, it has a `hlt`
+ * there, too.
+ */
+__asm__(".text\n"
+	".balign 64\n"
+	"halts:\n"
+	".cfi_startproc\n"
+	"hlt\n"
+	"behind_halt:\n"
+	"mov %rcx, %r10\n"
+	"behind_halt_number: mov $426, %eax\n"
+	"syscall\n"
+	"ret\n"
+	".cfi_endproc\n");
+extern char halts[], behind_halt[], behind_halt_number[];
+
+static void a_halt_of_the_programs_faults(void)
+{
+	struct sigaction action = { .sa_handler = leave_fault };
+	EQUAL(sigaction(SIGSEGV, &action, NULL), 0);
+	for (int call = 0; call < 3; call++)
+		EQUAL(((site *)behind_halt)(-1, 0, 0, 0), -EBADF);
+	others += (unsigned char)*behind_halt_number != 0xb8;
+	int fault = sigsetjmp(before_fault, 1);
+	if (fault == 0) {
+		((site *)halts)(-1, 0, 0, 0);
+		HOLDS(!"it did not fault");
+	}
+	EQUAL(fault, SIGSEGV);
 }
 
 /* Prints how many of the sites differ from the code that was compiled. */
@@ -270,6 +368,8 @@ static const struct check checks[] = {
 	{ "sites are rewritten under way", sites_are_rewritten_under_way },
 	{ "other code may come where a site was", other_code_may_come_where_a_site_was },
 	{ "only whole instructions are rewritten", only_whole_instructions_are_rewritten },
+	{ "a site may have two numbers", a_site_may_have_two_numbers },
+	{ "a halt of the program's faults", a_halt_of_the_programs_faults },
 	{ "tell how many", tell_how_many },
 };
 
