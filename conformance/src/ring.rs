@@ -89,9 +89,12 @@ impl Ring {
         if fd < 0 {
             return Err(fd);
         }
-        let sq_length = sq_length(&params);
-        let cq_length = cq_length(&params);
-        let both = sq_length.max(cq_length);
+        Ok(Ring::mapped(fd, params))
+    }
+
+    /// Maps the ring `fd`, whose setup has returned `params`.
+    pub fn mapped(fd: i32, params: Params) -> Ring {
+        let both = sq_length(&params).max(cq_length(&params));
         let shared = must_map(fd, both, u64::from(u::IORING_OFF_SQ_RING));
         let sqes = must_map(fd, sqes_length(&params), u64::from(u::IORING_OFF_SQES));
         let memory = Memory {
@@ -100,7 +103,9 @@ impl Ring {
             sqes,
             owned: [(shared as usize, both), (sqes as usize, sqes_length(&params)), (0, 0)],
         };
-        Ok(Ring::over(fd, params, memory))
+        let mut ring = Ring::over(fd, params, memory);
+        ring.catch_up();
+        ring
     }
 
     /// Wraps a ring in the program's own memory (NO_MMAP): `rings` holds SQ and CQ, `sqes` the
@@ -150,6 +155,14 @@ impl Ring {
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }
+    }
+
+    /// Calls madvise(2) for the ring's mappings, and returns the first error.
+    pub fn advise(&self, advice: i32) -> i32 {
+        let owned = self.memory.owned.iter().filter(|(_, length)| *length != 0);
+        // SAFETY: the ring has made the mappings. The advice only says what a fork does with them.
+        let answers = owned.map(|(address, length)| unsafe { libc::madvise(*address as *mut c_void, *length, advice) });
+        answers.map(door::answer).find(|answer| *answer < 0).unwrap_or(0)
     }
 
     pub fn sq_head(&self) -> u32 {

@@ -91,6 +91,12 @@ impl Shared {
         (self.address as usize + PAGE + slot * SLOT) as u64
     }
 
+    /// Returns the first page, which a case may use as memory of a ring. No other function of this
+    /// object may be used then.
+    pub fn first_page(&self) -> *mut u8 {
+        self.address
+    }
+
     /// Returns a slot's bytes before the first zero, as text.
     pub fn text(&self, slot: usize) -> String {
         let mut bytes = [0u8; SLOT];
@@ -159,6 +165,12 @@ pub fn each_kind(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Share
     }
 }
 
+/// Returns the process id of the process from which this one was forked.
+pub fn parent() -> i32 {
+    // SAFETY: the call touches no memory.
+    unsafe { libc::getppid() }
+}
+
 /// Starts `work` in a forked child, which SIGALRM ends if it takes too long. Returns the child's
 /// process id.
 pub fn child(work: impl FnOnce() -> i32) -> i32 {
@@ -193,4 +205,49 @@ pub fn kill(t: &mut Transcript, process: i32) {
 pub fn signal(process: i32, signal: i32) {
     // SAFETY: the process is a child of this one, which was not waited for yet.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+}
+
+/// A child that has submitted requests to a ring and stays until the case dismisses it.
+pub struct Partner {
+    process: i32,
+    steps: Shared,
+}
+
+impl Partner {
+    /// Starts a child that submits what `push` pushes. Returns once the child has submitted.
+    pub fn start(ring: &mut Ring, push: impl FnOnce(&mut Ring)) -> Partner {
+        let steps = Shared::new();
+        let process = child(|| {
+            ring.catch_up();
+            push(ring);
+            ring.submit();
+            steps.step(1);
+            steps.until_step(2);
+            0
+        });
+        steps.until_step(1);
+        ring.catch_up();
+        Partner { process, steps }
+    }
+
+    /// Stops the child with SIGSTOP, and returns once it is stopped.
+    pub fn stop(&self) {
+        signal(self.process, libc::SIGSTOP);
+        assert!(time::until(|| time::process_state(self.process) == Some('T')), "the child did not stop");
+    }
+
+    pub fn go_on(&self) {
+        signal(self.process, libc::SIGCONT);
+    }
+
+    /// Lets the child exit, and prints how it ended.
+    pub fn leave(self, t: &mut Transcript) {
+        self.steps.step(2);
+        ended(t, self.process);
+    }
+
+    /// Kills the child, and prints how it ended.
+    pub fn kill(self, t: &mut Transcript) {
+        kill(t, self.process);
+    }
 }

@@ -124,24 +124,7 @@ fn sibling(t: &mut Transcript, ring: &mut Ring, shared: &Shared, force: bool) {
 /// The submitter is in a system call that waits for something else. Its completion comes all the
 /// same, and the call goes on.
 fn submitter_sleeps_in_another_call(t: &mut Transcript) {
-    shared::each_kind(t, |t, ring, shared| {
-        let (reader, writer) = files::pipe();
-        let (stop, stops) = files::pipe();
-        let child = shared::child(|| {
-            ring.catch_up();
-            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
-            ring.submit();
-            shared.step(1);
-            files::take(&stop, 1).map_or(90, |bytes| bytes.len() as i32)
-        });
-        shared.until_step(1);
-        time::until_process_sleeps(child);
-        files::put(&writer, b"data");
-        t.in_order(&ring.wait(1));
-        t.say(shared.text(0));
-        files::put(&stops, b"x");
-        shared::ended(t, child);
-    });
+    shared::each_kind(t, sleeps_in_another_call);
 }
 case!(submitter_sleeps_in_another_call => "
     a mapped ring:
@@ -153,6 +136,26 @@ case!(submitter_sleeps_in_another_call => "
     data
     child: exit 1
 ");
+
+/// A child's read completes while the child sleeps in read(2) of another pipe.
+pub fn sleeps_in_another_call(t: &mut Transcript, ring: &mut Ring, shared: &Shared) {
+    let (reader, writer) = files::pipe();
+    let (stop, stops) = files::pipe();
+    let child = shared::child(|| {
+        ring.catch_up();
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.submit();
+        shared.step(1);
+        files::take(&stop, 1).map_or(90, |bytes| bytes.len() as i32)
+    });
+    shared.until_step(1);
+    time::until_process_sleeps(child);
+    files::put(&writer, b"data");
+    t.in_order(&ring.wait(1));
+    t.say(shared.text(0));
+    files::put(&stops, b"x");
+    shared::ended(t, child);
+}
 
 /// The submitter computes and makes no system call until the completion is there.
 fn submitter_makes_no_call(t: &mut Transcript) {
@@ -376,6 +379,35 @@ case!(wait_with_a_limit => "
     child: exit 0
 ");
 
+/// A timeout that expires wakes the waiters of all processes, also those that wait for more CQEs.
+fn timeout_wakes_all_waiters(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let waiters = [5, 6].map(|count| waiter(ring, shared, count));
+        t.entry(&ring.one(nop(1)));
+        time::long_enough_to_notice();
+        t.say(format_args!("still waits {}", time::process_state(waiters[0]) == Some('S')));
+        let time = milliseconds(5);
+        t.entry(&ring.one(timeout(&time, 0, 0, 2)));
+        for process in waiters {
+            shared::ended(t, process);
+        }
+    });
+}
+case!(timeout_wakes_all_waiters => "
+    a mapped ring:
+    cqe 1: 0
+    still waits true
+    cqe 2: -ETIME
+    child: exit 100
+    child: exit 100
+    a ring in shared memory:
+    cqe 1: 0
+    still waits true
+    cqe 2: -ETIME
+    child: exit 100
+    child: exit 100
+");
+
 /// A poll and a timeout of the child end while the parent waits for both.
 fn parent_waits_for_a_poll_and_a_timeout(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
@@ -392,20 +424,17 @@ fn parent_waits_for_a_poll_and_a_timeout(t: &mut Transcript) {
             0
         });
         shared.until_step(1);
-        t.result("enter", ring.enter(0, 2, GETEVENTS));
-        t.sorted(&ring.reap());
+        t.sorted(&ring.wait(2));
         shared.step(2);
         shared::ended(t, child);
     });
 }
 case!(parent_waits_for_a_poll_and_a_timeout => "
     a mapped ring:
-    enter = 0
     cqe 1: 1
     cqe 2: -ETIME
     child: exit 0
     a ring in shared memory:
-    enter = 0
     cqe 1: 1
     cqe 2: -ETIME
     child: exit 0

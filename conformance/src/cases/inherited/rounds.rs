@@ -207,6 +207,41 @@ case!(each_waits_for_its_neighbour => "
     child: exit 0
 ");
 
+/// The parent makes a hundred rings, of which its children use three. The parent reaps from these.
+fn unused_rings(t: &mut Transcript) {
+    for kind in [Kind::Mapped, Kind::OwnMemory] {
+        let mut rings: Vec<Ring> = (0..100).map(|_| kind.ring(4, 0)).collect();
+        for index in [99, 50, 0] {
+            let ring = &mut rings[index];
+            shared::run_child(t, |t| {
+                ring.push(nop(index as u64));
+                t.result("submit", ring.submit());
+            });
+            t.in_order(&ring.wait(1));
+        }
+    }
+}
+case!(unused_rings => "
+    submit = 1
+    child: exit 0
+    cqe 99: 0
+    submit = 1
+    child: exit 0
+    cqe 50: 0
+    submit = 1
+    child: exit 0
+    cqe 0: 0
+    submit = 1
+    child: exit 0
+    cqe 99: 0
+    submit = 1
+    child: exit 0
+    cqe 50: 0
+    submit = 1
+    child: exit 0
+    cqe 0: 0
+");
+
 type Pipe = (std::os::fd::OwnedFd, std::os::fd::OwnedFd);
 
 /// Reads from a pipe through the own ring, reaps the neighbour's completion, and writes to the

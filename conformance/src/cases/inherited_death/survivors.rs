@@ -202,8 +202,32 @@ fn work_for_ever(ring: &mut Ring, shared: &Shared, fd: i32) -> i32 {
     }
 }
 
-/// The parent and a child exit at the same time with requests in flight. A third process goes on.
-fn two_end_together(t: &mut Transcript) {
+/// All children are killed with requests in flight. The parent leaves the old rings as they are,
+/// makes new ones, and forks again, as PostgreSQL does after a crash.
+fn rings_are_made_anew(t: &mut Transcript) {
+    for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
+        let (reader, writer) = files::pipe();
+        for _ in 0..3 {
+            let mut rings: Vec<Ring> = (0..3).map(|_| kind.ring(8, 0)).collect();
+            let shared = Shared::new();
+            for ring in &mut rings {
+                let request = read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1);
+                submit_and_end(t, ring, &Shared::new(), End::Kill, |ring| ring.push(request));
+            }
+            std::mem::forget((rings, shared));
+        }
+        let mut ring = kind.ring(8, 0);
+        shared::run_child(t, |t| t.entry(&ring.one(nop(1))));
+        files::put(&writer, b"x");
+        ring.catch_up();
+        t.entry(&ring.one(nop(2)));
+        t.say(format_args!("in the pipe {}", files::take(&reader, 8).map_or(0, |bytes| bytes.len())));
+    }
+}
+case!(rings_are_made_anew => include_str!("rings_are_made_anew.txt"));
+
+/// Two processes are killed with requests in flight for one pipe. A third process goes on.
+fn two_are_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
         let address = shared.slot(0);
@@ -220,7 +244,7 @@ fn two_end_together(t: &mut Transcript) {
         shared::ended(t, third);
     });
 }
-case!(two_end_together => "
+case!(two_are_killed => "
     a mapped ring:
     child: signal 9
     child: signal 9

@@ -1,0 +1,356 @@
+//! Rings that several processes use: one process cancels or changes requests of another.
+
+use std::os::fd::AsRawFd;
+
+use usring_uapi::io_uring as u;
+
+use super::sync_cancel;
+use crate::cases::BROKEN_OFF;
+use crate::files;
+use crate::shared::{self, Partner};
+use crate::sqe::{Change, cancel, poll, poll_remove, read_at, timeout, timeout_remove};
+use crate::time::{self, LONG, milliseconds};
+use crate::transcript::Transcript;
+
+const ALL: u32 = u::IORING_ASYNC_CANCEL_ALL;
+const ANY: u32 = u::IORING_ASYNC_CANCEL_ANY;
+const FD: u32 = u::IORING_ASYNC_CANCEL_FD;
+
+fn parent_cancels_the_childs(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let partner = Partner::start(ring, |ring| {
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+            ring.push(timeout(&LONG, 0, 0, 3));
+        });
+        for request in [cancel(1, 0, 11), poll_remove(2, 12), timeout_remove(3, 13), cancel(4, 0, 14)] {
+            ring.push(request);
+        }
+        t.result("submit", ring.submit());
+        t.sorted(&ring.wait(7));
+        partner.leave(t);
+    });
+}
+case!(parent_cancels_the_childs => "
+    a mapped ring:
+    submit = 4
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 11: 0
+    cqe 12: 0
+    cqe 13: 0
+    cqe 14: -ENOENT
+    child: exit 0
+    a ring in shared memory:
+    submit = 4
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 11: 0
+    cqe 12: 0
+    cqe 13: 0
+    cqe 14: -ENOENT
+    child: exit 0
+");
+
+fn child_cancels_the_parents(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+        ring.push(timeout(&LONG, 0, 0, 3));
+        t.result("submit", ring.submit());
+        shared::run_child(t, |t| {
+            ring.push(cancel(0, ANY | ALL, 10));
+            ring.submit();
+            t.sorted(&ring.wait(4));
+        });
+    });
+}
+case!(child_cancels_the_parents => "
+    a mapped ring:
+    submit = 3
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 10: 3
+    child: exit 0
+    a ring in shared memory:
+    submit = 3
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 10: 3
+    child: exit 0
+");
+
+/// Requests of both processes have one user_data. ALL finds both.
+fn user_data_is_one_namespace(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let request = read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1);
+        ring.push(request);
+        ring.submit();
+        let partner = Partner::start(ring, |ring| ring.push(request));
+        ring.push(cancel(1, ALL, 10));
+        ring.submit();
+        t.sorted(&ring.wait(3));
+        partner.leave(t);
+    });
+}
+case!(user_data_is_one_namespace => "
+    a mapped ring:
+    cqe 1: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 10: 2
+    child: exit 0
+    a ring in shared memory:
+    cqe 1: -ECANCELED
+    cqe 1: -ECANCELED
+    cqe 10: 2
+    child: exit 0
+");
+
+fn any_finds_all_processes(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let request = |user_data| read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, user_data);
+        ring.push(request(1));
+        ring.submit();
+        let partner = Partner::start(ring, |ring| ring.push(request(2)));
+        let other = Partner::start(ring, |ring| {
+            ring.push(request(3));
+            ring.push(timeout(&LONG, 0, 0, 4));
+        });
+        shared::run_child(t, |_| {
+            ring.push(cancel(0, ANY | ALL, 10));
+            ring.submit();
+        });
+        t.sorted(&ring.wait(5));
+        partner.leave(t);
+        other.leave(t);
+    });
+}
+case!(any_finds_all_processes => "
+    a mapped ring:
+    child: exit 0
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 10: 4
+    child: exit 0
+    child: exit 0
+    a ring in shared memory:
+    child: exit 0
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: -ECANCELED
+    cqe 10: 4
+    child: exit 0
+    child: exit 0
+");
+
+/// Cancels a child's poll by a descriptor. CANCEL_FD looks up the canceller's number, and compares
+/// files. The child's poll names the number `number`, to which the child has copied `file`.
+/// `count`: number of CQEs to expect.
+fn cancel_by_number(t: &mut Transcript, number: i32, file: i32, cancelled: i32, count: usize) {
+    let mut ring = shared::Kind::OwnMemory.ring(8, 0);
+    let partner = Partner::start(&mut ring, |ring| {
+        // SAFETY: the number is unused in the child, or the case lets it be replaced.
+        unsafe { libc::dup2(file, number) };
+        ring.push(poll(number, libc::POLLPRI, 1));
+    });
+    ring.push(cancel(0, FD, 2).with(|sqe| sqe.fd = cancelled));
+    ring.submit();
+    let mut entries = ring.wait(count);
+    entries.extend(ring.arrived(0));
+    t.sorted(&entries);
+    partner.leave(t);
+}
+
+fn descriptor_is_the_cancellers(t: &mut Transcript) {
+    let (reader, writer) = files::pipe();
+    let (reader, writer) = (reader.as_raw_fd(), writer.as_raw_fd());
+    t.say("one number, one file:");
+    cancel_by_number(t, reader, reader, reader, 2);
+    t.say("another number in the child, one file:");
+    cancel_by_number(t, 500, reader, reader, 2);
+    t.say("one number, another file in the child:");
+    cancel_by_number(t, reader, writer, reader, 1);
+    t.say("the number of that file in the parent:");
+    cancel_by_number(t, reader, writer, writer, 2);
+    t.say("a number that only the child has:");
+    cancel_by_number(t, 500, reader, 500, 1);
+}
+case!(descriptor_is_the_cancellers => "
+    one number, one file:
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    child: exit 0
+    another number in the child, one file:
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    child: exit 0
+    one number, another file in the child:
+    cqe 2: -ENOENT
+    child: exit 0
+    the number of that file in the parent:
+    cqe 1: -ECANCELED
+    cqe 2: 0
+    child: exit 0
+    a number that only the child has:
+    cqe 2: -EBADF
+    child: exit 0
+");
+
+fn synchronous_cancel_by_a_child(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.submit();
+        shared::run_child(t, |t| {
+            t.result("cancel", sync_cancel::by_user_data(ring, 1));
+        });
+        t.in_order(&ring.wait(1));
+        shared::run_child(t, |t| t.result("again", sync_cancel::by_user_data(ring, 1)));
+    });
+}
+case!(synchronous_cancel_by_a_child => "
+    a mapped ring:
+    cancel = 0
+    child: exit 0
+    cqe 1: -ECANCELED
+    again = -ENOENT
+    child: exit 0
+    a ring in shared memory:
+    cancel = 0
+    child: exit 0
+    cqe 1: -ECANCELED
+    again = -ENOENT
+    child: exit 0
+");
+
+/// A worker of the child is in a blocking call. The parent's cancel interrupts it.
+fn worker_of_the_child(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        let fifo = files::Fifo::new();
+        let partner = Partner::start(ring, |ring| {
+            ring.push(fifo.open(1));
+            ring.submit();
+            time::long_enough_to_begin();
+        });
+        ring.push(cancel(1, 0, 2));
+        ring.submit();
+        let mut entries = ring.wait(2);
+        entries.sort_by_key(|entry| entry.user_data);
+        for entry in entries {
+            match entry.user_data {
+                1 => t.say(format_args!("cqe 1: broken off {}", BROKEN_OFF.contains(&entry.res))),
+                _ => t.entry(&entry),
+            }
+        }
+        partner.leave(t);
+    });
+}
+case!(worker_of_the_child => "
+    a mapped ring:
+    cqe 1: broken off true
+    cqe 2: -EALREADY
+    child: exit 0
+    a ring in shared memory:
+    cqe 1: broken off true
+    cqe 2: -EALREADY
+    child: exit 0
+");
+
+/// The parent moves the child's timeout to a nearer time.
+fn timeout_of_the_child_is_moved(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        let partner = Partner::start(ring, |ring| ring.push(timeout(&LONG, 0, 0, 1)));
+        let time = milliseconds(20);
+        ring.push(timeout_remove(1, 2).with(|sqe| {
+            sqe.off = &raw const time as u64;
+            sqe.op_flags = u::IORING_TIMEOUT_UPDATE;
+        }));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+        partner.leave(t);
+    });
+}
+case!(timeout_of_the_child_is_moved => "
+    a mapped ring:
+    cqe 1: -ETIME
+    cqe 2: 0
+    child: exit 0
+    a ring in shared memory:
+    cqe 1: -ETIME
+    cqe 2: 0
+    child: exit 0
+");
+
+/// The parent changes the events of the child's poll.
+fn poll_of_the_child_is_changed(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        let (reader, writer) = files::pipe();
+        let partner = Partner::start(ring, |ring| ring.push(poll(reader.as_raw_fd(), libc::POLLPRI, 1)));
+        files::put(&writer, b"x");
+        t.in_order(&ring.arrived(0));
+        ring.push(poll_remove(1, 2).with(|sqe| {
+            sqe.len = u::IORING_POLL_UPDATE_EVENTS;
+            sqe.op_flags = libc::POLLIN as u32;
+        }));
+        ring.submit();
+        t.sorted(&ring.wait(2));
+        partner.leave(t);
+    });
+}
+case!(poll_of_the_child_is_changed => "
+    a mapped ring:
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    child: exit 0
+    a ring in shared memory:
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    child: exit 0
+");
+
+/// The submitter is stopped. A cancel finds its requests at once, and their CQEs come when the
+/// submitter goes on.
+fn stopped_submitters_requests(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let partner = Partner::start(ring, |ring| {
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.push(timeout(&LONG, 0, 0, 2));
+        });
+        partner.stop();
+        ring.push(cancel(1, 0, 11));
+        ring.push(cancel(2, 0, 12));
+        ring.submit();
+        t.sorted(&ring.arrived(2));
+        partner.go_on();
+        t.sorted(&ring.wait(2));
+        partner.leave(t);
+    });
+}
+case!(stopped_submitters_requests => "
+    a mapped ring:
+    cqe 11: 0
+    cqe 12: 0
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    child: exit 0
+    a ring in shared memory:
+    cqe 11: 0
+    cqe 12: 0
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    child: exit 0
+");

@@ -1,0 +1,175 @@
+//! Rings that several processes use: one of the processes executes a program.
+
+use std::os::fd::AsRawFd;
+
+use super::exec::become_child;
+use crate::cases::BROKEN_OFF;
+use crate::files;
+use crate::ring::Ring;
+use crate::shared::{self, Shared};
+use crate::sqe::{nop, poll, read_at, timeout};
+use crate::time::{self, LONG};
+use crate::transcript::Transcript;
+
+/// Starts a child that submits what `push` pushes, and then executes this program again. The
+/// program writes a byte to `begun`, and runs until the case closes the other end of `end`.
+fn submits_and_executes(ring: &mut Ring, begun: i32, end: i32, push: impl FnOnce(&mut Ring)) -> i32 {
+    let shared = Shared::new();
+    let child = shared::child(|| {
+        push(ring);
+        ring.submit();
+        shared.step(1);
+        keep_on_exec(begun);
+        keep_on_exec(end);
+        become_child("linger", &format!("{begun} {end}"))
+    });
+    shared.until_step(1);
+    child
+}
+
+/// Executes this program with `child NAME ARGUMENT` in a child, and waits for its end.
+fn executes(t: &mut Transcript, name: &str, argument: &str) {
+    let child = shared::child(|| become_child(name, argument));
+    shared::ended(t, child);
+}
+
+fn keep_on_exec(fd: i32) {
+    // SAFETY: the call touches no memory.
+    assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
+}
+
+/// All requests of the executing process are cancelled at once. Its new program runs on.
+fn requests_are_cancelled(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let fifo = files::Fifo::new();
+        let (begun, begins) = files::pipe();
+        let (end, ends) = files::pipe();
+        let child = submits_and_executes(ring, begins.as_raw_fd(), end.as_raw_fd(), |ring| {
+            crate::door::close(ends.as_raw_fd());
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
+            ring.push(timeout(&LONG, 0, 0, 3));
+            ring.push(fifo.open(4));
+            ring.submit();
+            time::long_enough_to_begin();
+        });
+        t.say(format_args!("the program runs {}", files::take(&begun, 1).is_ok()));
+        let mut entries = ring.wait(4);
+        entries.sort_by_key(|entry| entry.user_data);
+        for entry in entries {
+            match entry.user_data {
+                4 => t.say(format_args!("cqe 4: broken off {}", BROKEN_OFF.contains(&entry.res))),
+                _ => t.entry(&entry),
+            }
+        }
+        drop(ends);
+        shared::ended(t, child);
+        ring.catch_up();
+        t.entry(&ring.one(nop(5)));
+    });
+}
+case!(requests_are_cancelled => "
+    a mapped ring:
+    the program runs true
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: broken off true
+    child: exit 0
+    cqe 5: 0
+    a ring in shared memory:
+    the program runs true
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 4: broken off true
+    child: exit 0
+    cqe 5: 0
+");
+
+/// The requests of the other processes stay.
+fn requests_of_others_stay(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.submit();
+        executes(t, "nop", "");
+        t.in_order(&ring.arrived(0));
+        files::put(&writer, b"data");
+        t.in_order(&ring.wait(1));
+        t.say(shared.text(0));
+    });
+}
+case!(requests_of_others_stay => "
+    a mapped ring:
+    child: exit 0
+    no cqe
+    cqe 1: 4
+    data
+    a ring in shared memory:
+    child: exit 0
+    no cqe
+    cqe 1: 4
+    data
+");
+
+/// The creator executes a program. Its child goes on with the ring.
+fn creator_executes(t: &mut Transcript) {
+    // SAFETY: the call only makes orphans children of this process.
+    assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
+    for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
+        let shared = Shared::new();
+        let (reader, writer) = files::pipe();
+        let creator = shared::child(|| {
+            let mut ring = kind.ring(8, 0);
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.submit();
+            let child = shared::child(|| {
+                shared.until_step(1);
+                t.in_order(&ring.wait(1));
+                ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 2));
+                ring.submit();
+                files::put(&writer, b"data");
+                t.in_order(&ring.wait(1));
+                0
+            });
+            shared.word(0).store(child as u32, std::sync::atomic::Ordering::SeqCst);
+            become_child("nop", "")
+        });
+        shared::ended(t, creator);
+        shared.step(1);
+        shared::ended(t, shared.word(0).load(std::sync::atomic::Ordering::SeqCst) as i32);
+        t.say(shared.text(0));
+    }
+}
+case!(creator_executes => "
+    child: exit 0
+    cqe 1: -ECANCELED
+    cqe 2: 4
+    child: exit 0
+    data
+    child: exit 0
+    cqe 1: -ECANCELED
+    cqe 2: 4
+    child: exit 0
+    data
+");
+
+/// A ring without close-on-exec reaches the new program, which maps it and submits an SQE that was
+/// there. The parent reaps the CQE.
+fn ring_reaches_the_program(t: &mut Transcript) {
+    let mut ring = Ring::new(4);
+    keep_on_exec(ring.fd);
+    let number = ring.fd.to_string();
+    ring.push(nop(9));
+    executes(t, "map", &number);
+    t.in_order(&ring.reap());
+    ring.catch_up();
+    t.entry(&ring.one(nop(1)));
+}
+case!(ring_reaches_the_program => "
+    child: exit 0
+    cqe 9: 0
+    cqe 1: 0
+");

@@ -1,0 +1,214 @@
+//! Rings that several processes use: the ring's mapping in each process, and descriptors that reach
+//! a process by other ways than fork.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use usring_uapi::io_uring as u;
+
+use crate::door;
+use crate::files;
+use crate::process;
+use crate::ring::Ring;
+use crate::shared::{self, Kind, Partner, Shared};
+use crate::sqe::{nop, read_at};
+use crate::transcript::Transcript;
+
+/// A child has removed the inherited mapping, and maps the ring again.
+fn child_maps_again(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    ring.push(nop(1));
+    t.result("submit", ring.submit());
+    shared::run_child(t, |t| {
+        ring.unmap();
+        let mut again = Ring::mapped(ring.fd, ring.params);
+        t.in_order(&again.reap());
+        t.entry(&again.one(nop(2)));
+        again.push(nop(3));
+        t.result("submit in the child", again.submit());
+    });
+    t.in_order(&ring.reap());
+    ring.catch_up();
+    t.entry(&ring.one(nop(4)));
+}
+case!(child_maps_again => "
+    submit = 1
+    cqe 1: 0
+    cqe 2: 0
+    submit in the child = 1
+    child: exit 0
+    cqe 3: 0
+    cqe 4: 0
+");
+
+/// With MADV_DONTFORK (io_uring_ring_dontfork) a child has no mapping. It can map the ring again.
+fn mapping_without_inheritance(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    t.result("madvise", ring.advise(libc::MADV_DONTFORK));
+    let ending = process::forked(|| ring.sq_head() as i32);
+    t.say(format_args!("a child that looks: {ending}"));
+    shared::run_child(t, |t| {
+        let mut again = Ring::mapped(ring.fd, ring.params);
+        t.entry(&again.one(nop(1)));
+        again.push(nop(2));
+        again.submit();
+    });
+    t.in_order(&ring.reap());
+    ring.catch_up();
+    t.entry(&ring.one(nop(3)));
+}
+case!(mapping_without_inheritance => "
+    madvise = 0
+    a child that looks: signal 11
+    cqe 1: 0
+    child: exit 0
+    cqe 2: 0
+    cqe 3: 0
+");
+
+/// A child that only maps the ring keeps it, after it has closed the descriptor.
+fn child_closes_and_reaps_from_memory(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    let shared = Shared::new();
+    let child = shared::child(|| {
+        door::close(ring.fd);
+        shared.step(1);
+        t.in_order(&ring.arrived(2));
+        0
+    });
+    shared.until_step(1);
+    ring.push(nop(1));
+    ring.push(nop(2));
+    ring.submit();
+    shared::ended(t, child);
+    t.in_order(&ring.reap());
+}
+case!(child_closes_and_reaps_from_memory => "
+    cqe 1: 0
+    cqe 2: 0
+    child: exit 0
+    no cqe
+");
+
+/// A copy of the descriptor (dup) in a child serves as the ring, after the first was closed.
+fn copy_of_the_descriptor(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        shared::run_child(t, |t| {
+            // SAFETY: the call touches no memory.
+            let copy = unsafe { libc::dup(ring.fd) };
+            t.result("close", door::close(ring.fd));
+            ring.fd = copy;
+            t.entry(&ring.one(nop(1)));
+        });
+        ring.catch_up();
+        t.entry(&ring.one(nop(2)));
+    });
+}
+case!(copy_of_the_descriptor => "
+    a mapped ring:
+    close = 0
+    cqe 1: 0
+    child: exit 0
+    cqe 2: 0
+    a ring in shared memory:
+    close = 0
+    cqe 1: 0
+    child: exit 0
+    cqe 2: 0
+");
+
+/// Returns a copy of descriptor `number` of another process.
+fn descriptor_of(process: i32, number: i32) -> OwnedFd {
+    // SAFETY: the calls touch no memory.
+    let copy = unsafe {
+        let pidfd = libc::syscall(libc::SYS_pidfd_open, process, 0) as i32;
+        assert!(pidfd >= 0);
+        let copy = libc::syscall(libc::SYS_pidfd_getfd, pidfd, number, 0) as i32;
+        libc::close(pidfd);
+        copy
+    };
+    assert!(copy >= 0, "pidfd_getfd: {}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor is new, and nothing else owns it.
+    unsafe { OwnedFd::from_raw_fd(copy) }
+}
+
+/// The parent takes the descriptor of a ring that its child has made (pidfd_getfd), maps the ring
+/// and uses it.
+fn ring_of_a_child(t: &mut Transcript) {
+    let shared = Shared::new();
+    let (reader, writer) = files::pipe();
+    let parameters = shared.slot(8) as *mut crate::ring::Params;
+    let child = shared::child(|| {
+        let mut ring = Ring::new(8);
+        // SAFETY: the slots are in the shared memory, and the parent reads them after step 1.
+        unsafe { parameters.write(ring.params) };
+        shared.word(0).store(ring.fd as u32, std::sync::atomic::Ordering::SeqCst);
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.submit();
+        shared.step(1);
+        shared.until_step(2);
+        t.in_order(&ring.wait(1));
+        0
+    });
+    shared.until_step(1);
+    let fd = descriptor_of(child, shared.word(0).load(std::sync::atomic::Ordering::SeqCst) as i32);
+    // SAFETY: the child has written the parameters before step 1.
+    let mut ring = Ring::mapped(fd.as_raw_fd(), unsafe { parameters.read() });
+    files::put(&writer, b"data");
+    t.in_order(&ring.wait(1));
+    ring.push(nop(2));
+    t.result("submit", ring.submit());
+    shared.step(2);
+    shared::ended(t, child);
+    ring.catch_up();
+    t.entry(&ring.one(nop(3)));
+    ring.abandon();
+}
+case!(ring_of_a_child => "
+    cqe 1: 4
+    submit = 1
+    cqe 2: 0
+    child: exit 0
+    cqe 3: 0
+");
+
+/// A ring cannot be opened through /proc.
+fn opened_through_proc(t: &mut Transcript) {
+    let ring = Ring::new(4);
+    let path = std::ffi::CString::new(format!("/proc/self/fd/{}", ring.fd)).expect("no zero byte");
+    shared::run_child(t, |t| {
+        // SAFETY: the path is a C string.
+        let answer = unsafe { libc::open(path.as_ptr(), libc::O_RDWR) };
+        t.outcome("open", i64::from(door::answer(answer)));
+    });
+}
+case!(opened_through_proc => "
+    open = -ENXIO
+    child: exit 0
+");
+
+/// A mapping of the ring in one process keeps the ring for a second process, whose descriptor was
+/// closed and which maps nothing: that process's request still completes.
+fn request_outlives_the_descriptors(t: &mut Transcript) {
+    let mut ring = Kind::Mapped.ring(8, 0);
+    let shared = Shared::new();
+    let (reader, writer) = files::pipe();
+    let partner = Partner::start(&mut ring, |ring| {
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.submit();
+        door::close(ring.fd);
+        ring.unmap();
+    });
+    t.result("close", ring.close());
+    files::put(&writer, b"data");
+    t.in_order(&ring.arrived(1));
+    t.say(shared.text(0));
+    partner.leave(t);
+    t.result("enter", ring.enter(0, 0, u::IORING_ENTER_GETEVENTS));
+}
+case!(request_outlives_the_descriptors => "
+    close = 0
+    cqe 1: 4
+    data
+    child: exit 0
+    enter = -EBADF
+");
