@@ -6,6 +6,7 @@
 
 mod operations;
 mod rounds;
+mod surroundings;
 
 use std::os::fd::AsRawFd;
 
