@@ -25,6 +25,7 @@ use crate::waiting::device_queues::{Departing, DeviceQueues};
 use crate::waiting::poll_table::PollTable;
 use crate::waiting::rights::RingRights;
 use crate::waiting::sq_thread::SqThreadHandle;
+use crate::waiting::tasks::tasks;
 use crate::waiting::stuck_calls::StuckCalls;
 use crate::waiting::timeout::Timeouts;
 use crate::waiting::watcher_entry::WatcherEntry;
@@ -32,12 +33,16 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use usring_ring::{CompletionQueue, Memory, SubmissionQueue};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use usring_ring::{CompletionQueue, Control, Memory, SubmissionQueue};
 use usring_sys::Errno;
 use usring_sys::clock::Clock;
-use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::mutex::Mutex;
+use usring_sys::process_mutex::{Guard, HeldBy, ProcessMutex};
+use usring_sys::process_number;
 use usring_sys::queue::{Queue, Taker};
+use usring_sys::shared::View;
+use usring_sys::thread;
 use usring_uapi::io_uring as abi;
 
 /// Calls in a row that may find enough completions before the ring's files and timers are polled
@@ -49,22 +54,26 @@ const CALLS_WITHOUT_POLL: u32 = 8;
 /// submits nothing, or finds the CQ full, tries none.)
 const CALLS_OF_GUESSES: u32 = 32;
 
-/// One io_uring instance. Always in an `Arc`: workers and the ring watcher hold it while they have
-/// work of it.
+/// One io_uring instance, as one process knows it. Always in an `Arc`: workers and the ring watcher
+/// hold it while they have work of it.
+///
+/// A ring that processes share by fork(2) has a `Ring` in each process that uses it. `memory` and
+/// `control` are the ring's. All else belongs to the requests that this process has submitted.
 #[doc(alias = "io_ring_ctx")]
 pub struct Ring {
     /// `IORING_SETUP_*`, fixed at setup.
     pub(crate) flags: u32,
     /// Memory that the program maps.
     pub(crate) memory: Memory,
+    /// Words behind the queues.
+    pub(crate) control: Control,
     /// Work that other threads have for the ring's driver: requests that workers have finished,
     /// messages of other rings.
     pub(crate) task_work: Queue<Request>,
-    /// Not yet enabled (R_DISABLED).
-    disabled: AtomicBool,
     pub(crate) wakers: Wakers,
     pub(crate) readiness: Readiness,
-    /// The thread that alone may submit (SINGLE_ISSUER), 0 until known.
+    /// The thread that alone may submit (SINGLE_ISSUER), 0 until known. [`OTHER_PROCESS`]: a thread
+    /// of another process.
     pub(crate) issuer: AtomicUsize,
     pub(crate) watch: WatcherEntry,
     pub(crate) sq_thread: SqThreadHandle,
@@ -77,10 +86,18 @@ pub struct Ring {
     pub(crate) waiters_poll: bool,
     /// Number of concurrent requests that the ring was made for, where its CQ does not show it.
     pub(crate) expected_requests: u32,
-    /// The process that made the ring.
-    made_by: &'static Process,
-    state: Mutex<RingState>,
+    /// The process that this value belongs to.
+    process: &'static Process,
+    /// The ring was made by another process.
+    is_adopted: bool,
+    /// The wake eventfd of the ring watcher in the process that made the ring. Descendants of that
+    /// process keep the number open.
+    pub(crate) creators_watcher: i32,
+    state: ProcessMutex<RingState, View<AtomicU32>>,
 }
+
+/// Value of [`Ring::issuer`] for a thread of another process. No thread pointer has it.
+pub(crate) const OTHER_PROCESS: usize = usize::MAX;
 
 /// State that only the ring's driver touches, in groups by what it is for.
 pub(crate) struct RingState {
@@ -161,12 +178,51 @@ pub(crate) struct Devices {
 
 impl Ring {
     pub(crate) fn from_parts(flags: u32, memory: Memory, task_work: Queue<Request>, state: RingState) -> Ring {
+        let control = memory.control();
+        control.begin(flags & abi::IORING_SETUP_R_DISABLED != 0);
+        // Without a number this process shares no ring: a child that inherits one gets none either.
+        let own = process_number::own().unwrap_or(process_number::ALONE);
+        let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);
+        Ring { creators_watcher: tasks().wake_number(), ..Ring::with_state(flags, memory, task_work, state) }
+    }
+
+    /// Makes this process's view of a ring that its parent has made. Only what is fixed at setup is
+    /// read from `inherited`, the parent's view as it was at the fork.
+    ///
+    /// Errors: `EOWNERDEAD` if this process cannot share rings, or if the ring's memory is private.
+    pub(crate) fn inherited_from(
+        inherited: &Ring,
+        task_work: Queue<Request>,
+        state: RingState,
+    ) -> Result<Ring, Errno> {
+        let memory = inherited.memory.clone();
+        if !memory.is_inherited_by_children() || inherited.state.own() == process_number::ALONE {
+            return Err(Errno::EOWNERDEAD);
+        }
+        let own = process_number::own().map_err(|_| Errno::EOWNERDEAD)?;
+        let state = ProcessMutex::join(memory.control().lock(), own, process_number::is_alive, state);
+        Ok(Ring {
+            waiters_poll: inherited.waiters_poll,
+            expected_requests: inherited.expected_requests,
+            creators_watcher: inherited.creators_watcher,
+            is_adopted: true,
+            ..Ring::with_state(inherited.flags, memory, task_work, state)
+        })
+    }
+
+    fn with_state(
+        flags: u32,
+        memory: Memory,
+        task_work: Queue<Request>,
+        state: ProcessMutex<RingState, View<AtomicU32>>,
+    ) -> Ring {
+        let control = memory.control();
         Ring {
             flags,
+            wakers: Wakers::new(control.sleep()),
+            control,
             memory,
             task_work,
-            disabled: AtomicBool::new(flags & abi::IORING_SETUP_R_DISABLED != 0),
-            wakers: Wakers::default(),
             readiness: Readiness::default(),
             issuer: AtomicUsize::new(0),
             watch: WatcherEntry::default(),
@@ -175,8 +231,10 @@ impl Ring {
             work_event: Mutex::new(None),
             waiters_poll: false,
             expected_requests: 0,
-            made_by: process::this(),
-            state: Mutex::new(state),
+            process: process::this(),
+            is_adopted: false,
+            creators_watcher: -1,
+            state,
         }
     }
 
@@ -185,13 +243,13 @@ impl Ring {
         &self.memory
     }
 
-    /// Returns whether this process is a forked child of the one that made the ring. Such a child
-    /// has a copy of the locks as they were at the fork, and none of the threads. So it may not
-    /// drive the ring: enter and register answer `EOWNERDEAD`. A child by vfork(2) counts as its
-    /// parent.
+    /// Returns whether this value belongs to an ancestor of the process. It is then a copy of the
+    /// ancestor's as it was at the fork, and none of its threads exist. The process may not drive
+    /// it: enter and register answer `EOWNERDEAD`. It can use the ring by [`Ring::adopt`]. A child
+    /// by vfork(2) counts as its parent.
     #[inline]
     pub fn is_inherited(&self) -> bool {
-        !process::is_current(self.made_by)
+        !process::is_current(self.process)
     }
 
     #[inline]
@@ -239,11 +297,24 @@ impl Ring {
     /// are visible.
     #[inline]
     pub(crate) fn is_disabled(&self) -> bool {
-        self.disabled.load(Ordering::Acquire)
+        self.control.is_disabled()
     }
 
-    pub(crate) fn enable(&self) {
-        self.disabled.store(false, Ordering::Release);
+    /// Returns whether several processes use the ring. Then:
+    ///
+    /// - No waiter leads: each process's ring watcher watches the files of that process's requests,
+    ///   and all waiters sleep on the shared sleep word.
+    /// - Each published CQE wakes all waiters.
+    /// - Work that another thread brings is run by the thread that brings it.
+    #[inline]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.control.is_shared()
+    }
+
+    /// Returns whether a thread of this process leads the ring's waiters.
+    #[inline]
+    pub(crate) fn is_led(&self) -> bool {
+        !self.is_adopted && self.wakers.sleep.is_led()
     }
 
     /// Returns whether other threads have brought work, or the ring watcher has called.
@@ -252,22 +323,41 @@ impl Ring {
         !self.task_work.is_empty() || self.watch.is_called()
     }
 
+    /// Returns whether another thread than the caller is the single issuer of a SINGLE_ISSUER ring.
+    pub(crate) fn is_other_issuer(&self) -> bool {
+        let issuer = self.issuer.load(Ordering::Relaxed);
+        // A ring whose issuer is unknown here, but that is enabled, was enabled by another process.
+        let is_unknown = issuer == 0 && self.is_disabled();
+        self.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != thread::current().0 && !is_unknown
+    }
+
     /// Becomes the driver of the ring; waits while another thread is.
     #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
-        LockedRing { ring: self, state: self.state.lock(), duty: ReleaseDuty(self) }
+        LockedRing { ring: self, state: self.state.lock(RingState::catch_up), duty: ReleaseDuty(self) }
     }
 
-    /// Becomes the driver of the ring unless another thread is.
-    pub(crate) fn try_lock(self: &Arc<Self>) -> Option<LockedRing<'_>> {
-        self.state.try_lock().map(|state| LockedRing { ring: self, state, duty: ReleaseDuty(self) })
+    /// Becomes the driver of the ring unless another thread is. A driver in another process does
+    /// not see the work of this one ([`HeldBy::OtherProcess`]).
+    pub(crate) fn try_lock(self: &Arc<Self>) -> Result<LockedRing<'_>, HeldBy> {
+        let state = self.state.try_lock(RingState::catch_up)?;
+        Ok(LockedRing { ring: self, state, duty: ReleaseDuty(self) })
+    }
+}
+
+impl RingState {
+    /// Brings the queues up to date, after another process has driven the ring.
+    #[cold]
+    fn catch_up(&mut self) {
+        self.queues.sq.catch_up();
+        self.queues.cq.catch_up();
     }
 }
 
 /// The driver's hold on a ring: proof that its lock is held.
 pub(crate) struct LockedRing<'a> {
     pub ring: &'a Arc<Ring>,
-    state: Guard<'a, RingState>,
+    state: Guard<'a, RingState, View<AtomicU32>>,
     /// Behind `state`, because fields are dropped in this order.
     duty: ReleaseDuty<'a>,
 }
@@ -317,14 +407,16 @@ impl<'a> LockedRing<'a> {
     /// Returns how many ready CQEs to wake sleepers for; `u32::MAX` wakes all of them. That is
     /// needed for a timeout that has ended, which ends every wait, and for a backlog, which
     /// sleepers move into the ring. It is also needed where task work is deferred: the owner of
-    /// such a ring waits for further CQEs and not for a total.
+    /// such a ring waits for further CQEs and not for a total. On a shared ring each waiter counts
+    /// from the CQEs that were consumed when its wait began.
     #[inline(always)]
     fn take_published(&mut self) -> Option<u32> {
         if !core::mem::take(&mut self.notify.published) {
             return None;
         }
         let ended = core::mem::take(&mut self.waiting.timeouts.just_ended);
-        Some(if ended || self.queues.cq.has_overflow() || self.ring.defers_task_work() {
+        let wakes_all = ended || self.queues.cq.has_overflow() || self.ring.defers_task_work();
+        Some(if wakes_all || self.ring.is_shared() {
             u32::MAX
         } else {
             self.queues.cq.ready()

@@ -58,6 +58,13 @@ impl CompletionQueue {
         self.memory.rings.header_word(layout::CQ_TAIL).store(index, Ordering::Relaxed);
     }
 
+    /// Continues behind the CQEs that the engine in another process has published. CQEs that this
+    /// process has added but not published are lost.
+    pub fn catch_up(&mut self) {
+        self.tail = self.memory.completions.header_word(layout::CQ_TAIL).load(Ordering::Relaxed);
+        (self.published, self.free) = (self.tail, 0);
+    }
+
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
@@ -227,6 +234,18 @@ impl CompletionQueue {
             return self.memory.events_before(self.published_slot, self.head());
         }
         self.published.wrapping_sub(self.head()).min(self.memory.layout.cq_entries)
+    }
+
+    /// Returns the program's head, as it is now.
+    #[inline]
+    pub fn consumed(&self) -> u32 {
+        self.head()
+    }
+
+    /// Returns the number of CQEs that were published since the program's head was `consumed`.
+    #[inline]
+    pub fn published_since(&self, consumed: u32) -> u32 {
+        self.published.wrapping_sub(consumed)
     }
 
     /// Whether a new CQE would go to the backlog.

@@ -21,6 +21,8 @@ extern crate alloc;
 
 pub mod application;
 mod completion;
+#[cfg(not(loom))]
+mod control;
 mod events;
 pub mod layout;
 mod memory;
@@ -29,6 +31,8 @@ mod submission;
 mod wrap;
 
 pub use completion::CompletionQueue;
+#[cfg(not(loom))]
+pub use control::Control;
 pub use layout::Layout;
 pub use memory::{Memory, flags};
 pub use submission::{Dropped, SubmissionQueue};

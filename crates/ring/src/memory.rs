@@ -1,10 +1,12 @@
 //! A ring's memory, and the words in it that any thread may access without the ring's lock.
 
+#[cfg(not(loom))]
+use crate::control::{self, Control};
 use crate::layout::{self, Layout};
 use usring_sys::Errno;
 #[cfg(not(loom))]
 use usring_sys::UserAddress;
-use usring_sys::mapping::Mapping;
+use usring_sys::mapping::{Mapping, PAGE};
 use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
@@ -30,12 +32,30 @@ pub struct Memory {
     /// Where completions are published: the CQ in `rings`, or an AIO context's ring.
     pub(crate) completions: Arc<SharedMemory>,
     pub(crate) layout: Layout,
+    /// Memory of the words of [`crate::Control`], and their offset in it.
+    #[cfg(not(loom))]
+    control: (Arc<SharedMemory>, usize),
+}
+
+/// Returns where the words of [`Control`] begin behind a ring's queues.
+#[cfg(not(loom))]
+fn control_offset(layout: &Layout) -> usize {
+    layout.rings_length().next_multiple_of(control::ALIGNMENT)
+}
+
+/// Allocates the memory of both queues and of the words behind them.
+pub(crate) fn rings_memory(layout: &Layout) -> Result<SharedMemory, Errno> {
+    #[cfg(loom)]
+    let length = layout.rings_length();
+    #[cfg(not(loom))]
+    let length = control_offset(layout) + control::LENGTH;
+    Ok(SharedMemory::new(Mapping::shared(length)?))
 }
 
 impl Memory {
     /// Allocates new mappings.
     pub fn allocate(layout: Layout) -> Result<Memory, Errno> {
-        let rings = SharedMemory::new(Mapping::shared(layout.rings_length())?);
+        let rings = rings_memory(&layout)?;
         let sqes = SharedMemory::new(Mapping::shared(layout.sqes_length())?);
         Ok(Memory::new(rings, sqes, layout))
     }
@@ -44,19 +64,37 @@ impl Memory {
     /// pages that usring shares.
     #[cfg(not(loom))]
     pub fn of_program(rings: UserAddress, sqes: UserAddress, layout: Layout) -> Result<Memory, Errno> {
-        let rings = SharedMemory::in_place_of(rings, layout.rings_length())?;
-        let sqes = SharedMemory::in_place_of(sqes, layout.sqes_length())?;
-        Ok(Memory::new(rings, sqes, layout))
+        let length = layout.rings_length().next_multiple_of(PAGE);
+        let rings = Arc::new(SharedMemory::in_place_of(rings, length, control::LENGTH)?);
+        let sqes = SharedMemory::in_place_of(sqes, layout.sqes_length(), 0)?;
+        // The program lends no room for the words, so they follow its pages in usring's mapping.
+        let control = match rings.mapping() {
+            Some(_) => (rings.clone(), length),
+            None => (Arc::new(SharedMemory::new(Mapping::shared(control::LENGTH)?)), 0),
+        };
+        Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, control))
     }
 
-    /// Makes a ring in memory of any kind, at least as long as `layout` requires. Sets heads,
-    /// tails, counters and flags to zero, and stores the sizes and masks.
+    /// Makes a ring in memory of any kind, at least as long as `layout` requires, and in `rings`
+    /// the words of the engine behind it. Sets heads, tails, counters and flags to zero, and stores
+    /// the sizes and masks.
     pub fn new(rings: SharedMemory, sqes: SharedMemory, layout: Layout) -> Memory {
-        assert!(rings.length() >= layout.rings_length() && sqes.length() >= layout.sqes_length());
         let rings = Arc::new(rings);
         Memory::with_completions(rings.clone(), sqes, rings, layout)
     }
 
+    #[cfg(not(loom))]
+    pub(crate) fn with_completions(
+        rings: Arc<SharedMemory>,
+        sqes: SharedMemory,
+        completions: Arc<SharedMemory>,
+        layout: Layout,
+    ) -> Memory {
+        let control = (rings.clone(), control_offset(&layout));
+        Memory::of_parts(rings, sqes, completions, layout, control)
+    }
+
+    #[cfg(loom)]
     pub(crate) fn with_completions(
         rings: Arc<SharedMemory>,
         sqes: SharedMemory,
@@ -64,6 +102,27 @@ impl Memory {
         layout: Layout,
     ) -> Memory {
         let memory = Memory { rings, sqes: Arc::new(sqes), completions, layout };
+        memory.begin();
+        memory
+    }
+
+    #[cfg(not(loom))]
+    fn of_parts(
+        rings: Arc<SharedMemory>,
+        sqes: SharedMemory,
+        completions: Arc<SharedMemory>,
+        layout: Layout,
+        control: (Arc<SharedMemory>, usize),
+    ) -> Memory {
+        assert!(rings.length() >= layout.rings_length() && sqes.length() >= layout.sqes_length());
+        let memory = Memory { rings, sqes: Arc::new(sqes), completions, layout, control };
+        memory.begin();
+        memory
+    }
+
+    /// Sets heads, tails, counters and flags to zero, and stores the sizes and masks.
+    fn begin(&self) {
+        let layout = &self.layout;
         let words = [
             (layout::SQ_HEAD, 0),
             (layout::SQ_TAIL, 0),
@@ -79,9 +138,20 @@ impl Memory {
             (layout::CQ_OVERFLOW, 0),
         ];
         for (offset, value) in words {
-            memory.rings.word(offset).store(value, Ordering::Relaxed);
+            self.rings.word(offset).store(value, Ordering::Relaxed);
         }
-        memory
+    }
+
+    /// Returns the words that the engine shares with itself in other processes.
+    #[cfg(not(loom))]
+    pub fn control(&self) -> Control {
+        Control::new(&self.control.0, self.control.1)
+    }
+
+    /// Returns whether a forked child has the same memory, and not a copy.
+    #[cfg(not(loom))]
+    pub fn is_inherited_by_children(&self) -> bool {
+        self.rings.mapping().is_some() && self.sqes.mapping().is_some()
     }
 
     pub fn layout(&self) -> &Layout {

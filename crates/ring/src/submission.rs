@@ -2,8 +2,8 @@
 //!
 //! - The program may write any value to the tail and to the index array, so each is loaded once and
 //!   bounded.
-//! - The head is kept in private memory. [`SubmissionQueue`] writes the shared word and never reads
-//!   it.
+//! - The head is kept in private memory. [`SubmissionQueue`] writes the shared word. It reads that
+//!   word only after another process has taken entries.
 //! - An SQE is copied once into private memory, and all fields are read from the copy.
 
 use crate::layout;
@@ -39,6 +39,12 @@ impl SubmissionQueue {
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.head, self.tail) = (index, index);
         self.commit();
+    }
+
+    /// Continues behind the entries that the engine in another process has taken.
+    pub fn catch_up(&mut self) {
+        self.head = self.memory.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);
+        self.tail = self.head;
     }
 
     pub fn memory(&self) -> &Memory {

@@ -63,11 +63,25 @@ pub fn keep_after_fork(numbers: &[i32]) -> bool {
     numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
+/// The private numbers that all descendants of this process keep. Each is stored plus one, so that
+/// 0 means none.
+static KEPT_IN_CHILDREN: [AtomicI32; MOST_KEPT_IN_CHILDREN] = [const { AtomicI32::new(0) }; MOST_KEPT_IN_CHILDREN];
+const MOST_KEPT_IN_CHILDREN: usize = 8;
+
+/// Lets all descendants keep this private number, which is never closed. Returns `false` if there
+/// are too many such numbers.
+pub fn keep_in_children(number: i32) -> bool {
+    KEPT_IN_CHILDREN
+        .iter()
+        .any(|place| place.compare_exchange(0, number + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+}
+
 /// Closes the private duplicates that a forked child inherited, because they would keep the
 /// parent's files open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| {
-        KEPT_AFTER_FORK.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1)
+        let mut kept = KEPT_AFTER_FORK.iter().chain(&KEPT_IN_CHILDREN);
+        kept.any(|kept| kept.load(Ordering::Relaxed) == number + 1)
     });
 }
 

@@ -1,6 +1,9 @@
 //! futex(2) for usring's own threads. They block every signal, so no wait is interrupted. (The
 //! program's threads wait by `sys::wait`, which a signal ends.)
 //!
+//! The functions `…_shared` are for words in memory that several processes share. The kernel finds
+//! the sleepers of such a word by its page, and not by its address.
+//!
 //! In a model a futex is a table of sleepers behind one lock, as in the kernel. loom reports a
 //! missing wake-up as a deadlock.
 
@@ -9,9 +12,9 @@ use crate::clock::Nanoseconds;
 use crate::sync::AtomicU32;
 
 #[cfg(not(loom))]
-pub use machine::{wait, wake};
+pub use machine::{wait, wait_shared, wake, wake_shared};
 #[cfg(loom)]
-pub use model::{wait, wake};
+pub use model::{expire, wait, wait_shared, wake, wake_shared};
 
 #[cfg(not(loom))]
 mod machine {
@@ -24,11 +27,20 @@ mod machine {
     /// looking again is worthwhile, not that anything happened. Errors: `ETIMEDOUT` when the time
     /// is over.
     pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
+        wait_by(linux::FUTEX_PRIVATE_FLAG, word, expected, timeout)
+    }
+
+    /// Sleeps as [`wait`] does, on a word that several processes share.
+    pub fn wait_shared(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
+        wait_by(0, word, expected, timeout)
+    }
+
+    fn wait_by(scope: u32, word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
         // The bit-set form takes an absolute end time, so an interrupted wait continues with the
         // time that is left.
         let end = timeout.map(|span| timespec(Clock::Monotonic.now().saturating_add(span)));
         let end = end.as_ref().map_or(0, |end| &raw const *end as u64);
-        let operation = u64::from(linux::FUTEX_WAIT_BITSET | linux::FUTEX_PRIVATE_FLAG);
+        let operation = u64::from(linux::FUTEX_WAIT_BITSET | scope);
         let any = u64::from(linux::FUTEX_BITSET_MATCH_ANY);
         let arguments = [word.as_ptr() as u64, operation, u64::from(expected), end, 0, any];
         match SystemCall::with_six(linux::__NR_futex, arguments).run() {
@@ -39,7 +51,16 @@ mod machine {
 
     /// Wakes up to `count` threads that sleep on `word`; returns how many.
     pub fn wake(word: &AtomicU32, count: u32) -> u32 {
-        let operation = u64::from(linux::FUTEX_WAKE | linux::FUTEX_PRIVATE_FLAG);
+        wake_by(linux::FUTEX_PRIVATE_FLAG, word, count)
+    }
+
+    /// Wakes up to `count` threads of any process that sleep on a shared `word`; returns how many.
+    pub fn wake_shared(word: &AtomicU32, count: u32) -> u32 {
+        wake_by(0, word, count)
+    }
+
+    fn wake_by(scope: u32, word: &AtomicU32, count: u32) -> u32 {
+        let operation = u64::from(linux::FUTEX_WAKE | scope);
         // The kernel's count is signed.
         let count = u64::from(count.min(i32::MAX as u32));
         SystemCall::new(linux::__NR_futex, [word.as_ptr() as u64, operation, count, 0, 0])
@@ -57,14 +78,25 @@ mod model {
     struct Table {
         sleepers: std::vec::Vec<(usize, u32)>,
         next: u32,
+        /// Time limits are over.
+        expired: bool,
     }
 
     loom::lazy_static! {
-        static ref TABLE: Mutex<Table> = Mutex::new(Table { sleepers: std::vec::Vec::new(), next: 0 });
+        static ref TABLE: Mutex<Table> = Mutex::new(Table { sleepers: std::vec::Vec::new(), next: 0, expired: false });
         static ref WOKEN: Condvar = Condvar::new();
     }
 
     pub fn wait(word: &AtomicU32, expected: u32, _: Option<Nanoseconds>) -> Result<(), Errno> {
+        sleep(word, expected, false)
+    }
+
+    /// Sleeps as [`wait`] does, and ends with `ETIMEDOUT` once [`expire`] was called.
+    pub fn wait_shared(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
+        sleep(word, expected, timeout.is_some())
+    }
+
+    fn sleep(word: &AtomicU32, expected: u32, is_limited: bool) -> Result<(), Errno> {
         let mut table = TABLE.lock().unwrap();
         if word.load(Ordering::SeqCst) != expected {
             return Ok(());
@@ -73,9 +105,26 @@ mod model {
         table.next += 1;
         table.sleepers.push(ticket);
         while table.sleepers.contains(&ticket) {
+            if is_limited && table.expired {
+                table.sleepers.retain(|sleeper| *sleeper != ticket);
+                drop(table);
+                // A holder that is alive has to go on before the next attempt.
+                loom::thread::yield_now();
+                return Err(Errno::ETIMEDOUT);
+            }
             table = WOKEN.wait(table).unwrap();
         }
         Ok(())
+    }
+
+    /// Lets all time limits of sleeps on shared words be over, now and later.
+    pub fn expire() {
+        TABLE.lock().unwrap().expired = true;
+        WOKEN.notify_all();
+    }
+
+    pub fn wake_shared(word: &AtomicU32, count: u32) -> u32 {
+        wake(word, count)
     }
 
     pub fn wake(word: &AtomicU32, count: u32) -> u32 {

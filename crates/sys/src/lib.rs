@@ -47,6 +47,8 @@ pub mod pinned_memory;
 pub mod pinning;
 pub mod plain;
 pub mod process_maps;
+pub mod process_mutex;
+pub mod process_number;
 pub mod processor;
 pub mod program_threads;
 pub mod queue;

@@ -67,14 +67,15 @@ impl Mapping {
         })
     }
 
-    /// Copies the program's pages at `address` into this mapping. Then maps this mapping's pages at
-    /// `address`, in place of the program's.
-    pub fn replace(&mut self, address: UserAddress) -> Result<(), Errno> {
+    /// Copies `length` bytes of the program's pages at `address` to the start of this mapping. Then
+    /// maps this mapping's pages at `address`, in place of the program's.
+    pub fn replace(&mut self, address: UserAddress, length: usize) -> Result<(), Errno> {
+        assert!(length <= self.length && length.is_multiple_of(PAGE), "the pages are this mapping's first");
         // SAFETY: only this value has the pages as long as there is no duplicate, and `&mut self`
         // excludes other users.
-        let pages = unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) };
+        let pages = unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, length) };
         user_memory::copy_in(pages, address)?;
-        self.map_pages(self.length, Some(address.0 as usize)).map(drop)
+        self.map_pages(length, Some(address.0 as usize)).map(drop)
     }
 
     fn map_pages(&self, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {

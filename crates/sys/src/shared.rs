@@ -10,7 +10,7 @@
 pub use crate::plain::Plain;
 
 #[cfg(not(loom))]
-pub use machine::SharedMemory;
+pub use machine::{SharedMemory, View, Words};
 #[cfg(not(loom))]
 pub(crate) use machine::{copy_from, copy_to};
 #[cfg(loom)]
@@ -21,9 +21,11 @@ mod machine {
     use super::*;
     use crate::mapping::{Mapping, PAGE};
     use crate::pinning::PinCheck;
-    use crate::sync::{AtomicU16, AtomicU32};
+    use crate::sleep::SleepWord;
+    use crate::sync::{Arc, AtomicU16, AtomicU32};
     use crate::{Errno, UserAddress, user_memory};
     use core::mem::MaybeUninit;
+    use core::ops::Deref;
     use core::ptr::NonNull;
 
     /// Least length of a piece, in bytes, and its alignment: a cache line. So a word at a constant
@@ -86,11 +88,13 @@ mod machine {
         /// Replaces whole pages that the program lends for a ring (`IORING_SETUP_NO_MMAP`) by pages
         /// of usring, at the same addresses and with the same contents. So the ring outlives any
         /// change that the program makes to its own view of them. (The kernel pins the pages
-        /// instead.) Pages that cannot be replaced (huge pages) are used as they are.
-        pub fn in_place_of(address: UserAddress, length: usize) -> Result<Self, Errno> {
+        /// instead.) Behind them, usring's own mapping has room for `more` bytes. Pages that cannot be
+        /// replaced (huge pages) are used as they are, and there is no such room.
+        pub fn in_place_of(address: UserAddress, length: usize, more: usize) -> Result<Self, Errno> {
             let lent = Self::of_program(address, length)?;
-            let mut mapping = Mapping::shared(length)?;
-            if mapping.replace(address).is_err() {
+            let length = length.next_multiple_of(PAGE);
+            let mut mapping = Mapping::shared(length + more)?;
+            if mapping.replace(address, length).is_err() {
                 return Ok(lent);
             }
             Ok(Self::new(mapping))
@@ -182,6 +186,54 @@ mod machine {
             unsafe { user_memory::copy_from_raw(to, self.at(offset, length, 1), length) }
         }
     }
+
+    /// Words of usring's in shared memory, which this value keeps mapped.
+    #[derive(Debug)]
+    pub struct View<T> {
+        words: NonNull<T>,
+        _memory: Arc<SharedMemory>,
+    }
+
+    // SAFETY: a view gives `&T` and nothing else.
+    unsafe impl<T: Sync> Send for View<T> {}
+    // SAFETY: a view gives `&T` and nothing else.
+    unsafe impl<T: Sync> Sync for View<T> {}
+
+    impl<T: Words> View<T> {
+        /// Returns the words at `offset`. Panics if they do not lie in the memory.
+        pub fn of(memory: &Arc<SharedMemory>, offset: usize) -> View<T> {
+            let words = memory.part(offset, size_of::<T>(), align_of::<T>()).cast();
+            View { words, _memory: memory.clone() }
+        }
+    }
+
+    impl<T> Clone for View<T> {
+        fn clone(&self) -> View<T> {
+            View { words: self.words, _memory: self._memory.clone() }
+        }
+    }
+
+    impl<T> Deref for View<T> {
+        type Target = T;
+
+        #[inline(always)]
+        fn deref(&self) -> &T {
+            // SAFETY: 1. In range and aligned, and mapped as long as this value lives. 2. Any bytes
+            // are a `T`, which consists of atomics: see `Words`.
+            unsafe { self.words.as_ref() }
+        }
+    }
+
+    /// Types that consist of atomic words alone.
+    ///
+    /// # Safety
+    /// Any bytes must be a value of the type. Every access to it must be atomic.
+    pub unsafe trait Words: Sync {}
+
+    // SAFETY: an atomic word.
+    unsafe impl Words for AtomicU32 {}
+    // SAFETY: two atomic words.
+    unsafe impl Words for SleepWord {}
 
     /// Copies a value out of shared memory, each byte once.
     ///

@@ -8,7 +8,7 @@
 //!   announce(kind, needed)                 publish the work
 //!   (full barrier, inside announce)        (full barrier, inside wake_target)
 //!   look at the work                       wake_target(queued)
-//!     there is enough: do not sleep          Futex: futex::wake(word.futex(), u32::MAX)
+//!     there is enough: do not sleep          Futex: futex::wake_shared(word.futex(), u32::MAX)
 //!     else: sleep in the kernel              Epoll: write the leader's eventfd
 //!   retract(ticket)                          Nobody: no thread was asleep
 //!   look at the work again
@@ -48,6 +48,11 @@
 //! The futex word releases claimed futex sleepers: it is incremented after the claim and before the
 //! wake-up. A sleeper read it before its announcement. So by then the sleeper either is in the
 //! kernel's queue or finds another value.
+//!
+//! The word of a ring lies in memory that forked processes share. Only threads of the process that
+//! made the ring ever lead, and only until another process uses the ring: a waker in that process
+//! could not reach the leader's eventfd. A dead process leaves its announcements behind. They cause
+//! one needless wake-up.
 
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};
@@ -146,6 +151,7 @@ impl State {
 
 /// The sleep word of a ring; see the head of this file.
 #[derive(Debug)]
+#[repr(C)]
 pub struct SleepWord {
     state: AtomicU64,
     futex: AtomicU32,
@@ -290,12 +296,12 @@ impl SleepWord {
 
     /// Sleeps as a futex sleeper. For usring's own threads, which no signal interrupts.
     pub fn sleep(&self, ticket: &Ticket, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
-        futex::wait(&self.futex, ticket.futex, timeout)
+        futex::wait_shared(&self.futex, ticket.futex, timeout)
     }
 
     /// Wakes all futex sleepers that [`Wake::Futex`] has claimed.
     pub fn wake_futex(&self) {
-        futex::wake(&self.futex, u32::MAX);
+        futex::wake_shared(&self.futex, u32::MAX);
     }
 
     /// Applies a change and returns the previous state.

@@ -168,13 +168,14 @@ struct SleepCall {
     timed_out: fn(&Result<u64, Errno>) -> bool,
 }
 
-/// Sleeps while `word` holds `expected`, for `timeout` at most.
+/// Sleeps while `word` holds `expected`, for `timeout` at most. Several processes may share the
+/// word: [`crate::futex::wake_shared`] wakes the sleeper.
 ///
 /// Errors: `EAGAIN` if the word differs; `ETIMEDOUT` when the time is over; `EINTR` if a signal
 /// came (a handler of the program waits to run). May return `Ok` without a wake-up, so callers look
 /// at the word again.
 pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
-    let operation = u64::from(linux::FUTEX_WAIT | linux::FUTEX_PRIVATE_FLAG);
+    let operation = u64::from(linux::FUTEX_WAIT);
     sleep(timeout, |time| SleepCall {
         call: SystemCall::new(
             linux::__NR_futex,
@@ -237,6 +238,21 @@ pub fn epoll(
         signals::set_delivery_mask(mask);
     }
     answer.map(|count| count as usize)
+}
+
+/// Sleeps for `span` with `mask` in force, as in ppoll(2). A signal that interrupts the sleep is
+/// delivered under that mask. Errors: `EINTR` if a signal came.
+pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
+    let mask = mask & !ALWAYS_OPEN;
+    let mask_address = &raw const mask as u64;
+    let answer = sleep(Some(span), |time| SleepCall {
+        call: SystemCall::new(linux::__NR_ppoll, [0, 0, time.map_or(0, at), mask_address, 8]),
+        timed_out: |answer| *answer == Ok(0),
+    });
+    if answer == Err(Errno::EINTR) {
+        signals::set_delivery_mask(mask);
+    }
+    answer.map(drop)
 }
 
 /// Sleeps until a kernel AIO context holds completions, and takes none of them. Returns at once if

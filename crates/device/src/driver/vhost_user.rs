@@ -134,7 +134,7 @@ impl Driver for Handle {
         let number = file.number();
         let Ok(mut pages) = Mapping::of_file(file, length) else { return };
         let Ok(region) = self.0.supply.share(number, length as u64) else { return };
-        if pages.replace(address).is_err() {
+        if pages.replace(address, pages.length()).is_err() {
             return self.0.supply.unshare(region.slot);
         }
         self.0.shares.add(Share { start, length: length as u64, address: region.address, slot: region.slot });

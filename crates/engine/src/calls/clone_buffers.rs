@@ -5,8 +5,7 @@ use crate::host;
 use crate::registered::registered_buffers::{self, Part};
 use crate::ring::{Exit, Ring};
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
-use usring_sys::{Errno, UserAddress, descriptor, thread, user_memory};
+use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
 
 /// The source is named by the index of a registered ring.
@@ -31,8 +30,7 @@ impl Ring {
         let source = if flags & SOURCE_IS_INDEX != 0 { host::ring_at_index(source)? } else { ring_at(source as i32)? };
         if !Arc::ptr_eq(&source, self) {
             source.check_process()?;
-            let issuer = source.issuer.load(Ordering::Relaxed);
-            if source.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != 0 && issuer != thread::current().0 {
+            if source.is_other_issuer() {
                 return Err(Errno::EEXIST);
             }
         }

@@ -5,3 +5,4 @@ pub mod enter;
 pub mod events;
 mod register;
 pub mod setup;
+mod sharing;

@@ -40,11 +40,8 @@ impl Ring {
         }
         self.check_process()?;
         memory_reserve::check()?;
-        if self.has(abi::IORING_SETUP_SINGLE_ISSUER) {
-            let issuer = self.issuer.load(Ordering::Relaxed);
-            if issuer != 0 && issuer != thread::current().0 {
-                return Err(Errno::EEXIST);
-            }
+        if self.is_other_issuer() {
+            return Err(Errno::EEXIST);
         }
         if opcode == number(op::IORING_REGISTER_SYNC_CANCEL) {
             self.lock().registered.restrictions.check_register(opcode)?;
@@ -246,7 +243,7 @@ fn enable(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
         locked.ring.issuer.store(thread::current().0, Ordering::Relaxed);
     }
     locked.registered.restrictions.enforce();
-    locked.ring.enable();
+    locked.ring.control.enable();
     locked.ring.sq_thread.wake();
     Ok(0)
 }

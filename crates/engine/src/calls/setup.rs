@@ -132,12 +132,17 @@ impl Ring {
         memory.mapping().ok_or(Errno::ENOMEM)?.duplicate(length)
     }
 
-    /// Closes the ring with its last descriptor: requests in flight are cancelled, and nothing is
-    /// waited for. In a forked child the ring stays the parent's.
+    /// Closes the ring with its last descriptor in this process: requests in flight are cancelled,
+    /// and nothing is waited for. If other processes use the ring, the requests go on instead. A
+    /// value that belongs to an ancestor is left alone.
     pub fn close(self: &Arc<Self>) {
-        if self.is_inherited() {
-            return;
+        if !self.is_inherited() && !self.leave() {
+            self.end();
         }
+    }
+
+    /// Cancels the requests in flight, and releases what the ring has in this process.
+    pub(super) fn end(self: &Arc<Self>) {
         self.readiness.forget();
         sq_thread::part(self);
         ring_watcher::forget(self);
@@ -209,7 +214,7 @@ pub(super) fn new_ring(flags: u32, memory: Memory) -> Ring {
     Ring::from_parts(flags, memory, task_work, state)
 }
 
-fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
+pub(super) fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
     RingState {
         queues: Queues {
             taker,

@@ -50,12 +50,12 @@ impl Ring {
         // If the ring defers its work, no thread has watched its files until now. The driver that
         // leaves the ring here has them watched.
         match self.try_lock() {
-            Some(locked) => locked.release(Exit::Leave),
+            Ok(locked) => locked.release(Exit::Leave),
             // The holder of the lock watches the files when it leaves, unless it is already on its
             // way out. So the descriptor stays readable until a thread has looked (`drain`), which
             // then watches the files.
-            None if self.defers_task_work() => self.readiness.signal(),
-            None => {}
+            Err(_) if self.defers_task_work() => self.readiness.signal(),
+            Err(_) => {}
         }
     }
 }
@@ -78,7 +78,7 @@ pub(crate) fn drain_from(inside: &LockedRing) {
     for ring in signalled() {
         if Arc::ptr_eq(&ring, inside.ring) {
             drain(inside);
-        } else if let Some(locked) = ring.try_lock() {
+        } else if let Ok(locked) = ring.try_lock() {
             drain(&locked);
             locked.release(Exit::Leave);
         }

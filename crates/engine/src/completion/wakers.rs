@@ -7,14 +7,15 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::mutex::Mutex;
+use usring_sys::shared::View;
 use usring_sys::sleep::{SleepWord, Wake};
 use usring_sys::sleep_place::SleepPlace;
 use usring_sys::{Errno, eventfd};
 
 /// How sleepers of a ring are woken.
-#[derive(Default)]
 pub(crate) struct Wakers {
-    pub sleep: SleepWord,
+    /// The sleep word, which all processes of the ring share.
+    pub sleep: View<SleepWord>,
     /// The wake eventfd in the ring's epoll set. `None` until there is a set. Wakers read `number`,
     /// without the lock.
     descriptor: Mutex<Option<OwnedDescriptor>>,
@@ -25,6 +26,10 @@ pub(crate) struct Wakers {
 }
 
 impl Wakers {
+    pub fn new(sleep: View<SleepWord>) -> Wakers {
+        Wakers { sleep, descriptor: Mutex::default(), number: AtomicI32::new(0), completions: SleepPlace::default() }
+    }
+
     /// Makes a wake eventfd and puts it into the ring's new epoll set.
     pub fn join(&self, set: &Epoll) -> Result<(), Errno> {
         let descriptor = eventfd::create()?.into_private()?;

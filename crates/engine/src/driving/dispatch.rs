@@ -13,7 +13,7 @@ use usring_sys::epoll::Event;
 /// a thread leads, only that thread takes events from the set: one of them may be the event that
 /// wakes it. The leader is in the kernel, or on its way to this ring's lock.
 pub(crate) fn poll(locked: &mut LockedRing) {
-    if locked.ring.wakers.sleep.is_led() {
+    if locked.ring.is_led() {
         go_on(locked);
         return;
     }

@@ -30,7 +30,7 @@ pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
 #[inline(never)]
 fn take_events(locked: &mut LockedRing) {
     let mut events = [Event::default(); EVENTS];
-    while !locked.ring.wakers.sleep.is_led() {
+    while !locked.ring.is_led() {
         let Some(set) = locked.waiting.polls.set() else { return };
         let count = set.ready(&mut events).unwrap_or(0);
         fire_all(locked, &events[..count]);

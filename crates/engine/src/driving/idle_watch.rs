@@ -104,7 +104,7 @@ impl Watched {
         let visits = activity.visits.load(Ordering::Relaxed);
         self.unchanged = if visits == self.visits { self.unchanged + 1 } else { 0 };
         self.visits = visits;
-        let sleeps_inside = ring.wakers.sleep.is_led();
+        let sleeps_inside = ring.is_led();
         let limit = if sleeps_inside { QUIET } else { ABSENT };
         if self.unchanged < limit {
             return true;
@@ -119,8 +119,8 @@ impl Watched {
 }
 
 /// Returns whether idle watching takes the place of arming the ring. A driver that is about to
-/// leave calls this. `false` if the program may wait for a descriptor's signal, or requests are in
-/// flight on devices.
+/// leave calls this. `false` if the program may wait for a descriptor's signal, requests are in flight on
+/// devices, or other processes use the ring.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);
@@ -128,13 +128,14 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
     if !idle_watched && !activity.is_reliable() {
         return false;
     }
-    let fits = locked.devices.queues.in_flight() == 0
+    let fits = !ring.is_shared()
+        && locked.devices.queues.in_flight() == 0
         && locked.notify.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
     // A leader that sleeps in the ring does not know of a timer or a runnable request that was
     // added since, so the ring has to be armed.
-    if ring.wakers.sleep.is_led() {
+    if ring.is_led() {
         return false;
     }
     if fits && idle_watched {

@@ -22,6 +22,7 @@ use super::last_thread::LastThread;
 use crate::driving::idle_watch::{self, IdleWatch};
 use crate::driving::{reap, task_work};
 use crate::ring::{LockedRing, Ring};
+use crate::waiting::leaders;
 use crate::waiting::rights::groups;
 use crate::waiting::tasks::{Action, Mailbox, Service, tasks};
 use alloc::boxed::Box;
@@ -155,6 +156,7 @@ fn run_tasks(mailbox: &Mailbox) {
         groups().sweep();
     }
     mailbox.run();
+    leaders::wake_of_shared();
     if let Some(begun) = tasks().take_anchor_wish() {
         groups().anchor_common(begun);
     }
@@ -241,7 +243,7 @@ fn watch(locked: &mut LockedRing) {
     let ring = locked.ring.clone();
     let Some(set) = locked.waiting.polls.set() else { return };
     // A leader watches the set itself, and arms the entry when it leaves.
-    if ring.wakers.sleep.is_led() || ring.watch.armed.swap(true, Ordering::SeqCst) {
+    if ring.is_led() || ring.watch.armed.swap(true, Ordering::SeqCst) {
         return;
     }
     let armed = running().and_then(|watcher| watcher.arm(&ring, set.number()));

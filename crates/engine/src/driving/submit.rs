@@ -13,7 +13,11 @@ use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 /// Submits up to `wanted` entries and returns how many were taken. An entry that is refused gets
 /// its CQE and, without SUBMIT_ALL, ends the batch. Where memory is low, entries stay in the SQ.
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
-    if unusual::any() { submit_unusual(locked, wanted) } else { submit_batch::<false>(locked, wanted) }
+    if unusual::any() || locked.ring.is_shared() {
+        submit_unusual(locked, wanted)
+    } else {
+        submit_batch::<false, false>(locked, wanted)
+    }
 }
 
 #[cold]
@@ -23,20 +27,23 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
         return 0;
     }
     if !credentials::differ() {
-        return submit_batch::<false>(locked, wanted);
+        return submit_batch::<false, true>(locked, wanted);
     }
     // The calling thread differs from other threads, so the requests get its own group.
     {
         let outstanding = locked.queues.drain.outstanding();
         locked.waiting.rights.begin_submission(outstanding)
     };
-    let taken = submit_batch::<true>(locked, wanted);
+    let taken = submit_batch::<true, true>(locked, wanted);
     locked.waiting.rights.end_submission();
     taken
 }
 
+/// `BY_GROUP`: the requests get the group of the calling thread. `ONE_BY_ONE`: the SQ's head moves
+/// with each entry, before the entry is carried out. So if the process dies in between, no other
+/// process submits the entry once more.
 #[inline(always)]
-fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
+fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.queues.sq.pending().min(wanted);
     locked.devices.named.begin_submission();
     let submit_all = locked.ring.has(IORING_SETUP_SUBMIT_ALL);
@@ -50,6 +57,9 @@ fn submit_batch<const BY_GROUP: bool>(locked: &mut LockedRing, wanted: u32) -> u
             locked.queues.pool.give_back(request);
             break;
         };
+        if ONE_BY_ONE {
+            locked.queues.sq.commit();
+        }
         let row = opcode_table::row(request.sqe.opcode);
         request.begin(&row.properties);
         taken += 1;

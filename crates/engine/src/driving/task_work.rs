@@ -23,7 +23,10 @@ use crate::request::outcome::Answer;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::submission::opcode_table;
+use crate::waiting::tasks::tasks;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
+use usring_sys::process_mutex::HeldBy;
 use usring_sys::queue::{Rest, Urgency};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
@@ -90,8 +93,10 @@ impl Ring {
             // that brings the work.
             Notification::Resume | Notification::Signal => {
                 // A waiter beside an SQ thread that polls only looks at the CQ: waking it would not
-                // get the work done.
-                if self.is_polled_by_thread() || !self.wakers.wake_one(u32::MAX) {
+                // get the work done. Nor would a waiter of another process see the work. That one
+                // may have begun to wait only now, so the second look comes after the wake-up.
+                let is_for_this_thread = self.is_polled_by_thread() || self.is_shared();
+                if is_for_this_thread || !self.wakers.wake_one(u32::MAX) || self.is_shared() {
                     run(self);
                 }
             }
@@ -136,24 +141,38 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
     locked.ring.readiness.hear();
 }
 
-/// Runs waiting work, unless a thread drives the ring. That driver looks for work again after it
-/// has released the lock.
+/// Runs waiting work, unless a thread of this process drives the ring. That driver looks for work
+/// again after it has released the lock. A driver in another process does not, so the caller waits
+/// for it.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
-    run_unattended(ring, Exit::FinishedForOthers);
+    run_unattended(ring, Exit::FinishedForOthers, || Some(ring.lock()));
 }
 
 /// Runs waiting work as [`run_if_unattended`] does, for a caller that is inside another ring or has
-/// a deferred submit.
+/// a deferred submit. It may not wait for a driver in another process, which may wait for this one:
+/// the ring watcher does.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
-    run_unattended(ring, Exit::FinishedInside);
+    run_unattended(ring, Exit::FinishedInside, || {
+        let ring = ring.clone();
+        tasks().run(Box::new(move || run_if_unattended(&ring)));
+        None
+    });
 }
 
+/// Runs waiting work. `wait` gets the lock from a driver in another process, or leaves the work.
 #[inline(always)]
-fn run_unattended(ring: &Arc<Ring>, exit: Exit) {
+fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     while ring.has_work_left() {
-        let Some(mut locked) = ring.try_lock() else { return };
+        let mut locked = match ring.try_lock() {
+            Ok(locked) => locked,
+            Err(HeldBy::ThisProcess) => return,
+            Err(HeldBy::OtherProcess) => match wait() {
+                Some(locked) => locked,
+                None => return,
+            },
+        };
         if ring.watch.take_call() {
             run_all(&mut locked);
         } else {

@@ -46,10 +46,15 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut pace = Pace::default();
     // The count of ended timeouts when this call began to wait. `None`: not read yet.
     let mut ended = None;
+    // On a shared ring, the head of the CQ when this call began to wait. `None`: not read yet.
+    let mut consumed = None;
     loop {
         let mut locked = ring.lock();
         if locked.retired {
             return Err(Errno::EINVAL);
+        }
+        if ring.is_shared() {
+            consumed.get_or_insert(locked.queues.cq.consumed());
         }
         bring_what_is_there(&mut locked, call.completions);
         // A waiter that goes on to sleep gets ready files from the epoll set without a poll of its
@@ -66,7 +71,11 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             deferred_submit::leave_pending(&mut locked);
         }
         locked.flush_overflow();
-        let ready = locked.queues.cq.ready();
+        let ready = match consumed {
+            // Another process may have taken a CQE that came meanwhile; it counts all the same.
+            Some(consumed) => locked.queues.cq.published_since(consumed),
+            None => locked.queues.cq.ready(),
+        };
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
         let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
         if ready >= call.completions || timed_out || is_to_poll {
@@ -285,7 +294,8 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         locked.release(Exit::Leave);
         return Err(error);
     }
-    let leads = locked.waiting.polls.set().is_some() && ring.wakers.sleep.lead();
+    let leads = locked.waiting.polls.set().is_some() && lead(&ring);
+    let is_shared = ring.is_shared();
     let set = locked.waiting.polls.set().map_or(-1, |set| set.number());
     if leads {
         ring_watcher::stand_down(&locked);
@@ -298,11 +308,29 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         Some((waiter, most)) => sleep_for_completions(locked, (&waiter, needed.min(most)), needed, span),
         None => {
             let ticket = ring.wakers.sleep.announce(kind, needed);
-            locked.release(Exit::Pause);
+            // On a shared ring the ring watcher watches the files meanwhile.
+            locked.release(if is_shared { Exit::Finished } else { Exit::Pause });
             sleep_announced(&ring, ticket, leads.then_some(set), call.mask, span)
         }
     }
 }
+
+/// Tries to become the ring's leader. No thread leads a ring that other processes use.
+fn lead(ring: &Ring) -> bool {
+    if ring.is_shared() || !ring.wakers.sleep.lead() {
+        return false;
+    }
+    // A process that begins to use the ring marks it, then looks for a leader to wake.
+    let stays = !ring.is_shared();
+    if !stays && ring.wakers.sleep.resign() == Wake::Futex {
+        ring.wakers.sleep.wake_futex();
+    }
+    stays
+}
+
+/// Longest single sleep of a waiter of a shared ring with a signal mask. A futex has no mask, so
+/// such a waiter sleeps by time and looks at the CQ in between.
+const MASKED: Nanoseconds = 1_000_000;
 
 /// Sleeps on the epoll set if the thread leads, else on the sleep word.
 fn sleep_announced(
@@ -316,6 +344,9 @@ fn sleep_announced(
     let outcome = match set {
         _ if !ring.task_work.is_empty() => Ok(0),
         Some(set) => wait::epoll(set, &mut events, span, mask),
+        None if let Some(mask) = mask.filter(|_| ring.is_shared()) => {
+            wait::under_mask(span.map_or(MASKED, |span| span.min(MASKED)), mask).map(|()| 0)
+        }
         None => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0),
     };
     let _ = ring.wakers.sleep.retract(ticket);

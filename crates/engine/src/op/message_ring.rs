@@ -156,7 +156,7 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
 ///
 /// Error: `EBADF` if the ring is closed.
 fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
-    let Some(mut other) = target.try_lock() else { return Ok(false) };
+    let Ok(mut other) = target.try_lock() else { return Ok(false) };
     if other.closed {
         return Err(Errno::EBADF);
     }
@@ -194,7 +194,7 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     }
     check_open(&target)?;
     let file = locked.registered.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
-    if let Some(mut other) = target.try_lock() {
+    if let Ok(mut other) = target.try_lock() {
         // The file is delivered even if the ring defers task work, as on the kernel. Completions
         // that wait for its owner go on waiting.
         let received =

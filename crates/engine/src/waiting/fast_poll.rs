@@ -29,7 +29,7 @@ use crate::request::operation::Operation;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::waiting::poll_table::{Place, TIMER_DATA};
-use crate::waiting::workers;
+use crate::waiting::{leaders, workers};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Epoll};
@@ -114,7 +114,7 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
     // If the registration reports what is there, and another thread sleeps on the set, that thread
     // gets the event.
-    let is_left_to_sleeper = !place.has_reported && locked.ring.wakers.sleep.is_led();
+    let is_left_to_sleeper = !place.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {
         request.ready_for = epoll::poll_now(request.file.number, interest.events).unwrap_or(0);
@@ -152,6 +152,7 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     let set = Epoll::new()?;
     locked.ring.wakers.join(&set)?;
     locked.waiting.polls.put_set(set);
+    leaders::enlist(locked.ring);
     Ok(())
 }
 

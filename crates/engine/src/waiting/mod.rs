@@ -11,7 +11,8 @@
 //! Estimates that decide how a thread waits: `watcher_entry` (how active a ring's program is),
 //! `cq_estimate`, `expected`, `lone_wait`.
 //!
-//! `tasks` has the ring watcher start threads. `watchdog` gets a driver out of a call that should
+//! `leaders` ends the lead of waiters whose ring another process begins to use. `tasks` has the ring
+//! watcher start threads. `watchdog` gets a driver out of a call that should
 //! not have slept (`stuck_calls`). `cancel` ends a wait. The threads that bring requests back are
 //! in `driving`.
 
@@ -20,6 +21,7 @@ pub(crate) mod cq_estimate;
 pub(crate) mod device_queues;
 pub(crate) mod expected;
 pub(crate) mod fast_poll;
+pub(crate) mod leaders;
 pub(crate) mod lone_wait;
 mod poll_slot;
 pub(crate) mod poll_table;

@@ -156,6 +156,8 @@ impl Tasks {
             (service.undo)();
             return Err(error);
         }
+        // A child that begins to use a ring of this process wakes the ring watcher.
+        descriptor::keep_in_children(fresh.number());
         *mailbox = Some(fresh.clone());
         Ok(fresh)
     }
@@ -236,6 +238,11 @@ impl Tasks {
             eventfd::signal(number - 1);
         }
         number > 0
+    }
+
+    /// Returns the number of the ring watcher's wake eventfd; −1 if there is no ring watcher.
+    pub fn wake_number(&self) -> i32 {
+        self.wake_event.load(Ordering::Acquire) - 1
     }
 
     /// Wakes the ring watcher; starts it if there is none.

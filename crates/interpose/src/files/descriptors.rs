@@ -5,6 +5,10 @@
 //! no locked instruction ([`usring_sys::hazard`]); a change takes the lock `descriptors`.
 //!
 //! A ring is closed when its last number is gone and no thread is inside any more, like a file.
+//!
+//! A forked child inherits the table with its parent's entries, and marks them ([`disown`]). A ring
+//! that the child does not use costs it nothing else. The first call on such a ring makes the
+//! child's own [`File`] ([`adopt`]).
 
 use crate::files::devices;
 use crate::files::numbers::{NUMBERS, duplicate_reserved, end_inside, eventfd_id};
@@ -18,10 +22,11 @@ use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, hazard};
 
-/// Entry that stands for a ring of the parent process, which is unusable here.
+/// Mark of an entry that is the parent's: the address of its `File`, in the child's copy of memory.
+/// No thread of the child owns or frees that copy.
 const INHERITED: usize = 1;
 
-/// Each entry is 0, an `Arc<File>` from `into_raw`, or `INHERITED`.
+/// Each entry is 0, an `Arc<File>` from `into_raw`, or a parent's with the mark `INHERITED`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
 /// One more than the highest number that was ever a ring.
@@ -31,7 +36,7 @@ static END: AtomicI32 = AtomicI32::new(0);
 /// libc's symbols check every number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
-/// Number of rings that no call was seen to poll yet.
+/// Number of rings that no call was seen to poll yet, and of inherited entries.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// The open file, in the kernel's terms: a ring, shared by its descriptors and registrations.
@@ -48,7 +53,7 @@ pub struct File {
 /// The file behind a number.
 pub enum Found<T> {
     Ring(T),
-    /// A ring of the parent process.
+    /// A ring of the parent process that cannot be used here.
     Inherited,
     Other,
 }
@@ -144,10 +149,12 @@ pub fn find(number: i32) -> Found<Using> {
     let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire)) else {
         return find_with_lock(number, entry);
     };
-    match object {
-        0 => return Found::Other,
-        INHERITED => return Found::Inherited,
-        _ => {}
+    if object == 0 {
+        return Found::Other;
+    }
+    if object & INHERITED != 0 {
+        drop(held);
+        return find_with_lock(number, entry);
     }
     // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does not drop
     // it while `held` lives.
@@ -155,7 +162,8 @@ pub fn find(number: i32) -> Found<Using> {
     checked(Using { file, held }, number)
 }
 
-/// Returns the ring's file behind `number`, for a thread without a hazard pointer.
+/// Returns the ring's file behind `number`, for a thread without a hazard pointer or an entry that
+/// is the parent's.
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
@@ -174,10 +182,32 @@ fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     let _removers_wait = process::current().descriptors.lock();
     match entry.load(Ordering::Acquire) {
         0 => Found::Other,
-        INHERITED => Found::Inherited,
+        object if object & INHERITED != 0 => adopt(object).map_or(Found::Inherited, Found::Ring),
         // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
         object => Found::Ring(Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
     }
+}
+
+/// Makes this process's own file of an inherited ring, and enters it under all numbers of the ring.
+/// The caller holds the lock `descriptors`.
+#[cold]
+fn adopt(object: usize) -> Result<Arc<File>, Errno> {
+    // SAFETY: 1. The parent's entry came from `Arc::into_raw`. 2. This process has a copy of the
+    // file as it was at the fork, which nothing frees. 3. Only parts that never change are read.
+    let inherited = ManuallyDrop::new(unsafe { Arc::from_raw((object & !INHERITED) as *const File) });
+    let file = File::new(Ring::adopt(&inherited.ring)?);
+    hazard::prepare();
+    for number in known_between(0, u32::MAX) {
+        let entry = &TABLE[number as usize];
+        if entry.load(Ordering::Relaxed) == object {
+            if number < RESERVED_BASE {
+                file.identify(number);
+            }
+            UNWATCHED.fetch_sub(1, Ordering::Relaxed);
+            entry.store(Arc::into_raw(file.clone()) as usize, Ordering::Release);
+        }
+    }
+    Ok(file)
 }
 
 /// Checks a number below the reserved range: the program may have closed it unseen and opened
@@ -217,12 +247,14 @@ impl Drop for Inside {
 /// Runs `work` on the ring's file behind `number`, inside the engine.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
+    // The mark is only ever taken off an entry, so a look in advance is enough.
+    let is_inherited = entry.load(Ordering::Acquire) & INHERITED != 0;
     if number >= RESERVED_BASE
+        && !is_inherited
         && let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire))
     {
         let found = match object {
             0 => Found::Other,
-            INHERITED => Found::Inherited,
             // SAFETY: it came from `Arc::into_raw`, and is not dropped while `held` lives.
             _ => Found::Ring(work(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
         };
@@ -291,14 +323,17 @@ pub fn remove(number: i32) -> Option<Arc<File>> {
     let object = {
         let _one_at_a_time = process::current().descriptors.lock();
         let object = entry.swap(0, Ordering::AcqRel);
-        if object <= INHERITED {
+        if object != 0 && number < RESERVED_BASE {
+            LOW_ALIASES.fetch_sub(1, Ordering::Relaxed);
+        }
+        if object & INHERITED != 0 {
+            UNWATCHED.fetch_sub(1, Ordering::Relaxed);
+        }
+        if object == 0 || object & INHERITED != 0 {
             return None;
         }
         object
     };
-    if number < RESERVED_BASE {
-        LOW_ALIASES.fetch_sub(1, Ordering::Relaxed);
-    }
     // SAFETY: it came from `Arc::into_raw`, and this function now owns the table's reference, to be
     // dropped once.
     unsafe {
@@ -323,13 +358,14 @@ pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     (first..end).map(|number| number as i32).filter(|number| is_known(*number))
 }
 
-/// Marks all rings as the parent's, in a forked child. Their memory is left alone.
+/// Marks all entries as the parent's, in a forked child. Their memory is left alone.
 pub fn disown() {
+    let mut inherited = 0;
     for number in known_between(0, u32::MAX) {
-        TABLE[number as usize].store(INHERITED, Ordering::Relaxed);
+        TABLE[number as usize].fetch_or(INHERITED, Ordering::Relaxed);
+        inherited += 1;
     }
-    LOW_ALIASES.store(0, Ordering::Relaxed);
-    UNWATCHED.store(0, Ordering::Relaxed);
+    UNWATCHED.store(inherited, Ordering::Relaxed);
 }
 
 /// Makes a descriptor for a ring, in the reserved range, closed on exec. It is readable until it is

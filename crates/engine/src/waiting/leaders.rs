@@ -1,0 +1,28 @@
+//! The rings of this process whose waiters may be led: those with an epoll set. When another
+//! process begins to use such a ring, its leader has to become an ordinary sleeper
+//! ([`Ring::is_shared`]). That process signals the wake eventfd of the ring watcher here.
+
+use crate::ring::Ring;
+use alloc::sync::{Arc, Weak};
+use alloc::vec::Vec;
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+
+static RINGS: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
+
+/// Adds a ring that has just got its epoll set.
+pub(super) fn enlist(ring: &Arc<Ring>) {
+    let mut rings = RINGS.get_or_make(Mutex::default).lock();
+    if rings.len() == rings.capacity() {
+        rings.retain(|ring| ring.strong_count() > 0);
+    }
+    rings.push(Arc::downgrade(ring));
+}
+
+/// Wakes the leaders of rings that other processes use. Called by the ring watcher.
+pub(crate) fn wake_of_shared() {
+    let Some(rings) = RINGS.get() else { return };
+    let is_concerned = |ring: &Arc<Ring>| ring.is_shared() && ring.is_led();
+    let concerned: Vec<_> = rings.lock().iter().filter_map(Weak::upgrade).filter(is_concerned).collect();
+    concerned.iter().for_each(|ring| ring.wakers.call_watcher());
+}

@@ -1,0 +1,207 @@
+//! The mutex of a ring (the kernel's `uring_lock`). Its word lies in memory that forked processes
+//! share, so one thread of all these processes holds it. Each process has a value of its own behind
+//! it.
+//!
+//! The word:
+//!
+//! | bits | content |
+//! |---|---|
+//! | 0–28 | number of the process that holds the lock, or held it last ([`crate::process_number`]) |
+//! | 30 | `HELD` |
+//! | 31 | `CONTENDED`: a thread may sleep on the word |
+//!
+//! - **Handing over between processes.** A process that was also the last holder takes the lock by
+//!   one compare-and-swap. Otherwise the lock calls `catch_up`, which brings the value up to date
+//!   with what other processes have done.
+//! - **A dead holder.** A thread sleeps on the word for [`PATIENCE`] at most. If the holder is a
+//!   process that is dead by then, the thread takes the lock from it.
+//! - **Hand-over of work within a process**, as in [`crate::mutex`]: a thread publishes work
+//!   without the lock, then tries the lock. If another thread of its process holds the lock, that
+//!   holder looks at the work after it has unlocked ([`Edge::HandOver`]). A holder in another
+//!   process does not see the work: [`HeldBy::OtherProcess`].
+
+use crate::clock::Nanoseconds;
+use crate::ordering::{Edge, Side};
+use crate::sync::{AtomicU32, MutPtr, Ordering, UnsafeCell, relax};
+use crate::{Errno, futex};
+use core::mem::ManuallyDrop;
+use core::ops::{Deref, DerefMut};
+
+const HELD: u32 = 1 << 30;
+const CONTENDED: u32 = 1 << 31;
+const NUMBER: u32 = (1 << 29) - 1;
+
+/// Attempts before the thread sleeps in the kernel: about the time that the sleep and its wake-up
+/// would cost.
+const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
+
+/// Longest sleep on the word, after which the thread looks whether the holder is alive.
+const PATIENCE: Nanoseconds = 5_000_000;
+
+/// How a process is asked for by its number: is it alive?
+pub type IsAlive = fn(u32) -> bool;
+
+/// The mutex. `W` leads to its word in shared memory.
+pub struct ProcessMutex<T, W> {
+    word: W,
+    /// This process's number: the word's value while the lock is free and this process held it
+    /// last.
+    own: u32,
+    is_alive: IsAlive,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: only the lock's holder reaches the value, one thread at a time.
+unsafe impl<T: Send, W: Send> Send for ProcessMutex<T, W> {}
+// SAFETY: only the lock's holder reaches the value, one thread at a time.
+unsafe impl<T: Send, W: Sync> Sync for ProcessMutex<T, W> {}
+
+/// The holder of a lock that could not be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldBy {
+    /// A thread of this process. It looks for work after it has unlocked.
+    ThisProcess,
+    /// A thread of another process.
+    OtherProcess,
+}
+
+impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
+    /// Makes the mutex of a word that no other process knows yet.
+    pub fn new(word: W, own: u32, is_alive: IsAlive, value: T) -> Self {
+        word.store(own, Ordering::Relaxed);
+        Self::join(word, own, is_alive, value)
+    }
+
+    /// Makes this process's mutex of a word that other processes use.
+    pub fn join(word: W, own: u32, is_alive: IsAlive, value: T) -> Self {
+        debug_assert!(own & !NUMBER == 0, "the number of a process has 29 bits");
+        ProcessMutex { word, own, is_alive, value: UnsafeCell::new(value) }
+    }
+
+    /// Returns the number of this process, by which the mutex knows it.
+    pub fn own(&self) -> u32 {
+        self.own
+    }
+
+    /// Waits for the lock. Calls `catch_up` if another process has held it since.
+    #[inline(always)]
+    pub fn lock(&self, catch_up: impl FnOnce(&mut T)) -> Guard<'_, T, W> {
+        let taken = self.word.compare_exchange(self.own, self.own | HELD, Edge::Lock.acquire(), Ordering::Relaxed);
+        if taken.is_err() {
+            let previous = self.lock_slowly();
+            return self.guard_after(previous, catch_up);
+        }
+        self.guard()
+    }
+
+    /// Takes the lock if it is free. A full barrier comes before the read of the lock's word. So a
+    /// holder that looks after unlocking sees what this thread stored earlier.
+    #[inline]
+    pub fn try_lock(&self, catch_up: impl FnOnce(&mut T)) -> Result<Guard<'_, T, W>, HeldBy> {
+        Edge::HandOver.barrier_beside_rmw(Side::Waker);
+        let mut free = self.own;
+        loop {
+            match self.word.compare_exchange(free, self.own | HELD, Edge::Lock.acquire(), Ordering::Relaxed) {
+                Ok(previous) => return Ok(self.guard_after(previous, catch_up)),
+                Err(now) if now & HELD == 0 => free = now,
+                Err(now) if now & NUMBER == self.own => return Err(HeldBy::ThisProcess),
+                Err(_) => return Err(HeldBy::OtherProcess),
+            }
+        }
+    }
+
+    fn guard(&self) -> Guard<'_, T, W> {
+        Guard { value: ManuallyDrop::new(self.value.get_mut()), mutex: self }
+    }
+
+    #[inline(always)]
+    fn guard_after(&self, previous: u32, catch_up: impl FnOnce(&mut T)) -> Guard<'_, T, W> {
+        let mut guard = self.guard();
+        if previous & NUMBER != self.own {
+            catch_up(&mut guard);
+        }
+        guard
+    }
+
+    /// Waits for the lock, and takes it. Returns the word as the last holder left it.
+    #[cold]
+    #[inline(never)]
+    fn lock_slowly(&self) -> u32 {
+        let mut spins = SPINS;
+        // A thread that has slept cannot know whether others sleep, so it takes the lock as a
+        // contended one.
+        let mut slept = 0;
+        loop {
+            let word = self.word.load(Ordering::Relaxed);
+            if word & HELD == 0 {
+                if self.take(word, slept) {
+                    return word;
+                }
+            } else if spins > 0 {
+                spins -= 1;
+                relax();
+            } else if word & CONTENDED != 0 || self.change(word, word | CONTENDED) {
+                slept = CONTENDED;
+                let outcome = futex::wait_shared(&self.word, word | CONTENDED, Some(PATIENCE));
+                let is_over = outcome == Err(Errno::ETIMEDOUT) && word & NUMBER != self.own;
+                if is_over && !(self.is_alive)(word & NUMBER) && self.take(word | CONTENDED, CONTENDED) {
+                    return word;
+                }
+            }
+        }
+    }
+
+    fn take(&self, from: u32, contended: u32) -> bool {
+        let to = self.own | HELD | contended;
+        self.word.compare_exchange(from, to, Edge::Lock.acquire(), Ordering::Relaxed).is_ok()
+    }
+
+    fn change(&self, from: u32, to: u32) -> bool {
+        self.word.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// The held lock. Dropping it unlocks and is a full barrier. The head of this file says what the
+/// holder has to do next.
+#[must_use = "the lock is released when the guard is dropped"]
+pub struct Guard<'a, T, W: Deref<Target = AtomicU32>> {
+    value: ManuallyDrop<MutPtr<T>>,
+    mutex: &'a ProcessMutex<T, W>,
+}
+
+// SAFETY: any thread of the process may unlock, and the value may be sent if the mutex may.
+unsafe impl<T: Send, W: Deref<Target = AtomicU32> + Sync> Send for Guard<'_, T, W> {}
+// SAFETY: `&Guard` gives `&T` and nothing else.
+unsafe impl<T: Sync, W: Deref<Target = AtomicU32> + Sync> Sync for Guard<'_, T, W> {}
+
+impl<T, W: Deref<Target = AtomicU32>> Deref for Guard<'_, T, W> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread holds the lock for as long as the guard lives.
+        unsafe { (*self.value).deref() }
+    }
+}
+
+impl<T, W: Deref<Target = AtomicU32>> DerefMut for Guard<'_, T, W> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: this thread holds the lock, and `&mut self` makes this the only reference.
+        unsafe { (*self.value).deref() }
+    }
+}
+
+impl<T, W: Deref<Target = AtomicU32>> Drop for Guard<'_, T, W> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: dropped here once and not used again. It must be dropped before the unlock:
+        // otherwise a model would report the next holder's access as a conflict.
+        unsafe { ManuallyDrop::drop(&mut self.value) };
+        let mutex = self.mutex;
+        if mutex.word.swap(mutex.own, Edge::Lock.release()) & CONTENDED != 0 {
+            futex::wake_shared(&mutex.word, 1);
+        }
+        Edge::HandOver.barrier_beside_rmw(Side::Sleeper);
+    }
+}

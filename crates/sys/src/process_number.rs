@@ -1,0 +1,96 @@
+//! Numbers of processes that share memory by fork(2), and whether such a process is alive.
+//!
+//! A process id cannot serve: the kernel gives it to another process later, and a process has one
+//! in each PID namespace.
+//!
+//! - The first process that needs a number makes the **register**: a memory file that holds the
+//!   last number. Its descendants inherit the file and its mapping.
+//! - No number is used twice.
+//! - A process locks the byte of the register at its own number by a POSIX record lock (fcntl(2)).
+//!   The kernel releases the lock when the process ends or executes another program. A child does
+//!   not inherit it. So a process is alive while its byte is locked.
+//!
+//! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares the
+//! locks, too. It counts as alive until its parent ends.
+
+use crate::descriptor::{self, OwnedDescriptor};
+use crate::mapping;
+use crate::mutex::Mutex;
+use crate::per_process::PerProcess;
+use crate::{Errno, SystemCall};
+use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use linux_raw_sys::general as linux;
+
+/// Number of a process that shares nothing, because it has no register.
+pub const ALONE: u32 = 1;
+/// The largest number.
+pub const MOST: u32 = (1 << 29) - 1;
+
+/// Descriptor of the register, plus 1; 0 before it is made. Children inherit the value.
+static REGISTER: AtomicI32 = AtomicI32::new(0);
+/// The last number that a process has taken, in the register. Null before the register is made.
+static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
+/// This process's number.
+static OWN: PerProcess<u32> = PerProcess::new();
+/// Held while the register is made.
+static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
+
+/// Returns this process's number. The first call takes the number, and makes the register if no
+/// ancestor has made it.
+///
+/// Errors: those of memfd_create(2), mmap(2) and fcntl(2); `EAGAIN` if no number is left.
+pub fn own() -> Result<u32, Errno> {
+    if let Some(number) = OWN.get() {
+        return Ok(*number);
+    }
+    let _one_at_a_time = MAKING.get_or_make(|| Mutex::new(())).lock();
+    if let Some(number) = OWN.get() {
+        return Ok(*number);
+    }
+    let (file, last) = register()?;
+    let number = last.fetch_add(1, Ordering::Relaxed) + 1;
+    if number > u64::from(MOST) {
+        return Err(Errno::EAGAIN);
+    }
+    record_lock(file, linux::F_SETLK, number as u32)?;
+    Ok(*OWN.get_or_make(|| number as u32))
+}
+
+/// Returns the register's descriptor and word; makes the register if there is none. The caller
+/// holds `MAKING`.
+fn register() -> Result<(i32, &'static AtomicU64), Errno> {
+    let made = REGISTER.load(Ordering::Acquire);
+    // SAFETY: the word lies on a page that is never unmapped, and every process reaches it as an
+    // atomic.
+    if let Some(last) = unsafe { LAST.load(Ordering::Acquire).as_ref() }
+        && made != 0
+    {
+        return Ok((made - 1, last));
+    }
+    let file: OwnedDescriptor = mapping::memory_file(c"usring-processes", mapping::PAGE as u64)?;
+    let last = &mapping::shared_words(&file)?[0];
+    last.store(u64::from(ALONE), Ordering::Relaxed);
+    descriptor::keep_in_children(file.number());
+    LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
+    let number = file.into_raw();
+    REGISTER.store(number + 1, Ordering::Release);
+    Ok((number, last))
+}
+
+/// Returns whether the process with this number is alive. The calling process must have a number;
+/// its own must not be asked for.
+pub fn is_alive(number: u32) -> bool {
+    let register = REGISTER.load(Ordering::Acquire) - 1;
+    // Without an answer the process counts as alive: its lock may not be taken from it.
+    record_lock(register, linux::F_GETLK, number) != Ok(linux::F_UNLCK)
+}
+
+/// Runs a command of fcntl(2) on the lock of byte `number`. Returns the kind of lock that the
+/// kernel reports.
+fn record_lock(register: i32, command: u32, number: u32) -> Result<u32, Errno> {
+    let mut lock =
+        linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: i64::from(number), l_len: 1, l_pid: 0 };
+    let arguments = [register as u64, u64::from(command), &raw mut lock as u64, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, arguments).run()?;
+    Ok(u32::from(lock.l_type as u16))
+}

@@ -1,0 +1,238 @@
+//! Models of the mutex that processes share, with each process as a thread: one holder at a time, a
+//! holder that dies, and the hand-over of work between two threads of a process while another
+//! process competes for the lock.
+#![cfg(loom)]
+
+use loom::thread;
+use usring_sys::futex;
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::process_mutex::{HeldBy, ProcessMutex};
+use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
+use usring_sys::shared::SharedMemory;
+use usring_sys::sync::{Arc, AtomicU32, Ordering};
+
+/// The numbers of two processes.
+const FIRST: u32 = 2;
+const SECOND: u32 = 3;
+
+loom::lazy_static! {
+    /// The number of the process that has died; 0: none has.
+    static ref DEAD: AtomicU32 = AtomicU32::new(0);
+}
+
+fn is_alive(number: u32) -> bool {
+    DEAD.load(Ordering::SeqCst) != number
+}
+
+/// A ring's memory: the word of its lock, and a count that only the lock's holder may touch.
+#[derive(Clone)]
+struct Memory {
+    word: Arc<AtomicU32>,
+    count: Arc<SharedMemory>,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        Memory { word: Arc::new(AtomicU32::new(0)), count: Arc::new(SharedMemory::model(64)) }
+    }
+
+    fn add(&self) {
+        self.count.write(0, self.count.read::<u64>(0) + 1);
+    }
+}
+
+/// A process's value behind the lock: whether it has caught up with the other process.
+type Lock = ProcessMutex<u32, Arc<AtomicU32>>;
+
+fn first(memory: &Memory) -> Lock {
+    ProcessMutex::new(memory.word.clone(), FIRST, is_alive, 0)
+}
+
+fn second(memory: &Memory) -> Lock {
+    ProcessMutex::join(memory.word.clone(), SECOND, is_alive, 0)
+}
+
+fn two_processes_count() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let lock = first(&memory);
+        let other = {
+            let (memory, lock) = (memory.clone(), second(&memory));
+            thread::spawn(move || {
+                let guard = lock.lock(|caught_up| *caught_up += 1);
+                memory.add();
+                assert_eq!(*guard, 1, "the process follows another holder");
+            })
+        };
+        {
+            let _guard = lock.lock(|caught_up| *caught_up += 1);
+            memory.add();
+        }
+        other.join().unwrap();
+        let guard = lock.lock(|caught_up| *caught_up += 1);
+        assert_eq!(memory.count.read::<u64>(0), 2);
+        assert!(*guard == 1 || *guard == 2, "the other process was the last holder at least once");
+    });
+}
+
+#[test]
+fn processes_exclude_each_other_and_catch_up() {
+    two_processes_count();
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn an_unlock_without_release_shows_another_process_partial_writes() {
+    weaken(Edge::Lock, Side::Release, two_processes_count);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_lock_without_acquire_shows_partial_writes_of_another_process() {
+    weaken(Edge::Lock, Side::Acquire, two_processes_count);
+}
+
+/// The second process dies with the lock. The first one waits for it, or comes later.
+#[test]
+fn the_lock_of_a_dead_process_is_taken() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let lock = first(&memory);
+        let other = {
+            let (memory, lock) = (memory.clone(), second(&memory));
+            thread::spawn(move || {
+                std::mem::forget(lock.lock(|_| {}));
+                memory.add();
+                DEAD.store(SECOND, Ordering::SeqCst);
+                futex::expire();
+            })
+        };
+        drop(lock.lock(|_| {}));
+        other.join().unwrap();
+        let guard = lock.lock(|caught_up| *caught_up += 1);
+        assert_eq!(memory.count.read::<u64>(0), 1);
+        drop(guard);
+        drop(lock.lock(|_| {}));
+    });
+}
+
+/// Two threads wait for the lock, and the process of one dies: between its wake-up and its use of
+/// the lock, or with the lock. The other waiter gets the lock all the same.
+#[test]
+fn a_waiter_that_dies_takes_no_wake_up_along() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let memory = Memory::new();
+        let lock = Arc::new(first(&memory));
+        let waiter = {
+            let lock = lock.clone();
+            thread::spawn(move || drop(lock.lock(|_| {})))
+        };
+        let dying = {
+            let lock = second(&memory);
+            thread::spawn(move || {
+                std::mem::forget(lock.lock(|_| {}));
+                DEAD.store(SECOND, Ordering::SeqCst);
+                futex::expire();
+            })
+        };
+        drop(lock.lock(|_| {}));
+        waiter.join().unwrap();
+        dying.join().unwrap();
+    });
+}
+
+/// A ring of the first process, reduced to its lock and its task work.
+struct Ring {
+    state: ProcessMutex<State, Arc<AtomicU32>>,
+    work: Queue<()>,
+}
+
+struct State {
+    taker: Taker<()>,
+    done: u32,
+}
+
+impl Ring {
+    fn new(memory: &Memory) -> Arc<Ring> {
+        let (work, taker) = queue();
+        let state = ProcessMutex::new(memory.word.clone(), FIRST, is_alive, State { taker, done: 0 });
+        Arc::new(Ring { state, work })
+    }
+
+    /// Acts as a holder, as the engine's drivers do: looks again after each unlock, and waits only
+    /// for a holder in another process.
+    fn run(&self) {
+        while !self.work.is_empty() {
+            let mut state = match self.state.try_lock(|_| {}) {
+                Ok(state) => state,
+                Err(HeldBy::ThisProcess) => return,
+                Err(HeldBy::OtherProcess) => self.state.lock(|_| {}),
+            };
+            state.taker.begin();
+            while state.taker.take().is_some() {
+                state.done += 1;
+            }
+        }
+    }
+
+    fn bring(&self) {
+        let _ = self.work.push(Entry::new(()), Urgency::Urgent);
+        self.run();
+    }
+
+    /// Drives the ring once for something else, and looks for work behind the unlock.
+    fn drive(&self) {
+        drop(self.state.lock(|_| {}));
+        self.run();
+    }
+}
+
+fn work_comes_while_the_lock_is_held() {
+    loom::model(|| {
+        let memory = Memory::new();
+        let ring = Ring::new(&memory);
+        let worker = {
+            let ring = ring.clone();
+            thread::spawn(move || ring.bring())
+        };
+        ring.drive();
+        worker.join().unwrap();
+        assert_eq!(ring.state.lock(|_| {}).done, 1, "work was left behind the lock");
+    });
+}
+
+#[test]
+fn work_is_done_by_the_thread_that_takes_or_releases_the_lock() {
+    work_comes_while_the_lock_is_held();
+}
+
+#[test]
+#[should_panic(expected = "work was left behind the lock")]
+fn an_unlock_without_barrier_leaves_work_behind() {
+    weaken(Edge::HandOver, Side::Sleeper, work_comes_while_the_lock_is_held);
+}
+
+#[test]
+#[should_panic(expected = "work was left behind the lock")]
+fn a_try_lock_without_barrier_leaves_work_behind() {
+    weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
+}
+
+#[test]
+fn work_is_done_although_another_process_has_the_lock() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let memory = Memory::new();
+        let ring = Ring::new(&memory);
+        let other = {
+            let lock = second(&memory);
+            thread::spawn(move || drop(lock.lock(|_| {})))
+        };
+        ring.bring();
+        other.join().unwrap();
+        assert_eq!(ring.state.lock(|_| {}).done, 1, "work was left behind the lock");
+    });
+}
