@@ -25,8 +25,8 @@ use crate::waiting::device_queues::{Departing, DeviceQueues};
 use crate::waiting::poll_table::PollTable;
 use crate::waiting::rights::RingRights;
 use crate::waiting::sq_thread::SqThreadHandle;
-use crate::waiting::tasks::tasks;
 use crate::waiting::stuck_calls::StuckCalls;
+use crate::waiting::tasks::tasks;
 use crate::waiting::timeout::Timeouts;
 use crate::waiting::watcher_entry::WatcherEntry;
 use alloc::boxed::Box;
@@ -34,11 +34,11 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use usring_ring::{CompletionQueue, Control, Memory, SubmissionQueue};
+use usring_ring::{CompletionQueue, Control, Journal, Memory, SubmissionQueue};
 use usring_sys::Errno;
 use usring_sys::clock::Clock;
 use usring_sys::mutex::Mutex;
-use usring_sys::process_mutex::{Guard, HeldBy, ProcessMutex};
+use usring_sys::process_mutex::{Guard, HeldBy, ProcessMutex, Since};
 use usring_sys::process_number;
 use usring_sys::queue::{Queue, Taker};
 use usring_sys::shared::View;
@@ -127,6 +127,8 @@ pub(crate) struct Queues {
     /// in the kernel.
     pub successors: VecDeque<RequestEntry>,
     pub statistics: RingCounters,
+    /// The requests without a published CQE, once other processes use the ring.
+    pub journal: Option<Box<Journal>>,
 }
 
 /// The requests that wait for files or time. `waiting` arms them, `driving` brings them back.
@@ -190,11 +192,7 @@ impl Ring {
     /// read from `inherited`, the parent's view as it was at the fork.
     ///
     /// Errors: `EOWNERDEAD` if this process cannot share rings, or if the ring's memory is private.
-    pub(crate) fn inherited_from(
-        inherited: &Ring,
-        task_work: Queue<Request>,
-        state: RingState,
-    ) -> Result<Ring, Errno> {
+    pub(crate) fn inherited_from(inherited: &Ring, task_work: Queue<Request>, state: RingState) -> Result<Ring, Errno> {
         let memory = inherited.memory.clone();
         if !memory.is_inherited_by_children() || inherited.state.own() == process_number::ALONE {
             return Err(Errno::EOWNERDEAD);
@@ -331,26 +329,38 @@ impl Ring {
         self.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != thread::current().0 && !is_unknown
     }
 
+    /// Brings the queues up to date, after another process has driven the ring.
+    #[cold]
+    fn catch_up(&self, state: &mut RingState, since: Since) {
+        state.queues.sq.catch_up();
+        state.queues.cq.catch_up();
+        if since == Since::HolderDied {
+            // Its CQEs that were not published are overwritten by the next ones.
+            self.journal(state).forget_unpublished(&self.memory);
+        }
+    }
+
+    /// Returns the journal of a shared ring.
+    fn journal<'a>(&self, state: &'a mut RingState) -> &'a mut Journal {
+        let new = || Box::new(self.memory.journal(self.state.own()));
+        state.queues.journal.get_or_insert_with(new)
+    }
+
     /// Becomes the driver of the ring; waits while another thread is.
     #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
-        LockedRing { ring: self, state: self.state.lock(RingState::catch_up), duty: ReleaseDuty(self) }
+        LockedRing {
+            ring: self,
+            state: self.state.lock(|state, since| self.catch_up(state, since)),
+            duty: ReleaseDuty(self),
+        }
     }
 
     /// Becomes the driver of the ring unless another thread is. A driver in another process does
     /// not see the work of this one ([`HeldBy::OtherProcess`]).
     pub(crate) fn try_lock(self: &Arc<Self>) -> Result<LockedRing<'_>, HeldBy> {
-        let state = self.state.try_lock(RingState::catch_up)?;
+        let state = self.state.try_lock(|state, since| self.catch_up(state, since))?;
         Ok(LockedRing { ring: self, state, duty: ReleaseDuty(self) })
-    }
-}
-
-impl RingState {
-    /// Brings the queues up to date, after another process has driven the ring.
-    #[cold]
-    fn catch_up(&mut self) {
-        self.queues.sq.catch_up();
-        self.queues.cq.catch_up();
     }
 }
 
@@ -397,6 +407,20 @@ impl<'a> LockedRing<'a> {
         self.waiting.polls.expected.begin_anew();
     }
 
+    /// Notes a request that is taken from the SQ of a shared ring, for the case that this process
+    /// ends before the request.
+    #[inline(never)]
+    pub fn note_in_journal(&mut self, request: &mut Request) {
+        if self.ring.is_shared() {
+            request.journal = self.journal().begin(request.sqe.user_data);
+        }
+    }
+
+    /// Returns the journal of a shared ring.
+    pub fn journal(&mut self) -> &mut Journal {
+        self.ring.journal(&mut self.state)
+    }
+
     /// Wakes sleepers for what was published, while the lock is still held.
     pub fn wake_others(&mut self) {
         if let Some(ready) = self.take_published() {
@@ -415,12 +439,12 @@ impl<'a> LockedRing<'a> {
             return None;
         }
         let ended = core::mem::take(&mut self.waiting.timeouts.just_ended);
+        let Queues { journal, cq, .. } = &mut self.queues;
+        if let Some(journal) = journal {
+            journal.clear_published(cq);
+        }
         let wakes_all = ended || self.queues.cq.has_overflow() || self.ring.defers_task_work();
-        Some(if wakes_all || self.ring.is_shared() {
-            u32::MAX
-        } else {
-            self.queues.cq.ready()
-        })
+        Some(if wakes_all || self.ring.is_shared() { u32::MAX } else { self.queues.cq.ready() })
     }
 
     /// Releases the lock, which is a full barrier, and wakes sleepers for what was published. A

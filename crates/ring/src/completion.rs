@@ -31,6 +31,8 @@ pub struct CompletionQueue {
     /// again only when this number is zero. Always zero while there is a backlog.
     free: u32,
     backlog: VecDeque<(Cqe, Extension)>,
+    /// Number of CQEs that ever went to the backlog.
+    kept: u32,
     /// Whether the backlog has grown since the last [`CompletionQueue::take_growth`].
     has_grown: bool,
     lost: u32,
@@ -46,6 +48,7 @@ impl CompletionQueue {
             published_slot: 0,
             free: memory.layout.cq_entries,
             backlog: VecDeque::new(),
+            kept: 0,
             has_grown: false,
             lost: 0,
         }
@@ -136,6 +139,7 @@ impl CompletionQueue {
             self.memory.set_flag(flags::CQ_OVERFLOW);
         }
         self.backlog.push_back((cqe, extension));
+        self.kept = self.kept.wrapping_add(1);
         self.has_grown = true;
     }
 
@@ -257,6 +261,16 @@ impl CompletionQueue {
     #[inline]
     pub fn has_overflow(&self) -> bool {
         !self.backlog.is_empty()
+    }
+
+    /// Returns the number of CQEs that ever went to the backlog.
+    pub fn kept(&self) -> u32 {
+        self.kept
+    }
+
+    /// Returns the number of CQEs that have been moved from the backlog into the CQ.
+    pub fn moved(&self) -> u32 {
+        self.kept.wrapping_sub(self.backlog.len() as u32)
     }
 
     /// Returns the number of CQEs in the backlog.

@@ -24,6 +24,8 @@ mod completion;
 #[cfg(not(loom))]
 mod control;
 mod events;
+#[cfg(not(loom))]
+mod journal;
 pub mod layout;
 mod memory;
 mod submission;
@@ -33,6 +35,8 @@ mod wrap;
 pub use completion::CompletionQueue;
 #[cfg(not(loom))]
 pub use control::Control;
+#[cfg(not(loom))]
+pub use journal::{Journal, JournalSlot};
 pub use layout::Layout;
 pub use memory::{Memory, flags};
 pub use submission::{Dropped, SubmissionQueue};

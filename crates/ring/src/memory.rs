@@ -2,6 +2,8 @@
 
 #[cfg(not(loom))]
 use crate::control::{self, Control};
+#[cfg(not(loom))]
+use crate::journal::{self, Journal};
 use crate::layout::{self, Layout};
 use usring_sys::Errno;
 #[cfg(not(loom))]
@@ -32,7 +34,8 @@ pub struct Memory {
     /// Where completions are published: the CQ in `rings`, or an AIO context's ring.
     pub(crate) completions: Arc<SharedMemory>,
     pub(crate) layout: Layout,
-    /// Memory of the words of [`crate::Control`], and their offset in it.
+    /// Memory of the words of [`crate::Control`], and their offset in it. The ring's journal lies
+    /// behind them.
     #[cfg(not(loom))]
     control: (Arc<SharedMemory>, usize),
 }
@@ -43,12 +46,12 @@ fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates the memory of both queues and of the words behind them.
+/// Allocates the memory of both queues, and of the words and the journal behind them.
 pub(crate) fn rings_memory(layout: &Layout) -> Result<SharedMemory, Errno> {
     #[cfg(loom)]
     let length = layout.rings_length();
     #[cfg(not(loom))]
-    let length = control_offset(layout) + control::LENGTH;
+    let length = control_offset(layout) + control::LENGTH + journal::length(layout);
     Ok(SharedMemory::new(Mapping::shared(length)?))
 }
 
@@ -65,12 +68,13 @@ impl Memory {
     #[cfg(not(loom))]
     pub fn of_program(rings: UserAddress, sqes: UserAddress, layout: Layout) -> Result<Memory, Errno> {
         let length = layout.rings_length().next_multiple_of(PAGE);
-        let rings = Arc::new(SharedMemory::in_place_of(rings, length, control::LENGTH)?);
+        let words = control::LENGTH + journal::length(&layout);
+        let rings = Arc::new(SharedMemory::in_place_of(rings, length, words)?);
         let sqes = SharedMemory::in_place_of(sqes, layout.sqes_length(), 0)?;
         // The program lends no room for the words, so they follow its pages in usring's mapping.
         let control = match rings.mapping() {
             Some(_) => (rings.clone(), length),
-            None => (Arc::new(SharedMemory::new(Mapping::shared(control::LENGTH)?)), 0),
+            None => (Arc::new(SharedMemory::new(Mapping::shared(words)?)), 0),
         };
         Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, control))
     }
@@ -146,6 +150,13 @@ impl Memory {
     #[cfg(not(loom))]
     pub fn control(&self) -> Control {
         Control::new(&self.control.0, self.control.1)
+    }
+
+    /// Returns the half of the ring's journal that belongs to the process with the number `own`.
+    #[cfg(not(loom))]
+    pub fn journal(&self, own: u32) -> Journal {
+        let (memory, control) = &self.control;
+        Journal::new(memory.clone(), control + control::LENGTH, &self.layout, own)
     }
 
     /// Returns whether a forked child has the same memory, and not a copy.

@@ -56,6 +56,15 @@ unsafe impl<T: Send, W: Send> Send for ProcessMutex<T, W> {}
 // SAFETY: only the lock's holder reaches the value, one thread at a time.
 unsafe impl<T: Send, W: Sync> Sync for ProcessMutex<T, W> {}
 
+/// The lock's history since this process held it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// Another process held it, and released it.
+    OtherHolder,
+    /// Another process died with it, perhaps in the middle of a change of the shared memory.
+    HolderDied,
+}
+
 /// The holder of a lock that could not be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeldBy {
@@ -83,9 +92,10 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
         self.own
     }
 
-    /// Waits for the lock. Calls `catch_up` if another process has held it since.
+    /// Waits for the lock. Calls `catch_up` if another process has held it since, before any other
+    /// process can.
     #[inline(always)]
-    pub fn lock(&self, catch_up: impl FnOnce(&mut T)) -> Guard<'_, T, W> {
+    pub fn lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Guard<'_, T, W> {
         let taken = self.word.compare_exchange(self.own, self.own | HELD, Edge::Lock.acquire(), Ordering::Relaxed);
         if taken.is_err() {
             let previous = self.lock_slowly();
@@ -97,7 +107,7 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     /// Takes the lock if it is free. A full barrier comes before the read of the lock's word. So a
     /// holder that looks after unlocking sees what this thread stored earlier.
     #[inline]
-    pub fn try_lock(&self, catch_up: impl FnOnce(&mut T)) -> Result<Guard<'_, T, W>, HeldBy> {
+    pub fn try_lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Result<Guard<'_, T, W>, HeldBy> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);
         let mut free = self.own;
         loop {
@@ -115,10 +125,11 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 
     #[inline(always)]
-    fn guard_after(&self, previous: u32, catch_up: impl FnOnce(&mut T)) -> Guard<'_, T, W> {
+    fn guard_after(&self, previous: u32, catch_up: impl FnOnce(&mut T, Since)) -> Guard<'_, T, W> {
         let mut guard = self.guard();
         if previous & NUMBER != self.own {
-            catch_up(&mut guard);
+            let since = if previous & HELD != 0 { Since::HolderDied } else { Since::OtherHolder };
+            catch_up(&mut guard, since);
         }
         guard
     }

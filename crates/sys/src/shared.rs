@@ -88,8 +88,8 @@ mod machine {
         /// Replaces whole pages that the program lends for a ring (`IORING_SETUP_NO_MMAP`) by pages
         /// of usring, at the same addresses and with the same contents. So the ring outlives any
         /// change that the program makes to its own view of them. (The kernel pins the pages
-        /// instead.) Behind them, usring's own mapping has room for `more` bytes. Pages that cannot be
-        /// replaced (huge pages) are used as they are, and there is no such room.
+        /// instead.) Behind them, usring's own mapping has room for `more` bytes. Pages that cannot
+        /// be replaced (huge pages) are used as they are, and there is no such room.
         pub fn in_place_of(address: UserAddress, length: usize, more: usize) -> Result<Self, Errno> {
             let lent = Self::of_program(address, length)?;
             let length = length.next_multiple_of(PAGE);

@@ -1,6 +1,6 @@
-//! Models of the mutex that processes share, with each process as a thread: one holder at a time, a
-//! holder that dies, and the hand-over of work between two threads of a process while another
-//! process competes for the lock.
+//! Models of the mutex that processes share, with each process as a thread. There is one holder at
+//! a time, and a holder may die. Two threads of a process hand over work, while another process
+//! competes for the lock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -59,17 +59,17 @@ fn two_processes_count() {
         let other = {
             let (memory, lock) = (memory.clone(), second(&memory));
             thread::spawn(move || {
-                let guard = lock.lock(|caught_up| *caught_up += 1);
+                let guard = lock.lock(|caught_up, _| *caught_up += 1);
                 memory.add();
                 assert_eq!(*guard, 1, "the process follows another holder");
             })
         };
         {
-            let _guard = lock.lock(|caught_up| *caught_up += 1);
+            let _guard = lock.lock(|caught_up, _| *caught_up += 1);
             memory.add();
         }
         other.join().unwrap();
-        let guard = lock.lock(|caught_up| *caught_up += 1);
+        let guard = lock.lock(|caught_up, _| *caught_up += 1);
         assert_eq!(memory.count.read::<u64>(0), 2);
         assert!(*guard == 1 || *guard == 2, "the other process was the last holder at least once");
     });
@@ -101,18 +101,18 @@ fn the_lock_of_a_dead_process_is_taken() {
         let other = {
             let (memory, lock) = (memory.clone(), second(&memory));
             thread::spawn(move || {
-                std::mem::forget(lock.lock(|_| {}));
+                std::mem::forget(lock.lock(|_, _| {}));
                 memory.add();
                 DEAD.store(SECOND, Ordering::SeqCst);
                 futex::expire();
             })
         };
-        drop(lock.lock(|_| {}));
+        drop(lock.lock(|_, _| {}));
         other.join().unwrap();
-        let guard = lock.lock(|caught_up| *caught_up += 1);
+        let guard = lock.lock(|caught_up, _| *caught_up += 1);
         assert_eq!(memory.count.read::<u64>(0), 1);
         drop(guard);
-        drop(lock.lock(|_| {}));
+        drop(lock.lock(|_, _| {}));
     });
 }
 
@@ -127,17 +127,17 @@ fn a_waiter_that_dies_takes_no_wake_up_along() {
         let lock = Arc::new(first(&memory));
         let waiter = {
             let lock = lock.clone();
-            thread::spawn(move || drop(lock.lock(|_| {})))
+            thread::spawn(move || drop(lock.lock(|_, _| {})))
         };
         let dying = {
             let lock = second(&memory);
             thread::spawn(move || {
-                std::mem::forget(lock.lock(|_| {}));
+                std::mem::forget(lock.lock(|_, _| {}));
                 DEAD.store(SECOND, Ordering::SeqCst);
                 futex::expire();
             })
         };
-        drop(lock.lock(|_| {}));
+        drop(lock.lock(|_, _| {}));
         waiter.join().unwrap();
         dying.join().unwrap();
     });
@@ -165,10 +165,10 @@ impl Ring {
     /// for a holder in another process.
     fn run(&self) {
         while !self.work.is_empty() {
-            let mut state = match self.state.try_lock(|_| {}) {
+            let mut state = match self.state.try_lock(|_, _| {}) {
                 Ok(state) => state,
                 Err(HeldBy::ThisProcess) => return,
-                Err(HeldBy::OtherProcess) => self.state.lock(|_| {}),
+                Err(HeldBy::OtherProcess) => self.state.lock(|_, _| {}),
             };
             state.taker.begin();
             while state.taker.take().is_some() {
@@ -184,7 +184,7 @@ impl Ring {
 
     /// Drives the ring once for something else, and looks for work behind the unlock.
     fn drive(&self) {
-        drop(self.state.lock(|_| {}));
+        drop(self.state.lock(|_, _| {}));
         self.run();
     }
 }
@@ -199,7 +199,7 @@ fn work_comes_while_the_lock_is_held() {
         };
         ring.drive();
         worker.join().unwrap();
-        assert_eq!(ring.state.lock(|_| {}).done, 1, "work was left behind the lock");
+        assert_eq!(ring.state.lock(|_, _| {}).done, 1, "work was left behind the lock");
     });
 }
 
@@ -229,10 +229,10 @@ fn work_is_done_although_another_process_has_the_lock() {
         let ring = Ring::new(&memory);
         let other = {
             let lock = second(&memory);
-            thread::spawn(move || drop(lock.lock(|_| {})))
+            thread::spawn(move || drop(lock.lock(|_, _| {})))
         };
         ring.bring();
         other.join().unwrap();
-        assert_eq!(ring.state.lock(|_| {}).done, 1, "work was left behind the lock");
+        assert_eq!(ring.state.lock(|_, _| {}).done, 1, "work was left behind the lock");
     });
 }

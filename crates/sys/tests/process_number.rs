@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
-use usring_sys::process_mutex::ProcessMutex;
+use usring_sys::process_mutex::{ProcessMutex, Since};
 use usring_sys::{per_process, process_number};
 
 /// Forks a child that reports its number by a pipe, and ends when a byte comes by `end`.
@@ -58,9 +58,7 @@ fn a_lock_of_a_killed_process_is_taken_from_it() {
     per_process::prepare().unwrap();
     let own = process_number::own().unwrap();
     // SAFETY: new memory, shared with the child.
-    let page = unsafe {
-        libc::mmap(std::ptr::null_mut(), 4096, 3, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)
-    };
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, 3, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0) };
     assert!(page != libc::MAP_FAILED);
     // SAFETY: the page stays mapped, and every process uses the word as an atomic.
     let word: &'static std::sync::atomic::AtomicU32 = unsafe { &*page.cast() };
@@ -69,14 +67,14 @@ fn a_lock_of_a_killed_process_is_taken_from_it() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let own = process_number::own().unwrap_or(0);
-        std::mem::forget(ProcessMutex::join(word, own, process_number::is_alive, ()).lock(|()| {}));
+        std::mem::forget(ProcessMutex::join(word, own, process_number::is_alive, ()).lock(|(), _| {}));
         // SAFETY: ends the child.
         unsafe { libc::_exit(0) };
     }
     wait_for(child);
     let mut caught_up = false;
     let start = std::time::Instant::now();
-    drop(lock.lock(|()| caught_up = true));
-    assert!(caught_up, "another process held the lock");
+    drop(lock.lock(|(), since| caught_up = since == Since::HolderDied));
+    assert!(caught_up, "the holder of the lock has died");
     assert!(start.elapsed().as_millis() < 1000, "{:?}", start.elapsed());
 }

@@ -226,6 +226,7 @@ pub(super) fn new_state(taker: Taker<Request>, memory: &Memory) -> RingState {
             issuable: VecDeque::new(),
             successors: VecDeque::new(),
             statistics: RingCounters::claim(),
+            journal: None,
         },
         waiting: Default::default(),
         registered: Default::default(),

@@ -63,6 +63,9 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if locked.waiting.rights.count_requests() {
         locked.waiting.rights.leave(&request);
     }
+    if request.journal.is_some() {
+        end_in_journal(locked, &mut request);
+    }
     // A buffer that no CQE has named (silent success) counts as used up, as on the kernel. If it
     // went back to its group, a second read could get a buffer that already holds data.
     request.buffer = None;
@@ -76,6 +79,15 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if locked.queues.drain.is_active() {
         let Queues { drain, successors, .. } = &mut locked.queues;
         drain.release(successors);
+    }
+}
+
+/// Notes in a shared ring's journal that the request's last CQE is in the CQ.
+#[cold]
+fn end_in_journal(locked: &mut LockedRing, request: &mut Request) {
+    let Queues { journal, cq, .. } = &mut locked.queues;
+    if let (Some(journal), Some(slot)) = (journal, request.journal.take()) {
+        journal.end(slot, cq);
     }
 }
 

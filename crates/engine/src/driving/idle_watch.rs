@@ -119,8 +119,8 @@ impl Watched {
 }
 
 /// Returns whether idle watching takes the place of arming the ring. A driver that is about to
-/// leave calls this. `false` if the program may wait for a descriptor's signal, requests are in flight on
-/// devices, or other processes use the ring.
+/// leave calls this. `false` if the program may wait for a descriptor's signal, if requests are in
+/// flight on devices, or if other processes use the ring.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);

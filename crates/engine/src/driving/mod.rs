@@ -13,6 +13,7 @@
 //!
 //! - `dispatch` and `fire` call the requests whose files are ready.
 //! - `reap` completes what the devices have done, `expiry` the timeouts that are over.
+//! - `ended` completes requests of processes that have ended.
 //! - `batch` issues what has become issuable.
 //! - `release` ends a batch and gives the ring back. `deferred_submit` makes the submits that may
 //!   sleep.
@@ -21,6 +22,7 @@ pub(crate) mod batch;
 pub(crate) mod cq_wait;
 pub(crate) mod deferred_submit;
 pub(crate) mod dispatch;
+pub(crate) mod ended;
 pub(crate) mod expiry;
 pub(crate) mod fire;
 pub(crate) mod idle_watch;

@@ -30,6 +30,7 @@ use alloc::collections::BTreeMap;
 use alloc::sync::{Arc, Weak};
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::Errno;
+use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::descriptor::{self};
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
@@ -89,6 +90,8 @@ const LAST_THREAD: u64 = u64::MAX;
 /// usring may close only once a record lock is gone (`sys::descriptor`), and the program's first
 /// thread.
 const BETWEEN_LOOKS: u16 = 1000;
+/// Nanoseconds between two attempts to move the backlog of a shared ring into the CQ.
+const BETWEEN_FLUSHES: Nanoseconds = 5_000_000;
 /// The checks also come after this many wake-ups: a ring watcher that is always busy never sees an
 /// interval pass.
 const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
@@ -192,7 +195,8 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // On a polled ring the callers that ask for events poll the devices themselves, so no interrupt
     // is needed.
     let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.waiters_poll_devices();
-    if locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices {
+    let is_left = locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices;
+    if is_left || locked.queues.cq.has_overflow() && locked.ring.is_shared() {
         take_over_waits(locked);
     }
 }
@@ -233,10 +237,11 @@ fn watch(locked: &mut LockedRing) {
     if interrupts && locked.devices.queues.has_silent() {
         locked.devices.queues.poll_later();
     }
-    let due = match locked.devices.queues.next_poll() {
-        Some(look) => Some(locked.waiting.timeouts.next_due().map_or(look, |due| due.min(look))),
-        None => locked.waiting.timeouts.next_due(),
-    };
+    // Another process may take CQEs and then wait for those in the backlog of this one.
+    let flush =
+        (locked.queues.cq.has_overflow() && locked.ring.is_shared()).then(|| Clock::Monotonic.now() + BETWEEN_FLUSHES);
+    let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush];
+    let due = times.into_iter().flatten().min();
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {
         return;
     }

@@ -62,6 +62,9 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
         }
         let row = opcode_table::row(request.sqe.opcode);
         request.begin(&row.properties);
+        if ONE_BY_ONE {
+            locked.note_in_journal(&mut request);
+        }
         taken += 1;
         if !submit_one::<BY_GROUP>(locked, request, row) && !submit_all {
             break;

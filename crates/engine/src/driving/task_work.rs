@@ -175,6 +175,9 @@ fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option
         };
         if ring.watch.take_call() {
             run_all(&mut locked);
+            if ring.is_shared() {
+                locked.flush_overflow();
+            }
         } else {
             run(&mut locked);
         }

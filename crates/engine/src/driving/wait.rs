@@ -3,7 +3,7 @@
 //! waiters sleep on the sleep word.
 
 use super::pace::Pace;
-use crate::driving::{deferred_submit, dispatch, expiry, fire, lone_poll, reap, ring_watcher, task_work};
+use crate::driving::{deferred_submit, dispatch, ended, expiry, fire, lone_poll, reap, ring_watcher, task_work};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::fast_poll;
 use alloc::sync::Arc;
@@ -56,21 +56,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         if ring.is_shared() {
             consumed.get_or_insert(locked.queues.cq.consumed());
         }
-        bring_what_is_there(&mut locked, call.completions);
-        // A waiter that goes on to sleep gets ready files from the epoll set without a poll of its
-        // own.
-        let sleeps = locked.queues.cq.ready() < call.completions;
-        let asks = call.completions == 0;
-        let is_due = |locked: &mut LockedRing| ring.is_left_to_owner() && locked.is_poll_due();
-        if !polled && !sleeps && locked.waiting.polls.armed() > 0 && (asks || is_due(&mut locked)) {
-            polled = true;
-            dispatch::poll(&mut locked);
-        }
-        locked.finish_batch();
-        if hurries || locked.devices.queues.has_pending_backlog() {
-            deferred_submit::leave_pending(&mut locked);
-        }
-        locked.flush_overflow();
+        post_what_is_there(&mut locked, call.completions, &mut polled, hurries);
         let ready = match consumed {
             // Another process may have taken a CQE that came meanwhile; it counts all the same.
             Some(consumed) => locked.queues.cq.published_since(consumed),
@@ -83,6 +69,10 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             locked.release(Exit::Leave);
             return Ok(());
         }
+        if ring.is_shared() && ended::complete(&mut locked) {
+            locked.release(Exit::Leave);
+            continue;
+        }
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
             // Time is up, but the files have not been polled yet: poll them once.
@@ -92,8 +82,9 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
                 continue;
             }
             Err(error) => {
+                let is_empty = locked.queues.cq.ready() == 0;
                 locked.release(Exit::Leave);
-                return if ready > 0 { Ok(()) } else { Err(error) };
+                return if is_empty { Err(error) } else { Ok(()) };
             }
         };
         let Some(locked) = lone_poll::poll(ring, locked, call.completions, span, &mut lone) else { continue };
@@ -111,6 +102,25 @@ fn poll_and_release(mut locked: LockedRing) {
     locked.finish_batch();
     deferred_submit::leave_pending(&mut locked);
     locked.release(Exit::Finished);
+}
+
+/// Completes all that is due, and publishes its CQEs. Polls the files if the waiter is not going to
+/// sleep, and they are due (`polled`: once in each wait). `hurries`: a helper makes the deferred
+/// submits.
+fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, hurries: bool) {
+    bring_what_is_there(locked, wanted);
+    // A waiter that goes on to sleep gets ready files from the epoll set without a poll of its own.
+    let sleeps = locked.queues.cq.ready() < wanted;
+    let is_due = |locked: &mut LockedRing| locked.ring.is_left_to_owner() && locked.is_poll_due();
+    if !*polled && !sleeps && locked.waiting.polls.armed() > 0 && (wanted == 0 || is_due(locked)) {
+        *polled = true;
+        dispatch::poll(locked);
+    }
+    locked.finish_batch();
+    if hurries || locked.devices.queues.has_pending_backlog() {
+        deferred_submit::leave_pending(locked);
+    }
+    locked.flush_overflow();
 }
 
 /// Completes finished work, and calls requests whose files are known or expected to be ready.
@@ -296,6 +306,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     }
     let leads = locked.waiting.polls.set().is_some() && lead(&ring);
     let is_shared = ring.is_shared();
+    let span = if is_shared { ended::bound_sleep(&mut locked, span) } else { span };
     let set = locked.waiting.polls.set().map_or(-1, |set| set.number());
     if leads {
         ring_watcher::stand_down(&locked);

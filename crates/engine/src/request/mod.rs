@@ -27,6 +27,7 @@ use core::sync::atomic::AtomicU32;
 use file::{FileUse, Hold};
 use operation::Operation;
 use operation::send_receive::POLL_FIRST;
+use usring_ring::JournalSlot;
 use usring_sys::queue::Entry;
 use usring_sys::{Errno, SystemCall, wait};
 use usring_uapi::{Sqe, opcode, sqe_flags};
@@ -116,6 +117,8 @@ pub(crate) struct Request {
     pub link: Option<RequestEntry>,
     /// The armed LINK_TIMEOUT that watches the request.
     pub link_timeout: Option<RequestId>,
+    /// The request's slot in the journal of a shared ring.
+    pub journal: Option<JournalSlot>,
     pub progress: Progress,
     /// The request has many CQEs, all but the last with F_MORE, and waits again after each.
     pub multishot: bool,
@@ -237,6 +240,7 @@ impl Request {
             fixed_buffer: BufferHold::Nothing,
             link: None,
             link_timeout: None,
+            journal: None,
             progress: Progress::New,
             multishot: false,
             place: 0,

@@ -11,10 +11,9 @@
 //! Estimates that decide how a thread waits: `watcher_entry` (how active a ring's program is),
 //! `cq_estimate`, `expected`, `lone_wait`.
 //!
-//! `leaders` ends the lead of waiters whose ring another process begins to use. `tasks` has the ring
-//! watcher start threads. `watchdog` gets a driver out of a call that should
-//! not have slept (`stuck_calls`). `cancel` ends a wait. The threads that bring requests back are
-//! in `driving`.
+//! `leaders` ends the lead of waiters whose ring another process begins to use. `tasks` has the
+//! ring watcher start threads. `watchdog` gets a driver out of a call that should not have slept
+//! (`stuck_calls`). `cancel` ends a wait. The threads that bring requests back are in `driving`.
 
 pub(crate) mod cancel;
 pub(crate) mod cq_estimate;
