@@ -102,6 +102,18 @@ fn a_process_ends_when_its_threads_end_without_libc() {
     }
 }
 
+/// The program says how many completions were lost or came twice.
+#[test]
+fn processes_share_rings_while_some_of_them_are_killed() {
+    let stage = Stage::new();
+    require(&LIBURING);
+    let program = stage.compile("shared_rings.c", &["-pthread", "-luring"]);
+    for numbers in [["8", "16", "3"], ["2", "1", "3"]] {
+        let finished = stage.program(World::Transparent, &program).args(numbers).finish();
+        assert!(finished.status.success(), "{numbers:?}: {}", finished.report());
+    }
+}
+
 /// Several tries: the ring watcher seldom meets a worker in the moment of its end.
 #[test]
 fn an_ending_worker_is_not_taken_for_the_last_thread() {

@@ -96,6 +96,19 @@ enum Soak {
         #[arg(default_value = "")]
         rooms: String,
     },
+    /// Let processes share rings while some of them are killed at random, and count what is lost
+    SharedRings {
+        /// Duration in seconds
+        #[arg(long, default_value_t = 60)]
+        seconds: u32,
+        #[arg(long, default_value_t = 8)]
+        processes: u32,
+        #[arg(long, default_value_t = 16)]
+        rings: u32,
+        /// Use the kernel's rings, for comparison
+        #[arg(long)]
+        kernel: bool,
+    },
     /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
     /// Put load on the echo server on usring, with the kernel's io_uring denied: many short
@@ -125,6 +138,9 @@ fn main() -> ExitCode {
         Chore::Packages => packages::provide(),
         Chore::Soak { what: Soak::Sockets { seconds, connections, server } } => {
             product::soak_sockets(seconds, connections, &server)
+        }
+        Chore::Soak { what: Soak::SharedRings { seconds, processes, rings, kernel } } => {
+            product::soak_shared_rings([processes, rings, seconds], kernel)
         }
         Chore::Soak { what: Soak::Swap } => product::soak_swap(),
         Chore::Soak { what: Soak::Interleavings { rounds, rooms } } => product::soak_interleavings(rounds, &rooms),

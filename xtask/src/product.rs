@@ -73,6 +73,30 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
     step::run(&mut command)
 }
 
+/// Runs the program that shares rings between processes and kills some. `numbers`: processes,
+/// rings, seconds.
+pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
+    build(true)?;
+    let program = folder(true).join("shared_rings");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-O2", "-o"]).arg(&program).arg(step::root().join("workloads/programs/shared_rings.c"));
+    step::run(compiler.args(["-pthread", "-luring"]))?;
+    let [processes, rings, mut left] = numbers;
+    while left > 0 {
+        let seconds = left.min(LONGEST_ROUND);
+        left -= seconds;
+        let mut command = Command::new(if on_kernel { program.clone() } else { folder(true).join("usring") });
+        if !on_kernel {
+            command.args(["run", "--deny-kernel", "--"]).arg(&program);
+        }
+        step::run(command.args([processes, rings, seconds].map(|number| number.to_string())))?;
+    }
+    Ok(())
+}
+
+/// Seconds of one run of `shared_rings`, which has room for a bounded number of requests.
+const LONGEST_ROUND: u32 = 30;
+
 /// Runs the swap tests that are marked as ignored because they take minutes.
 pub fn soak_swap() -> Outcome {
     build(true)?;
