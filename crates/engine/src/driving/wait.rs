@@ -307,6 +307,9 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     let leads = locked.waiting.polls.set().is_some() && lead(&ring);
     let is_shared = ring.is_shared();
     let span = if is_shared { ended::bound_sleep(&mut locked, span) } else { span };
+    if is_shared && watches_devices && !leads {
+        return sleep_on_own_devices(locked, call, span);
+    }
     let set = locked.waiting.polls.set().map_or(-1, |set| set.number());
     if leads {
         ring_watcher::stand_down(&locked);
@@ -339,9 +342,32 @@ fn lead(ring: &Ring) -> bool {
     stays
 }
 
-/// Longest single sleep of a waiter of a shared ring with a signal mask. A futex has no mask, so
-/// such a waiter sleeps by time and looks at the CQ in between.
-const MASKED: Nanoseconds = 1_000_000;
+/// Longest single sleep of a waiter of a shared ring that is not woken by CQEs of other processes.
+/// It looks at the CQ in between.
+const BLIND: Nanoseconds = 1_000_000;
+
+/// Sleeps once on the epoll set of a shared ring, for a waiter whose process has transfers in
+/// flight on devices. They end soon, and then no other thread has to wake this one.
+///
+/// Errors: `EINTR`, and those of epoll_wait(2).
+fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
+    let ring = locked.ring.clone();
+    let set = locked.waiting.polls.set().map_or(-1, |set| set.number());
+    ring_watcher::stand_down(&locked);
+    locked.release(Exit::Pause);
+    let mut events = [Event::default(); fire::EVENTS];
+    let span = span.map_or(BLIND, |span| span.min(BLIND));
+    let slept = match ring.task_work.is_empty() {
+        true => wait::epoll(set, &mut events, Some(span), call.mask),
+        false => Ok(0),
+    };
+    let mut locked = ring.lock();
+    locked.note_poll();
+    dispatch::dispatch(&mut locked, &events[..*slept.as_ref().unwrap_or(&0)]);
+    locked.finish_batch();
+    locked.release(Exit::Pause);
+    slept.map(drop)
+}
 
 /// Sleeps on the epoll set if the thread leads, else on the sleep word.
 fn sleep_announced(
@@ -356,7 +382,8 @@ fn sleep_announced(
         _ if !ring.task_work.is_empty() => Ok(0),
         Some(set) => wait::epoll(set, &mut events, span, mask),
         None if let Some(mask) = mask.filter(|_| ring.is_shared()) => {
-            wait::under_mask(span.map_or(MASKED, |span| span.min(MASKED)), mask).map(|()| 0)
+            // A futex has no mask.
+            wait::under_mask(span.map_or(BLIND, |span| span.min(BLIND)), mask).map(|()| 0)
         }
         None => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0),
     };
