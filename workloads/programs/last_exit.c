@@ -2,7 +2,7 @@
  * A process with a ring whose threads end by the system call exit(2), which libc does not see. The
  * process must end with its last thread, as it does without usring.
  *
- * argv[1]: which thread ends last. argv[2], if there is one: what an older kernel lacks. The
+ * argv[1] says which thread ends last. argv[2], if given, says what the kernel does not tell. The
  * program denies it to itself before it makes the ring.
  */
 #define _GNU_SOURCE
@@ -161,15 +161,25 @@ static void long_after_the_first(void)
 	syscall(SYS_exit, FAILURE);
 }
 
+/* The first thread succeeds, and the last thread fails much later. */
+static void long_after_a_success(void)
+{
+	another_thread(ends_much_later);
+	syscall(SYS_exit, 0);
+}
+
 int main(int count, char **arguments)
 {
-	static void (*const ways[])(void) = { alone, first_thread, other_thread, by_libc, cloned_child,
-					      long_after_the_first, beside_workers };
+	static void (*const ways[])(void) = { alone,	     first_thread,	   other_thread,   by_libc,
+					      cloned_child,  long_after_the_first, beside_workers, long_after_a_success };
 	const char *missing = count > 2 ? arguments[2] : "";
 
 	alarm(30);
 	if (strcmp(missing, "pidfd_open") == 0)
 		deny(SYS_pidfd_open, PIDFD_THREAD, EINVAL);
+	/* As if each thread ended between two steps of usring's: the step that finds it, and the next. */
+	if (strcmp(missing, "thread") == 0)
+		deny(SYS_pidfd_open, PIDFD_THREAD, ESRCH);
 	if (strcmp(missing, "status") == 0)
 		deny(SYS_ioctl, PIDFD_GET_INFO, ENOTTY);
 	if (!ring_is_made())

@@ -95,9 +95,11 @@ impl Slot {
         self.thread.load(Ordering::Acquire) == FREE && has_left(self.last.load(Ordering::Acquire)) && is_taken()
     }
 
-    /// Whether `thread` had the slot and is ending. (Its id may also be another thread's by now.)
+    /// Whether `thread` had the slot and is ending or has ended. (Its id may also be another
+    /// thread's by now.)
     fn is_left_by(&self, thread: u32) -> bool {
-        self.last.load(Ordering::Acquire) == thread && program_threads::is_ending(thread)
+        let ends = || program_threads::is_ending(thread) || !is_alive(thread);
+        self.last.load(Ordering::Acquire) == thread && ends()
     }
 
     /// Returns the generation of the thread's credentials, if known.

@@ -12,9 +12,12 @@
 //!    thread that was watched last.
 //!
 //! The kernel gives a process the status of the thread that ends last. If several end between two
-//! looks, the process may get the status of another one of them. Before Linux 6.15 the kernel tells
-//! no status of a thread other than the first. The process then ends with [`UNKNOWN_STATUS`], so
-//! that an unknown status does not look like a success.
+//! looks, the process may get the status of another one of them. Two statuses are not known:
+//! - Before Linux 6.15 the kernel tells no status of a thread other than the first.
+//! - A thread may end after it was found and before it is watched.
+//!
+//! The process then ends with [`UNKNOWN_STATUS`], so that an unknown status does not look like a
+//! success.
 
 use core::cell::Cell;
 use usring_sys::clock::Nanoseconds;
@@ -82,15 +85,19 @@ impl LastThread {
 
     /// Finds the next thread to watch; ends the process if there is none. The watched thread has
     /// ended, and so has the first thread, which was watched before it.
-    fn go_on(&mut self, set: &Epoll, event: u64, status: Option<u8>) {
+    fn go_on(&mut self, set: &Epoll, event: u64, mut status: Option<u8>) {
         *self = LastThread::Ended(status);
         let mut empty_looks = 0;
         for _ in 0..LOOKS {
             match find_other() {
                 Ok(Some(other)) => match watch(other, set, event) {
                     Ok(watched) => return *self = LastThread::Other(watched),
-                    // The thread has ended by now.
-                    Err(Errno::ESRCH) => empty_looks = 0,
+                    // The thread has ended by now, later than the watched one. Its status is lost.
+                    Err(Errno::ESRCH) => {
+                        empty_looks = 0;
+                        status = None;
+                        *self = LastThread::Ended(None);
+                    }
                     Err(_) => return *self = LastThread::Ended(None),
                 },
                 Ok(None) => empty_looks += 1,
