@@ -5,8 +5,7 @@
 //! never longer than [`LONGEST`]. Completions that come together have no interval between them and
 //! cause no pause.
 
-use usring_sys::clock::Nanoseconds;
-use usring_sys::ticks::Ticks;
+use usring_sys::clock::{Clock, Nanoseconds};
 
 /// The longest pause in nanoseconds. The waiter may see the last completion this much late.
 const LONGEST: Nanoseconds = 500_000;
@@ -16,8 +15,9 @@ const SHORTEST: Nanoseconds = 60_000;
 /// The completions of one wait.
 #[derive(Default)]
 pub(super) struct Pace {
-    /// The time at which the wait first saw completions, and their number.
-    first: Option<(Ticks, u32)>,
+    /// The time at which the wait first saw completions (monotonic clock), and their number. A
+    /// reading of the clock is a system call, but the program pays for it only between two sleeps.
+    first: Option<(Nanoseconds, u32)>,
 }
 
 impl Pace {
@@ -27,9 +27,10 @@ impl Pace {
         if ready == 0 || needed < 2 {
             return None;
         }
-        let (since, before) = *self.first.get_or_insert_with(|| (Ticks::now(), ready));
+        let now = Clock::Monotonic.now();
+        let (since, before) = *self.first.get_or_insert((now, ready));
         let come = ready.checked_sub(before).filter(|come| *come > 0)?;
-        pause_after(Ticks::now().since(since) / u64::from(come), needed)
+        pause_after(now.saturating_sub(since) / u64::from(come), needed)
     }
 }
 
@@ -52,6 +53,16 @@ mod tests {
         assert_eq!(pause_after(300_000, 20), None);
         assert_eq!(pause_after(10_000, 2), None);
         assert_eq!(pause_after(0, 1000), None);
+    }
+
+    /// The pause lies within its bounds if the first events took between 12 ms and 25 s.
+    #[test]
+    fn a_wait_pauses_once_it_knows_the_pace() {
+        let mut pace = Pace::default();
+        assert_eq!(pace.pause(1, 1000), None);
+        let since = Clock::Monotonic.now();
+        while Clock::Monotonic.now() - since < 20_000_000 {}
+        assert!(pace.pause(100_001, 1000).is_some());
     }
 
     #[test]
