@@ -11,6 +11,7 @@ pub mod dialogue;
 pub mod harness;
 pub mod latencies;
 pub mod options;
+pub mod postgres;
 pub mod readiness;
 pub mod site;
 pub mod sockets;

@@ -1,10 +1,12 @@
 //! The project's tasks, as `cargo xtask NAME`: building the command and the library, checking the
 //! project's rules, and running everything that CI runs.
 
+mod cached;
 mod check;
 mod layers;
 mod loom;
 mod packages;
+mod postgres;
 mod product;
 mod prose;
 mod size;

@@ -1,12 +1,13 @@
 //! The Debian packages that the tests use.
 
-use crate::{Outcome, step};
+use crate::cached::is_root;
+use crate::{Outcome, postgres, step};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 /// Each package, and a file that exists if the package is installed. A `*` stands for a part of a
 /// name that varies.
-const PACKAGES: [(&str, &str); 19] = [
+const PACKAGES: [(&str, &str); 20] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
@@ -20,6 +21,7 @@ const PACKAGES: [(&str, &str); 19] = [
     ("mariadb-server", "/usr/sbin/mariadbd"),
     ("musl-tools", "/usr/bin/musl-gcc"),
     ("nodejs", "/usr/bin/node"),
+    ("patchelf", "/usr/bin/patchelf"),
     ("python3.11", "/usr/bin/python3.11"),
     ("qemu-system-common", "/usr/bin/qemu-storage-daemon"),
     ("qemu-utils", "/usr/bin/qemu-img"),
@@ -34,6 +36,7 @@ const NODE_VERSION: u32 = 20;
 /// Installs the missing packages if the user may do so. Otherwise the error names them.
 pub fn provide() -> Outcome {
     provide_from_debian()?;
+    postgres::provide();
     provide_node()
 }
 
@@ -112,13 +115,6 @@ fn exists(pattern: &str) -> bool {
     let Ok(entries) = std::fs::read_dir(folder) else { return false };
     let mut names = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix));
     names.any(|entry| entry.path().join(rest).exists())
-}
-
-fn is_root() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let effective =
-        status.lines().find_map(|line| line.strip_prefix("Uid:")).and_then(|ids| ids.split_whitespace().nth(1));
-    effective == Some("0")
 }
 
 #[cfg(test)]

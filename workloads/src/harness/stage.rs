@@ -100,6 +100,12 @@ impl Stage {
         Run::new(&self.path(""), world, &[], program.as_ref())
     }
 
+    /// Prepares a program that runs as in a container whose rules allow the kernel's io_uring.
+    pub fn program_on_kernel(&self, program: impl AsRef<Path>) -> Run {
+        let confine = self.path("tools/confine");
+        Run::new(&self.path(""), World::Bare, &[], &confine).arg("--allow-io-uring").arg(program.as_ref())
+    }
+
     /// Prepares a program in a run with the given devices. Each is a `PATH=SPEC`, whose PATH may be
     /// relative to the stage.
     pub fn program_on_devices(&self, world: World, devices: &[&str], program: impl AsRef<Path>) -> Run {

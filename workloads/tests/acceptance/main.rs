@@ -19,6 +19,7 @@ mod liburing;
 mod mariadb;
 mod memory;
 mod node;
+mod postgres;
 mod preloaded;
 mod qemu_img;
 mod sanitizers;

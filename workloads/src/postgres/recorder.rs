@@ -1,0 +1,129 @@
+//! A client that inserts rows for as long as it lives, and remembers the rows whose commit the
+//! server has reported. If its connection ends, it makes another one.
+
+use super::Client;
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Time limit of a connection. The recorder then makes another one.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// Pause between two attempts to connect.
+const PAUSE: Duration = Duration::from_millis(20);
+
+#[derive(Default)]
+struct Shared {
+    stopping: AtomicBool,
+    committed: Mutex<Vec<u64>>,
+}
+
+pub struct Recorder {
+    client: Client,
+    number: u32,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// How many of the committed rows have been found in the table, and the last of them.
+    checked: (usize, u64),
+}
+
+impl Recorder {
+    /// Makes the table of all recorders.
+    pub fn make_table(client: &Client) -> Result<(), String> {
+        client.ask("CREATE TABLE recorded (recorder int, row bigint, filler text)").map(drop)
+    }
+
+    /// Starts to insert rows. `number` is the recorder's own.
+    pub fn start(client: &Client, number: u32) -> Recorder {
+        let shared = Arc::new(Shared::default());
+        let thread = {
+            let (client, shared) = (client.clone(), Arc::clone(&shared));
+            std::thread::spawn(move || {
+                let mut row = 0;
+                while !shared.stopping.load(Ordering::Relaxed) {
+                    let _ = insert(&client, number, &mut row, &shared);
+                    std::thread::sleep(PAUSE);
+                }
+            })
+        };
+        Recorder { client: client.clone(), number, shared, thread: Some(thread), checked: (0, 0) }
+    }
+
+    /// Returns how many commits were reported.
+    pub fn count(&self) -> usize {
+        self.shared.committed.lock().map_or(0, |committed| committed.len())
+    }
+
+    /// Fails if a row is missing whose commit was reported since the last check.
+    pub fn check(&mut self) -> Result<(), String> {
+        let (checked, last) = self.checked;
+        // The rows are copied before the query, which therefore sees them all.
+        let committed = match self.shared.committed.lock() {
+            Ok(committed) => committed[checked..].to_vec(),
+            Err(_) => return Err("the recorder's thread has panicked".into()),
+        };
+        let found = self.rows_behind(last)?;
+        let missing: Vec<_> = committed.iter().filter(|row| !found.contains(row)).collect();
+        if !missing.is_empty() {
+            return Err(format!("recorder {}: rows are missing whose commit was reported: {missing:?}", self.number));
+        }
+        self.checked = (checked + committed.len(), committed.last().copied().unwrap_or(last));
+        Ok(())
+    }
+
+    /// Stops inserting, and fails if any row is missing whose commit was ever reported. Returns
+    /// their number.
+    pub fn finish(mut self) -> Result<usize, String> {
+        self.stop();
+        self.checked = (0, 0);
+        self.check()?;
+        Ok(self.count())
+    }
+
+    fn rows_behind(&self, row: u64) -> Result<HashSet<u64>, String> {
+        let number = self.number;
+        let rows = self.client.ask(&format!("SELECT row FROM recorded WHERE recorder = {number} AND row > {row}"))?;
+        rows.lines().map(|line| line.parse().map_err(|_| format!("{line} is no row"))).collect()
+    }
+
+    fn stop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Inserts rows over one connection, one row per transaction, until the connection ends or the
+/// recorder stops. psql prints a row's number once the server has reported the commit.
+fn insert(client: &Client, number: u32, row: &mut u64, shared: &Shared) -> std::io::Result<()> {
+    let mut psql = client.psql(LIMIT);
+    let mut psql = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let (Some(mut statements), Some(answers)) = (psql.stdin.take(), psql.stdout.take()) else { return Ok(()) };
+    let mut answers = BufReader::new(answers).lines();
+    while !shared.stopping.load(Ordering::Relaxed) {
+        // The number is used up even if the commit is never reported.
+        *row += 1;
+        let statement = format!("INSERT INTO recorded VALUES ({number}, {row}, repeat('x', 300)) RETURNING row;\n");
+        if statements.write_all(statement.as_bytes()).is_err() {
+            break;
+        }
+        match answers.next() {
+            Some(Ok(answer)) if answer == row.to_string() => {
+                shared.committed.lock().map(|mut committed| committed.push(*row)).unwrap_or_default();
+            }
+            _ => break,
+        }
+    }
+    drop(statements);
+    psql.wait().map(drop)
+}

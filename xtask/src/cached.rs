@@ -1,0 +1,35 @@
+//! Where files from the network are kept between builds, so that a fresh checkout does not fetch
+//! them again.
+//!
+//! `workloads` includes this file as a module (`#[path]`).
+
+use std::path::PathBuf;
+
+/// Returns the folder of PostgreSQL 18 from Debian sid, which `cargo xtask packages` makes. Every
+/// user can reach it if root made it. The programs in it name this path as their loader's.
+pub fn postgres_folder() -> PathBuf {
+    cache_folder().join("postgresql-18")
+}
+
+/// Returns the folder of the PostgreSQL programs below [`postgres_folder`].
+pub fn postgres_programs() -> PathBuf {
+    postgres_folder().join("usr/lib/postgresql/18/bin")
+}
+
+/// Returns `/var/cache/usring` for root, and the user's cache folder otherwise.
+fn cache_folder() -> PathBuf {
+    let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || variable("HOME").unwrap_or_else(std::env::temp_dir).join(".cache");
+    match is_root() {
+        true => "/var/cache/usring".into(),
+        false => variable("XDG_CACHE_HOME").unwrap_or_else(home).join("usring"),
+    }
+}
+
+/// Returns whether this process runs as root.
+pub fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective =
+        status.lines().find_map(|line| line.strip_prefix("Uid:")).and_then(|ids| ids.split_whitespace().nth(1));
+    effective == Some("0")
+}

@@ -1,0 +1,104 @@
+//! PostgreSQL 18 from Debian sid, for the tests of servers whose processes share rings. Debian's
+//! releases up to 13 have older versions, which do not use io_uring.
+//!
+//! The packages are unpacked into a cache folder, with the libraries that they need, down to glibc.
+//! Nothing is installed. patchelf makes each program name the folder's loader and libraries, so the
+//! programs run on this machine without a chroot.
+
+use crate::cached::{postgres_folder, postgres_programs};
+use crate::{Outcome, step};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+const PACKAGE: &str = "postgresql-18";
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// What the programs use of the packages. The rest is deleted.
+const KEPT: [&str; 3] = ["usr/lib/postgresql", "usr/lib/x86_64-linux-gnu", "usr/share/postgresql"];
+
+/// Makes the cache folder if it does not exist. A failure is only reported, because another release
+/// of Debian, or a machine without network, cannot have it. The tests then count as skipped.
+pub fn provide() {
+    let folder = postgres_folder();
+    if folder.exists() {
+        return println!("packages: PostgreSQL 18 is in {}", folder.display());
+    }
+    println!("packages: unpacking PostgreSQL 18 from Debian sid into {}", folder.display());
+    let part = folder.with_extension(format!("{}.part", std::process::id()));
+    let made = make(&part, &folder);
+    let _ = fs::remove_dir_all(&part);
+    if let Err(why) = made {
+        println!("packages: no PostgreSQL 18, so its tests will be skipped: {why}");
+    }
+}
+
+/// Fetches and unpacks the packages in the folder `part`, and renames their root to `folder`.
+fn make(part: &Path, folder: &Path) -> Outcome {
+    if !Path::new(KEYS).exists() {
+        return Err(format!("{KEYS} is missing"));
+    }
+    let packages = fetch(part)?;
+    let root = part.join("root");
+    for package in packages {
+        step::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&root))?;
+    }
+    let kept = part.join("kept");
+    for name in KEPT {
+        let to = kept.join(name);
+        fs::create_dir_all(to.parent().unwrap_or(&kept)).map_err(|error| error.to_string())?;
+        fs::rename(root.join(name), to).map_err(|error| format!("the packages have no {name} ({error})"))?;
+    }
+    set_loader(&kept, folder)?;
+    fs::rename(&kept, folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))
+}
+
+/// Downloads the package and everything that it depends on, and returns the packages' paths. apt
+/// checks the archive's signature. Its state lies in `part`, where no package is installed.
+fn fetch(part: &Path) -> Result<Vec<std::path::PathBuf>, String> {
+    let failed = |error: std::io::Error| format!("cannot write to {} ({error})", part.display());
+    for folder in ["state/lists/partial", "cache/archives/partial"] {
+        fs::create_dir_all(part.join(folder)).map_err(failed)?;
+    }
+    let part_text = part.display();
+    fs::write(part.join("status"), "").map_err(failed)?;
+    fs::write(part.join("sources"), format!("deb [signed-by={KEYS}] http://deb.debian.org/debian sid main\n"))
+        .map_err(failed)?;
+    // A mirror may be some days behind, so the date until which an index is valid does not count.
+    let settings = format!(
+        r#"Dir::Etc::sourcelist "{part_text}/sources"; Dir::Etc::sourceparts "/dev/null";
+        Dir::Etc::preferences "/dev/null"; Dir::Etc::preferencesparts "/dev/null";
+        Dir::State "{part_text}/state"; Dir::State::status "{part_text}/status"; Dir::Cache "{part_text}/cache";
+        APT::Architecture "amd64"; APT::Architectures {{ "amd64"; }}; APT::Install-Recommends "false";
+        Acquire::Languages "none"; Acquire::Check-Valid-Until "false"; Acquire::Retries "1";
+        Acquire::http::Timeout "20";"#
+    );
+    let path = part.join("apt.conf");
+    fs::write(&path, settings).map_err(failed)?;
+    let apt_get = |arguments: &[&str]| {
+        let mut command = Command::new("apt-get");
+        step::run(command.args(arguments).env("APT_CONFIG", &path).stdout(Stdio::null()))
+    };
+    apt_get(&["update", "-qq"])?;
+    apt_get(&["install", "-qq", "-y", "--download-only", PACKAGE])?;
+    let entries = fs::read_dir(part.join("cache/archives")).map_err(failed)?;
+    let paths = entries.flatten().map(|entry| entry.path());
+    Ok(paths.filter(|path| path.extension().is_some_and(|extension| extension == "deb")).collect())
+}
+
+/// Makes the programs in `kept` use the loader and the libraries that will be in `folder`.
+fn set_loader(kept: &Path, folder: &Path) -> Outcome {
+    let libraries = folder.join("usr/lib/x86_64-linux-gnu");
+    let programs = postgres_programs();
+    let programs = kept.join(programs.strip_prefix(folder).unwrap_or(&programs));
+    let entries = fs::read_dir(programs).map_err(|error| format!("the packages have no programs ({error})"))?;
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if !fs::read(&path).is_ok_and(|content| content.starts_with(b"\x7fELF")) {
+            continue;
+        }
+        let mut command = Command::new("patchelf");
+        command.arg("--set-interpreter").arg(libraries.join("ld-linux-x86-64.so.2"));
+        // DT_RPATH, unlike DT_RUNPATH, also holds for the libraries' own dependencies.
+        step::run(command.arg("--force-rpath").arg("--set-rpath").arg(&libraries).arg(path))?;
+    }
+    Ok(())
+}
