@@ -113,6 +113,13 @@ enum Soak {
     },
     /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
+    /// Kill processes of PostgreSQL 18 under load, again and again, and then load it without kills.
+    /// `-- --help` lists the options: how many kills, how long, the kernel's ring
+    Postgres {
+        /// Options of the program
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<OsString>,
+    },
     /// Put load on the echo server on usring, with the kernel's io_uring denied: many short
     /// connections, and clients that reset, stall and send garbage
     Sockets {
@@ -144,6 +151,7 @@ fn main() -> ExitCode {
         Chore::Soak { what: Soak::SharedRings { seconds, processes, rings, kernel } } => {
             product::soak_shared_rings([processes, rings, seconds], kernel)
         }
+        Chore::Soak { what: Soak::Postgres { options } } => product::soak_postgres(&options),
         Chore::Soak { what: Soak::Swap } => product::soak_swap(),
         Chore::Soak { what: Soak::Interleavings { rounds, rooms } } => product::soak_interleavings(rounds, &rooms),
         Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),

@@ -1,7 +1,6 @@
 //! Builds the product (libusring.so and the command) and runs parts of it.
 
-use crate::Outcome;
-use crate::step;
+use crate::{Outcome, postgres, step};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -96,6 +95,13 @@ pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
 
 /// Seconds of one run of `shared_rings`, which has room for a bounded number of requests.
 const LONGEST_ROUND: u32 = 30;
+
+/// Kills processes of PostgreSQL on usring under load.
+pub fn soak_postgres(options: &[OsString]) -> Outcome {
+    postgres::provide();
+    build_beside_library(true, &["--package", "usring", "--package", "workloads"])?;
+    step::run(Command::new(folder(true).join("workload-postgres-soak")).args(options))
+}
 
 /// Runs the swap tests that are marked as ignored because they take minutes.
 pub fn soak_swap() -> Outcome {

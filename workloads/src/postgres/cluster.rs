@@ -77,7 +77,7 @@ impl<'stage> Cluster<'stage> {
 
     /// Starts the server and waits until it answers. After a crash of the postmaster the first
     /// attempts may fail: the server does not start while an old backend is still there.
-    pub fn start(&self) -> Result<Server<'_>, String> {
+    pub fn start(&'stage self) -> Result<Server<'stage>, String> {
         let begin = Instant::now();
         loop {
             let run = self.program("postgres").args(self.settings.arguments(&self.data(), &self.stage.path("")));
@@ -141,9 +141,9 @@ impl Server<'_> {
         content.lines().next().and_then(|line| line.parse().ok()).ok_or_else(|| "there is no postmaster".to_owned())
     }
 
-    /// Returns what the server has logged.
-    pub fn log(&self) -> String {
-        self.process.stderr_so_far()
+    /// Returns the last lines that the server has logged.
+    pub fn log_tail(&self) -> String {
+        tail(&self.process.stderr_so_far())
     }
 
     /// Kills the postmaster by SIGKILL and waits until it and its children are gone.
@@ -186,18 +186,18 @@ impl Server<'_> {
         }
         while self.crashes() == crashes {
             if begin.elapsed() > PATIENCE {
-                return Err(format!("the postmaster has not noticed that {name} was killed:\n{}", tail(&self.log())));
+                return Err(format!("the postmaster has not noticed that {name} was killed:\n{}", self.log_tail()));
             }
             std::thread::sleep(PAUSE);
         }
         let client = self.client();
-        client.wait(PATIENCE, || self.process.has_ended()).map_err(|why| format!("{why}\n{}", tail(&self.log())))?;
+        client.wait(PATIENCE, || self.process.has_ended()).map_err(|why| format!("{why}\n{}", self.log_tail()))?;
         Ok(name)
     }
 
     /// Returns how many times the postmaster has restarted all its children after a crash.
     pub fn crashes(&self) -> usize {
-        self.log().matches("all server processes terminated; reinitializing").count()
+        self.process.stderr_so_far().matches("all server processes terminated; reinitializing").count()
     }
 
     /// Ends the server as an operator does, and returns its log and counts. Clients are
@@ -238,9 +238,10 @@ fn send(process: i32, signal: Signal) -> Result<(), String> {
     kill(Pid::from_raw(process), signal).map_err(|error| format!("cannot send {signal} to {process} ({error})"))
 }
 
-/// Returns the end of a log.
+/// Returns the end of a log without the many lines about clients that came during a recovery.
 fn tail(log: &str) -> String {
     const LINES: usize = 40;
-    let lines: Vec<_> = log.lines().collect();
+    const EARLY: [&str; 4] = ["in recovery mode", "not yet accepting", "Consistent recovery state", "starting up"];
+    let lines: Vec<_> = log.lines().filter(|line| !EARLY.iter().any(|early| line.contains(early))).collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n")
 }

@@ -6,10 +6,10 @@
 //! - [`Cluster`] is a data folder on a test's stage, and [`Server`] is its running server.
 //! - [`Recorder`] is a client that remembers which commits were reported to it.
 
-mod client;
 #[path = "../../../xtask/src/cached.rs"]
 #[allow(dead_code, reason = "for xtask")]
 mod cached;
+mod client;
 mod cluster;
 mod recorder;
 
