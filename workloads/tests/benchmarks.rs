@@ -8,11 +8,13 @@ use std::process::Command;
 use std::time::Duration;
 use workloads::harness::skipped::skip;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
+use workloads::postgres::Postgres;
 
 /// Labels of rows that may be missing, because they measure another product or need more than every
 /// machine has.
-const OTHERS: [&str; 9] = [
+const OTHERS: [&str; 10] = [
     "kernel",
+    "io_uring, kernel",
     "kernel, empty filter",
     "kernel, no flags",
     "kernel, singleshot",
@@ -23,10 +25,10 @@ const OTHERS: [&str; 9] = [
     "floor",
 ];
 
-fn bench(stage: &Stage, name: &str) -> Value {
+fn bench(stage: &Stage, name: &str, options: &[&Path]) -> Value {
     let report = stage.path("report.json");
     let run = stage.program(World::Bare, stage.path("tools/usring")).args(["bench", name, "--quick", "--json"]);
-    let finished = run.arg(&report).limit(Duration::from_secs(240)).finish();
+    let finished = run.arg(&report).args(options).limit(Duration::from_secs(240)).finish();
     // Status 3 says that a bar does not hold. This is not an error here.
     assert!(matches!(finished.status.code(), Some(0 | 3)), "{}", finished.report());
     assert!(finished.stdout.contains(&format!("usring bench {name}")), "{}", finished.report());
@@ -88,8 +90,23 @@ fn every_benchmark_measures_usring() {
         ["nop", "call", "start", "engine", "file", "sqpoll-iopoll", "polling", "polled-aio", "swap", "vhost-user"];
     let of_sockets = ["task-work", "echo", "multishot-accept"];
     for name in of_devices.into_iter().chain(of_sockets) {
-        check(&bench(&stage, name), name);
+        check(&bench(&stage, name, &[]), name);
     }
+}
+
+#[test]
+fn the_benchmark_of_postgres_measures_usring() {
+    if on_kernel() {
+        return skip("there is no usring");
+    }
+    let postgres = match Postgres::cached() {
+        Ok(postgres) => postgres,
+        Err(why) => return skip(&why),
+    };
+    let stage = Stage::with_release();
+    stage.copy(Path::new(env!("CARGO_BIN_EXE_workload-postgres")), "tools/workload-postgres");
+    let programs = postgres.program("postgres");
+    check(&bench(&stage, "postgres", &[Path::new("--postgres"), programs.parent().unwrap()]), "postgres");
 }
 
 /// A mistyped option must not lead to a measurement of something else.

@@ -18,6 +18,7 @@ mod nop;
 mod paired;
 mod polled_aio;
 mod polling;
+mod postgres;
 mod priority;
 mod report;
 mod server;
@@ -34,7 +35,7 @@ use clap::ValueEnum;
 use frame::{Bar, Case, Effort, Results};
 use metric::Metric;
 use stage::Prop;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Exit status if a bar does not hold.
 const STATUS_BAR: u8 = 3;
@@ -57,6 +58,10 @@ pub struct Options {
     /// Run one short round per case. The figures are too rough to be quoted.
     #[arg(long)]
     quick: bool,
+
+    /// Folder of the programs of PostgreSQL 18 or newer, for `postgres`.
+    #[arg(long, value_name = "FOLDER")]
+    postgres: Option<PathBuf>,
 
     /// Write the result to FILE as JSON, in addition to the printed table.
     #[arg(long, value_name = "FILE")]
@@ -88,6 +93,8 @@ enum Name {
     VhostUser,
     /// Notifying threads of task work: per thread, by signals, and by signals under a shared lock
     TaskWork,
+    /// PostgreSQL 18 on the kernel's rings, on usring's, and without rings; needs --postgres
+    Postgres,
     /// An echo server under 50 connections, beside the kernel's ring and epoll
     Echo,
     /// 10,000 short connections: one accept request for all of them, or one for each
@@ -109,8 +116,10 @@ struct Benchmark {
 }
 
 impl Name {
-    fn benchmark(self) -> Benchmark {
-        match self {
+    /// Returns the benchmark. `postgres` is the folder of PostgreSQL's programs. Error: the benchmark
+    /// needs something that is not there.
+    fn benchmark(self, postgres: Option<&Path>) -> Result<Benchmark, String> {
+        Ok(match self {
             Name::Nop => nop::benchmark(),
             Name::Call => call::benchmark(),
             Name::Start => start::benchmark(),
@@ -122,15 +131,16 @@ impl Name {
             Name::Swap => swap::benchmark(),
             Name::VhostUser => vhost_user::benchmark(),
             Name::TaskWork => task_work::benchmark(),
+            Name::Postgres => return postgres::benchmark(postgres),
             Name::Echo => echo::benchmark(),
             Name::MultishotAccept => multishot_accept::benchmark(),
-        }
+        })
     }
 }
 
 /// Runs the subcommand.
 pub fn run(options: &Options) -> Outcome {
-    let benchmark = options.name.benchmark();
+    let benchmark = options.name.benchmark(options.postgres.as_deref()).map_err(Failure::new)?;
     let effort = if options.quick { Effort::QUICK } else { Effort::FULL };
     let results = frame::measure(&benchmark, &effort).map_err(Failure::new)?;
     let bars = (benchmark.bars)(&results);

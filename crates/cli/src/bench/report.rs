@@ -170,11 +170,11 @@ fn processor() -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Name, nop};
+    use super::super::nop;
     use super::*;
 
     fn results() -> (Benchmark, Results) {
-        let benchmark = Name::Nop.benchmark();
+        let benchmark = nop::benchmark();
         let sample = |time: u64| serde_json::from_value(json!({ "operations": 10, "nanoseconds": time })).unwrap();
         let samples = || [480, 500, 530].map(sample).to_vec();
         let row = |case: &Case| Row { case: case.clone(), samples: Ok(samples()) };
