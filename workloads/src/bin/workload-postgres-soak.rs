@@ -6,10 +6,10 @@
 //!
 //! 1. pgbench loads the server, and recorders insert rows and remember which commits were reported.
 //! 2. A child of the postmaster is killed by SIGKILL, mostly one that serves a client. The server
-//!    must recover. This is repeated. PostgreSQL makes new rings and does not close the old ones, so
-//!    the server is stopped and started again after some recoveries.
-//! 3. The postmaster is killed by SIGKILL. All its children must end, and a new server must recover.
-//!    This is repeated.
+//!    must recover. This is repeated. PostgreSQL makes new rings and does not close the old ones.
+//!    So the server is stopped and started again after some recoveries.
+//! 3. The postmaster is killed by SIGKILL. All its children must end, and a new server must
+//!    recover. This is repeated.
 //! 4. pgbench runs for the given time without an error.
 //! 5. All indexes and tables are checked, and the sums of all pages.
 //!

@@ -1,5 +1,5 @@
 //! PostgreSQL's server under one client that scans a table, or under 8 clients of `pgbench -S`.
-//! Prints the pages read or the transactions, and the processor time of all processes of the server.
+//! Prints the pages read or the transactions, and the processor time of the server's processes.
 //!
 //! `workload-postgres --programs FOLDER --folder FOLDER --work scan|select --method METHOD
 //! --direct 0|1`

@@ -1,6 +1,6 @@
-//! PostgreSQL 18, whose processes share rings: with `io_method=io_uring` the postmaster makes a ring
-//! for each backend and then forks the backends. Each backend submits to its own ring, and any
-//! process may wait for any ring's completions.
+//! PostgreSQL 18, whose processes share rings. With `io_method=io_uring` the postmaster makes a
+//! ring for each backend and then forks the backends. Each backend submits to its own ring, and
+//! any process may wait for any ring's completions.
 //!
 //! - [`Postgres`] is an installation, and [`Settings`] are the options of its server.
 //! - [`Cluster`] is a data folder on a test's stage, and [`Server`] is its running server.

@@ -116,8 +116,8 @@ struct Benchmark {
 }
 
 impl Name {
-    /// Returns the benchmark. `postgres` is the folder of PostgreSQL's programs. Error: the benchmark
-    /// needs something that is not there.
+    /// Returns the benchmark. `postgres` is the folder of PostgreSQL's programs. Error: something
+    /// is missing that the benchmark needs.
     fn benchmark(self, postgres: Option<&Path>) -> Result<Benchmark, String> {
         Ok(match self {
             Name::Nop => nop::benchmark(),
