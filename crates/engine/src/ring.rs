@@ -439,12 +439,22 @@ impl<'a> LockedRing<'a> {
             return None;
         }
         let ended = core::mem::take(&mut self.waiting.timeouts.just_ended);
+        if self.ring.is_shared() {
+            return Some(self.published_for_all());
+        }
+        let wakes_all = ended || self.queues.cq.has_overflow() || self.ring.defers_task_work();
+        Some(if wakes_all { u32::MAX } else { self.queues.cq.ready() })
+    }
+
+    /// Brings the journal of a shared ring up to date, and wakes all waiters.
+    #[cold]
+    #[inline(never)]
+    fn published_for_all(&mut self) -> u32 {
         let Queues { journal, cq, .. } = &mut self.queues;
         if let Some(journal) = journal {
             journal.clear_published(cq);
         }
-        let wakes_all = ended || self.queues.cq.has_overflow() || self.ring.defers_task_work();
-        Some(if wakes_all || self.ring.is_shared() { u32::MAX } else { self.queues.cq.ready() })
+        u32::MAX
     }
 
     /// Releases the lock, which is a full barrier, and wakes sleepers for what was published. A

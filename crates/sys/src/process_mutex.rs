@@ -97,11 +97,14 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     #[inline(always)]
     pub fn lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Guard<'_, T, W> {
         let taken = self.word.compare_exchange(self.own, self.own | HELD, Edge::Lock.acquire(), Ordering::Relaxed);
-        if taken.is_err() {
-            let previous = self.lock_slowly();
-            return self.guard_after(previous, catch_up);
-        }
-        self.guard()
+        if taken.is_ok() { self.guard() } else { self.lock_slowly(catch_up) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn lock_slowly(&self, catch_up: impl FnOnce(&mut T, Since)) -> Guard<'_, T, W> {
+        let previous = self.wait();
+        self.guard_after(previous, catch_up)
     }
 
     /// Takes the lock if it is free. A full barrier comes before the read of the lock's word. So a
@@ -135,9 +138,7 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 
     /// Waits for the lock, and takes it. Returns the word as the last holder left it.
-    #[cold]
-    #[inline(never)]
-    fn lock_slowly(&self) -> u32 {
+    fn wait(&self) -> u32 {
         let mut spins = SPINS;
         // A thread that has slept cannot know whether others sleep, so it takes the lock as a
         // contended one.
