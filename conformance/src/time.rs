@@ -79,6 +79,17 @@ pub fn until_process_sleeps(process: i32) -> bool {
     until(|| process_state(process) == Some('S'))
 }
 
+/// Returns whether a process goes on sleeping. A waiter may be woken and sleep again; one whose
+/// call has returned ends soon.
+pub fn still_sleeps(process: i32) -> bool {
+    let mut last = None;
+    until(|| {
+        last = process_state(process);
+        matches!(last, Some('S' | 'Z') | None)
+    });
+    last == Some('S')
+}
+
 /// Returns the state of the main thread of `process`, as /proc/PID/stat shows it. `None` if there
 /// is no such process.
 pub fn process_state(process: i32) -> Option<char> {

@@ -251,7 +251,7 @@ fn waiter_counts_reaped_cqes(t: &mut Transcript) {
         let child = waiter(ring, shared, 2);
         t.entry(&ring.one(nop(1)));
         time::long_enough_to_notice();
-        t.say(format_args!("still waits {}", time::process_state(child) == Some('S')));
+        t.say(format_args!("still waits {}", time::still_sleeps(child)));
         t.entry(&ring.one(nop(2)));
         shared::ended(t, child);
     });
@@ -305,7 +305,7 @@ fn each_waiter_has_its_count(t: &mut Transcript) {
         ring.push(nop(1));
         ring.submit();
         shared::ended(t, one);
-        t.say(format_args!("the other waits {}", time::process_state(two) == Some('S')));
+        t.say(format_args!("the other waits {}", time::still_sleeps(two)));
         ring.push(nop(2));
         ring.submit();
         shared::ended(t, two);
@@ -332,7 +332,7 @@ fn waiter_behind_a_larger_count(t: &mut Transcript) {
         ring.submit();
         time::long_enough_to_notice();
         for process in [two, one] {
-            t.say(format_args!("waits {}", time::process_state(process) == Some('S')));
+            t.say(format_args!("waits {}", time::still_sleeps(process)));
         }
         ring.push(nop(2));
         ring.submit();
@@ -385,7 +385,7 @@ fn timeout_wakes_all_waiters(t: &mut Transcript) {
         let waiters = [5, 6].map(|count| waiter(ring, shared, count));
         t.entry(&ring.one(nop(1)));
         time::long_enough_to_notice();
-        t.say(format_args!("still waits {}", time::process_state(waiters[0]) == Some('S')));
+        t.say(format_args!("still waits {}", time::still_sleeps(waiters[0])));
         let time = milliseconds(5);
         t.entry(&ring.one(timeout(&time, 0, 0, 2)));
         for process in waiters {
@@ -494,7 +494,7 @@ fn signal_ends_one_wait(t: &mut Transcript) {
         let other = waiter(ring, shared, 1);
         shared::signal(interrupted, libc::SIGUSR1);
         shared::ended(t, interrupted);
-        t.say(format_args!("the other waits {}", time::process_state(other) == Some('S')));
+        t.say(format_args!("the other waits {}", time::still_sleeps(other)));
         t.entry(&ring.one(nop(1)));
         shared::ended(t, other);
     });

@@ -185,7 +185,7 @@ impl Ring {
         // Without a number this process shares no ring: a child that inherits one gets none either.
         let own = process_number::own().unwrap_or(process_number::ALONE);
         let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);
-        Ring { creators_watcher: tasks().wake_number(), ..Ring::with_state(flags, memory, task_work, state) }
+        Ring { creators_watcher: tasks().number_for_children(), ..Ring::with_state(flags, memory, task_work, state) }
     }
 
     /// Makes this process's view of a ring that its parent has made. Only what is fixed at setup is
@@ -334,6 +334,7 @@ impl Ring {
     fn catch_up(&self, state: &mut RingState, since: Since) {
         state.queues.sq.catch_up();
         state.queues.cq.catch_up();
+        self.readiness.share();
         if since == Since::HolderDied {
             // Its CQEs that were not published are overwritten by the next ones.
             self.journal(state).forget_unpublished(&self.memory);
@@ -411,9 +412,16 @@ impl<'a> LockedRing<'a> {
     /// ends before the request.
     #[inline(never)]
     pub fn note_in_journal(&mut self, request: &mut Request) {
-        if self.ring.is_shared() {
-            request.journal = self.journal().begin(request.sqe.user_data);
+        if !self.ring.is_shared() {
+            return;
         }
+        let is_published = !self.queues.cq.has_unannounced();
+        let Queues { journal, cq, .. } = &mut self.queues;
+        if let Some(journal) = journal.as_mut().filter(|_| is_published) {
+            // Silent successes are not followed by a publication.
+            journal.clear_published(cq);
+        }
+        request.journal = self.journal().begin(request.sqe.user_data);
     }
 
     /// Returns the journal of a shared ring.

@@ -8,7 +8,7 @@ use crate::signals::frames;
 use crate::swap::region;
 use core::sync::atomic::Ordering;
 use usring_engine::readiness;
-use usring_sys::{credentials, descriptor, eventfd, page_fault, pinned_memory, signals};
+use usring_sys::{credentials, descriptor, eventfd, page_fault, pinned_memory, process_number, signals};
 
 pub static DISOWN: Disown = disown;
 
@@ -18,7 +18,9 @@ fn disown(descriptors: ChildDescriptors, parent: u32) {
     frames::forget_after_fork();
     stacks::forget_after_fork();
     readiness::SIGNALLED.store(0, Ordering::Relaxed);
-    if shares_descriptors(descriptors, parent) {
+    let shares = shares_descriptors(descriptors, parent);
+    process_number::begin_child(shares);
+    if shares {
         descriptor::leave_to_parent();
     } else {
         descriptor::close_private_after_fork();

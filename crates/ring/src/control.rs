@@ -64,14 +64,14 @@ impl Control {
         self.state.fetch_and(!DISABLED, Ordering::Release);
     }
 
-    /// Returns whether several processes use the ring, or have used it. The answer stays valid
-    /// while the caller holds the ring's lock.
+    /// Returns whether several processes use the ring, or have used it. A ring that is shared stays
+    /// so. Another process may begin to share it at any moment.
     #[inline(always)]
     pub fn is_shared(&self) -> bool {
         self.state.load(Ordering::Relaxed) & SHARED != 0
     }
 
-    /// Adds a process to the ring's users. The caller holds the ring's lock.
+    /// Adds a process to the ring's users, and marks the ring as shared.
     pub fn share(&self) {
         self.state.fetch_or(SHARED, Ordering::Relaxed);
         self.users.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! The requests of a shared ring that have no published CQE yet: which process submitted each, and
-//! its `user_data`. When a process dies, another one completes the requests of the dead process.
+//! its `user_data`. Requests from before the ring was shared are not in it. When a process dies,
+//! another one completes the requests of the dead process.
 //!
 //! A slot is two words:
 //!

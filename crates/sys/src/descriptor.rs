@@ -66,7 +66,7 @@ pub fn keep_after_fork(numbers: &[i32]) -> bool {
 /// The private numbers that all descendants of this process keep. Each is stored plus one, so that
 /// 0 means none.
 static KEPT_IN_CHILDREN: [AtomicI32; MOST_KEPT_IN_CHILDREN] = [const { AtomicI32::new(0) }; MOST_KEPT_IN_CHILDREN];
-const MOST_KEPT_IN_CHILDREN: usize = 8;
+const MOST_KEPT_IN_CHILDREN: usize = 64;
 
 /// Lets all descendants keep this private number, which is never closed. Returns `false` if there
 /// are too many such numbers.

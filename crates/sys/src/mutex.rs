@@ -1,5 +1,6 @@
-//! The mutex of a ring (the kernel's `uring_lock`) and of all other shared data: a futex word with
-//! three states. Uncontended, it costs one compare-and-swap to lock and one swap to unlock.
+//! The mutex of all data that the threads of one process share: a futex word with three states. (A
+//! ring's lock is [`crate::process_mutex`].) Uncontended, it costs one compare-and-swap to lock and
+//! one swap to unlock.
 //!
 //! # Hand-over
 //! Work for a ring is published without its lock. The publisher then tries the lock; if another

@@ -52,6 +52,9 @@ pub enum Edge {
     /// The sleeper announces itself, then reads the work. The waker publishes work, then reads the
     /// announcement.
     Sleep,
+    /// A process that begins to use a ring marks it as shared, then reads whether a waiter leads. A
+    /// waiter announces that it leads, then reads the mark.
+    Share,
     /// Task-work list: the pusher publishes an entry to the taker, and the entry as the new tail to
     /// the next pusher.
     Queue,

@@ -38,7 +38,7 @@ const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 /// Longest sleep on the word, after which the thread looks whether the holder is alive.
 const PATIENCE: Nanoseconds = 5_000_000;
 
-/// How a process is asked for by its number: is it alive?
+/// Returns whether the process with this number is alive.
 pub type IsAlive = fn(u32) -> bool;
 
 /// The mutex. `W` leads to its word in shared memory.

@@ -11,14 +11,14 @@
 //!   not inherit it. So a process is alive while its byte is locked.
 //!
 //! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares the
-//! locks, too. It counts as alive until its parent ends.
+//! locks, too, so neither could see the other's end. Such a child has no number.
 
 use crate::descriptor::{self, OwnedDescriptor};
 use crate::mapping;
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall};
-use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 /// Number of a process that shares nothing, because it has no register.
@@ -32,16 +32,22 @@ static REGISTER: AtomicI32 = AtomicI32::new(0);
 static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 /// This process's number.
 static OWN: PerProcess<u32> = PerProcess::new();
+/// Whether this process shares its parent's descriptors.
+static SHARES_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
 /// Held while the register is made.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
 
 /// Returns this process's number. The first call takes the number, and makes the register if no
 /// ancestor has made it.
 ///
-/// Errors: those of memfd_create(2), mmap(2) and fcntl(2); `EAGAIN` if no number is left.
+/// Errors: those of memfd_create(2), mmap(2) and fcntl(2); `EAGAIN` if no number is left;
+/// `EOWNERDEAD` in a child that shares its parent's descriptors.
 pub fn own() -> Result<u32, Errno> {
     if let Some(number) = OWN.get() {
         return Ok(*number);
+    }
+    if SHARES_DESCRIPTORS.load(Ordering::Relaxed) {
+        return Err(Errno::EOWNERDEAD);
     }
     let _one_at_a_time = MAKING.get_or_make(|| Mutex::new(())).lock();
     if let Some(number) = OWN.get() {
@@ -54,6 +60,11 @@ pub fn own() -> Result<u32, Errno> {
     }
     record_lock(file, linux::F_SETLK, number as u32)?;
     Ok(*OWN.get_or_make(|| number as u32))
+}
+
+/// Notes, in a forked child, whether it shares its parent's descriptors.
+pub fn begin_child(shares_descriptors: bool) {
+    SHARES_DESCRIPTORS.store(shares_descriptors, Ordering::Relaxed);
 }
 
 /// Returns the register's descriptor and word; makes the register if there is none. The caller
@@ -70,7 +81,9 @@ fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     let file: OwnedDescriptor = mapping::memory_file(c"usring-processes", mapping::PAGE as u64)?;
     let last = &mapping::shared_words(&file)?[0];
     last.store(u64::from(ALONE), Ordering::Relaxed);
-    descriptor::keep_in_children(file.number());
+    if !descriptor::keep_in_children(file.number()) {
+        return Err(Errno::EMFILE);
+    }
     LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
     let number = file.into_raw();
     REGISTER.store(number + 1, Ordering::Release);

@@ -53,7 +53,7 @@ fn waiter_is_killed(t: &mut Transcript) {
             time::until_process_sleeps(waiter);
         }
         shared::kill(t, waiters[0]);
-        t.say(format_args!("the other waits {}", time::process_state(waiters[1]) == Some('S')));
+        t.say(format_args!("the other waits {}", time::still_sleeps(waiters[1])));
         t.entry(&ring.one(nop(1)));
         shared::ended(t, waiters[1]);
     });

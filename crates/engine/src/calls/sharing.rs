@@ -8,6 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use usring_sys::mutex::Mutex;
+use usring_sys::ordering::{Edge, Side};
 use usring_sys::per_process::PerProcess;
 use usring_sys::queue::queue;
 use usring_sys::{Errno, eventfd, memory_reserve, per_process};
@@ -24,7 +25,8 @@ impl Ring {
     /// Errors: `EOWNERDEAD` if the ring cannot be used here; `ENOMEM`; those of a thread that
     /// cannot be started.
     pub fn adopt(inherited: &Ring) -> Result<Arc<Ring>, Errno> {
-        if inherited.has_events() {
+        // An AIO context stays its process's own. An SQ thread is the parent's.
+        if inherited.has_events() || inherited.has(abi::IORING_SETUP_SQPOLL) {
             return Err(Errno::EOWNERDEAD);
         }
         memory_reserve::check()?;
@@ -37,8 +39,7 @@ impl Ring {
             ring.issuer.store(OTHER_PROCESS, Ordering::Relaxed);
         }
         ring.control.share();
-        // The ring is marked, then the sleep word is read. A leader announces itself there, then
-        // reads the mark. So one of the two sees the other.
+        Edge::Share.barrier_beside_rmw(Side::Waker);
         if ring.wakers.sleep.is_led() {
             eventfd::signal(ring.creators_watcher);
         }

@@ -43,6 +43,9 @@ impl Ring {
         // barrier in between. This call makes a barrier in every thread: either the publisher sees
         // that the ring is watched, or this thread sees its CQEs.
         membarrier::everywhere();
+        if self.is_shared() {
+            self.readiness.share();
+        }
         let backlog = self.memory.flags() & flags::CQ_OVERFLOW != 0;
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
             self.readiness.signal();
@@ -94,7 +97,7 @@ fn signalled() -> Vec<Arc<Ring>> {
         let mut watched = watched.lock();
         watched.retain(|ring| ring.strong_count() > 0);
         let alive = watched.iter().filter_map(Weak::upgrade);
-        rings.extend(alive.filter(|ring| ring.readiness.signalled.load(Ordering::SeqCst)));
+        rings.extend(alive.filter(|ring| ring.readiness.may_be_readable()));
     }
     rings
 }
@@ -102,7 +105,9 @@ fn signalled() -> Vec<Arc<Ring>> {
 /// Returns whether an epoll set of the program contains the descriptor of a ring that is readable
 /// now.
 pub(crate) fn is_signalled_in(set: i32) -> bool {
-    signalled().iter().any(|ring| epoll::holds(set, ring.readiness.polled_as.load(Ordering::Relaxed)))
+    let is_signalled = |ring: &&Arc<Ring>| ring.readiness.signalled.load(Ordering::SeqCst);
+    let in_set = |ring: &Arc<Ring>| epoll::holds(set, ring.readiness.polled_as.load(Ordering::Relaxed));
+    signalled().iter().filter(is_signalled).any(in_set)
 }
 
 fn drain(locked: &LockedRing) {

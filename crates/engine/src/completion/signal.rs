@@ -21,6 +21,9 @@ pub(crate) struct Readiness {
     pub watched: AtomicBool,
     /// The number by which the program last polled the descriptor.
     pub polled_as: AtomicI32,
+    /// The descriptor may be readable by another process's doing, and counts as readable from now
+    /// on. Only changed while `descriptor` is locked.
+    pub shared: AtomicBool,
     /// The descriptor is readable. Only changed while `descriptor` is locked.
     pub signalled: AtomicBool,
     /// The owner of a ring that defers task work has been notified of work that is not on the
@@ -70,12 +73,31 @@ impl Readiness {
 
     pub fn unsignal(&self) {
         let descriptor = self.descriptor.lock();
-        if self.signalled.swap(false, Ordering::SeqCst) {
+        let was_signalled = self.signalled.swap(false, Ordering::SeqCst);
+        if was_signalled {
             SIGNALLED.fetch_sub(1, Ordering::SeqCst);
-            if let Some(event) = &*descriptor {
-                eventfd::drain(event.number());
-            }
         }
+        if let Some(event) = descriptor.as_ref().filter(|_| was_signalled || self.shared.load(Ordering::Relaxed)) {
+            eventfd::drain(event.number());
+        }
+    }
+
+    /// Notes that another process uses the ring. If the program polls the descriptor, each poll
+    /// call looks at it from now on.
+    #[cold]
+    pub fn share(&self) {
+        if !self.is_watched() || self.shared.load(Ordering::Relaxed) {
+            return;
+        }
+        let _descriptor = self.descriptor.lock();
+        if !self.shared.swap(true, Ordering::SeqCst) {
+            SIGNALLED.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Returns whether the descriptor may be readable.
+    pub fn may_be_readable(&self) -> bool {
+        self.signalled.load(Ordering::SeqCst) || self.shared.load(Ordering::SeqCst)
     }
 
     /// Drops the eventfd, because the ring's descriptor is closed.
@@ -83,8 +105,10 @@ impl Readiness {
         self.watched.store(false, Ordering::Release);
         let mut descriptor = self.descriptor.lock();
         *descriptor = None;
-        if self.signalled.swap(false, Ordering::SeqCst) {
-            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
+        for counted in [&self.signalled, &self.shared] {
+            if counted.swap(false, Ordering::SeqCst) {
+                SIGNALLED.fetch_sub(1, Ordering::SeqCst);
+            }
         }
     }
 }

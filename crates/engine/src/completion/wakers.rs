@@ -17,7 +17,7 @@ pub(crate) struct Wakers {
     /// The sleep word, which all processes of the ring share.
     pub sleep: View<SleepWord>,
     /// The wake eventfd in the ring's epoll set. `None` until there is a set. Wakers read `number`,
-    /// without the lock.
+    /// without the lock; it is −1 until then.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
     /// The kernel AIO context on whose completions the leader sleeps, if it does not sleep on the
@@ -27,7 +27,7 @@ pub(crate) struct Wakers {
 
 impl Wakers {
     pub fn new(sleep: View<SleepWord>) -> Wakers {
-        Wakers { sleep, descriptor: Mutex::default(), number: AtomicI32::new(0), completions: SleepPlace::default() }
+        Wakers { sleep, descriptor: Mutex::default(), number: AtomicI32::new(-1), completions: SleepPlace::default() }
     }
 
     /// Makes a wake eventfd and puts it into the ring's new epoll set.

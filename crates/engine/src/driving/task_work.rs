@@ -1,6 +1,7 @@
 //! Task work: other threads put finished requests, and messages of other rings, on the ring's
 //! task-work list. The ring's own thread completes them. If no thread is inside, the thread that
-//! brings the work runs it, unless the ring defers task work to its owner.
+//! brings the work runs it, unless the ring defers task work to its owner. On a ring that processes
+//! share, the thread that brings the work always runs it.
 //!
 //! The hand-over:
 //!

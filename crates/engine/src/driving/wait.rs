@@ -10,6 +10,7 @@ use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
 use usring_sys::kernel_aio::Waiter;
+use usring_sys::ordering::{Edge, Side};
 use usring_sys::queue::Rest;
 use usring_sys::sleep::{Sleeper, Ticket, Wake};
 use usring_sys::ticks::Ticks;
@@ -46,21 +47,19 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut pace = Pace::default();
     // The count of ended timeouts when this call began to wait. `None`: not read yet.
     let mut ended = None;
-    // On a shared ring, the head of the CQ when this call began to wait. `None`: not read yet.
+    // The head of the CQ when this call began to wait. `None`: not read yet.
     let mut consumed = None;
     loop {
         let mut locked = ring.lock();
         if locked.retired {
             return Err(Errno::EINVAL);
         }
-        if ring.is_shared() {
-            consumed.get_or_insert(locked.queues.cq.consumed());
-        }
+        let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
         post_what_is_there(&mut locked, call.completions, &mut polled, hurries);
-        let ready = match consumed {
+        let ready = match ring.is_shared() {
             // Another process may have taken a CQE that came meanwhile; it counts all the same.
-            Some(consumed) => locked.queues.cq.published_since(consumed),
-            None => locked.queues.cq.ready(),
+            true => locked.queues.cq.published_since(consumed),
+            false => locked.queues.cq.ready(),
         };
         let timed_out = *ended.get_or_insert(locked.waiting.timeouts.ended) != locked.waiting.timeouts.ended;
         let is_to_poll = call.until_devices && locked.devices.queues.in_flight() > 0;
@@ -334,7 +333,7 @@ fn lead(ring: &Ring) -> bool {
     if ring.is_shared() || !ring.wakers.sleep.lead() {
         return false;
     }
-    // A process that begins to use the ring marks it, then looks for a leader to wake.
+    Edge::Share.barrier_beside_rmw(Side::Sleeper);
     let stays = !ring.is_shared();
     if !stays && ring.wakers.sleep.resign() == Wake::Futex {
         ring.wakers.sleep.wake_futex();
@@ -342,8 +341,8 @@ fn lead(ring: &Ring) -> bool {
     stays
 }
 
-/// Longest single sleep of a waiter of a shared ring that is not woken by CQEs of other processes.
-/// It looks at the CQ in between.
+/// Longest single sleep of a waiter of a shared ring in a call that no waker of another process can
+/// end. The waiter looks at the CQ in between.
 const BLIND: Nanoseconds = 1_000_000;
 
 /// Sleeps once on the epoll set of a shared ring, for a waiter whose process has transfers in

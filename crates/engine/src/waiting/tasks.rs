@@ -83,6 +83,8 @@ pub(crate) struct Tasks {
     /// Number of the wake eventfd plus 1; 0 while there is no ring watcher. A signal handler reads
     /// it without the lock ([`Tasks::note_change`]).
     wake_event: AtomicI32,
+    /// Number of the wake eventfd plus 1, once all descendants keep it open; else 0.
+    kept_event: AtomicI32,
     /// A thread has changed its credentials since the ring watcher last asked.
     has_changed: AtomicBool,
     preparation: Preparation,
@@ -157,7 +159,9 @@ impl Tasks {
             return Err(error);
         }
         // A child that begins to use a ring of this process wakes the ring watcher.
-        descriptor::keep_in_children(fresh.number());
+        if descriptor::keep_in_children(fresh.number()) {
+            self.kept_event.store(fresh.number() + 1, Ordering::Release);
+        }
         *mailbox = Some(fresh.clone());
         Ok(fresh)
     }
@@ -240,9 +244,10 @@ impl Tasks {
         number > 0
     }
 
-    /// Returns the number of the ring watcher's wake eventfd; −1 if there is no ring watcher.
-    pub fn wake_number(&self) -> i32 {
-        self.wake_event.load(Ordering::Acquire) - 1
+    /// Returns the number by which descendants of this process wake its ring watcher; −1 if they
+    /// cannot.
+    pub fn number_for_children(&self) -> i32 {
+        self.kept_event.load(Ordering::Acquire) - 1
     }
 
     /// Wakes the ring watcher; starts it if there is none.

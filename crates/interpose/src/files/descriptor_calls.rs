@@ -184,7 +184,7 @@ pub fn map(call: &mut Call) -> Outcome {
     });
     match mapped {
         Found::Ring(result) => result.into(),
-        Found::Inherited => Err::<u64, _>(Errno::EOWNERDEAD).into(),
+        Found::Inherited(error) => Err::<u64, _>(error).into(),
         Found::Other => call.pass(),
     }
 }

@@ -53,8 +53,8 @@ pub struct File {
 /// The file behind a number.
 pub enum Found<T> {
     Ring(T),
-    /// A ring of the parent process that cannot be used here.
-    Inherited,
+    /// A ring of the parent process that cannot be used here, for this reason.
+    Inherited(Errno),
     Other,
 }
 
@@ -169,7 +169,7 @@ pub fn find(number: i32) -> Found<Using> {
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
     match share(entry) {
         Found::Ring(file) => checked(Using { file: ManuallyDrop::new(file), held: None }, number),
-        Found::Inherited => Found::Inherited,
+        Found::Inherited(error) => Found::Inherited(error),
         Found::Other => Found::Other,
     }
 }
@@ -182,7 +182,7 @@ fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     let _removers_wait = process::current().descriptors.lock();
     match entry.load(Ordering::Acquire) {
         0 => Found::Other,
-        object if object & INHERITED != 0 => adopt(object).map_or(Found::Inherited, Found::Ring),
+        object if object & INHERITED != 0 => adopt(object).map_or_else(Found::Inherited, Found::Ring),
         // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
         object => Found::Ring(Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
     }
@@ -196,13 +196,11 @@ fn adopt(object: usize) -> Result<Arc<File>, Errno> {
     // file as it was at the fork, which nothing frees. 3. Only parts that never change are read.
     let inherited = ManuallyDrop::new(unsafe { Arc::from_raw((object & !INHERITED) as *const File) });
     let file = File::new(Ring::adopt(&inherited.ring)?);
+    file.identity.store(inherited.identity.load(Ordering::Relaxed), Ordering::Relaxed);
     hazard::prepare();
     for number in known_between(0, u32::MAX) {
         let entry = &TABLE[number as usize];
         if entry.load(Ordering::Relaxed) == object {
-            if number < RESERVED_BASE {
-                file.identify(number);
-            }
             UNWATCHED.fetch_sub(1, Ordering::Relaxed);
             entry.store(Arc::into_raw(file.clone()) as usize, Ordering::Release);
         }
@@ -226,7 +224,7 @@ fn checked(using: Using, number: i32) -> Found<Using> {
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     match find(number) {
         Found::Ring(using) => Found::Ring(work(&using)),
-        Found::Inherited => Found::Inherited,
+        Found::Inherited(error) => Found::Inherited(error),
         Found::Other => Found::Other,
     }
 }
@@ -265,7 +263,7 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     }
     let file = match share(entry) {
         Found::Ring(file) => file,
-        Found::Inherited => return Found::Inherited,
+        Found::Inherited(error) => return Found::Inherited(error),
         Found::Other => return Found::Other,
     };
     if number < RESERVED_BASE && !is_still(&file, number) {

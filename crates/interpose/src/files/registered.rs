@@ -146,7 +146,7 @@ pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
         };
         let file = match descriptors::with(update.data as i32, Arc::clone) {
             Found::Ring(file) => file,
-            Found::Inherited => return Err(Errno::EOWNERDEAD),
+            Found::Inherited(error) => return Err(error),
             Found::Other => return Err(not_a_ring(update.data as i32)),
         };
         let index = put(file, range)?;

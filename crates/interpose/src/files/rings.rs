@@ -51,7 +51,7 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
 fn find(number: i32) -> Result<Using, Errno> {
     match descriptors::find(number) {
         Found::Ring(using) => Ok(using),
-        Found::Inherited => Err(Errno::EOWNERDEAD),
+        Found::Inherited(error) => Err(error),
         Found::Other => Err(not_a_ring(number)),
     }
 }
