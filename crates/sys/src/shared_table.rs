@@ -188,3 +188,18 @@ unsafe fn drop_share<T>(object: usize) {
     // SAFETY: the caller owns this reference.
     drop(unsafe { share::<T>(object) });
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_lies_inside_its_segment() {
+        let mut expected = (0, 0);
+        for place in 0..100_000 {
+            assert_eq!(locate(place), expected, "place {place}");
+            let is_last = expected.1 + 1 == FIRST << expected.0;
+            expected = if is_last { (expected.0 + 1, 0) } else { (expected.0, expected.1 + 1) };
+        }
+    }
+}

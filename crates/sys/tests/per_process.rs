@@ -1,0 +1,84 @@
+//! Values of one process, which a forked child makes anew.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::per_process::{self, OwnedPerProcess};
+
+/// More than the words of the shared page (512), so that some values have pages of their own.
+const MANY: usize = 600;
+/// Fewer than the words of the shared page.
+const FEW: usize = 400;
+
+static ALIVE: AtomicUsize = AtomicUsize::new(0);
+
+struct Number(usize);
+
+impl Number {
+    fn new(number: usize) -> Number {
+        ALIVE.fetch_add(1, Ordering::Relaxed);
+        Number(number)
+    }
+}
+
+impl Drop for Number {
+    fn drop(&mut self) {
+        ALIVE.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+type Numbers = Vec<OwnedPerProcess<Number>>;
+
+fn hold(numbers: &Numbers, offset: usize) -> bool {
+    let is_own = |(index, owner): (usize, &OwnedPerProcess<Number>)| {
+        owner.get_or_make(|| Number::new(index + offset)).0 == index + offset
+    };
+    // All are made before the first is looked at again.
+    [(); 2].iter().all(|()| numbers.iter().enumerate().all(is_own))
+}
+
+/// Returns the size of the process's address space in pages.
+fn pages() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// One test, because it counts the pages of the process.
+#[test]
+fn each_owner_has_a_word_of_its_own_and_returns_it() {
+    per_process::prepare().unwrap();
+    let mut numbers: Numbers = (0..MANY).map(|_| OwnedPerProcess::new()).collect();
+    assert!(hold(&numbers, 0), "two values had one word");
+    // Every third value goes, on the shared page and beyond, and a new owner takes its place.
+    for index in (0..MANY).step_by(3) {
+        numbers[index] = OwnedPerProcess::new();
+    }
+    assert_eq!(ALIVE.load(Ordering::Relaxed), MANY - MANY.div_ceil(3));
+    assert!(hold(&numbers, 0), "a word was given to two values");
+
+    // SAFETY: the child only makes values and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let status = i32::from(!hold(&numbers, 1_000_000));
+        // SAFETY: ends the child without running the test harness.
+        unsafe { libc::_exit(status) };
+    }
+    let mut status = -1;
+    // SAFETY: `status` is a local variable.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child saw a value of its parent's");
+    assert!(hold(&numbers, 0));
+
+    numbers.clear();
+    assert_eq!(ALIVE.load(Ordering::Relaxed), 0, "values outlived their owners");
+    // A word or page that is not returned would make the process grow by a page each time.
+    let before = pages();
+    for round in 0..20 {
+        numbers.extend((0..FEW).map(|_| OwnedPerProcess::new()));
+        assert!(hold(&numbers, round));
+        assert!(pages() < before + FEW / 2, "each value took a page");
+        numbers.clear();
+        numbers.extend((0..MANY).map(|_| OwnedPerProcess::new()));
+        assert!(hold(&numbers, round));
+        numbers.clear();
+    }
+    assert!(pages() < before + FEW / 2, "words were not returned");
+}
