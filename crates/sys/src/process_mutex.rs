@@ -13,7 +13,7 @@
 //! - **Handing over between processes.** A process that was also the last holder takes the lock by
 //!   one compare-and-swap. Otherwise the lock calls `catch_up`, which brings the value up to date
 //!   with what other processes have done.
-//! - **A dead holder.** A thread sleeps on the word for [`PATIENCE`] at most. If the holder is a
+//! - **A dead holder.** A thread sleeps on the word for 5 ms at most. If the holder is a
 //!   process that is dead by then, the thread takes the lock from it.
 //! - **Hand-over of work within a process**, as in [`crate::mutex`]: a thread publishes work
 //!   without the lock, then tries the lock. If another thread of its process holds the lock, that
