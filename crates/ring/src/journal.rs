@@ -57,8 +57,12 @@ pub(crate) fn slots(layout: &Layout) -> usize {
     (2 * layout.cq_entries as usize).max(LEAST)
 }
 
-/// Returns the length of a ring's journal, in bytes.
+/// Returns the length of a ring's journal, in bytes. An AIO context has none, because no other
+/// process uses it.
 pub(crate) fn length(layout: &Layout) -> usize {
+    if layout.has_events() {
+        return 0;
+    }
     HEADER + SLOT * slots(layout)
 }
 

@@ -53,13 +53,15 @@ impl Ring {
         if !others {
             return false;
         }
-        let mut left = LEFT.get_or_make(Mutex::default).lock();
-        let ended: Vec<_> = left.extract_if(.., |ring| !ring.has_requests()).collect();
         let stays = self.has_requests();
+        let left = LEFT.get_or_make(Mutex::default);
+        // No ring's lock is taken under that of the list.
+        let mut rings = core::mem::take(&mut *left.lock());
+        let ended: Vec<_> = rings.extract_if(.., |ring| !ring.has_requests()).collect();
         if stays {
-            left.push(self.clone());
+            rings.push(self.clone());
         }
-        drop(left);
+        left.lock().append(&mut rings);
         ended.iter().for_each(Ring::end);
         stays
     }
