@@ -13,6 +13,7 @@
 //! - `stats`, which prints the counters of programs that run without the launcher.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
+//! - `table`, the one form of all tables.
 //!
 //! `doctor`, `demo` and `bench` start `child` processes by the command line, as a user would.
 //! Every failure is a [`Failure`]: one sentence that says what to do, and the exit status that
@@ -43,6 +44,7 @@ mod stores;
 mod supervise;
 mod swap;
 mod swap_probe;
+mod table;
 
 use clap::{Parser, Subcommand};
 use std::io::Write;

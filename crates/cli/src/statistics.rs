@@ -2,10 +2,12 @@
 //! processes count, and the table of its counters.
 
 use super::Failure;
+use super::table::Table;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::iter;
 use std::mem::{offset_of, size_of};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -143,24 +145,12 @@ impl fmt::Display for Snapshot {
             return writeln!(f, ", no request was submitted");
         }
         writeln!(f)?;
-        let name_width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max("opcode".len());
-        write!(f, "{:name_width$}", "opcode")?;
-        let widths = Column::ALL.map(|column| {
-            let widest = lines.iter().map(|(_, row)| row[column as usize].to_string().len()).max();
-            widest.unwrap_or(0).max(column.name().len())
-        });
-        for (column, width) in Column::ALL.iter().zip(widths) {
-            write!(f, "  {:>width$}", column.name())?;
-        }
-        writeln!(f)?;
+        let head = iter::once("opcode").chain(Column::ALL.map(Column::name));
+        let mut table = Table::new(head, 1);
         for (name, row) in lines {
-            write!(f, "{name:name_width$}")?;
-            for (count, width) in row.iter().zip(widths) {
-                write!(f, "  {count:>width$}")?;
-            }
-            writeln!(f)?;
+            table.add(iter::once(name.to_owned()).chain(row.map(|count| count.to_string())));
         }
-        Ok(())
+        write!(f, "{table}")
     }
 }
 

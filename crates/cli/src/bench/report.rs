@@ -3,6 +3,7 @@
 use super::Benchmark;
 use super::frame::{Bar, Case, Results, Row};
 use super::paired::Figure;
+use crate::table;
 use serde_json::{Map, Value, json};
 use std::fmt;
 
@@ -18,19 +19,9 @@ impl fmt::Display for Table<'_> {
         let (name, priority) = (self.benchmark.name, self.results.priority);
         writeln!(f, "usring bench {name}: medians on {}, {priority}", machine_name())?;
         writeln!(f)?;
-        let mut lines = vec![self.head()];
-        lines.extend(self.results.rows.iter().map(|row| self.cells(row)));
-        let mut widths = vec![0; lines[0].len()];
-        for line in &lines {
-            for (width, cell) in widths.iter_mut().zip(line) {
-                *width = (*width).max(cell.chars().count());
-            }
-        }
-        for line in &lines {
-            let padded: Vec<_> = line.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-            writeln!(f, "{}", padded.join("  ").trim_end())?;
-        }
-        writeln!(f)?;
+        let mut table = table::Table::new(self.head(), 4);
+        self.results.rows.iter().for_each(|row| table.add(self.cells(row)));
+        writeln!(f, "{table}")?;
         self.bars.iter().try_for_each(|bar| writeln!(f, "{bar}"))
     }
 }

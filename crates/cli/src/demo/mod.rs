@@ -7,6 +7,7 @@
 pub mod program;
 
 use super::child::{self, System};
+use super::table::Table;
 use super::{Failure, Outcome};
 use indicatif::{ProgressBar, ProgressStyle};
 use program::{BLOCK, Event, Figures};
@@ -114,24 +115,20 @@ fn style() -> ProgressStyle {
 /// Prints the operations per second and the latencies of usring and of the kernel side by side.
 fn print_table(usring: &[Figures], kernel: &[Figures]) {
     tell!("{BLOCK}-byte blocks at random places of a file in the page cache, queue depth {}:\n", program::DEPTH);
-    tell!("   {:6} {:7} {:>11} {:>10} {:>10} {:>10} {:>10}", "", "", "IOPS", "median", "99 %", "99.9 %", "most");
+    let mut table = Table::new(["", "", "IOPS", "median", "99 %", "99.9 %", "most"], 2);
     for of_usring in usring {
-        print_line("usring", of_usring);
-        kernel
-            .iter()
-            .filter(|figures| figures.phase == of_usring.phase)
-            .for_each(|figures| print_line("kernel", figures));
+        table.add(cells("usring", of_usring));
+        let same = kernel.iter().filter(|figures| figures.phase == of_usring.phase);
+        same.for_each(|figures| table.add(cells("kernel", figures)));
     }
+    table.to_string().lines().for_each(|line| tell!("   {line}"));
     tell!("");
 }
 
-fn print_line(system: &str, figures: &Figures) {
-    let [median, most_of, nearly_all, most] = figures.latencies.map(microseconds);
-    tell!(
-        "   {:6} {system:7} {:>11.0} {median:>10} {most_of:>10} {nearly_all:>10} {most:>10}",
-        figures.phase.name(),
-        figures.operations_per_second
-    );
+fn cells(system: &str, figures: &Figures) -> Vec<String> {
+    let mut cells = vec![figures.phase.name().into(), system.into(), format!("{:.0}", figures.operations_per_second)];
+    cells.extend(figures.latencies.map(microseconds));
+    cells
 }
 
 fn microseconds(nanoseconds: u64) -> String {
