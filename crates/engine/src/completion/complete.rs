@@ -10,9 +10,8 @@ use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
 
-/// Completes a request: posts exactly one CQE without F_MORE. Posts none if the request succeeded
-/// and has CQE_SKIP_SUCCESS. After a CQE with F_MORE (a send without a copy) the notification
-/// follows.
+/// Completes a request: posts exactly one CQE without F_MORE, or none if the request succeeded and
+/// has CQE_SKIP_SUCCESS. A zero-copy send posts a CQE with F_MORE, and the notification follows.
 #[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.queues.statistics.count_completed(request.sqe.opcode, answer.result);
@@ -32,17 +31,16 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
     settle(locked, request, answer);
 }
 
-/// Posts the notification (F_NOTIF) of a send without a copy. The request's own CQE has announced
-/// it by F_MORE. The program may reuse the memory that it sent from then on. `usage`: see
+/// Posts the notification (F_NOTIF) of a zero-copy send: the program may now reuse the memory that
+/// it sent from. F_MORE in the request's own CQE has announced it. `usage`: the result of
 /// [`usage`].
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.queues.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
-/// Ends a request of a broken chain before it has begun, with the error in `result`. A send
-/// without a copy gets its notification all the same, but its CQE lacks the F_MORE that announces
-/// one.
+/// Ends a request of a broken chain before it has begun, with the error in `result`. A zero-copy
+/// send still gets its notification, but its CQE lacks the F_MORE that would announce it.
 pub(crate) fn end_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
     let (user_data, answer) = (request.sqe.user_data, request.result.into());
@@ -107,7 +105,8 @@ pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
     locked.queues.cq.post(Cqe { user_data, res: 0, flags: 0 });
 }
 
-/// Moves a chain on: starts the request behind a completed one, or cancels all that are behind it.
+/// Moves a chain on after a request has completed: starts the next request, or cancels all that
+/// follow.
 fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
     let Some(mut next) = completed.link.take() else { return };
     if next.is_link_timeout() {
@@ -136,9 +135,9 @@ fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
     }
 }
 
-/// Cancels one request of a broken chain. A refused request keeps its own error. `silent`: the
-/// request that broke the chain has CQE_SKIP_SUCCESS, so this one gets no CQE. Its own flag does
-/// not matter.
+/// Cancels one request of a broken chain. If its own prepare failed, it keeps that error. `silent`:
+/// the request that broke the chain has CQE_SKIP_SUCCESS, so this one gets no CQE, whatever its own
+/// flags say.
 pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
     if silent {
         return drop_quietly(locked, member);
@@ -150,9 +149,9 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
     locked.queues.successors.push_back(member);
 }
 
-/// Detaches the LINK_TIMEOUT behind a request that has ended without waiting, and has it complete
-/// by itself. Returns the request behind the LINK_TIMEOUT; it now follows the ended one. `None`:
-/// there is none.
+/// Detaches the LINK_TIMEOUT behind a request that has ended without waiting, and lets it complete
+/// by itself. Returns the request behind the LINK_TIMEOUT, which now follows the ended request.
+/// `None`: the LINK_TIMEOUT was the last.
 pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
     let next = watcher.link.take();
     locked.queues.successors.push_back(watcher);
@@ -173,8 +172,8 @@ fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     }
 }
 
-/// Returns the result for the notification of a send without a copy: IORING_NOTIF_USAGE_ZC_COPIED
-/// if the program asked how the send was made (REPORT_USAGE), else 0.
+/// Returns the result for the notification of a zero-copy send: IORING_NOTIF_USAGE_ZC_COPIED if the
+/// program asked how the data was sent (REPORT_USAGE), else 0.
 pub(crate) fn usage(request: &Request, result: i32) -> i32 {
     match &request.operation {
         // usring always copies the data.

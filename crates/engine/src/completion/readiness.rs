@@ -1,9 +1,9 @@
-//! The ring's descriptor as poll and epoll see it: readable while the CQ holds something. The
-//! descriptor is an eventfd. It is only kept up to date once the program has been seen to poll it,
+//! The ring's descriptor as poll and epoll see it: readable while the CQ is not empty. The
+//! descriptor is an eventfd. It is kept up to date only after the program has polled it once,
 //! because each change is a system call.
 //!
-//! The program empties the CQ without a call, so the descriptor may be readable too long. The entry
-//! points drain it before every sleep in a poll call.
+//! The program takes CQEs without a call, so the descriptor may stay readable too long. The entry
+//! points drain it before a poll call sleeps.
 
 pub use super::signal::SIGNALLED;
 use crate::ring::{Exit, LockedRing, Ring};
@@ -26,8 +26,8 @@ impl Ring {
         *self.readiness.descriptor.lock() = Some(event);
     }
 
-    /// Notes the number by which the program polls the ring's descriptor, or has put it into an
-    /// epoll set.
+    /// Notes the number by which the program polls the ring's descriptor, or under which it is in
+    /// an epoll set.
     pub fn is_polled_as(&self, number: i32) {
         self.readiness.polled_as.store(number, Ordering::Relaxed);
     }
@@ -50,13 +50,13 @@ impl Ring {
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
             self.readiness.signal();
         }
-        // If the ring defers its work, no thread has watched its files until now. The driver that
-        // leaves the ring here has them watched.
+        // On a ring that defers task work, no thread has watched the files of waiting requests
+        // until now. The release below has the ring watcher watch them.
         match self.try_lock() {
             Ok(locked) => locked.release(Exit::Leave),
-            // The holder of the lock watches the files when it leaves, unless it is already on its
-            // way out. So the descriptor stays readable until a thread has looked (`drain`), which
-            // then watches the files.
+            // The holder of the lock has the files watched when it leaves, unless it is leaving
+            // already. So the descriptor is made readable: the program's next poll call then calls
+            // `drain`, whose release has the files watched.
             Err(_) if self.defers_task_work() => self.readiness.signal(),
             Err(_) => {}
         }
@@ -74,9 +74,8 @@ pub fn drain_readiness() {
     }
 }
 
-/// Makes descriptors unreadable as [`drain_readiness`] does, for a driver inside a ring whose
-/// request is about to poll a descriptor. The locks of other rings are only tried: their drivers
-/// may want this ring's lock.
+/// Does what [`drain_readiness`] does, for a driver whose request is about to poll a descriptor. It
+/// only tries the locks of other rings, because their drivers may want the lock of this one.
 pub(crate) fn drain_from(inside: &LockedRing) {
     for ring in signalled() {
         if Arc::ptr_eq(&ring, inside.ring) {
@@ -124,8 +123,8 @@ fn drain(locked: &LockedRing) {
     }
 }
 
-/// Returns whether work that was announced is still there. The announcing thread looked without the
-/// lock. Before its announcement, the owner may have come, done all the work, and left.
+/// Returns whether announced work is still there. The announcing thread checked without the lock.
+/// Before its announcement, the owner may have done all the work and left.
 fn has_announced_work(locked: &LockedRing) -> bool {
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
     locked.devices.queues.in_flight() != 0

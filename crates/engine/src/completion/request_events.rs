@@ -1,11 +1,11 @@
-//! The eventfds that requests have named as their own (IOCB_FLAG_RESFD). Each is signalled once its
-//! request's event is published, and never before.
+//! The eventfds that requests name for themselves (IOCB_FLAG_RESFD). Each is signalled after its
+//! request's event is published, never before.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Pending notifications; the holder of the ring's lock owns them.
+/// Pending signals; the holder of the ring's lock owns them.
 #[derive(Default)]
 pub(crate) struct RequestEvents {
     /// Requests under way (not completed) that name an eventfd.
@@ -15,13 +15,13 @@ pub(crate) struct RequestEvents {
 }
 
 impl RequestEvents {
-    /// Counts a request that begins.
+    /// Counts a request that begins, if it names an eventfd.
     #[inline]
     pub fn begin(&mut self, event: &Option<Arc<EventDescriptor>>) {
         self.under_way += u32::from(event.is_some());
     }
 
-    /// Queues the notification of a request that is done.
+    /// Queues the signal of a completed request.
     #[inline]
     pub fn end(&mut self, event: Option<Arc<EventDescriptor>>) {
         if let Some(event) = event {
@@ -30,7 +30,7 @@ impl RequestEvents {
         }
     }
 
-    /// Returns whether a request under way has an eventfd to be signalled.
+    /// Returns whether a request under way names an eventfd.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.under_way > 0
@@ -52,7 +52,7 @@ impl RequestEvents {
         }
     }
 
-    /// Drops all pending notifications, for a ring that goes away.
+    /// Drops all pending signals, for a ring that goes away.
     pub fn forget(&mut self) {
         self.done = Vec::new();
     }

@@ -1,4 +1,4 @@
-//! The eventfd behind a ring's descriptor, and whether the program is to see it readable.
+//! The eventfd behind a ring's descriptor, and whether the program has to see it readable.
 //! `readiness` decides when.
 
 use alloc::sync::Arc;
@@ -21,13 +21,13 @@ pub(crate) struct Readiness {
     pub watched: AtomicBool,
     /// The number by which the program last polled the descriptor.
     pub polled_as: AtomicI32,
-    /// The descriptor may be readable by another process's doing, and counts as readable from now
-    /// on. Only changed while `descriptor` is locked.
+    /// Another process may make the descriptor readable, so this process treats it as readable from
+    /// now on. Only changed while `descriptor` is locked.
     pub shared: AtomicBool,
     /// The descriptor is readable. Only changed while `descriptor` is locked.
     pub signalled: AtomicBool,
-    /// The owner of a ring that defers task work has been notified of work that is not on the
-    /// task-work list (files, timers), and has not yet come to look.
+    /// The ring defers task work, and its owner has been notified of work that is not on the
+    /// task-work list (files, timers). The owner has not looked for that work yet.
     pub announced: AtomicBool,
 }
 
@@ -38,7 +38,7 @@ impl Readiness {
     }
 
     /// Makes the descriptor readable if the program polls it. Each call makes a new edge, so an
-    /// edge-triggered watcher sees each batch of completions.
+    /// edge-triggered poller sees each batch of completions.
     #[inline]
     pub fn signal(&self) {
         if self.is_watched() {
@@ -46,7 +46,7 @@ impl Readiness {
         }
     }
 
-    /// Makes the descriptor readable until the owner has looked, whatever the CQ holds.
+    /// Makes the descriptor readable until the owner has looked for work, even if the CQ is empty.
     pub fn announce(&self) {
         self.announced.store(true, Ordering::SeqCst);
         self.signal();
@@ -83,7 +83,7 @@ impl Readiness {
     }
 
     /// Notes that another process uses the ring. If the program polls the descriptor, each poll
-    /// call looks at it from now on.
+    /// call checks it from now on.
     #[cold]
     pub fn share(&self) {
         if !self.is_watched() || self.shared.load(Ordering::Relaxed) {

@@ -16,11 +16,11 @@ use usring_sys::{Errno, eventfd};
 pub(crate) struct Wakers {
     /// The sleep word, which all processes of the ring share.
     pub sleep: View<SleepWord>,
-    /// The wake eventfd in the ring's epoll set. `None` until there is a set. Wakers read `number`,
-    /// without the lock; it is −1 until then.
+    /// The wake eventfd in the ring's epoll set. `None` until there is a set. Wakers read `number`
+    /// without taking this lock; it is −1 until then.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The kernel AIO context on whose completions the leader sleeps, if it does not sleep on the
+    /// The kernel AIO context whose completions the leader waits for, if it does not sleep on the
     /// epoll set.
     pub completions: SleepPlace<Waiter>,
 }
@@ -39,8 +39,8 @@ impl Wakers {
         Ok(())
     }
 
-    /// Wakes one group of sleepers. `queued`: the pieces of work on the list, of which the caller
-    /// has just pushed the last. Returns whether a thread slept.
+    /// Wakes one group of sleepers. `queued`: number of entries on the task-work list, the last of
+    /// which the caller has just pushed. Returns whether a thread slept.
     #[inline(always)]
     pub fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
@@ -54,8 +54,8 @@ impl Wakers {
         while self.wake_one(ready) {}
     }
 
-    /// Wakes the thread that watches the ring's epoll set, a waiter or the ring watcher, so that it
-    /// looks at the ring.
+    /// Wakes the thread that watches the ring's epoll set (a waiter or the ring watcher), so that
+    /// it looks for work.
     #[cold]
     pub fn call_watcher(&self) {
         eventfd::signal(self.number.load(Ordering::Acquire));

@@ -1,5 +1,5 @@
-//! The conditions that a request waits for, and the names by which a waiting request is found. They
-//! are plain values, below the request itself and below the tables that keep them.
+//! The conditions that a request waits for, and the keys by which a waiting request is found. All
+//! are plain values that know neither the request nor the tables that keep it.
 
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
@@ -12,7 +12,7 @@ use usring_uapi::{Sqe, sqe_flags};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestId(pub u64);
 
-/// The common properties of the requests behind one registration.
+/// The properties that all requests behind one epoll registration share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interest {
     /// EPOLL* events; error and hang-up are always reported too.
@@ -21,21 +21,22 @@ pub(crate) struct Interest {
     pub multishot: bool,
 }
 
-/// The event data of a registration: its slot, and the slot's generation above.
+/// The event data of a registration: its slot in the low half, the slot's generation in the high
+/// half.
 pub(crate) type Tag = u64;
 
-/// A duplicate that requests share while they wait for one file. A request that goes on to a worker
-/// takes its share with it.
+/// A duplicate that several requests share while they wait for one file. A request that goes on to
+/// a worker keeps its share.
 pub(crate) struct SharedHold {
     pub descriptor: HeldDescriptor,
-    /// The slot whose waiters share it.
+    /// The slot whose waiting requests share the duplicate.
     pub tag: Tag,
 }
 
-/// The condition that ends a request's wait.
+/// The thing that a request waits for after an attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimeSlice {
-    /// An event.
+    /// An event of its file.
     Over,
     /// Its next time slice, whether there is an event or not.
     Runnable,
@@ -57,18 +58,18 @@ pub(crate) struct Deadline {
     pub at: Nanoseconds,
     /// The timeout ends earlier once this many more requests have completed (0: never).
     pub completions: u32,
-    /// A multishot starts again after this span.
+    /// Span after which a multishot timeout starts again.
     pub repeat_every: Nanoseconds,
-    /// Number of times that a multishot starts (0: until it is removed).
+    /// Number of times that a multishot timeout starts (0: until it is removed).
     pub repeats: u32,
-    /// The end by time is no failure and breaks no link (ETIME_SUCCESS).
+    /// Expiry is no failure and breaks no link (ETIME_SUCCESS).
     pub expiry_succeeds: bool,
     /// The request that a LINK_TIMEOUT watches.
     pub watches: Option<RequestId>,
 }
 
-/// A registered file's entry in the epoll set. It is deleted before the file's number is closed:
-/// close(2) alone would leave it there while the program has the file open.
+/// A file's entry in the epoll set. The entry is deleted before the file's number is closed: after
+/// close(2) alone it would stay in the set for as long as the program has the file open.
 pub(crate) struct Registration {
     pub set: Arc<Epoll>,
     pub number: i32,
@@ -93,7 +94,7 @@ pub(crate) struct CancelKey {
     pub fd: i32,
     pub opcode: u8,
     pub flags: u32,
-    /// After `resolve`: a descriptor number of the file that the key names.
+    /// Set by `resolve`: a descriptor number of the file that the key names.
     pub file: i32,
 }
 
@@ -108,17 +109,17 @@ impl CancelKey {
         self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
     }
 
-    /// Returns whether the key's file is the file of a request. `number`: the number by which the
-    /// request has the file. If the kernel cannot compare the files, equal numbers in the SQEs
-    /// count as the same file.
+    /// Returns whether the key names the file of a request. `number`: descriptor number of the
+    /// request's file. If the kernel cannot compare the files, equal numbers in the SQEs count as
+    /// the same file.
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;
         descriptor::same_file(number, self.file).unwrap_or_else(same_number)
     }
 
-    /// Returns whether the key means a request with this SQE. `file`: the number of the file that
-    /// the request works on, if it works on one.
+    /// Returns whether the key means a request with this SQE. `file`: descriptor number of the
+    /// request's file, if it works on one.
     pub fn matches(&self, sqe: &Sqe, file: Option<i32>) -> bool {
         if self.has(abi::IORING_ASYNC_CANCEL_ANY) {
             return true;

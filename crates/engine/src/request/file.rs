@@ -1,4 +1,4 @@
-//! The file of a request, and the hold by which its number goes on meaning that file.
+//! The file of a request, and the hold that keeps its descriptor number valid.
 
 use super::conditions::SharedHold;
 use crate::registered::registered_files::RegisteredFile;
@@ -14,12 +14,12 @@ pub(crate) struct FileUse {
     /// The number to use in system calls.
     pub number: i32,
     pub hold: Hold,
-    /// The device of usring's that the file stands for. `None`: it stands for none, or the request
-    /// need not remember the device.
+    /// The device of usring's behind the file. `None`: there is no such device, or the request has
+    /// no need to remember it.
     pub device: Option<Arc<OpenDevice>>,
 }
 
-/// The hold that keeps the number meaning the same file.
+/// The hold that makes a request's descriptor number refer to one file throughout.
 #[derive(Default)]
 pub(crate) enum Hold {
     /// No hold: the number is the program's own, valid until the program's call returns.
@@ -29,15 +29,15 @@ pub(crate) enum Hold {
     Registered(Arc<RegisteredFile>),
     /// A duplicate that all requests waiting for the same file share.
     Shared(Arc<SharedHold>),
-    /// A duplicate that all transfers of that file share.
+    /// A duplicate from [`KeptFiles`], shared by all transfers of the file.
     Kept(#[expect(dead_code, reason = "owned to be given up with the request")] Arc<HeldDescriptor>),
     /// A private duplicate, made when the request had to wait.
     Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
 }
 
 impl FileUse {
-    /// Ensures that the file stays the same after the call has returned. From then on the program's
-    /// close does not cancel the request, and the request does not see a reuse of the number.
+    /// Duplicates the file, if no hold keeps it yet. After that the program may close its number or
+    /// reuse it, and the request still works on its file.
     pub fn keep(&mut self) -> Result<(), Errno> {
         if matches!(self.hold, Hold::Submitter) {
             let duplicate = descriptor::hold(self.number)?;
@@ -48,18 +48,19 @@ impl FileUse {
     }
 }
 
-/// Duplicates of the program's files by its own numbers. Each lives as long as any request has it:
-/// many requests may wait, and descriptors are few.
+/// Duplicates of the program's files, found by the program's descriptor numbers. Requests share
+/// them, because many requests may wait and descriptors are few. A duplicate is closed when no
+/// request holds it any more.
 #[derive(Default)]
 pub(crate) struct KeptFiles {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
-/// When this many numbers are known, those without a waiting request are dropped.
+/// Number of entries at which those without a waiting request are dropped.
 const KNOWN_NUMBERS: usize = 64;
 
 impl KeptFiles {
-    /// Returns the duplicate of a file of the program's; makes it if there is none.
+    /// Returns the duplicate of one of the program's files; makes it on first use.
     pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
         // The program may have another file by that number now.

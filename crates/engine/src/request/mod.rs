@@ -32,9 +32,9 @@ use usring_sys::queue::Entry;
 use usring_sys::{Errno, SystemCall, wait};
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-/// Flag in a request's copy of the SQE: the request names a group. Number 0 then means that the
-/// request was submitted while threads did not differ, and that a thread with other rights may be
-/// the first to try it.
+/// Flag in a request's copy of the SQE: `personality` there holds the number of a group with equal
+/// rights (`waiting::rights`). Group 0 then means that all threads had equal rights at submission,
+/// but that the first thread to try the request may have others.
 pub(crate) const HAS_GROUP: u8 = 1 << 7;
 
 /// The owning pointer by which a request moves between modules.
@@ -56,18 +56,18 @@ pub(crate) struct Properties {
     pub selects_buffer: bool,
     /// The request's `ioprio` has a meaning; otherwise it must be 0.
     pub takes_ioprio: bool,
-    /// Workers run requests of this opcode on the same regular file in order.
+    /// Workers run requests of this opcode on one regular file in order, one at a time.
     pub hashes_regular_file: bool,
-    /// A worker may have to wait for ever.
+    /// A worker may have to wait without a limit.
     pub waits_for_ever: bool,
-    /// Takes something of the ring's, or resolves a number, when it is issued. So a request must
-    /// not go to a worker before it is issued.
+    /// The issue takes something from the ring, or looks a number up there. So no worker may run
+    /// the request before it is issued.
     pub needs_ring_at_issue: bool,
-    /// The result depends on the issuing thread's rights: a thread with other rights leaves the
-    /// request to a worker. (Requests that are never issued in place go to a worker anyway.)
+    /// The result depends on the issuing thread's rights, so a thread with other rights leaves the
+    /// request to a worker. (Not set for requests that always go to a worker.)
     pub bears_rights: bool,
-    /// A worker's error breaks no link, and is silent where success is to be silent, as on the
-    /// kernel.
+    /// An error from a worker does not break a link, and gets no CQE with CQE_SKIP_SUCCESS, as in
+    /// the kernel.
     pub errors_keep_link: bool,
     /// The request may be submitted to a ring with IOPOLL.
     pub allowed_on_polled_ring: bool,
@@ -106,7 +106,7 @@ pub(crate) struct Request {
     pub properties: &'static Properties,
     /// The ring's private copy of the SQE: read once from shared memory, never again.
     pub sqe: Sqe,
-    /// The operation that the family's prepare made of the SQE.
+    /// The operation that the opcode family's prepare made of the SQE.
     pub operation: Operation,
     pub file: FileUse,
     /// The provided buffer that the request has taken, until its CQE names it.
@@ -122,35 +122,35 @@ pub(crate) struct Request {
     pub progress: Progress,
     /// The request has many CQEs, all but the last with F_MORE, and waits again after each.
     pub multishot: bool,
-    /// The poll table's slot where the request waits, or has last waited; 0 before that.
+    /// Tag of the poll table's slot where the request waits or last waited; 0 if it never waited.
     pub place: Tag,
-    /// The events for which its file was ready at the last call; 0 before it waited.
+    /// The events for which its file was last ready; 0 before it waited.
     pub ready_for: u32,
-    /// Result of the prepare that failed, of the worker that ran it, or of its broken chain.
+    /// Its result so far; `progress` says from which step.
     pub result: i32,
     /// Flags of its next CQE.
     pub cqe_flags: u32,
-    /// The eventfd that it names, on a ring whose completions are events.
+    /// The eventfd that its iocb names (IOCB_FLAG_RESFD), on the ring of an AIO context.
     pub event: Option<Arc<EventDescriptor>>,
 }
 
-/// A request's progress, as far as it decides what is done next.
+/// A request's progress, as far as its next step depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Progress {
     #[default]
     New,
     /// The request's prepare failed, with the error in `result`. The request is never issued.
     Refused,
-    /// Its chain broke before it started: it ends with the error in `result`.
+    /// The request's chain broke before it started: it ends with the error in `result`.
     Unbegun,
-    /// A worker has run it; `result` is its answer.
+    /// A worker has run the request; `result` is the worker's.
     Ran,
-    /// A message to this ring instead of a request: `user_data`, `result` and `cqe_flags` are a
-    /// CQE.
+    /// No request but a message for this ring: `user_data`, `result` and `cqe_flags` are those of
+    /// the CQE to post.
     Message,
-    /// Another ring's request, with a descriptor for this ring.
+    /// Another ring's MSG_RING, which brings this ring a file.
     Visiting,
-    /// Back from another ring; `result` is its answer.
+    /// This ring's MSG_RING, back from another ring, which has set `result`.
     Returned,
 }
 
@@ -159,8 +159,9 @@ impl Request {
         self.sqe.flags & flag != 0
     }
 
-    /// Returns whether a worker of the kernel would make each attempt of the request (IOSQE_ASYNC).
-    /// A multishot waits for its file first, and its submitter makes the attempts.
+    /// Returns whether the kernel would leave each attempt of the request to a worker
+    /// (IOSQE_ASYNC). It does not do so with a multishot, which waits for its file first and is
+    /// then tried by its submitter.
     pub fn is_forced_once(&self) -> bool {
         self.has_flag(sqe_flags::ASYNC) && !self.multishot
     }
@@ -169,13 +170,14 @@ impl Request {
         self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
     }
 
-    /// Marks a request that may be tried for the first time after its submission. By then, threads
-    /// may have different rights.
+    /// Marks a request that may be tried for the first time after its submission, when threads may
+    /// have different rights.
     pub fn mark_for_later(&mut self) {
         self.sqe.flags |= HAS_GROUP;
     }
 
-    /// Returns whether it is the timeout of the request before it in its chain.
+    /// Returns whether the request is a LINK_TIMEOUT, the timeout of the request before it in its
+    /// chain.
     pub fn is_link_timeout(&self) -> bool {
         self.sqe.opcode == opcode::LINK_TIMEOUT && matches!(self.operation, Operation::LinkTimeout(_))
     }
@@ -208,15 +210,16 @@ impl Request {
         }
     }
 
-    /// Returns whether it is a transfer that would be direct I/O if its file is open with O_DIRECT.
+    /// Returns whether the request is a transfer that would be direct I/O if its file is open with
+    /// O_DIRECT.
     #[inline]
     pub fn may_be_direct(&self) -> bool {
         matches!(&self.operation, Operation::ReadWrite(transfer) if transfer.may_be_direct())
     }
 
-    /// Has a write raise no SIGPIPE from now on. In the kernel a worker makes the write, and
-    /// workers take no signals. If the kernel does not know RWF_NOSIGNAL, a worker of usring's
-    /// makes the write.
+    /// Suppresses SIGPIPE for the request's writes from now on. In the kernel a worker would make
+    /// the write, and workers take no signals. If the kernel does not know RWF_NOSIGNAL, a worker
+    /// of usring's makes the write.
     #[cold]
     pub fn raise_nothing(&mut self) {
         if let Operation::ReadWrite(transfer) = &mut self.operation {
@@ -224,7 +227,7 @@ impl Request {
         }
     }
 
-    /// Returns the number of the file that it works on, if it works on one.
+    /// Returns the descriptor number of the request's file, if it works on one.
     pub fn file_number(&self) -> Option<i32> {
         self.properties.needs_file.then_some(self.file.number)
     }
@@ -272,8 +275,8 @@ impl Request {
         core::mem::forget(core::mem::replace(&mut self.operation, operation));
     }
 
-    /// Returns what its completion carries beside the CQE, on a ring that has that. An event
-    /// signals the request's own eventfd once it is published.
+    /// Returns the second half of a 32-byte CQE. On the ring of an AIO context, returns the event's
+    /// `data` instead, and queues the signal of the request's eventfd until the event is published.
     #[inline(never)]
     pub fn extension(&mut self, has_events: bool, events: &mut RequestEvents) -> [u64; 2] {
         if !has_events {

@@ -1,8 +1,8 @@
-//! The outcomes of an attempt to carry a request out.
+//! The outcomes of an attempt to carry out a request.
 
 use usring_sys::Errno;
 
-/// A result with its effect on the rest of the chain.
+/// A result, and its effect on the rest of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub result: i32,
@@ -16,13 +16,13 @@ impl From<i32> for Answer {
     }
 }
 
-/// Outcome of an attempt to issue a request. Small enough for one register.
+/// Outcome of an attempt to issue a request. It fits into one register.
 pub(crate) enum IssueOutcome {
     Done(Answer),
-    /// The request's file was not ready: poll for the row's events, then try again.
+    /// The file was not ready: poll for the events of the opcode's row, then try again.
     WouldBlock,
-    /// The request has to wait for its file. But it is not known whether the file is ready already,
-    /// so it is polled first.
+    /// The request has to wait for its file, but was not tried, so the file may be ready already.
+    /// The engine polls it first.
     PollsFirst,
     /// The request has used its time slice and may have more to do: other requests come first.
     Yield,
@@ -30,11 +30,12 @@ pub(crate) enum IssueOutcome {
     NeedsWorker,
     /// The request is a transfer for this queue pair of a device.
     OnDevice(ChannelIndex),
-    /// The request waits for poll events on its file; its operation names them.
+    /// The request waits for poll events of its file; its operation names them.
     AwaitsPoll,
-    /// The request waits for time or for completions; its operation names them.
+    /// The request waits for a time or a number of completions; its operation names them.
     AwaitsTime,
-    /// The request goes to another ring, whose driver holds the lock, and comes back.
+    /// The request is a message to another ring whose lock is taken. It goes to that ring's driver
+    /// and comes back.
     Visits,
 }
 
@@ -44,12 +45,12 @@ impl IssueOutcome {
         IssueOutcome::Done(result.into())
     }
 
-    /// Returns the outcome of an operation that answers with an errno.
+    /// Returns the outcome of an operation that fails with an errno.
     pub fn of(result: Result<i32, Errno>) -> Self {
         Self::done(result.unwrap_or_else(Errno::negative))
     }
 }
 
-/// Names a channel of the ring.
+/// Index of one of the ring's channels to devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChannelIndex(pub u32);

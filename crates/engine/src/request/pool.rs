@@ -1,4 +1,4 @@
-//! A ring's spare requests and messages, so that the hot path never allocates.
+//! A ring's spare requests and messages, which keep allocation off the hot path.
 
 use super::conditions::RequestId;
 use super::operation::Operation;
@@ -9,11 +9,11 @@ use alloc::vec::Vec;
 use usring_sys::memory_reserve;
 use usring_sys::queue::Entry;
 
-/// A ring's spare requests, so that the hot path never allocates.
+/// The spare requests and messages of one ring.
 #[derive(Default)]
 pub(crate) struct RequestPool {
     spare: Vec<RequestEntry>,
-    /// Messages that were sent or received, for reuse.
+    /// Spare messages of SENDMSG and RECVMSG.
     #[expect(clippy::vec_box, reason = "requests own them by these boxes")]
     messages: Vec<Box<SocketMessage>>,
     last_id: u64,

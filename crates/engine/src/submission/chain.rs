@@ -3,11 +3,11 @@
 use crate::request::RequestEntry;
 use alloc::vec::Vec;
 
-/// The chain that is being collected by the submission under way.
+/// The chain that the submission under way is collecting.
 #[derive(Default)]
 pub(crate) struct Chain {
     pub members: Vec<RequestEntry>,
-    /// A member other than the first drains.
+    /// Whether a member other than the head has IOSQE_IO_DRAIN.
     pub drains: bool,
 }
 

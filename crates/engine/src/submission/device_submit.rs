@@ -41,8 +41,8 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
             queues.needs_doorbell = true;
             return;
         }
-        // The submitting thread delivers the request, together with what was left to a submit
-        // helper.
+        // A submit helper may have been left to submit earlier requests of the queue. Now the
+        // submitting thread submits them, together with this one.
         queues.left_to_helper = false;
         queues.pending += 1;
         queue.pending += 1;
@@ -58,8 +58,8 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
         Submission::Refused(error) => complete::complete(locked, request, error.negative().into()),
         Submission::NeedsWorker => suspend::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
-            // The request waits here, and may later turn out to need a worker. By then the program
-            // may have closed its file, so the request notes its device now.
+            // The request waits in the backlog and may later need a worker. By then the program may
+            // have closed its file, so the request notes its device now.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
                 && let Err(error) = locked.devices.named.keep(&mut request.file)

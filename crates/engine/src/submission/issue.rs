@@ -13,7 +13,7 @@ use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::sqe_flags;
 
-/// Issues a request once more, or later than its submission.
+/// Issues a request again, or for the first time after it was held back by a link or drain.
 pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::Unbegun {
         return complete::end_unbegun(locked, request);
@@ -27,7 +27,7 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     issue_now(locked, request, row);
 }
 
-/// Issues an accepted request as part of its submission.
+/// Issues an accepted request during its submission.
 #[inline(always)]
 pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) {
     if row.properties.needs_file
@@ -44,8 +44,8 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry, row:
     conclude(locked, request, outcome);
 }
 
-/// Issues a multishot that has waited once more, with the file that it waited with. Returns the
-/// request if it goes on waiting there: the caller knows where.
+/// Issues a multishot again after its file was reported ready. Returns the request if the attempt
+/// would block: it still belongs to its slot in the poll table, and the caller puts it back there.
 #[inline(always)]
 pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option<RequestEntry> {
     debug_assert!(request.multishot && request.place != 0);
@@ -69,7 +69,7 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
-            // The kernel would have completed it in a worker.
+            // In the kernel a worker would have completed the request.
             locked.notify.completed_by_worker = true;
         }
         locked.queues.statistics.count_inline(request.sqe.opcode);
@@ -85,13 +85,13 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
     }
 }
 
-/// Handles a request that another thread may have to carry out, for its rights or because it asks
-/// for that (IOSQE_ASYNC).
+/// Decides about a request that another thread may have to carry out, because of its rights or
+/// because of IOSQE_ASYNC. Returns `None` if this thread is to issue it.
 #[cold]
 fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let is_send = matches!(request.operation, Operation::SendReceive(_));
-    // Each part of a send needs rights. Any other request that waits for its file has been tried by
-    // its submitter, and the rest of it needs no rights.
+    // Each attempt of a send is checked against the sender's rights. Any other request was first
+    // tried by its submitter; later attempts, after a wait for its file, need no rights.
     let asks = request.properties.bears_rights && request.progress == Progress::New && (request.place == 0 || is_send);
     if asks && locked.waiting.rights.is_foreign(request) {
         return if is_send { send::leave_to_worker(locked, request) } else { Some(IssueOutcome::NeedsWorker) };
@@ -99,16 +99,19 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
     if request.has_flag(sqe_flags::ASYNC) { force_async(locked, request) } else { None }
 }
 
-/// Returns the outcome for IOSQE_ASYNC: the request is not tried. But a request that can be polled
-/// occupies no worker while it waits (the kernel's workers poll such files, too). A request that
-/// takes something of the ring's at issue (its buffer, another file) has to be issued. A device's
-/// queue pair takes the place of a worker.
+/// Returns the outcome of a request with IOSQE_ASYNC, which asks that the submitter not try it.
+/// Returns `None` for a request that the submitter issues all the same:
+/// - A request whose file can be polled occupies no worker while it waits. (The kernel's workers
+///   poll such files, too.)
+/// - A request that takes something from its ring (a provided buffer, another file) must be issued
+///   under the ring's lock.
+/// - A transfer on a device needs no worker: the device's queue pair takes a worker's place.
 fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
         return None;
     }
     if matches!(request.operation, Operation::Poll(_)) {
-        // A worker arms a poll as its submitter does, of any file.
+        // In the kernel, too, a worker arms a poll just as the submitter does, on any file.
         return None;
     }
     let polls = || {
@@ -119,7 +122,7 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     let needs_ring_at_issue = request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.needs_ring_at_issue;
     let is_bundle = send::is_bundle(request);
     if (request.multishot || is_bundle) && !can_repeat() {
-        // The request would wait for its file more than once, and cannot.
+        // The request has to wait for its file several times, but this file cannot be polled.
         return Some(IssueOutcome::done(Errno::EBADFD.negative()));
     }
     if is_bundle {
@@ -139,8 +142,9 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     works.then_some(IssueOutcome::NeedsWorker)
 }
 
-/// Finds the number that system calls are to use. This happens at issue, as in the kernel's
-/// `io_assign_file`, so that a request may open what the next one of its chain uses.
+/// Looks up the descriptor number that system calls use for the request's file. This happens at
+/// issue, as in the kernel's `io_assign_file`: a request may open the file that the next request of
+/// its chain uses.
 #[inline]
 fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.hold, Hold::Submitter) {

@@ -1,5 +1,5 @@
-//! Chains: IO_LINK and IO_HARDLINK. A chain is collected while it is submitted, starts with its
-//! head, and goes on as each request completes.
+//! Chains of requests: IO_LINK and IO_HARDLINK. A submission collects a chain and starts its head.
+//! Each member starts the next one when it completes.
 
 use crate::completion::complete;
 use crate::request::{Progress, Request, RequestEntry};
@@ -23,8 +23,8 @@ pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.has_flag(sqe_flags::IO_DRAIN)
         && let Some(head) = locked.queues.chain.members.first_mut()
     {
-        // A drain in the middle of a chain holds back its head. Requests after the chain wait for
-        // all of it.
+        // IO_DRAIN in the middle of a chain holds back the whole chain. Requests after the chain
+        // wait until all of it has ended.
         head.sqe.flags |= sqe_flags::IO_DRAIN;
         locked.queues.chain.drains = true;
     }
@@ -67,8 +67,8 @@ fn start_members(locked: &mut LockedRing) {
     }
 }
 
-/// Refuses a chain with a refused member: each member gets its own CQE, or only the head if the
-/// head is to be silent.
+/// Refuses a chain because the prepare of a member failed. Each member gets its own CQE. If the
+/// head has CQE_SKIP_SUCCESS, only the head gets one.
 fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.queues.chain.members);
     let mut rest = members.into_iter().peekable();

@@ -1,5 +1,4 @@
-//! The submission side: from an SQE to an attempt to carry it out, in the order of a request's
-//! path.
+//! The submission side: the path of a request from its SQE to an attempt to carry it out.
 //!
 //! 1. `start` checks and prepares it by its row of `opcode_table`.
 //! 2. `link` (with `chain`) and `drain` hold it back.

@@ -1,8 +1,9 @@
-//! The opcode table: one row per opcode, in the order of the opcodes. Only here is written what an
-//! opcode needs, and which functions prepare, issue and work it. So PROBE reports from this table
-//! alone. A new opcode is a row here and a file (or a few lines) in `op`.
+//! The opcode table: one row per opcode, in the order of the opcodes. A row is the only place that
+//! says what its opcode needs, and which functions prepare it, issue it and carry it out in a
+//! worker. PROBE reports from this table alone. A new opcode is a row here and a file (or a few
+//! lines) in `op`.
 //!
-//! A row names everything that its opcode has. An opcode lacks what its row does not name.
+//! A property that a row does not name is absent.
 
 use crate::op::{
     accept, attributes, call, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop,
@@ -17,12 +18,13 @@ use usring_sys::Errno;
 use usring_sys::epoll::{IN, OUT, PEER_HANG_UP};
 use usring_uapi::opcode::{self, COUNT};
 
-/// Checks the SQE and makes the family's operation from it; copies whatever the program may reuse
-/// once the call returns.
+/// Checks the SQE and makes the family's operation from it. Copies any memory that the program may
+/// reuse once the call returns.
 type Prepare = fn(&mut LockedRing, &mut Request) -> Result<(), Errno>;
 /// Tries the request without blocking, under the ring's lock.
 type Issue = fn(&mut LockedRing, &mut Request) -> IssueOutcome;
-/// Completes a worker's result with what has to be done under the lock.
+/// Finishes a request that a worker has run, under the ring's lock. Gets the worker's result and
+/// returns the final one.
 type Finish = fn(&mut LockedRing, &mut Request, i32) -> i32;
 
 /// An opcode: its functions and its properties.
@@ -155,7 +157,8 @@ impl Row {
         self
     }
 
-    /// The opcode's worker leaves something to be done under the lock.
+    /// Names the function that finishes the request under the ring's lock after a worker has run
+    /// it.
     const fn finish(mut self, finish: Finish) -> Row {
         self.finish = Some(finish);
         self
@@ -212,16 +215,19 @@ impl Row {
     }
 }
 
-/// Returns the row of a known opcode; for every other byte, a row that refuses.
+/// Returns the row of a known opcode. Every other byte gets a row whose prepare fails with
+/// `EINVAL`.
 #[inline]
 pub(crate) fn row(opcode: u8) -> &'static Row {
     static REFUSE: Row = Row::unsupported(u8::MAX);
     TABLE.get(usize::from(opcode)).unwrap_or(&REFUSE)
 }
 
-/// Returns whether the rows are in order, and every supported one can be carried out. An opcode
-/// that polls needs a file. An opcode that finishes a worker's result, or may go to a worker for
-/// its rights, needs work for one.
+/// Returns whether the rows are in order and every supported opcode can be carried out:
+///
+/// - An opcode that polls needs a file.
+/// - An opcode has work for a worker if it has a `finish`, or if its rights may send it to a
+///   worker.
 const fn is_sound(rows: &[Row; COUNT]) -> bool {
     let mut index = 0;
     while index < COUNT {

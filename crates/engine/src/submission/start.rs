@@ -1,5 +1,5 @@
-//! The first steps of a request: checks what all opcodes share, has the opcode's family prepare it,
-//! and starts it.
+//! The first steps of a request: makes the checks that all opcodes share, has the opcode's family
+//! prepare the request, and starts it.
 
 use crate::request::{Properties, RequestEntry};
 use crate::ring::{LockedRing, Queues};
@@ -19,7 +19,7 @@ pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry, row: &Row) {
     }
 }
 
-/// Checks what all opcodes share, in the kernel's order, and prepares the request.
+/// Makes the checks that all opcodes share, in the kernel's order, and prepares the request.
 #[inline(always)]
 pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry, row: &Row) -> Result<(), Errno> {
     let (sqe, properties) = (&request.sqe, &row.properties);
@@ -53,7 +53,7 @@ fn check_flags(locked: &mut LockedRing, sqe: &Sqe, properties: &Properties) -> R
         if locked.queues.drain.is_disabled() {
             return Err(Errno::EOPNOTSUPP);
         }
-        // This includes requests that are refused for another reason.
+        // The drain begins even if the request is then refused for another reason.
         locked.queues.drain.activate();
     }
     Ok(())

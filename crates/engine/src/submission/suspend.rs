@@ -1,5 +1,5 @@
-//! Requests that cannot be done at once: keeps the file of one, and hands it to the module of
-//! `waiting` that will bring it back.
+//! Lets a request wait that cannot be done at once: keeps its file open, and hands the request to
+//! the module of `waiting` that will bring it back.
 
 use crate::completion::complete;
 use crate::op::block_device;
@@ -16,7 +16,7 @@ use usring_uapi::sqe_flags;
 #[cold]
 pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     let poll_events = request.poll_events();
-    // All requests that wait for one file to be ready share what keeps it open.
+    // Whether the request will wait in the poll table.
     let polls = match outcome {
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield => poll_events != 0,
         IssueOutcome::AwaitsPoll => true,
@@ -36,9 +36,9 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
         IssueOutcome::AwaitsTime => locked.waiting.timeouts.arm(request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
-            // A sync covers the writes before it in this batch, where that costs nothing. It may
-            // overtake deferred submits, as any request may that no link, drain or AIO context puts
-            // in order.
+            // If the request is a sync, the writes before it in this batch reach their devices
+            // first, because that costs nothing here. Writes whose submit is deferred may come
+            // later: only links, drains and AIO contexts order requests.
             locked.devices.queues.ring_doorbells();
             workers::hand_over(locked, request);
         }
@@ -51,7 +51,8 @@ pub(crate) fn hand_to_worker(locked: &mut LockedRing, request: RequestEntry) {
     suspend(locked, request, IssueOutcome::NeedsWorker);
 }
 
-/// Keeps the file of a request that has to wait. A poll itself keeps a file that is not registered.
+/// Keeps the file of a request that has to wait. For a request that polls, the poll table keeps the
+/// file, unless the file is registered.
 fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
     if !request.properties.needs_file {
         return Ok(());

@@ -18,8 +18,8 @@ use usring_sys::socket::ADDRESS_LIMIT;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::Sqe;
 
-/// The operation that a family's prepare made of the SQE. It has a tag of its own, not one folded
-/// into some field, because the tag is read at the end of every request.
+/// The operation that a family's prepare made of the SQE. `repr(u8)` gives it a tag of its own,
+/// outside all fields, because the tag is read at the end of every request.
 #[derive(Default)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -52,8 +52,8 @@ impl Operation {
     /// Returns whether dropping the operation has an effect, because it owns memory.
     #[inline(always)]
     pub fn owns_memory(&self) -> bool {
-        // Separately, for transfers on devices: a jump through a table is seldom predicted after a
-        // wait.
+        // Transfers are checked apart from the `match`: after a wait for a device, the processor
+        // would seldom predict the jump through the table.
         if let Operation::ReadWrite(transfer) = self {
             return transfer.owns_memory();
         }
@@ -97,16 +97,16 @@ pub(crate) struct Nop {
     pub flags: u32,
     pub fd: i32,
     pub buffer: u16,
-    /// The second half of its CQE.
+    /// The second half of a 32-byte CQE.
     pub extra: [u64; 2],
 }
 
-/// A system call of a worker, ready to be made.
+/// A system call that a worker makes.
 pub(crate) struct Call {
     pub call: SystemCall,
-    /// Its first argument is the request's file.
+    /// The request's file becomes the first argument.
     pub on_file: bool,
-    /// Copied memory that its pointers point to.
+    /// Copied memory that the arguments point to.
     #[expect(dead_code, reason = "owned because the call points into it")]
     pub memory: Vec<u8>,
 }
@@ -117,7 +117,7 @@ impl Call {
         Operation::Call(Call { call: SystemCall::new(number, [0, b, c, d, e]), on_file: true, memory: Vec::new() })
     }
 
-    /// Makes a call whose first argument is the file's number.
+    /// Makes a call whose first argument is the descriptor number of the request's file.
     pub fn on_file_with_memory(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
         Operation::Call(Call { call: SystemCall::new(number, arguments), on_file: true, memory })
     }
@@ -127,7 +127,7 @@ impl Call {
     }
 }
 
-/// An open, ready to be made by openat2(2).
+/// An open, in the form of openat2(2).
 pub(crate) struct Open {
     pub directory: i32,
     pub path: Vec<u8>,
@@ -172,7 +172,7 @@ pub(crate) struct EpollWait {
     pub most: i32,
 }
 
-/// A command, as it stands in the SQE.
+/// The fields of a URING_CMD's SQE.
 #[derive(Clone, Copy)]
 pub(crate) struct Command {
     pub number: u32,
@@ -185,7 +185,7 @@ pub(crate) struct Command {
     pub has_more: bool,
 }
 
-/// A message to another ring, as it stands in the SQE.
+/// The fields of a MSG_RING's SQE.
 pub(crate) struct Message {
     pub command: u32,
     pub user_data: u64,
@@ -196,21 +196,21 @@ pub(crate) struct Message {
     /// The file's slot in the other ring's table, or flags of the CQE.
     pub index: u32,
     pub flags: u32,
-    /// The rings and the file that the request takes along to another ring. Only `op::message_ring`
-    /// looks inside: a ring knows requests, and not the other way round.
+    /// The rings and the file that the request takes along to another ring. The type is hidden
+    /// because a request knows no ring; only `op::message_ring` looks inside.
     pub visit: Option<Box<dyn Any + Send>>,
 }
 
 /// The progress of an ACCEPT.
 #[derive(Default)]
 pub(crate) struct Accept {
-    /// Whether its listener is an internet socket, once that was looked up.
+    /// Whether its listener is an internet socket; `None` before it was asked.
     pub internet: Option<bool>,
     /// The connection that a worker has accepted. It is closed if the request ends in another way.
     pub accepted: Option<OwnedDescriptor>,
 }
 
-/// Enough for an internet address.
+/// Bytes of the longest internet address (`struct sockaddr_in6`).
 const SHORT: usize = 28;
 
 /// A copy of the program's `struct sockaddr`, which the program may reuse as soon as its call has
@@ -222,7 +222,7 @@ pub(crate) enum SocketAddress {
 
 impl SocketAddress {
     pub fn read(sqe: &Sqe) -> Result<SocketAddress, Errno> {
-        // The kernel uses an int here.
+        // The kernel keeps this length in an int.
         let length = usize::try_from(sqe.off as i32).map_err(|_| Errno::EINVAL)?;
         if length > ADDRESS_LIMIT {
             return Err(Errno::EINVAL);
@@ -253,7 +253,7 @@ impl SocketAddress {
 /// The progress of a CONNECT.
 pub(crate) struct Connect {
     pub address: SocketAddress,
-    /// The connection has been begun; the socket becomes writable when it is done.
+    /// The connection has been begun; the socket becomes writable when it is established.
     pub under_way: bool,
 }
 
@@ -273,6 +273,7 @@ pub(crate) struct WaitId {
     pub id: i32,
     pub options: u32,
     pub report_to: UserAddress,
-    /// The process's descriptor, if the request named one: the program may close its own meanwhile.
+    /// A duplicate of the pidfd that the request named, because the program may close its own
+    /// meanwhile.
     pub named: Option<HeldDescriptor>,
 }

@@ -1,5 +1,5 @@
-//! A READ, WRITE or one of their kin: the memory that it transfers, and its progress.
-//! `op::read_write` carries it out.
+//! A READ, WRITE or other transfer of a file: its memory and its progress. `op::read_write` carries
+//! it out.
 
 use crate::device_file;
 use crate::request::outcome::{Answer, IssueOutcome};
@@ -17,15 +17,15 @@ pub(crate) const NO_SIGNAL: u32 = 0x100;
 /// The offset by which a program asks for the file's position.
 pub(crate) const FILE_POSITION: u64 = u64::MAX;
 
-/// Least alignment of direct I/O; a transfer with less is refused by the kernel.
+/// Least alignment of direct I/O, in bytes. The kernel refuses a transfer with less.
 const DIRECT_ALIGNMENT: u64 = 512;
 
 /// A transfer under way.
 pub(crate) struct ReadWrite {
     pub writes: bool,
-    /// [`NO_SIGNAL`] was not asked for but added: see [`ReadWrite::raise_nothing`].
+    /// usring added [`NO_SIGNAL`], the program did not: see [`ReadWrite::raise_nothing`].
     pub is_silenced: bool,
-    /// Direct I/O on a file of the kernel's.
+    /// Direct I/O on an ordinary file of the kernel's.
     pub is_direct: bool,
     /// Byte offset, or [`FILE_POSITION`].
     pub offset: u64,
@@ -37,7 +37,7 @@ pub(crate) struct ReadWrite {
     pub done: u64,
     /// Bytes asked for.
     pub total: u64,
-    /// Bytes asked for, before a provided buffer set a bound.
+    /// Bytes asked for, before a provided buffer shortened the transfer.
     pub wanted: u64,
 }
 
@@ -53,7 +53,7 @@ impl ReadWrite {
         self.writes
     }
 
-    /// Begins again, for another result of a multishot.
+    /// Begins again, for the next result of a multishot.
     pub fn begin_again(&mut self) {
         self.done = 0;
     }
@@ -73,7 +73,7 @@ impl ReadWrite {
         Ok(())
     }
 
-    /// Returns whether the transfer is direct I/O, which a worker makes because the kernel's AIO
+    /// Returns whether the transfer is direct I/O that a worker makes, because the kernel's AIO
     /// cannot.
     pub fn is_direct(&self) -> bool {
         self.is_direct
@@ -89,7 +89,7 @@ impl ReadWrite {
         self.offset == FILE_POSITION
     }
 
-    /// Returns the program's memory.
+    /// Returns the program's memory that is still to be transferred.
     #[inline]
     pub fn members(&self) -> &[IoVector] {
         self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first))
@@ -104,20 +104,20 @@ impl ReadWrite {
         Transfer { operation, durable, registered, direct, offset: self.offset, segments: self.members() }
     }
 
-    /// Returns whether a write has to be durable when it is done.
+    /// Returns whether a write has to be durable when it completes.
     #[inline]
     pub fn is_durable(&self) -> bool {
         self.flags & (linux::RWF_DSYNC | linux::RWF_SYNC) != 0
     }
 
-    /// Makes the write durable by its own flag, whatever its file does.
+    /// Adds RWF_DSYNC, so that the write is durable even if its file is not open with O_DSYNC.
     #[inline]
     pub fn make_durable(&mut self) {
         self.flags |= linux::RWF_DSYNC;
     }
 
-    /// Returns the transfer as a queue pair takes it. `number`: descriptor of its file; `flags`:
-    /// `RWF_*` beside its own.
+    /// Returns the transfer in the form in which a queue pair takes it. `number`: descriptor number
+    /// of its file; `flags`: further `RWF_*`.
     #[inline]
     pub fn as_device_request(&self, token: u32, registered: bool, number: i32, flags: u32) -> DeviceRequest<'_> {
         DeviceRequest {
@@ -132,13 +132,14 @@ impl ReadWrite {
         }
     }
 
-    /// Returns the flags that the program asks for.
+    /// Returns the `RWF_*` flags that the program asked for.
     pub fn asked_flags(&self) -> u32 {
         if self.is_silenced { self.flags & !NO_SIGNAL } else { self.flags }
     }
 
-    /// Ignores the offset on a stream, for which preadv2(2) refuses one. The offset is checked all
-    /// the same, and a socket takes only 0.
+    /// Drops the offset of a transfer on a stream, because preadv2(2) would refuse it. Errors, as
+    /// from the kernel: `EINVAL` if offset plus length overflows; `ESPIPE` if the offset for a
+    /// socket is not 0.
     #[cold]
     pub fn forget_offset(&mut self, number: i32) -> Result<(), Errno> {
         if self.total != 0 && (self.offset as i64).checked_add(self.total as i64).is_none() {
@@ -168,7 +169,7 @@ impl ReadWrite {
         done.map_or_else(Errno::negative, |bytes| bytes as i32)
     }
 
-    /// Removes transferred bytes from the vector.
+    /// Removes transferred bytes from the front of the vector.
     pub fn advance(&mut self, bytes: u64) {
         self.done += bytes;
         if self.offset != FILE_POSITION {
@@ -184,20 +185,20 @@ impl ReadWrite {
         }
     }
 
-    /// Returns the preadv2(2) or pwritev2(2) for the rest.
+    /// Returns the preadv2(2) or pwritev2(2) call for the rest of the transfer.
     #[inline]
     pub fn call(&self, number: i32, extra_flags: u32) -> SystemCall {
         let members = self.members();
         let system_call = if self.writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
-        // The kernel reads 32 bits of flags; the mark is above them.
+        // The kernel reads 32 bits of flags. The mark that usring's filter lets pass is above them.
         let flags = u64::from(self.flags | extra_flags) | PASS_MARK_ABOVE_FLAGS;
-        // The offset is passed as two halves; on 64 bits the low one is all.
+        // The offset is passed in two halves; on a 64-bit machine the low half is all of it.
         let arguments = [number as u64, members.as_ptr() as u64, members.len() as u64, self.offset, 0, flags];
         SystemCall::with_six(system_call, arguments)
     }
 
     /// Returns the errno of a transfer with RWF_HIPRI on a ring that does not poll. The kernel
-    /// checks the file and the other flags first.
+    /// checks the file and the other flags before it refuses.
     #[cold]
     #[inline(never)]
     pub fn refuse_to_poll(&self, number: i32) -> Errno {
@@ -210,12 +211,13 @@ impl ReadWrite {
         }
     }
 
-    /// Returns the result if the next step ends with `error`.
+    /// Returns the request's result if its next step fails with `error`: the bytes transferred so
+    /// far, or the error if there are none.
     pub fn result(&self, error: Errno) -> i32 {
         if self.done > 0 { self.done as i32 } else { error.negative() }
     }
 
-    /// Has a write raise no SIGPIPE.
+    /// Suppresses SIGPIPE for a write.
     pub fn raise_nothing(&mut self) {
         if self.writes && self.flags & NO_SIGNAL == 0 {
             self.flags |= NO_SIGNAL;
@@ -223,8 +225,9 @@ impl ReadWrite {
         }
     }
 
-    /// Returns whether a transfer would be direct I/O if its file is open with O_DIRECT: the
-    /// submitting thread would wait for the disk. The kernel refuses an unaligned one at once.
+    /// Returns whether a transfer would be direct I/O if its file is open with O_DIRECT, so that
+    /// the submitting thread would wait for the disk. An unaligned transfer does not count: the
+    /// kernel refuses it at once.
     #[inline]
     pub fn may_be_direct(&self) -> bool {
         let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);

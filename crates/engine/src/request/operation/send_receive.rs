@@ -1,5 +1,5 @@
-//! A SEND, RECEIVE or one of their kin: the message that SENDMSG and RECVMSG name, and the progress
-//! of the transfer. `op::send` and `op::receive` carry it out.
+//! A SEND, RECEIVE or other transfer on a socket: the message of SENDMSG and RECVMSG, and the
+//! progress of the transfer. `op::send` and `op::receive` carry it out.
 
 use super::vector::{self, Members};
 use crate::registered::buffer_group::Kept;
@@ -25,27 +25,27 @@ pub(crate) const RECEIVE_EVENTS: u32 = epoll::IN | epoll::PRI | epoll::PEER_HANG
 pub(crate) struct SendReceive {
     /// MSG_*.
     pub flags: u32,
-    /// IORING_RECVSEND_* and the like.
+    /// IORING_RECVSEND_* and other flags from `ioprio`.
     pub options: u16,
-    /// For a receive: how its socket counts its content; looked up once.
+    /// For a receive: the meaning of its socket's count of available bytes; asked once.
     pub counted: Option<Counted>,
-    /// The length that the SQE asks for. With provided buffers it bounds how much of one buffer is
-    /// used; 0: all of it.
+    /// The length that the SQE asks for. With provided buffers it is the most bytes used of one
+    /// buffer; 0: all of it.
     pub wanted: u32,
     /// For a multishot receive: the bytes left of its limit, if it has one.
     pub limit: Option<u32>,
-    /// The selections of a bundle that receives, since its last CQE.
+    /// For a bundle that receives: its buffer selections since the last CQE.
     pub selections: Selections,
     /// Bytes transferred so far.
     pub done: u64,
-    /// The memory for the rest, if it is one piece.
+    /// The memory left to transfer, if it is one piece.
     pub part: IoVector,
-    /// The message of SENDMSG and RECVMSG, and any other parts that do not fit above.
+    /// The message of SENDMSG and RECVMSG. Also holds what a plain transfer has no field for.
     pub message: Option<Box<SocketMessage>>,
 }
 
-/// The selections of a bundle's attempts to receive. They bound the next attempt, also if
-/// the socket was empty.
+/// The effects of a receive bundle's buffer selections. They bound the next selection, even if the
+/// socket was empty.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Selections {
     /// The selection took the group's last buffer: the bundle ends with its next CQE.
@@ -65,9 +65,9 @@ pub(crate) struct SocketMessage {
     pub report_to: UserAddress,
     /// The address to send to.
     pub address: Option<Address>,
-    /// Bytes of the peer's address that the program wants.
+    /// Bytes that the program has for the peer's address.
     pub name_room: u32,
-    /// The memory for the rest.
+    /// The memory left to transfer, if it is a vector.
     pub members: Members,
     /// The buffers of a bundle that waits for all of them to be filled.
     pub kept: Option<Kept>,
@@ -123,7 +123,7 @@ impl SocketMessage {
         Ok(())
     }
 
-    /// Clears everything, for reuse.
+    /// Clears all fields, for reuse.
     pub fn clear(&mut self) {
         self.header = MessageHeader::default();
         self.report_to = UserAddress::NULL;
@@ -133,7 +133,7 @@ impl SocketMessage {
         self.kept = None;
     }
 
-    /// Fills in the addresses of usring's copies; returns the header.
+    /// Points the header at usring's copies of the vector and the address; returns the header.
     pub fn prepare(&mut self) -> &mut MessageHeader {
         self.header.vector = UserAddress(self.members.left().as_ptr() as u64);
         self.header.count = self.members.left().len() as u64;
@@ -148,7 +148,7 @@ impl SocketMessage {
 impl SendReceive {
     pub fn of(sqe: &Sqe) -> SendReceive {
         SendReceive {
-            // A system call refuses this flag, which io_uring ignores.
+            // sendmsg(2) and recvmsg(2) refuse this flag, which io_uring ignores.
             flags: sqe.op_flags & !message::COMPATIBLE_CONTROL,
             options: sqe.ioprio,
             counted: None,
@@ -171,12 +171,12 @@ impl SendReceive {
         self.options & option != 0
     }
 
-    /// Returns whether it has an address to send to.
+    /// Returns whether the transfer has an address to send to.
     pub fn has_address(&self) -> bool {
         self.message.as_ref().is_some_and(|message| message.address.is_some())
     }
 
-    /// Moves on by `bytes` bytes.
+    /// Advances the transfer by `bytes` bytes.
     pub fn advance(&mut self, bytes: u64) {
         self.done += bytes;
         match &mut self.message {
@@ -188,13 +188,13 @@ impl SendReceive {
         }
     }
 
-    /// Returns whether a receive discards what it counts and fills nothing (MSG_TRUNC on TCP). Only
-    /// for a receive that knows how its socket counts.
+    /// Returns whether a receive counts bytes but copies none (MSG_TRUNC on TCP). `false` while
+    /// `counted` is unknown.
     pub fn discards(&self) -> bool {
         self.flags & message::TRUNCATED != 0 && self.counted == Some(Counted::UpToUrgent)
     }
 
-    /// Returns the bytes left to be transferred.
+    /// Returns the number of bytes left to transfer.
     pub fn left(&self) -> u64 {
         match &self.message {
             Some(message) if message.members.is_any() => message.members.total(),
@@ -202,7 +202,8 @@ impl SendReceive {
         }
     }
 
-    /// Returns the result if the next step ends with `step`.
+    /// Returns the request's result if its next step ends with `step`, a byte count or a negative
+    /// errno.
     pub fn result(&self, step: i32) -> i32 {
         if step >= 0 {
             self.done as i32 + step
@@ -213,7 +214,7 @@ impl SendReceive {
         }
     }
 
-    /// Ends the transfer after this step.
+    /// Returns the outcome of a transfer that ends after this step.
     pub fn end(&self, step: i32, failed: bool) -> IssueOutcome {
         IssueOutcome::Done(Answer { result: self.result(step), failed: failed || step < 0 })
     }
@@ -227,8 +228,8 @@ impl SendReceive {
         IssueOutcome::WouldBlock
     }
 
-    /// Yields to other requests. With MSG_DONTWAIT there is no next time slice, though the socket
-    /// may hold more: EAGAIN.
+    /// Returns the outcome of a transfer that has used its time slice. With MSG_DONTWAIT there is
+    /// no next slice: the transfer ends as if the socket were empty.
     pub fn yields(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::Yield,
@@ -236,7 +237,7 @@ impl SendReceive {
         }
     }
 
-    /// Returns the outcome of a transfer that has not found out whether it would block.
+    /// Returns the outcome of a transfer that has to wait but was not tried.
     pub fn polls_first(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::PollsFirst,
@@ -246,7 +247,7 @@ impl SendReceive {
 
     /// Returns the events that its socket is polled for.
     pub fn poll_events(&self, usual: u32) -> u32 {
-        // The transfer does not wait for data then; errors are always reported.
+        // A receive from the error queue does not wait for data. Errors are always reported.
         if self.flags & message::ERROR_QUEUE != 0 { usual & !(epoll::IN | epoll::PEER_HANG_UP) } else { usual }
     }
 }

@@ -1,5 +1,5 @@
-//! A vector of the program's memory, copied once: the memory that READV and its like, and messages,
-//! transfer from or to.
+//! A vector of the program's memory, copied once: the source or target of vectored reads and writes
+//! and of messages.
 
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
@@ -8,10 +8,10 @@ use usring_uapi::Sqe;
 
 /// Most members of a vector (UIO_MAXIOV).
 pub(crate) const LIMIT: u32 = 1024;
-/// Bytes that one call transfers at most (MAX_RW_COUNT).
+/// Most bytes of one call (MAX_RW_COUNT).
 pub(crate) const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
-/// Makes the kernel's checks of several members, before they are cut.
+/// Checks a vector of several members as the kernel does, before [`bound`] shortens it.
 pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(|member| member.length > i64::MAX as u64) {
         return Err(Errno::EINVAL);
@@ -19,7 +19,7 @@ pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(is_outside) { Err(Errno::EFAULT) } else { Ok(()) }
 }
 
-/// Checks a single piece.
+/// Checks a vector of one member. Error: `EFAULT` if it reaches beyond user memory.
 #[inline]
 pub(crate) fn check_part(part: IoVector) -> Result<(), Errno> {
     if is_outside(&part) { Err(Errno::EFAULT) } else { Ok(()) }
@@ -30,7 +30,7 @@ fn is_outside(member: &IoVector) -> bool {
     member.base.checked_add(member.length).is_none_or(|end| end > user_memory::END)
 }
 
-/// Cuts a vector to the most that one call transfers; returns its length.
+/// Shortens a vector to the most bytes that one call transfers; returns its length.
 pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
     let mut total = 0;
     for member in members {
@@ -40,7 +40,7 @@ pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
     total
 }
 
-/// The members of a message, and the progress of their transfer.
+/// The members of a message's vector, and the progress of their transfer.
 #[derive(Default)]
 pub(crate) struct Members {
     all: Vec<IoVector>,
@@ -50,8 +50,8 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Reads the program's vector. Without `checked` it lies in a registered buffer, against which
-    /// it is checked later.
+    /// Reads the program's vector. Without `checked` its addresses are not checked: they lie in a
+    /// registered buffer, against which the caller checks them later.
     pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
         if count > u64::from(LIMIT) {
             return Err(Errno::EINVAL);
@@ -81,7 +81,7 @@ impl Members {
         self.replace(|_| ());
     }
 
-    /// Replaces the members by these pieces.
+    /// Replaces the members by those that `fill` pushes.
     pub fn replace(&mut self, fill: impl FnOnce(&mut Vec<IoVector>)) {
         self.all.clear();
         fill(&mut self.all);
@@ -98,12 +98,12 @@ impl Members {
         &self.all[self.done..]
     }
 
-    /// Bytes that are left.
+    /// Returns the number of bytes that are left.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Removes transferred bytes.
+    /// Removes transferred bytes from the front.
     pub fn advance(&mut self, bytes: u64) {
         self.total -= bytes;
         let mut left = bytes;
@@ -120,8 +120,8 @@ impl Members {
     }
 }
 
-/// Reads the members of a READV_FIXED or WRITEV_FIXED, once. Whether they lie in their buffer is
-/// checked later.
+/// Reads the members of a READV_FIXED or WRITEV_FIXED, once. The caller checks later whether they
+/// lie in their registered buffer.
 pub(crate) fn of_registered(sqe: &Sqe) -> Result<Vec<IoVector>, Errno> {
     if sqe.len > LIMIT {
         return Err(Errno::EINVAL);
