@@ -130,7 +130,7 @@ fn seek(number: i32, by: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, by, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
-/// Makes a ring's transfer that no queue pair takes as it is; `offset` may be −1.
+/// Makes a ring's transfer that no queue pair can take. `offset` −1: the file's position.
 pub(crate) fn ring_transfer(
     file: &OpenDevice,
     number: i32,

@@ -1,7 +1,7 @@
 //! The devices of a run, as one of its processes sees them: the files that stand for them, and
-//! their drivers. The drivers are made anew in each process, because a queue pair and the kernel's
-//! AIO belong to the process that opened them. One more device stands for all files of the
-//! kernel's.
+//! their drivers. Each process makes its own drivers, because a queue pair and a kernel AIO context
+//! belong to the process that opened them. One more device stands for all ordinary files, which the
+//! kernel serves.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -31,8 +31,8 @@ struct Known {
 static CONTROL: SetOnce<Control> = SetOnce::new();
 static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 
-/// Files that stand for devices, and the geometry of each, for a child that cannot reach the run's
-/// launcher any more.
+/// The files that stand for devices, with the geometry of each. A child that cannot reach the run's
+/// launcher any more makes failing devices from this list.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
 /// The run has devices, so a number can stand for one.
@@ -47,16 +47,16 @@ pub(crate) fn are_any() -> bool {
 /// `st_dev` and `st_ino` of the file that stands for a device.
 type Identity = (u64, u64);
 
-/// The device for all files of the kernel's, in this process.
+/// The device for all ordinary files, in this process.
 static KERNEL_FILES: PerProcess<Arc<Device>> = PerProcess::new();
 
-/// Returns the device that stands for all files that the program has opened by itself.
+/// Returns the device that stands for all ordinary files, which the kernel serves.
 pub(crate) fn kernel_files() -> &'static Arc<Device> {
     static POLICY: AtomicU64 = AtomicU64::new(PollPolicy::Classic.to_word());
     KERNEL_FILES.get_or_make(|| Arc::new(Device::new(Box::new(KernelFiles), PolicyWord::at(&POLICY), false)))
 }
 
-/// Learns the run's devices from the socket at this path.
+/// Opens the run's devices, which the launcher lists at the socket with this path.
 ///
 /// Errors: those of the socket and the answers ([`Control::ask`]), and of the
 /// drivers.
@@ -79,7 +79,7 @@ fn open_all() -> Result<RunDevices, Errno> {
     Ok(RunDevices { list })
 }
 
-/// Returns devices that fail, in a child of a run whose launcher has ended.
+/// Returns devices on which every transfer fails, for a child of a run whose launcher has ended.
 fn all_gone() -> RunDevices {
     static POLICY: AtomicU64 = AtomicU64::new(PollPolicy::Classic.to_word());
     let gone = |(identity, geometry): &(Identity, Geometry)| Known {
@@ -101,14 +101,13 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     Ok(Known { identity: (st_dev, st_ino), device })
 }
 
-/// Shares memory with the devices whose back end can share it: the program has registered it for
-/// many transfers.
+/// Shares memory that the program has registered with each device whose back end can map it.
 pub(crate) fn share(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().share_memory(*part)));
 }
 
-/// Ends the sharing of memory by [`share`].
+/// Ends what [`share`] began.
 pub(crate) fn unshare(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));

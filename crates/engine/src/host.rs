@@ -1,6 +1,6 @@
-//! The questions that the engine asks about descriptors. They go to the layer that brings the
-//! program's calls. The engine itself keeps no table of descriptors. The host does: the interposer,
-//! or none when a ring is used through the Rust API.
+//! The questions about descriptors that the engine asks its host. The engine keeps no table of
+//! descriptors, but the host does. The host is the interposer; a ring that is used through the Rust
+//! API has no host.
 
 use crate::devices;
 use crate::ring::Ring;
@@ -12,8 +12,8 @@ use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::set_once::SetOnce;
 
-/// The host's answers. Each function gets a descriptor number of the program, and is called with a
-/// ring's lock held: it may not close a ring ([`run_later`]).
+/// The functions of the host. The engine calls them with a ring's lock held, so they must leave the
+/// close of a ring to [`run_later`].
 pub struct Host {
     /// The ring that this number stands for, if it is one.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
@@ -44,8 +44,8 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     (host()?.device_of)(number)
 }
 
-/// Runs an action soon where no ring's lock is held, in the ring watcher. The process or its parent
-/// must have set a ring up; otherwise the action is dropped here.
+/// Has the ring watcher run an action soon, when no ring's lock is held. If neither this process
+/// nor its parent has set a ring up, the action is dropped at once.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
     tasks().run(Box::new(action));
 }
@@ -54,7 +54,8 @@ fn host() -> Option<&'static Host> {
     HOST.get()
 }
 
-/// Returns the ring behind any number, including a low one that was made to stand for it.
+/// Returns the ring behind any number, including a low number to which the program has duplicated
+/// the ring's descriptor.
 pub(crate) fn ring_at(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }

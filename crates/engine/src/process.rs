@@ -1,5 +1,5 @@
-//! The mark of one process: a forked child has another one than its parent. A child by vfork(2)
-//! counts as its parent.
+//! The mark of one process. A forked child gets a mark of its own. A child by vfork(2) counts as
+//! its parent.
 
 use usring_sys::per_process::PerProcess;
 

@@ -45,20 +45,21 @@ use usring_sys::shared::View;
 use usring_sys::thread;
 use usring_uapi::io_uring as abi;
 
-/// Calls in a row that may find enough completions before the ring's files and timers are polled
-/// again. A poll costs a system call.
+/// Calls in a row that may end without a poll of the ring's files and timers, because enough
+/// completions are ready. A poll costs a system call.
 const CALLS_WITHOUT_POLL: u32 = 8;
-/// Calls in a row without a poll of the epoll set where files were tried before the set reported
-/// them, and were ready. The next poll of the set has to check each of those files once more, so it
-/// is made less often. (It is not enough that some files are expected to be ready: a call that
-/// submits nothing, or finds the CQ full, tries none.)
+/// The limit that replaces [`CALLS_WITHOUT_POLL`] while guesses are right (`waiting::expected`):
+/// files were tried before the epoll set reported them, and were ready. The next poll of the set
+/// has to check each of those files again, so it is made less often. (Files that are only expected
+/// to be ready do not count: a call that submits nothing, or finds the CQ full, tries none.)
 const CALLS_OF_GUESSES: u32 = 32;
 
 /// One io_uring instance, as one process knows it. Always in an `Arc`: workers and the ring watcher
-/// hold it while they have work of it.
+/// hold it while they have work for it.
 ///
-/// A ring that processes share by fork(2) has a `Ring` in each process that uses it. `memory` and
-/// `control` are the ring's. All else belongs to the requests that this process has submitted.
+/// A ring that processes share by fork(2) has a `Ring` in each process that uses it. These
+/// processes share the words of `memory` and `control`. All else belongs to the requests that this
+/// process has submitted.
 #[doc(alias = "io_ring_ctx")]
 pub struct Ring {
     /// `IORING_SETUP_*`, fixed at setup.
@@ -78,17 +79,17 @@ pub struct Ring {
     pub(crate) watch: WatcherEntry,
     pub(crate) sq_thread: SqThreadHandle,
     pub(crate) cq_waits: CqWaits,
-    /// The registered eventfd of a ring that defers task work. It is signalled for work that other
-    /// threads bring without the ring's lock.
+    /// The registered eventfd of a ring that defers task work. Other threads signal it when they
+    /// bring work, which they do without the ring's lock.
     pub(crate) work_event: Mutex<Option<Arc<EventDescriptor>>>,
-    /// Callers that ask for events poll the devices for them, though the ring is not a polled one:
-    /// see `calls::events`.
+    /// Callers that ask for events poll the devices, although the ring has no IOPOLL: see
+    /// `calls::events`.
     pub(crate) waiters_poll: bool,
     /// Number of concurrent requests that the ring was made for, where its CQ does not show it.
     pub(crate) expected_requests: u32,
     /// The process that this value belongs to.
     process: &'static Process,
-    /// The ring was made by another process.
+    /// Another process made the ring.
     is_adopted: bool,
     /// The wake eventfd of the ring watcher in the process that made the ring. Descendants of that
     /// process keep the number open.
@@ -123,8 +124,8 @@ pub(crate) struct Queues {
     pub drain: Drain,
     /// Requests that may be issued now.
     pub issuable: VecDeque<RequestEntry>,
-    /// Chain members that may start. They go on behind all that is submitted or run in one go, as
-    /// in the kernel.
+    /// Chain members that may start. They start behind all requests that are submitted or run in
+    /// the same batch, as in the kernel.
     pub successors: VecDeque<RequestEntry>,
     pub statistics: RingCounters,
     /// The requests without a published CQE, once other processes use the ring.
@@ -182,7 +183,8 @@ impl Ring {
     pub(crate) fn from_parts(flags: u32, memory: Memory, task_work: Queue<Request>, state: RingState) -> Ring {
         let control = memory.control();
         control.begin(flags & abi::IORING_SETUP_R_DISABLED != 0);
-        // Without a number this process shares no ring: a child that inherits one gets none either.
+        // A process without a number shares no ring: a child that inherits this ring cannot adopt
+        // it.
         let own = process_number::own().unwrap_or(process_number::ALONE);
         let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);
         Ring { creators_watcher: tasks().number_for_children(), ..Ring::with_state(flags, memory, task_work, state) }
@@ -241,10 +243,10 @@ impl Ring {
         &self.memory
     }
 
-    /// Returns whether this value belongs to an ancestor of the process. It is then a copy of the
-    /// ancestor's as it was at the fork, and none of its threads exist. The process may not drive
-    /// it: enter and register answer `EOWNERDEAD`. It can use the ring by [`Ring::adopt`]. A child
-    /// by vfork(2) counts as its parent.
+    /// Returns whether an ancestor of this process made the value. The value is then a copy from
+    /// the time of the fork, and the threads that it names do not exist here. The process must not
+    /// drive it: enter and register answer `EOWNERDEAD`. To use the ring, the process makes a value
+    /// of its own ([`Ring::adopt`]). A child by vfork(2) counts as its parent.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         !process::is_current(self.process)
@@ -273,7 +275,7 @@ impl Ring {
         self.flags & BOTH == BOTH
     }
 
-    /// Returns whether completions are an AIO context's events: see `calls::events`.
+    /// Returns whether completions become an AIO context's events: see `calls::events`.
     #[inline]
     pub(crate) fn has_events(&self) -> bool {
         self.memory.layout().has_events()
@@ -285,7 +287,7 @@ impl Ring {
         self.has(abi::IORING_SETUP_DEFER_TASKRUN)
     }
 
-    /// Returns whether only the threads that come to wait poll the ring's files and timers.
+    /// Returns whether the ring's files and timers are polled only by threads that come to wait.
     #[inline]
     pub(crate) fn is_left_to_owner(&self) -> bool {
         self.defers_task_work() || self.watch.activity.is_idle_watched()
@@ -321,22 +323,23 @@ impl Ring {
         !self.task_work.is_empty() || self.watch.is_called()
     }
 
-    /// Returns whether another thread than the caller is the single issuer of a SINGLE_ISSUER ring.
+    /// Returns whether the ring has SINGLE_ISSUER and its issuer is not the calling thread.
     pub(crate) fn is_other_issuer(&self) -> bool {
         let issuer = self.issuer.load(Ordering::Relaxed);
-        // A ring whose issuer is unknown here, but that is enabled, was enabled by another process.
+        // If the issuer is unknown here but the ring is enabled, another process has enabled it.
         let is_unknown = issuer == 0 && self.is_disabled();
         self.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != thread::current().0 && !is_unknown
     }
 
-    /// Brings the queues up to date, after another process has driven the ring.
+    /// Brings this process's view of the queues up to date, after another process has driven the
+    /// ring.
     #[cold]
     fn catch_up(&self, state: &mut RingState, since: Since) {
         state.queues.sq.catch_up();
         state.queues.cq.catch_up();
         self.readiness.share();
         if since == Since::HolderDied {
-            // Its CQEs that were not published are overwritten by the next ones.
+            // The next CQEs overwrite those that the dead driver had not published.
             self.journal(state).forget_unpublished(&self.memory);
         }
     }
@@ -347,7 +350,7 @@ impl Ring {
         state.queues.journal.get_or_insert_with(new)
     }
 
-    /// Becomes the driver of the ring; waits while another thread is.
+    /// Becomes the ring's driver; waits while another thread is.
     #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
         LockedRing {
@@ -357,8 +360,8 @@ impl Ring {
         }
     }
 
-    /// Becomes the driver of the ring unless another thread is. A driver in another process does
-    /// not see the work of this one ([`HeldBy::OtherProcess`]).
+    /// Becomes the ring's driver unless another thread is. If that thread is in another process
+    /// ([`HeldBy::OtherProcess`]), it does not see the work of this process.
     pub(crate) fn try_lock(self: &Arc<Self>) -> Result<LockedRing<'_>, HeldBy> {
         let state = self.state.try_lock(|state, since| self.catch_up(state, since))?;
         Ok(LockedRing { ring: self, state, duty: ReleaseDuty(self) })
@@ -373,14 +376,14 @@ pub(crate) struct LockedRing<'a> {
     duty: ReleaseDuty<'a>,
 }
 
-/// The duty of every driver after it has released the lock, by whatever way: to look for work
-/// again. A thread that brought work meanwhile found the lock taken and left the work to the
+/// The duty of every driver after it has released the lock: to look for work again. In the
+/// meantime, a thread that brought work may have found the lock taken and left its work to the
 /// driver.
 pub(crate) struct ReleaseDuty<'a>(pub &'a Arc<Ring>);
 
 impl<'a> LockedRing<'a> {
-    /// Returns whether armed files or timers have not been polled for several calls that had enough
-    /// without it.
+    /// Returns whether a poll of the armed files and timers is due, because several calls in a row
+    /// found enough completions without one.
     #[cold]
     #[inline(never)]
     pub fn is_poll_due(&mut self) -> bool {
@@ -408,8 +411,8 @@ impl<'a> LockedRing<'a> {
         self.waiting.polls.expected.begin_anew();
     }
 
-    /// Notes a request that is taken from the SQ of a shared ring, for the case that this process
-    /// ends before the request.
+    /// Enters a request that was taken from the SQ of a shared ring in the journal, in case this
+    /// process ends before the request does.
     #[inline(never)]
     pub fn note_in_journal(&mut self, request: &mut Request) {
         if !self.ring.is_shared() {
@@ -418,7 +421,8 @@ impl<'a> LockedRing<'a> {
         let is_published = !self.queues.cq.has_unannounced();
         let Queues { journal, cq, .. } = &mut self.queues;
         if let Some(journal) = journal.as_mut().filter(|_| is_published) {
-            // Silent successes are not followed by a publication.
+            // Requests that succeeded without a CQE cause no publication, so their slots are
+            // cleared here.
             journal.clear_published(cq);
         }
         request.journal = self.journal().begin(request.sqe.user_data);
@@ -429,18 +433,21 @@ impl<'a> LockedRing<'a> {
         self.ring.journal(&mut self.state)
     }
 
-    /// Wakes sleepers for what was published, while the lock is still held.
+    /// Wakes sleepers for the CQEs that were published, while the lock stays held.
     pub fn wake_others(&mut self) {
         if let Some(ready) = self.take_published() {
             self.ring.wakers.wake_all(ready);
         }
     }
 
-    /// Returns how many ready CQEs to wake sleepers for; `u32::MAX` wakes all of them. That is
-    /// needed for a timeout that has ended, which ends every wait, and for a backlog, which
-    /// sleepers move into the ring. It is also needed where task work is deferred: the owner of
-    /// such a ring waits for further CQEs and not for a total. On a shared ring each waiter counts
-    /// from the CQEs that were consumed when its wait began.
+    /// Returns the number of ready CQEs to wake sleepers for. `u32::MAX` wakes all sleepers. That
+    /// is needed in four cases:
+    ///
+    /// - A timeout has ended, which ends every wait.
+    /// - There is a backlog, which sleepers move into the CQ.
+    /// - The ring defers task work: its owner waits for further CQEs and not for a total.
+    /// - The ring is shared: each waiter counts from the CQEs that were consumed when its wait
+    ///   began.
     #[inline(always)]
     fn take_published(&mut self) -> Option<u32> {
         if !core::mem::take(&mut self.notify.published) {
@@ -465,9 +472,9 @@ impl<'a> LockedRing<'a> {
         u32::MAX
     }
 
-    /// Releases the lock, which is a full barrier, and wakes sleepers for what was published. A
-    /// driver leaves by [`LockedRing::release`] instead, which decides on the duty that is
-    /// returned.
+    /// Releases the lock, which is a full barrier, and wakes sleepers for the CQEs that were
+    /// published. A driver that leaves calls [`LockedRing::release`] instead, which fulfils the
+    /// duty that is returned here.
     #[inline(always)]
     pub fn unlock(mut self) -> ReleaseDuty<'a> {
         debug_assert!(!self.queues.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub const ENVIRONMENT: &str = "USRING_STATS";
 /// First word of the file, "usrstats".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"usrstats");
-/// Second word: the layout below.
+/// Second word of the file: the version of the layout below.
 pub const VERSION: u64 = 1;
 /// Rings that can be counted at the same time.
 pub const BLOCKS: usize = 4096;
@@ -133,7 +133,7 @@ impl Statistics {
     pub fn claim(&self, process: u32) -> Option<usize> {
         self.header.rings.fetch_add(1, Ordering::Relaxed);
         let free = |owner: &AtomicU64| {
-            // Partner: the release in `release`, whose folding must be over.
+            // Partner: the store in `release`, after which the block is all zeros.
             owner.compare_exchange(0, u64::from(process), Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let index = self.owners.iter().position(free);
@@ -155,7 +155,7 @@ impl Statistics {
                 sum.fetch_add(counter.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             }
         }
-        // Partner: the acquire in `claim`.
+        // Partner: the compare-exchange in `claim`.
         self.owners[index].store(0, Ordering::Release);
     }
 
@@ -166,7 +166,8 @@ impl Statistics {
             if process == 0 || is_alive(process as u32) {
                 continue;
             }
-            // One of several reclaimers wins; `u64::MAX` is no process's id.
+            // If several processes reclaim at once, one of them wins. `u64::MAX` is no process's
+            // id.
             if owner.compare_exchange(process, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 self.release(index);
             }
@@ -175,13 +176,13 @@ impl Statistics {
 }
 
 impl Block {
-    /// Counts one. The caller holds the ring's lock, so no other thread writes here.
+    /// Counts one request. The caller holds the ring's lock, so no other thread writes here.
     #[inline]
     pub fn count(&self, opcode: u8, column: Column) {
         self.add(opcode, column, 1);
     }
 
-    /// Counts several.
+    /// Counts `number` requests.
     #[inline]
     pub fn add(&self, opcode: u8, column: Column, number: u64) {
         let counter = &self.rows[row_of(opcode)][column as usize];

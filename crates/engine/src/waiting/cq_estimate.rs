@@ -1,21 +1,22 @@
-//! Estimates for a waiter beside an SQ thread that polls: whether it sleeps or polls the CQ. The
-//! ring's earlier waits are the measurements. `driving::cq_wait` waits.
+//! The estimates by which a waiter decides whether to sleep or to poll the CQ, on a ring whose SQ
+//! thread polls the devices. They come from the ring's earlier waits. `driving::cq_wait` does the
+//! waiting.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
 use usring_sys::{processor, timer_slack};
 
-/// Nanoseconds for which a wait polls the CQ at most.
+/// Most nanoseconds for which a wait polls the CQ.
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
 /// Least and most processor time that waits may use, in 64ths of their length.
 const SHARES: (u64, u64) = (40, 48);
-/// Nanoseconds of processor time to which the unused share adds up at most.
+/// Most nanoseconds of unused processor time that are saved up for later waits.
 const MOST_BALANCE: i64 = 100_000;
 /// Most consecutive waits that only sleep, after polling in vain.
 const MOST_WITHOUT: u64 = 64;
 /// One of this many sleeps has its processor time measured, which takes two system calls.
 const MEASURED: u64 = 8;
-/// Waits of more nanoseconds than this say nothing about the device.
+/// The longest wait that counts for the estimates, in nanoseconds.
 const LONGEST: Nanoseconds = 10_000_000;
 
 /// Measurements of a ring's waits, in nanoseconds if not said otherwise. The words are hints: an
@@ -32,14 +33,14 @@ pub(crate) struct CqWaits {
     /// Mean processor time of a sleep, and the number of sleeps so far.
     pub sleep_cost: AtomicU64,
     pub sleeps: AtomicU64,
-    /// Mean time by which a timer's sleep was too long, less this machine's shortest such time.
+    /// Mean time by which timers fired late, beyond the machine's least delay
+    /// (`timer_slack::overshoot`).
     pub late: AtomicU64,
-    /// Mean number of completions that a wait brought, in 16ths.
+    /// Mean number of completions per wait, in 16ths.
     pub brought: AtomicU64,
     /// Processor time that waits may still use.
     pub balance: AtomicI64,
-    /// Number of waits that are still to go without polling, and the number after the next poll in
-    /// vain.
+    /// Number of coming waits that do not poll, and the number that the next poll in vain will set.
     pub without: AtomicU64,
     pub penalty: AtomicU64,
 }
@@ -73,7 +74,8 @@ pub(crate) fn set(word: &AtomicU64, value: Nanoseconds) {
     word.store(value.min(LONGEST), Ordering::Relaxed);
 }
 
-/// Adds a value to a mean in which the latest eight or so weigh most. A mean of 0 has no value yet.
+/// Adds a value to a mean in which the latest eight or so values weigh most. A mean of 0 has no
+/// value yet.
 fn average(word: &AtomicU64, value: Nanoseconds) {
     let mean = get(word);
     set(word, if mean == 0 { value } else { (7 * mean + value).div_ceil(8) });

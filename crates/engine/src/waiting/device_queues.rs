@@ -36,7 +36,8 @@ const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 /// and anything that comes meanwhile is found that much later.
 const SPINS: u32 = 16;
 
-/// Nanoseconds after which a timer has the devices polled again, if no interrupt will come.
+/// Nanoseconds after which a timer has the devices polled again, if a completion raises no
+/// interrupt.
 const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
@@ -52,14 +53,14 @@ pub(crate) struct DeviceQueues {
     pub pending: u32,
     /// A submit helper has been asked to submit the pending requests.
     pub left_to_helper: bool,
-    /// A timer has the devices polled, because one of them can neither signal completions nor be
-    /// waited for.
+    /// The ring watcher polls the devices again by a timer, because some completions raise no
+    /// interrupt and no thread can sleep on them.
     pub polled_later: bool,
     pub forbids_waiter: bool,
     /// Set on a ring with HYBRID_IOPOLL.
     pub hybrid: Option<Box<Hybrid>>,
-    /// The channel to the kernel's own files, or the error of opening it. `None` until a request
-    /// asks for it. An error that may soon pass is not kept.
+    /// The channel to the kernel's ordinary files, or the error of opening it. `None` until a
+    /// request asks for it. An error that may soon pass is not kept.
     pub kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
@@ -111,24 +112,24 @@ pub(crate) struct DeviceQueue {
 }
 
 impl DeviceQueue {
-    /// Returns whether a worker should try a failed request again. The failure may only say that
-    /// the transfer would have to wait, that its file takes no RWF_NOWAIT, or that io_submit(2) is
-    /// forbidden. `false` if the transfer does not keep its file: the program's number may stand
-    /// for another file by now.
+    /// Returns whether a worker should try a failed request again. The failure may only mean that
+    /// the transfer would have to wait, that its file takes no RWF_NOWAIT, or that a filter forbids
+    /// io_submit(2). `false` if the request holds no duplicate of its file: the program's number
+    /// may mean another file by now.
     #[cold]
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
-        // The error of a buffered write without RWF_NOWAIT, too: the program has removed O_DIRECT
-        // since the submission.
+        // A buffered write gets this error if its file system takes RWF_NOWAIT for direct I/O
+        // alone. The write is buffered because the program has removed O_DIRECT since the
+        // submission.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
         // A seccomp filter's answers to io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.hold, Hold::Submitter);
         let is_passing = is_ours && matches!(result, WOULD_WAIT | UNKNOWN_FLAG | REFUSED_FLAG);
-        // If the program itself asked for RWF_NOWAIT, the flag stays with the request in the
-        // worker.
+        // If the program itself asked for RWF_NOWAIT, the worker's attempt has the flag, too.
         self.added_flags != 0 && (is_passing || DENIED.contains(&result)) && has_file
     }
 }
@@ -149,7 +150,7 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns the ring's channel to all files of the kernel's.
+    /// Returns the ring's channel to all ordinary files, which the kernel serves.
     #[inline]
     pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
         match self.kernel_files {
@@ -172,8 +173,8 @@ impl DeviceQueues {
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.defers_task_work() {
-            // While the ring's owner waits for nothing else, it sleeps on the completions
-            // themselves, without interrupts.
+            // While the ring's owner waits for nothing else, it sleeps in io_getevents(2), without
+            // interrupts.
             channel.silence();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
@@ -214,18 +215,18 @@ impl DeviceQueues {
         self.polled_later = true;
     }
 
-    /// Notes that io_getevents(2) is forbidden, so no thread can sleep on completions themselves.
+    /// Notes that io_getevents(2) is forbidden, so that no thread can sleep in it.
     pub fn forbid_waiter(&mut self) {
         self.forbids_waiter = true;
     }
 
-    /// Returns when a thread has to poll the devices once more, on the monotonic clock; `None`:
-    /// interrupts suffice. Clears that wish.
+    /// Returns the time on the monotonic clock at which the ring watcher has to poll the devices
+    /// again, and clears it. `None`: interrupts suffice.
     pub fn next_poll(&mut self) -> Option<Nanoseconds> {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
-    /// Takes out a request that matches and that no device has yet.
+    /// Takes a request that `matches` out of a backlog, before a device has it.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(place) = queue.backlog.iter().position(&mut matches) {
@@ -275,9 +276,9 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns what to do after a poll that found too little. Of what the busy channels' policies
-    /// ask for, it is the option that sleeps least. `begins`: this is the first such poll of its
-    /// wait.
+    /// Returns what to do after a poll that found too few completions. The policies of the busy
+    /// channels each ask for a pause, and the one that sleeps least is taken. `begins`: this is the
+    /// first such poll of its wait.
     #[inline]
     pub fn pause(&mut self, begins: bool) -> Pause {
         if begins {
@@ -298,8 +299,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Spins for a short while, until a device may have completed something. Returns whether that
-    /// is so.
+    /// Spins until a device seems to have completed something, but only for a short while. Returns
+    /// whether one has.
     #[inline]
     pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
@@ -312,10 +313,10 @@ impl DeviceQueues {
         false
     }
 
-    /// Returns how to sleep for completions of the kernel's files, and how many of these are in
+    /// Returns how to sleep for completions of ordinary files, and the number of their requests in
     /// flight. `None` if another device has requests in flight, or if no such sleep is possible.
-    /// `None`, too, while a submit helper may hand a request to a worker: the sleep would not
-    /// notice its completion.
+    /// Also `None` while a submit helper may hand a request to a worker: the sleep would not notice
+    /// that request's completion.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
         if self.forbids_waiter {
             return None;
@@ -347,8 +348,8 @@ impl DeviceQueues {
         self.pending != 0 && !self.left_to_helper
     }
 
-    /// Returns whether deferred requests come from a backlog. The thread that frees the room is
-    /// hardly ever their submitter.
+    /// Returns whether requests with a deferred submit come from a backlog. The thread whose
+    /// completions made room for them is hardly ever their submitter.
     pub fn has_pending_backlog(&self) -> bool {
         self.pending != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.pending != 0)
     }

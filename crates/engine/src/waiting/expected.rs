@@ -1,47 +1,47 @@
 //! Guesses which files are ready before the epoll set has reported them.
 //!
-//! An event costs about half as much in the set as a receive does. A busy server has more to do
-//! than it gets done. The peer that it answered longest ago has then probably sent its next
-//! request. So while waits of the set bring many events at a time:
+//! Taking an event from the set costs about half as much as a receive. On a busy server, requests
+//! pile up: the peer that it answered longest ago has probably sent its next request already. So
+//! while waits of the set bring many events at a time:
 //!
-//! 1. The multishots that were called are kept in the order of their calls.
-//! 2. They are tried in that order before the set is asked, until [`MOST`] were tried or [`MISSES`]
-//!    of them found nothing.
-//! 3. A multishot that found nothing goes behind all others once more. After a second miss it is
+//! 1. Multishots are queued in the order in which they were last tried.
+//! 2. Before the set is asked, they are tried in that order, until [`MOST`] were tried or
+//!    [`MISSES`] of them found nothing.
+//! 3. A multishot that found nothing goes to the end of the queue once. After a second miss it is
 //!    dropped until its next event. Without the second chance, it and its peer would wait until the
 //!    set is asked.
 //!
 //! These guesses only save time. They take nothing out of the set: if a file was tried in vain, its
 //! next edge is still to come. If a file was emptied before its event is taken, the kernel passes
-//! over the event. The set is asked at intervals all the same (`LockedRing::is_poll_due`). After
-//! wrong guesses there are none for a while.
+//! over the event. The set is still asked at intervals (`LockedRing::is_poll_due`). After wrong
+//! guesses there are none for a while.
 
 use crate::request::conditions::Tag;
 use alloc::collections::VecDeque;
 
-/// Events per wait from which guesses begin.
+/// Least number of events per wait at which guesses begin.
 const MANY: usize = 8;
-/// Most tries in a row.
+/// Most files tried in a row.
 const MOST: usize = 32;
-/// Tries in vain after which the set is asked.
+/// Files tried in vain before the set is asked.
 pub(crate) const MISSES: u32 = 2;
-/// One guess in vain costs as much as this many good guesses save.
+/// Number of right guesses that save as much time as one wrong guess costs.
 const WORTH: u32 = 4;
 /// Most waits of the set without guesses, after wrong ones.
 const LONGEST_PAUSE: u32 = 1024;
-/// Most entries of the queue: more than any ring for which guesses are worth it.
+/// Most entries of the queue. A ring with more files gains nothing by guesses.
 const LIMIT: usize = 4096;
 
 /// State of the guesses, part of `poll_table`.
 #[derive(Default)]
 pub(crate) struct Expected {
-    /// Each file, with the time at which it was queued.
+    /// Each file, with the time (`time`) at which it was queued.
     queue: VecDeque<(Tag, u32)>,
     time: u32,
     guesses: bool,
     /// A guess was right since the set was last asked.
     was_right: bool,
-    /// Number of waits that have to bring many events before the next guess.
+    /// Number of waits with many events that have to pass before the next guess.
     pause: u32,
     last_pause: u32,
 }
@@ -66,9 +66,9 @@ impl Expected {
         }
     }
 
-    /// Puts a file at the end of the queue. Returns the time that its slot has to remember: entries
-    /// of the file with another time no longer count. `None`: guesses pause, and the file is not
-    /// queued.
+    /// Puts a file at the end of the queue. Returns the entry's time, which the file's slot has to
+    /// remember: an entry of the file with another time is stale. `None`: guesses pause, and the
+    /// file is not queued.
     #[inline]
     pub fn put(&mut self, tag: Tag) -> Option<u32> {
         if !self.guesses {

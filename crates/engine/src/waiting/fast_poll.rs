@@ -1,7 +1,6 @@
-//! Requests that wait for a file to be ready: arming a request on its file's registration
-//! (`poll_table`), and the request goes on when an event calls it (`driving::fire`). A request that
-//! would block is armed here and issued again when its file is ready. A POLL_ADD is armed here and
-//! completed.
+//! Requests that wait for a file to be ready. Each is armed on its file's registration
+//! (`poll_table`) and goes on when an event comes (`driving::fire`): a POLL_ADD is completed, and
+//! any other request is issued again.
 //!
 //! - **The set.** The ring's epoll set is made when the first request is armed. The thread that
 //!   waits in `enter` waits on it. While no thread is inside, the ring watcher does.
@@ -64,7 +63,7 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
 /// The state in which a request begins to wait.
 #[derive(Clone, Copy)]
 enum Begins {
-    /// The request has found its file not ready, or it is called again in any case.
+    /// The request found its file not ready, or will get another time slice in any case.
     Retry(TimeSlice),
     /// The request has not tried its file, which may be ready.
     First,
@@ -83,17 +82,17 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(place), Begins::Retry(slice)) => locked.waiting.polls.push(place.tag, request, purpose, slice),
         (Ok(place), Begins::First) => begin_first(locked, request, interest, place),
         (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
-        // The number has come to mean a file of another kind, which cannot be polled. The request
-        // is issued anew, now that this is known.
-        // The driver issues what is issuable before it leaves.
+        // The descriptor number has come to mean another file, which cannot be polled. The request
+        // is issued again, now that this is known: the driver issues all issuable requests before
+        // it leaves.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
 
 /// Returns the events that the file has now and that its registration would not report. A
-/// registration that has reported an event only reports later ones. The earlier event may have been
-/// for a request that is gone by now.
+/// registration that has reported an event only reports later ones. The earlier event may have gone
+/// to a request that no longer exists.
 fn is_there(request: &Request, interest: Interest, place: Place) -> u32 {
     if !place.has_reported {
         return 0;
@@ -108,9 +107,9 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     locked.waiting.polls.push(place.tag, request, Purpose::Retry, slice);
 }
 
-/// Begins a multishot POLL_ADD, which first reports the events that are there now, even if a
-/// request behind it takes their data. So it is runnable at once. If the set reports an event
-/// first, that one takes the slice's place, as wake-ups that come together do in the kernel.
+/// Begins a multishot POLL_ADD, which first reports the events that are there now, even if a later
+/// request takes their data. So it is runnable at once. If the set reports an event first, that
+/// event is reported instead, as wake-ups that come together do in the kernel.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
     // If the registration reports what is there, and another thread sleeps on the set, that thread
     // gets the event.
@@ -123,7 +122,7 @@ fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: In
     locked.waiting.polls.push(place.tag, request, Purpose::Report, slice);
 }
 
-/// Handles a request whose file epoll refuses.
+/// Handles a request whose file epoll_ctl(2) refuses.
 fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, error: Errno) {
     match (error, purpose) {
         (Errno::EPERM, Purpose::Retry)
@@ -157,9 +156,9 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
 }
 
 /// Arms the set's timer for the ring's next timeout. A timer that fires earlier is left as it is:
-/// the thread that handles its event comes by here again. So a ring whose timeouts are far away
-/// costs its drivers no call. (On a ring that defers task work, other threads see the event and
-/// leave it where it is.)
+/// the thread that handles its event calls this function again. So a ring whose timeouts are far
+/// away costs its drivers no call. (On a ring that defers task work, other threads see the event
+/// but do not handle it.)
 #[inline]
 pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
     let Some(due) = due else { return Ok(()) };

@@ -1,6 +1,7 @@
-//! The rings of this process whose waiters may be led: those with an epoll set. When another
-//! process begins to use such a ring, its leader has to become an ordinary sleeper
-//! ([`Ring::is_shared`]). That process signals the wake eventfd of the ring watcher here.
+//! The rings of this process whose waiters may have a leader: the one waiter that sleeps on the
+//! ring's epoll set. When another process begins to use such a ring, the leader has to become an
+//! ordinary sleeper ([`Ring::is_shared`]). So that process wakes this process's ring watcher, which
+//! calls [`wake_of_shared`].
 
 use crate::ring::Ring;
 use alloc::sync::{Arc, Weak};
@@ -19,7 +20,7 @@ pub(super) fn enlist(ring: &Arc<Ring>) {
     rings.push(Arc::downgrade(ring));
 }
 
-/// Wakes the leaders of rings that other processes use. Called by the ring watcher.
+/// Wakes the leaders of rings that other processes use. Only the ring watcher calls this.
 pub(crate) fn wake_of_shared() {
     let Some(rings) = RINGS.get() else { return };
     let is_concerned = |ring: &Arc<Ring>| ring.is_shared() && ring.is_led();

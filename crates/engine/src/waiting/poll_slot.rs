@@ -94,7 +94,7 @@ impl Slot {
     }
 }
 
-/// Knowledge about one of the program's numbers.
+/// Facts about one of the program's descriptor numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Number {
     /// First of the slots that hold a file of this number.

@@ -6,10 +6,10 @@
 //! that gets the number next. So usring needs a duplicate of the program's descriptor while a
 //! request waits, and must have none otherwise:
 //!
-//! - A socket or pipe that usring kept open longer would hide the program's close from the peer.
-//! - usring does not see the close of an ordinary number. libc makes some closes itself. The trap
-//!   filter outlives exec, and must let a loader close its files before there is a handler. So the
-//!   duplicate's close cannot wait for the program's either.
+//! - usring does not see the close of an ordinary number. libc closes some files internally. The
+//!   trap filter survives execve(2), so it must let close(2) pass: the next program's loader closes
+//!   files before usring has a handler there. So usring cannot close its duplicate when the program
+//!   closes its number.
 //!
 //! Hence there is one duplicate per file and wait, shared by all requests that wait. Only
 //! registered files, which the ring keeps open anyway, need none.
@@ -72,7 +72,7 @@ pub(crate) const DEVICE_DATA: u64 = u64::MAX - 1;
 /// Event data of the timer.
 pub(crate) const TIMER_DATA: u64 = u64::MAX - 2;
 
-/// The head of this file describes the table.
+/// The files that a ring's requests wait for: see the head of this file.
 #[derive(Default)]
 pub(crate) struct PollTable {
     set: Option<Arc<Epoll>>,
@@ -437,7 +437,7 @@ impl PollTable {
     }
 
     /// Takes the request that has been runnable for longest. `None`: there is none, or it is gone.
-    /// The caller ends its round as after an event.
+    /// The caller calls it and then ends the slot's round.
     pub fn begin_slice(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.runnable.pop_front()?;
         let slot = self.slot(tag)?;
@@ -468,7 +468,8 @@ impl PollTable {
         !self.expected.is_empty()
     }
 
-    /// Takes a multishot whose file may be ready. The caller ends its round as after an event.
+    /// Takes a multishot whose file may be ready. The caller calls it and then ends the slot's
+    /// round.
     pub fn begin_expected(&mut self) -> Option<(Tag, Waiter)> {
         loop {
             let (tag, time) = self.expected.take()?;

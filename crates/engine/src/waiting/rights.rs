@@ -16,7 +16,8 @@
 //! - A registered personality is a group, made by the thread that registers it.
 //!
 //! Order of a change: pending workers have started → anchor → the call → the service threads
-//! follow. Each step is waited for a second at most. A worker that starts too late takes no work.
+//! follow. The changing thread waits at most a second for each step. A worker that starts too late
+//! takes no work.
 //!
 //! Neighbours: `workers` runs the queues of all groups. `submission::issue` sends a request to its
 //! group if a thread with other rights is about to issue it.
@@ -97,7 +98,8 @@ impl GroupState {
     }
 }
 
-/// A group. All that submit to it hold it, and it retires when the last of them drops it.
+/// A group of requests with equal rights. Its submitters hold references to it. It retires when the
+/// last of them is dropped.
 pub(crate) struct Group {
     number: GroupNumber,
     pub state: Arc<GroupState>,

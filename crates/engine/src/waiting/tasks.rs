@@ -23,7 +23,7 @@ enum Task {
     Run(Action),
 }
 
-/// How the ring watcher's thread is prepared, and what to undo if it cannot be started.
+/// The functions that prepare the ring watcher's thread, and undo that if it cannot be started.
 pub(crate) struct Service {
     /// Makes what the thread needs. Returns the function that the thread runs.
     pub prepare: fn(&Arc<Mailbox>) -> Result<Action, Errno>,
@@ -106,7 +106,8 @@ pub(crate) struct Mailbox {
     tasks: Mutex<Vec<Task>>,
 }
 
-/// Wakes the ring watcher, because a descriptor has begun to wait for a record lock to go.
+/// Wakes the ring watcher, because a duplicate was parked: it stays open while the program has
+/// record locks on its file.
 static WAKE: fn() = || tasks().wake();
 
 static OBSERVER: credentials::Observer = credentials::Observer {

@@ -27,7 +27,7 @@ impl WatcherEntry {
     }
 }
 
-/// Activity estimate that a ring needs before idle watching begins: at first, and at most.
+/// Activity estimate at which idle watching of a ring begins: for a new ring, and at most.
 /// [`Activity::note_call`] makes the estimate.
 const FIRST_TRIAL: u32 = 64;
 
@@ -37,13 +37,13 @@ const LAST_TRIAL: u32 = 2048;
 #[derive(Default)]
 pub(crate) struct Activity {
     pub idle_watched: AtomicBool,
-    /// Number of times that the program has come to wait and looked at all there is; written by the
-    /// driver. A thread that only submits does not look at files and timers, so its calls do not
+    /// Number of waits of the program in which a driver polled all files and timers of the ring;
+    /// written by the driver. A thread that only submits does not poll them, so its calls do not
     /// count.
     pub visits: AtomicU32,
     /// The activity estimate: the number of recent waits.
     pub waits: AtomicU32,
-    /// How much more activity than [`FIRST_TRIAL`] is needed.
+    /// Activity that is needed in addition to [`FIRST_TRIAL`].
     pub doubt: AtomicU32,
 }
 
@@ -62,7 +62,7 @@ impl Activity {
         self.waits.store(now, Ordering::Relaxed);
     }
 
-    /// Counts a driver's look at all that the ring waits for.
+    /// Counts a driver's poll of all that the ring waits for.
     #[inline]
     pub fn visit(&self) {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
