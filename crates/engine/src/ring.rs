@@ -308,13 +308,18 @@ impl Ring {
     /// - Work that another thread brings is run by the thread that brings it.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
-        self.control.is_shared()
+        self.control.sharing().is_shared()
     }
 
     /// Returns whether a thread of this process leads the ring's waiters.
     #[inline]
     pub(crate) fn is_led(&self) -> bool {
         !self.is_adopted && self.wakers.sleep.is_led()
+    }
+
+    /// Returns whether a thread of this process leads although several processes use the ring.
+    pub(crate) fn has_late_leader(&self) -> bool {
+        !self.is_adopted && self.control.sharing().has_late_leader(&self.wakers.sleep)
     }
 
     /// Returns whether other threads have brought work, or the ring watcher has called.

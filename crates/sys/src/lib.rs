@@ -56,6 +56,7 @@ pub mod set_once;
 pub mod shared;
 pub mod shared_array;
 pub mod shared_table;
+pub mod sharing;
 pub mod signals;
 pub mod sleep;
 pub mod sleep_place;

@@ -173,6 +173,33 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 }
 
+/// Runs work that another thread may have left, unless a thread of this process holds the lock:
+/// that holder looks at the work after it has unlocked. For a thread that has published work or has
+/// just unlocked.
+///
+/// `wait` gets the lock from a holder in another process, which does not see the work. `None`: the
+/// caller may not wait, and has left the work to a thread that may. `run` does the work and
+/// unlocks.
+#[inline(always)]
+pub fn run_unattended<G>(
+    has_work: impl Fn() -> bool,
+    try_lock: impl Fn() -> Result<G, HeldBy>,
+    wait: impl Fn() -> Option<G>,
+    mut run: impl FnMut(G),
+) {
+    while has_work() {
+        let guard = match try_lock() {
+            Ok(guard) => guard,
+            Err(HeldBy::ThisProcess) => return,
+            Err(HeldBy::OtherProcess) => match wait() {
+                Some(guard) => guard,
+                None => return,
+            },
+        };
+        run(guard);
+    }
+}
+
 /// The held lock. Dropping it unlocks and is a full barrier. The head of this file says what the
 /// holder has to do next.
 #[must_use = "the lock is released when the guard is dropped"]

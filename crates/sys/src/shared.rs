@@ -21,6 +21,7 @@ mod machine {
     use super::*;
     use crate::mapping::{Mapping, PAGE};
     use crate::pinning::PinCheck;
+    use crate::sharing::SharingWord;
     use crate::sleep::SleepWord;
     use crate::sync::{Arc, AtomicU16, AtomicU32};
     use crate::{Errno, UserAddress, user_memory};
@@ -234,6 +235,8 @@ mod machine {
     unsafe impl Words for AtomicU32 {}
     // SAFETY: two atomic words.
     unsafe impl Words for SleepWord {}
+    // SAFETY: an atomic word.
+    unsafe impl Words for SharingWord {}
 
     /// Copies a value out of shared memory, each byte once.
     ///

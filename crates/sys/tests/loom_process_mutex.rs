@@ -6,7 +6,7 @@
 use loom::thread;
 use usring_sys::futex;
 use usring_sys::ordering::{Edge, Side, weaken};
-use usring_sys::process_mutex::{HeldBy, ProcessMutex};
+use usring_sys::process_mutex::{ProcessMutex, run_unattended};
 use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
@@ -164,17 +164,19 @@ impl Ring {
     /// Acts as a holder, as the engine's drivers do: looks again after each unlock, and waits only
     /// for a holder in another process.
     fn run(&self) {
-        while !self.work.is_empty() {
-            let mut state = match self.state.try_lock(|_, _| {}) {
-                Ok(state) => state,
-                Err(HeldBy::ThisProcess) => return,
-                Err(HeldBy::OtherProcess) => self.state.lock(|_, _| {}),
-            };
-            state.taker.begin();
-            while state.taker.take().is_some() {
-                state.done += 1;
-            }
-        }
+        let try_lock = || self.state.try_lock(|_, _| {});
+        let wait = || Some(self.state.lock(|_, _| {}));
+        run_unattended(
+            || !self.work.is_empty(),
+            try_lock,
+            wait,
+            |mut state| {
+                state.taker.begin();
+                while state.taker.take().is_some() {
+                    state.done += 1;
+                }
+            },
+        );
     }
 
     fn bring(&self) {

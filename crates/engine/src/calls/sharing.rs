@@ -8,7 +8,6 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use usring_sys::mutex::Mutex;
-use usring_sys::ordering::{Edge, Side};
 use usring_sys::per_process::PerProcess;
 use usring_sys::queue::queue;
 use usring_sys::{Errno, eventfd, memory_reserve, per_process};
@@ -38,9 +37,7 @@ impl Ring {
         if ring.has(abi::IORING_SETUP_SINGLE_ISSUER) && !ring.is_disabled() {
             ring.issuer.store(OTHER_PROCESS, Ordering::Relaxed);
         }
-        ring.control.share();
-        Edge::Share.barrier_beside_rmw(Side::Waker);
-        if ring.wakers.sleep.is_led() {
+        if ring.control.sharing().join(&ring.wakers.sleep) {
             eventfd::signal(ring.creators_watcher);
         }
         Ok(ring)
@@ -49,7 +46,7 @@ impl Ring {
     /// Leaves the ring to the processes that use it besides this one, if there are any. Its
     /// requests go on. Returns `false` if nothing is left to go on, and the ring may be closed.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
-        let others = self.is_shared() && self.control.leave();
+        let others = self.is_shared() && self.control.sharing().leave();
         if !others {
             return false;
         }

@@ -27,7 +27,7 @@ use crate::submission::opcode_table;
 use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use usring_sys::process_mutex::HeldBy;
+use usring_sys::process_mutex;
 use usring_sys::queue::{Rest, Urgency};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
@@ -94,10 +94,9 @@ impl Ring {
             // that brings the work.
             Notification::Resume | Notification::Signal => {
                 // A waiter beside an SQ thread that polls only looks at the CQ: waking it would not
-                // get the work done. Nor would a waiter of another process see the work. That one
-                // may have begun to wait only now, so the second look comes after the wake-up.
-                let is_for_this_thread = self.is_polled_by_thread() || self.is_shared();
-                if is_for_this_thread || !self.wakers.wake_one(u32::MAX) || self.is_shared() {
+                // get the work done.
+                let wake = || self.wakers.wake_one(u32::MAX);
+                if self.is_polled_by_thread() || !self.control.sharing().leave_to_waiter(wake) {
                     run(self);
                 }
             }
@@ -165,15 +164,7 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
 /// Runs waiting work. `wait` gets the lock from a driver in another process, or leaves the work.
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
-    while ring.has_work_left() {
-        let mut locked = match ring.try_lock() {
-            Ok(locked) => locked,
-            Err(HeldBy::ThisProcess) => return,
-            Err(HeldBy::OtherProcess) => match wait() {
-                Some(locked) => locked,
-                None => return,
-            },
-        };
+    let drive = |mut locked: LockedRing<'a>| {
         if ring.watch.take_call() {
             run_all(&mut locked);
             if ring.is_shared() {
@@ -184,7 +175,8 @@ fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option
         }
         locked.finish_batch();
         locked.release(exit);
-    }
+    };
+    process_mutex::run_unattended(|| ring.has_work_left(), || ring.try_lock(), wait, drive);
 }
 
 /// Most entries per run on a ring that defers task work, unless the wait needs more. So the owner

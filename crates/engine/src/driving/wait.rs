@@ -10,7 +10,6 @@ use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::epoll::Event;
 use usring_sys::kernel_aio::Waiter;
-use usring_sys::ordering::{Edge, Side};
 use usring_sys::queue::Rest;
 use usring_sys::sleep::{Sleeper, Ticket, Wake};
 use usring_sys::ticks::Ticks;
@@ -303,7 +302,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         locked.release(Exit::Leave);
         return Err(error);
     }
-    let leads = locked.waiting.polls.set().is_some() && lead(&ring);
+    let leads = locked.waiting.polls.set().is_some() && ring.control.sharing().lead(&ring.wakers.sleep);
     let is_shared = ring.is_shared();
     let span = if is_shared { ended::bound_sleep(&mut locked, span) } else { span };
     if is_shared && watches_devices && !leads {
@@ -326,19 +325,6 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
             sleep_announced(&ring, ticket, leads.then_some(set), call.mask, span)
         }
     }
-}
-
-/// Tries to become the ring's leader. No thread leads a ring that other processes use.
-fn lead(ring: &Ring) -> bool {
-    if ring.is_shared() || !ring.wakers.sleep.lead() {
-        return false;
-    }
-    Edge::Share.barrier_beside_rmw(Side::Sleeper);
-    let stays = !ring.is_shared();
-    if !stays && ring.wakers.sleep.resign() == Wake::Futex {
-        ring.wakers.sleep.wake_futex();
-    }
-    stays
 }
 
 /// Longest single sleep of a waiter of a shared ring in a call that no waker of another process can

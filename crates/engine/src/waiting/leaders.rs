@@ -23,7 +23,7 @@ pub(super) fn enlist(ring: &Arc<Ring>) {
 /// Wakes the leaders of rings that other processes use. Only the ring watcher calls this.
 pub(crate) fn wake_of_shared() {
     let Some(rings) = RINGS.get() else { return };
-    let is_concerned = |ring: &Arc<Ring>| ring.is_shared() && ring.is_led();
-    let concerned: Vec<_> = rings.lock().iter().filter_map(Weak::upgrade).filter(is_concerned).collect();
+    let has_late_leader = |ring: &Arc<Ring>| ring.has_late_leader();
+    let concerned: Vec<_> = rings.lock().iter().filter_map(Weak::upgrade).filter(has_late_leader).collect();
     concerned.iter().for_each(|ring| ring.wakers.call_watcher());
 }
