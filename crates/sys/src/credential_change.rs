@@ -112,15 +112,21 @@ impl Order {
 
     /// Gives an order and returns its number.
     pub fn give(&self, words: [u64; ORDER_WORDS]) -> u32 {
+        let number = self.write(words);
+        self.sequence.store(number, Edge::Change.release());
+        number
+    }
+
+    /// Writes an order that no thread takes yet. Returns the number under which it will be taken.
+    /// The first part of [`Order::give`], apart for the models: a fork may come between the two.
+    pub fn write(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
         for (word, value) in self.words.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
-        let next = sequence.wrapping_add(2);
-        self.sequence.store(next, Edge::Change.release());
-        next
+        sequence.wrapping_add(2)
     }
 
     /// Forgets an order that was being written. For a forked child, in which the writer does not

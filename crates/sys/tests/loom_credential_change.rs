@@ -5,8 +5,10 @@
 //! Left out, because the kernel does it:
 //! - the table of threads: clone(2) enters a thread before it runs, and its end frees the slot;
 //! - the signals: here a service thread is signalled when the model says so;
-//! - fork(2), which ends all other threads at some step of theirs. The conformance case
-//!   `rights_later.forked_during_a_change` tries it.
+//! - the copy that fork(2) makes of memory. A forked child has the words as the changing thread's
+//!   stores up to some step left them, and no thread but the forking one. So a model of a child
+//!   begins with a change that ends at each of its steps. The conformance case
+//!   `rights_later.forked_during_a_change` tries real forks.
 #![cfg(loom)]
 
 use loom::cell::Cell;
@@ -36,6 +38,31 @@ impl Process {
         order
     }
 
+    /// Makes the process of a child that was forked when a thread of its parent had made this step
+    /// of a change. Its first service thread has started.
+    fn forked_at(step: Step) -> Arc<Process> {
+        let child = Process::new();
+        if step >= Step::Begun {
+            child.generations.begin();
+        }
+        match step {
+            Step::NotBegun | Step::Begun => {}
+            Step::Written => _ = child.order.write([7; 5]),
+            Step::Given | Step::Ended => _ = child.order.give([7; 5]),
+        }
+        if step == Step::Ended {
+            child.generations.end();
+        }
+        child.generations.forget_unended();
+        child.order.forget_unfinished();
+        let seen = child.generations.ended();
+        let generation = child.follower.begin(Origin::Seen(seen), &child.generations, &child.order);
+        assert_eq!(generation, Some(seen), "the rights of a child's first thread are unknown");
+        child.follow(&Cell::new(0));
+        assert_eq!(child.follower.made(), child.order.last(), "a child follows a change of its parent");
+        child
+    }
+
     /// Delivers the signal of a change to the service thread, which has these rights.
     fn follow(&self, rights: &Cell<u32>) {
         self.follow_as(&self.follower, rights);
@@ -50,45 +77,74 @@ impl Process {
     }
 }
 
+/// The last step of a change that a thread had made when another thread forked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    NotBegun,
+    Begun,
+    Written,
+    Given,
+    Ended,
+}
+
+/// Runs a model in a child that was forked at each step of a change.
+fn in_each_child(model: fn(Arc<Process>)) {
+    for step in [Step::NotBegun, Step::Begun, Step::Written, Step::Given, Step::Ended] {
+        loom::model(move || model(Process::forked_at(step)));
+    }
+}
+
+#[test]
+fn a_new_thread_of_a_child_forked_during_a_change_misses_no_change() {
+    in_each_child(|child| a_thread_starts(child, false));
+    in_each_child(|child| a_thread_starts(child, true));
+}
+
+#[test]
+fn a_follower_in_a_child_forked_during_a_change_mixes_no_credential_changes() {
+    in_each_child(two_changes);
+}
+
 /// The ring watcher starts a thread. The signal of a change comes before or after the watcher reads
 /// the generation.
 fn a_thread_starts_during_a_credential_change(follows_after_looking: bool) {
-    loom::model(move || {
-        let process = Process::new();
-        let asked_for = process.generations.ended();
-        let watcher = {
-            let process = process.clone();
-            thread::spawn(move || {
-                let rights = Cell::new(asked_for);
-                if !follows_after_looking {
-                    process.follow(&rights);
+    loom::model(move || a_thread_starts(Process::new(), follows_after_looking));
+}
+
+fn a_thread_starts(process: Arc<Process>, follows_after_looking: bool) {
+    let asked_for = process.generations.ended();
+    let watcher = {
+        let process = process.clone();
+        thread::spawn(move || {
+            let rights = Cell::new(asked_for);
+            if !follows_after_looking {
+                process.follow(&rights);
+            }
+            let seen = process.generations.ended();
+            if follows_after_looking {
+                process.follow(&rights);
+            }
+            let inherited = rights.get();
+            let newborn = thread::spawn(move || {
+                let follower = Follower::new();
+                let generation = follower.begin(Origin::Seen(seen), &process.generations, &process.order);
+                if generation == Some(asked_for) {
+                    assert_eq!(inherited, asked_for, "a worker has the rights of another generation");
                 }
-                let seen = process.generations.ended();
-                if follows_after_looking {
-                    process.follow(&rights);
-                }
-                let inherited = rights.get();
-                let newborn = thread::spawn(move || {
-                    let follower = Follower::new();
-                    let generation = follower.begin(Origin::Seen(seen), &process.generations, &process.order);
-                    if generation == Some(asked_for) {
-                        assert_eq!(inherited, asked_for, "a worker has the rights of another generation");
-                    }
-                    (follower, generation, inherited)
-                });
-                newborn.join().unwrap()
-            })
-        };
-        process.change(asked_for + 1);
-        let (follower, generation, inherited) = watcher.join().unwrap();
-        // The signal comes last, if the new thread is a service thread. (A thread of the next
-        // generation has seen the change end, without the late ring watcher's answer.)
-        if generation != Some(asked_for + 1) {
-            let rights = Cell::new(inherited);
-            process.follow_as(&follower, &rights);
-            assert_eq!(rights.get(), asked_for + 1, "a new thread misses a change");
-        }
-    });
+                (follower, generation, inherited)
+            });
+            newborn.join().unwrap()
+        })
+    };
+    process.change(asked_for + 1);
+    let (follower, generation, inherited) = watcher.join().unwrap();
+    // The signal comes last, if the new thread is a service thread. (A thread of the next
+    // generation has seen the change end, without the late ring watcher's answer.)
+    if generation != Some(asked_for + 1) {
+        let rights = Cell::new(inherited);
+        process.follow_as(&follower, &rights);
+        assert_eq!(rights.get(), asked_for + 1, "a new thread misses a change");
+    }
 }
 
 #[test]
@@ -105,16 +161,17 @@ fn a_thread_that_begins_without_acquire_misses_a_change() {
 
 /// A second order follows while a lagging follower reads the first.
 fn a_second_change_comes_while_a_follower_reads() {
-    loom::model(|| {
-        let process = Process::new();
-        let service = {
-            let process = process.clone();
-            thread::spawn(move || process.follow(&Cell::new(0)))
-        };
-        process.change(1);
-        process.change(2);
-        service.join().unwrap();
-    });
+    loom::model(|| two_changes(Process::new()));
+}
+
+fn two_changes(process: Arc<Process>) {
+    let service = {
+        let process = process.clone();
+        thread::spawn(move || process.follow(&Cell::new(0)))
+    };
+    process.change(1);
+    process.change(2);
+    service.join().unwrap();
 }
 
 #[test]
