@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdatomic.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 
@@ -312,98 +311,6 @@ static void no_signal_is_lost_before_a_sleep(void)
 }
 
 /*
- * A thread waits for many events that come one by one on a ring that defers task work. usring
- * pauses meanwhile, so that events gather. A signal must end the wait in such a pause, too. The
- * sender stops with events missing and sends the signal at once. It sends a second signal only to a
- * wait that the first one has not ended in a while.
- */
-enum { GATHERED = 64, WRITTEN = 40, PAUSE_ROUNDS = 40, INTERVAL_US = 40, A_WHILE_MS = 200 };
-static int pairs[GATHERED][2];
-static atomic_int waits_ended;
-static atomic_int second_signals;
-
-static void write_slowly(int from, int to)
-{
-	struct timespec now, next;
-	EQUAL(clock_gettime(CLOCK_MONOTONIC, &next), 0);
-	for (int index = from; index < to; index++) {
-		EQUAL(write(pairs[index][1], "x", 1), 1);
-		next.tv_nsec += 1000 * INTERVAL_US;
-		do
-			EQUAL(clock_gettime(CLOCK_MONOTONIC, &now), 0);
-		while ((now.tv_sec - next.tv_sec) * 1000000000LL + now.tv_nsec - next.tv_nsec < 0);
-	}
-}
-
-static void *signal_while_events_gather(void *unused)
-{
-	for (int round = 1; round <= PAUSE_ROUNDS; round++) {
-		while (atomic_load(&round_number) != round)
-			look_again();
-		write_slowly(0, WRITTEN);
-		EQUAL(pthread_kill(waiter, SIGUSR1), 0);
-		long long since = milliseconds_now();
-		while (atomic_load(&waits_ended) != round) {
-			look_again();
-			if (milliseconds_now() - since < A_WHILE_MS)
-				continue;
-			EQUAL(pthread_kill(waiter, SIGUSR1), 0);
-			atomic_fetch_add(&second_signals, 1);
-			since = milliseconds_now();
-		}
-		write_slowly(WRITTEN, GATHERED);
-	}
-	return unused;
-}
-
-static void a_signal_ends_a_wait_whose_events_gather(void)
-{
-	sigset_t without;
-	pthread_t sender;
-	ring = new_ring(GATHERED, IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
-	install(SIGUSR1, note, SA_RESTART);
-	waiter = pthread_self();
-	for (int index = 0; index < GATHERED; index++)
-		EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, pairs[index]), 0);
-	atomic_store(&round_number, 0);
-	block(SIGUSR1, &without);
-	EQUAL(pthread_create(&sender, NULL, signal_while_events_gather, NULL), 0);
-	for (int round = 1; round <= PAUSE_ROUNDS; round++) {
-		char bytes[GATHERED], seen[GATHERED] = { 0 };
-		for (int index = 0; index < GATHERED; index++) {
-			struct io_uring_sqe *sqe = request(&ring);
-			io_uring_prep_recv(sqe, pairs[index][0], &bytes[index], 1, 0);
-			named(sqe, index, 0);
-		}
-		EQUAL(io_uring_submit(&ring), GATHERED);
-		/* A second signal of the last round may be pending. */
-		EQUAL(sigprocmask(SIG_SETMASK, &without, NULL), 0);
-		count = 0;
-		atomic_store(&round_number, round);
-		long answer = enter(0, GATHERED, IORING_ENTER_GETEVENTS, NULL, 0);
-		unsigned there = io_uring_cq_ready(&ring);
-		HOLDS(count > 0 && there <= WRITTEN);
-		EQUAL(answer, there > 0 ? 0 : -EINTR);
-		block(SIGUSR1, &without);
-		atomic_store(&waits_ended, round);
-		for (int taken = 0; taken < GATHERED; taken++) {
-			struct answer event = next_answer(&ring);
-			EQUAL(event.res, 1);
-			EQUAL(seen[event.user_data]++, 0);
-		}
-	}
-	EQUAL(pthread_join(sender, NULL), 0);
-	EQUAL(sigprocmask(SIG_SETMASK, &without, NULL), 0);
-	for (int index = 0; index < GATHERED; index++) {
-		close(pairs[index][0]);
-		close(pairs[index][1]);
-	}
-	io_uring_queue_exit(&ring);
-	/* On a machine under load a signal may come before the wait. */
-	HOLDS(second_signals < PAUSE_ROUNDS / 2);
-}
-
-/*
  * A signal that ends the wait comes together with signals that the wait's mask does not block. All
  * must be delivered, though only the first one finds the thread asleep.
  */
@@ -637,7 +544,6 @@ static const struct check checks[] = {
 	{ "handlers may enter the ring in a storm", handlers_may_enter_the_ring_in_a_storm },
 	{ "handlers may enter from the alternate stack", handlers_may_enter_from_the_alternate_stack },
 	{ "no signal is lost before a sleep", no_signal_is_lost_before_a_sleep },
-	{ "a signal ends a wait whose events gather", a_signal_ends_a_wait_whose_events_gather },
 	{ "signals that come together all arrive", signals_that_come_together_all_arrive },
 	{ "queued values arrive in order", queued_values_arrive_in_order },
 	{ "a thread that blocks everything is served", a_thread_that_blocks_everything_is_served },
