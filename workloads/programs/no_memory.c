@@ -234,6 +234,34 @@ static void children(void)
 	}
 }
 
+/*
+ * Without memory the SQ thread may leave entries in the SQ. It takes them once there is room again.
+ */
+static void by_the_sq_thread(void)
+{
+	int submitted = 0, seen = 0;
+	while (submitted < 20000) {
+		struct io_uring_sqe *sqe = io_uring_get_sqe(&ring);
+		for (long long since = milliseconds_now(); sqe == NULL && milliseconds_now() - since < 50;) {
+			HOLDS(is_expected(io_uring_submit(&ring)));
+			look_again();
+			sqe = io_uring_get_sqe(&ring);
+		}
+		if (sqe == NULL)
+			break;
+		polls(sqe, 0);
+		sqe->user_data = ++submitted;
+	}
+	HOLDS(is_expected(io_uring_submit(&ring)));
+	limit(RLIM_INFINITY);
+	EQUAL(write(ends[1], "x", 1), 1);
+	for (; seen < submitted; seen++) {
+		int result = next_answer(&ring).res;
+		HOLDS(is_expected(result));
+	}
+	nothing_left(&ring);
+}
+
 static void everything(const char *what, size_t room)
 {
 	struct {
@@ -259,6 +287,8 @@ static void everything(const char *what, size_t room)
 	leave_room(room);
 	if (strcmp(what, "registered things") == 0)
 		registered();
+	else if (strcmp(what, "an SQ thread") == 0)
+		by_the_sq_thread();
 	else if (strcmp(what, "rings and contexts") == 0)
 		made();
 	else
@@ -283,7 +313,7 @@ static void in_a_child(const char *what, size_t room)
 		for (int index = 0; index < 32768; index++)
 			numbers[index] = index < 500 && strcmp(what, "polls of many files") == 0 ? dup(ends[0]) : -1;
 		header = (struct msghdr){ .msg_iov = vectors, .msg_iovlen = 1024 };
-		ring = new_ring(ENTRIES, 0);
+		ring = new_ring(ENTRIES, strcmp(what, "an SQ thread") == 0 ? IORING_SETUP_SQPOLL : 0);
 		other = new_ring(ENTRIES, 0);
 		everything(what, room);
 		limit(RLIM_INFINITY);
@@ -332,6 +362,7 @@ FAMILY(to_the_other, "messages to a ring")
 FAMILY(nops, "nops")
 FAMILY(registered, "registered things")
 FAMILY(made, "rings and contexts")
+FAMILY(by_the_sq_thread, "an SQ thread")
 FAMILY(children, "children")
 
 #define CHECK(function, name) { name, without_room_##function }
@@ -353,6 +384,7 @@ static const struct check checks[] = {
 	CHECK(nops, "nops"),
 	CHECK(registered, "registered things"),
 	CHECK(made, "rings and contexts"),
+	CHECK(by_the_sq_thread, "an SQ thread"),
 	CHECK(children, "children"),
 };
 

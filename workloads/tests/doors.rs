@@ -160,7 +160,7 @@ fn a_seccomp_filter_of_the_program_makes_no_request_hang() {
 
 #[test]
 fn a_program_out_of_address_space_gets_errors_and_continues() {
-    holds("no_memory.c", 17);
+    holds("no_memory.c", 18);
 }
 
 #[test]
