@@ -73,6 +73,7 @@ fn every_benchmark_measures_usring() {
         ("workload-floor", env!("CARGO_BIN_EXE_workload-floor")),
         ("workload-call", env!("CARGO_BIN_EXE_workload-call")),
         ("workload-start", env!("CARGO_BIN_EXE_workload-start")),
+        ("workload-fork", env!("CARGO_BIN_EXE_workload-fork")),
         ("workload-nop", env!("CARGO_BIN_EXE_workload-nop")),
         ("workload-read", env!("CARGO_BIN_EXE_workload-read")),
         ("workload-device", env!("CARGO_BIN_EXE_workload-device")),

@@ -212,3 +212,29 @@ case!(request_outlives_the_descriptors => "
     child: exit 0
     enter = -EBADF
 ");
+
+/// Rings besides the first one, in the case about the number of mappings.
+const UNTOUCHED: usize = 64;
+
+/// Returns the number of mappings of this process.
+fn mappings() -> usize {
+    std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
+}
+
+/// A child copies each mapping of its parent. An unused ring has at most two: one of the SQEs and
+/// one of the queues.
+fn mappings_of_untouched_rings(t: &mut Transcript) {
+    let _first = Ring::new(8);
+    let before = mappings();
+    let _rings: Vec<Ring> = (0..UNTOUCHED).map(|_| Ring::new(64)).collect();
+    shared::run_child(t, |t| {
+        let more = mappings() - before;
+        // Some more may be memory of the allocator.
+        let is_two = more <= 2 * UNTOUCHED + UNTOUCHED / 4;
+        t.say(if is_two { "two mappings per ring".into() } else { format!("{more} mappings of {UNTOUCHED} rings") });
+    });
+}
+case!(mappings_of_untouched_rings => "
+    two mappings per ring
+    child: exit 0
+");

@@ -45,8 +45,7 @@ impl Memory {
     /// in the caller's table. `readable`: the program may read events from the ring instead of
     /// calling io_getevents(2). The ring's magic number says so to the program.
     pub fn for_events(layout: Layout, id: u32, readable: bool) -> Result<Memory, Errno> {
-        let rings = memory::rings_memory(&layout)?;
-        let sqes = SharedMemory::new(Mapping::shared(layout.sqes_length())?);
+        let (rings, sqes) = memory::allocate_parts(&layout)?;
         let events = SharedMemory::new(Mapping::shared(layout.events_length())?);
         Ok(Memory::with_events(rings, sqes, events, layout, (id, readable)))
     }

@@ -5,10 +5,14 @@ use crate::control::{self, Control};
 #[cfg(not(loom))]
 use crate::journal::{self, Journal};
 use crate::layout::{self, Layout};
+#[cfg(not(loom))]
+use core::ops::Range;
 use usring_sys::Errno;
 #[cfg(not(loom))]
 use usring_sys::UserAddress;
-use usring_sys::mapping::{Mapping, PAGE};
+use usring_sys::mapping::Mapping;
+#[cfg(not(loom))]
+use usring_sys::mapping::PAGE;
 use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
@@ -26,7 +30,11 @@ pub mod flags {
     pub const TASKRUN: u32 = uapi::IORING_SQ_TASKRUN;
 }
 
-/// The mappings of a ring and their layout. Clones share the memory.
+/// The memory of a ring and its layout. Clones share the memory.
+///
+/// It is one mapping: the SQEs, from the next page on both queues, and behind them the words of
+/// [`crate::Control`] and the journal. The program may map the SQEs and the queues side by side. So
+/// a ring that is mapped costs two mappings at fork(2): the engine's and the program's.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,
@@ -46,37 +54,58 @@ fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates the memory of both queues, and of the words and the journal behind them.
-pub(crate) fn rings_memory(layout: &Layout) -> Result<SharedMemory, Errno> {
-    #[cfg(loom)]
-    let length = layout.rings_length();
-    #[cfg(not(loom))]
-    let length = control_offset(layout) + control::LENGTH + journal::length(layout);
-    Ok(SharedMemory::new(Mapping::shared(length)?))
+/// Allocates the memory of both queues with the words and the journal behind them, and that of the
+/// SQEs.
+#[cfg(not(loom))]
+pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
+    let sqes = layout.sqes_length().next_multiple_of(PAGE);
+    let mapping = Mapping::shared(sqes + control_offset(layout) + words_length(layout))?;
+    let mapping = Arc::new(mapping);
+    let rings = SharedMemory::part_of(&mapping, sqes..mapping.length());
+    Ok((rings, SharedMemory::part_of(&mapping, 0..sqes)))
+}
+
+#[cfg(loom)]
+pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
+    let rings = SharedMemory::new(Mapping::shared(layout.rings_length())?);
+    Ok((rings, SharedMemory::new(Mapping::shared(layout.sqes_length())?)))
+}
+
+/// Returns the length of the words of [`Control`] and the journal, in bytes.
+#[cfg(not(loom))]
+fn words_length(layout: &Layout) -> usize {
+    control::LENGTH + journal::length(layout)
 }
 
 impl Memory {
-    /// Allocates new mappings.
+    /// Allocates new memory.
     pub fn allocate(layout: Layout) -> Result<Memory, Errno> {
-        let rings = rings_memory(&layout)?;
-        let sqes = SharedMemory::new(Mapping::shared(layout.sqes_length())?);
+        let (rings, sqes) = allocate_parts(&layout)?;
         Ok(Memory::new(rings, sqes, layout))
     }
 
-    /// Uses memory of the program (`IORING_SETUP_NO_MMAP`): replaces it, at the same addresses, by
-    /// pages that usring shares.
+    /// Uses memory of the program (`IORING_SETUP_NO_MMAP`): replaces it, at the same addresses and
+    /// with the same contents, by pages that usring shares. So the ring outlives any change that
+    /// the program makes to its own view of them. (The kernel pins the pages instead.) Pages that
+    /// cannot be replaced (huge pages) are used as they are.
+    ///
+    /// Errors: `EFAULT` and `EINVAL`, those of [`SharedMemory::of_program`]; `ENOMEM`.
     #[cfg(not(loom))]
     pub fn of_program(rings: UserAddress, sqes: UserAddress, layout: Layout) -> Result<Memory, Errno> {
-        let length = layout.rings_length().next_multiple_of(PAGE);
-        let words = control::LENGTH + journal::length(&layout);
-        let rings = Arc::new(SharedMemory::in_place_of(rings, length, words)?);
-        let sqes = SharedMemory::in_place_of(sqes, layout.sqes_length(), 0)?;
+        let sqes_end = layout.sqes_length().next_multiple_of(PAGE);
+        let rings_end = sqes_end + layout.rings_length().next_multiple_of(PAGE);
+        let lent_rings = SharedMemory::of_program(rings, rings_end - sqes_end)?;
+        let lent_sqes = SharedMemory::of_program(sqes, layout.sqes_length())?;
         // The program lends no room for the words, so they follow its pages in usring's mapping.
-        let control = match rings.mapping() {
-            Some(_) => (rings.clone(), length),
-            None => (Arc::new(SharedMemory::new(Mapping::shared(words)?)), 0),
+        let mapping = Arc::new(Mapping::shared(rings_end + words_length(&layout))?);
+        let part = |lent, address, pages: Range<usize>| match mapping.replace(pages.clone(), address) {
+            Ok(()) => SharedMemory::part_of(&mapping, pages),
+            Err(_) => lent,
         };
-        Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, control))
+        let sqes = part(lent_sqes, sqes, 0..sqes_end);
+        let rings = Arc::new(part(lent_rings, rings, sqes_end..rings_end));
+        let words = SharedMemory::part_of(&mapping, rings_end..mapping.length());
+        Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, (Arc::new(words), 0)))
     }
 
     /// Makes a ring in memory of any kind, at least as long as `layout` requires, and in `rings`

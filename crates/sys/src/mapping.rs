@@ -3,7 +3,8 @@
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, user_memory};
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::ops::Range;
+use core::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
 
 pub const PAGE: usize = 4096;
@@ -16,6 +17,9 @@ pub struct Mapping {
     length: usize,
     /// The memory's file, if mremap(2) cannot map the pages a second time.
     file: Option<OwnedDescriptor>,
+    /// Where the last duplicate would begin if it began with the first page. 0: no duplicate yet.
+    /// Only a hint: the program may have removed the duplicate.
+    last_duplicate: AtomicUsize,
 }
 
 impl Mapping {
@@ -24,18 +28,16 @@ impl Mapping {
         let length = length.next_multiple_of(PAGE);
         if can_map_twice() {
             let address = map(length, linux::MAP_SHARED | linux::MAP_ANONYMOUS, None)?;
-            return Ok(Mapping { address, length, file: None });
+            return Ok(Mapping { address, length, file: None, last_duplicate: AtomicUsize::new(0) });
         }
-        let file = memory_file(c"usring", length as u64)?;
-        let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
-        Ok(Mapping { address, length, file: Some(file) })
+        Mapping::of_file(memory_file(c"usring", length as u64)?, length)
     }
 
     /// Maps the first bytes of a memory file, shared with every process that maps them.
     pub fn of_file(file: OwnedDescriptor, length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
-        Ok(Mapping { address, length, file: Some(file) })
+        Ok(Mapping { address, length, file: Some(file), last_duplicate: AtomicUsize::new(0) })
     }
 
     /// Returns the memory's descriptor, if the mapping has a file.
@@ -51,42 +53,55 @@ impl Mapping {
         self.length
     }
 
-    /// Maps the pages once more, from the start, at any address, and leaves the new mapping to the
-    /// program. A length beyond the pages only reserves addresses, which must not be touched.
-    pub fn duplicate(&self, length: usize) -> Result<usize, Errno> {
+    /// Maps the pages of `part` once more, and leaves the new mapping to the program. A length
+    /// beyond the part only reserves addresses, which must not be touched.
+    ///
+    /// If the neighbours of these pages were duplicated before, and the addresses beside them are
+    /// free, the duplicate lies there. The kernel then makes one mapping of both, which halves the
+    /// cost at fork(2).
+    pub fn duplicate(&self, part: Range<usize>, length: usize) -> Result<usize, Errno> {
+        let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
+        assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
         if length == 0 {
             return Err(Errno::EINVAL);
         }
         let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
-        if length <= self.length {
-            return self.map_pages(length, None);
+        if length > part.len() {
+            let room = reserve(length)?;
+            return self.map_pages(part, Some(room)).inspect_err(|_| {
+                let _ = unmap(room, length);
+            });
         }
-        let room = reserve(length)?;
-        self.map_pages(self.length, Some(room)).inspect_err(|_| {
-            let _ = unmap(room, length);
-        })
+        let pages = part.start..part.start + length;
+        let last = self.last_duplicate.load(Ordering::Relaxed);
+        let claimed = if last == 0 { None } else { claim(last.wrapping_add(part.start), length) };
+        let address = match claimed {
+            Some(room) => self.map_pages(pages, Some(room)).inspect_err(|_| {
+                let _ = unmap(room, length);
+            })?,
+            None => self.map_pages(pages, None)?,
+        };
+        self.last_duplicate.store(address.wrapping_sub(part.start), Ordering::Relaxed);
+        Ok(address)
     }
 
-    /// Copies `length` bytes of the program's pages at `address` to the start of this mapping. Then
-    /// maps this mapping's pages at `address`, in place of the program's.
-    pub fn replace(&mut self, address: UserAddress, length: usize) -> Result<(), Errno> {
-        assert!(length <= self.length && length.is_multiple_of(PAGE), "the pages are this mapping's first");
-        // SAFETY: only this value has the pages as long as there is no duplicate, and `&mut self`
-        // excludes other users.
-        let pages = unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, length) };
-        user_memory::copy_in(pages, address)?;
-        self.map_pages(length, Some(address.0 as usize)).map(drop)
+    /// Copies the program's pages at `address` to the pages of `part`. Then maps those at
+    /// `address`, in place of the program's. No other code may use the part meanwhile.
+    pub fn replace(&self, part: Range<usize>, address: UserAddress) -> Result<(), Errno> {
+        let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
+        assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
+        // SAFETY: the pages are mapped as long as this value lives, and no references into them
+        // exist.
+        unsafe { user_memory::copy_to_raw((self.address + part.start) as *mut u8, address, part.len())? };
+        self.map_pages(part, Some(address.0 as usize)).map(drop)
     }
 
-    fn map_pages(&self, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
-        match &self.file {
-            None => map_again(self.address, length, fixed),
-            Some(file) => match fixed {
-                None => map(length, linux::MAP_SHARED, Some((file.number(), 0))),
-                Some(address) => {
-                    map_at(address, length, linux::MAP_SHARED | linux::MAP_FIXED, Some((file.number(), 0)))
-                }
-            },
+    fn map_pages(&self, pages: Range<usize>, fixed: Option<usize>) -> Result<usize, Errno> {
+        let Some(file) = &self.file else { return map_again(self.address + pages.start, pages.len(), fixed) };
+        let source = Some((file.number(), pages.start));
+        match fixed {
+            None => map(pages.len(), linux::MAP_SHARED, source),
+            Some(address) => map_at(address, pages.len(), linux::MAP_SHARED | linux::MAP_FIXED, source),
         }
     }
 }
@@ -178,6 +193,11 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_DENYWRITE);
     let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, -1i64 as u64, 0];
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
+}
+
+/// Reserves these addresses. `None` if some of them are in use.
+fn claim(address: usize, length: usize) -> Option<usize> {
+    map_where(address, length, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE, None).ok()
 }
 
 /// Changes the length of private pages by mremap(2), which may move them.

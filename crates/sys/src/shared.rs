@@ -26,7 +26,7 @@ mod machine {
     use crate::sync::{Arc, AtomicU16, AtomicU32};
     use crate::{Errno, UserAddress, user_memory};
     use core::mem::MaybeUninit;
-    use core::ops::Deref;
+    use core::ops::{Deref, Range};
     use core::ptr::NonNull;
 
     /// Least length of a piece, in bytes, and its alignment: a cache line. So a word at a constant
@@ -38,7 +38,8 @@ mod machine {
     pub struct SharedMemory {
         address: NonNull<u8>,
         length: usize,
-        mapping: Option<Mapping>,
+        /// The mapping in which the piece lies. `None`: the memory is not usring's.
+        mapping: Option<Arc<Mapping>>,
     }
 
     // SAFETY: every access is atomic, or a volatile copy of plain bytes.
@@ -49,10 +50,17 @@ mod machine {
     impl SharedMemory {
         /// Makes shared memory of a mapping that usring owns.
         pub fn new(mapping: Mapping) -> Self {
-            let address =
-                NonNull::new(mapping.address() as *mut u8).expect("the kernel maps nothing at address 0 unasked");
-            assert!(mapping.length() >= LEAST, "a mapping is whole pages");
-            SharedMemory { address, length: mapping.length(), mapping: Some(mapping) }
+            let whole = 0..mapping.length();
+            Self::part_of(&Arc::new(mapping), whole)
+        }
+
+        /// Makes shared memory of some pages of a mapping that usring owns.
+        pub fn part_of(mapping: &Arc<Mapping>, part: Range<usize>) -> Self {
+            assert!(part.end <= mapping.length() && part.len() >= LEAST, "the part lies in the mapping");
+            assert!(part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE), "the part is whole pages");
+            let address = NonNull::new((mapping.address() + part.start) as *mut u8);
+            let address = address.expect("the kernel maps nothing at address 0 unasked");
+            SharedMemory { address, length: part.len(), mapping: Some(mapping.clone()) }
         }
 
         /// Makes shared memory of bytes that this value does not own.
@@ -86,23 +94,16 @@ mod machine {
             Ok(unsafe { SharedMemory::borrowed(address.0 as usize, length) })
         }
 
-        /// Replaces whole pages that the program lends for a ring (`IORING_SETUP_NO_MMAP`) by pages
-        /// of usring, at the same addresses and with the same contents. So the ring outlives any
-        /// change that the program makes to its own view of them. (The kernel pins the pages
-        /// instead.) Behind them, usring's own mapping has room for `more` bytes. Pages that cannot
-        /// be replaced (huge pages) are used as they are, and there is no such room.
-        pub fn in_place_of(address: UserAddress, length: usize, more: usize) -> Result<Self, Errno> {
-            let lent = Self::of_program(address, length)?;
-            let length = length.next_multiple_of(PAGE);
-            let mut mapping = Mapping::shared(length + more)?;
-            if mapping.replace(address, length).is_err() {
-                return Ok(lent);
-            }
-            Ok(Self::new(mapping))
+        /// Maps the piece once more, for the program: see [`Mapping::duplicate`]. Error: `ENOMEM`
+        /// if the memory is not usring's.
+        pub fn duplicate(&self, length: usize) -> Result<usize, Errno> {
+            let mapping = self.mapping().ok_or(Errno::ENOMEM)?;
+            let start = self.address() - mapping.address();
+            mapping.duplicate(start..start + self.length, length)
         }
 
         pub fn mapping(&self) -> Option<&Mapping> {
-            self.mapping.as_ref()
+            self.mapping.as_deref()
         }
 
         pub fn length(&self) -> usize {
@@ -279,7 +280,7 @@ mod machine {
         }
     }
 
-    const _: () = assert!(PAGE.is_multiple_of(8));
+    const _: () = assert!(PAGE.is_multiple_of(8) && PAGE >= LEAST);
 
     #[cold]
     #[inline(never)]

@@ -6,6 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use usring_sys::mapping::{Mapping, PAGE, private_pages, unmap};
+use usring_sys::process_maps::Maps;
 use usring_sys::shared::SharedMemory;
 use usring_sys::shared_array::SharedArray;
 use usring_sys::user_memory::install_fault_handler;
@@ -36,7 +37,7 @@ fn words_and_entries_lie_where_their_offsets_say() {
 fn a_duplicate_mapping_shows_the_same_memory() {
     install_fault_handler();
     let memory = memory();
-    let copy = memory.mapping().unwrap().duplicate(PAGE).unwrap();
+    let copy = memory.duplicate(PAGE).unwrap();
     let seen = SharedMemory::of_program(UserAddress(copy as u64), PAGE).unwrap();
     memory.word(100).store(42, Ordering::Relaxed);
     assert_eq!(seen.word(100).load(Ordering::Relaxed), 42);
@@ -45,6 +46,34 @@ fn a_duplicate_mapping_shows_the_same_memory() {
     assert!(seen.mapping().is_none());
     drop(seen);
     unmap(copy, PAGE).unwrap();
+}
+
+#[test]
+fn duplicates_of_neighbouring_parts_are_one_mapping() {
+    let maps = Maps::open().unwrap();
+    let both_are_one = |_| {
+        let mapping = Mapping::shared(3 * PAGE).unwrap();
+        let second = mapping.duplicate(PAGE..3 * PAGE, PAGE).unwrap();
+        let first = mapping.duplicate(0..PAGE, PAGE).unwrap();
+        assert!(maps.are_same(first, mapping.address()) && maps.are_same(second, mapping.address() + PAGE));
+        // The addresses beside the duplicates are in use now, so this one lies elsewhere.
+        let again = mapping.duplicate(0..PAGE, PAGE).unwrap();
+        assert!(again != first && maps.are_same(again, mapping.address()));
+        maps.area_of(first).unwrap().range == (first..second + PAGE)
+    };
+    // The addresses in front of a duplicate may be in use, but not of each.
+    assert!((0..16).any(both_are_one));
+}
+
+#[test]
+fn a_duplicate_shows_nothing_behind_its_part() {
+    let mapping = Mapping::shared(2 * PAGE).unwrap();
+    let address = mapping.duplicate(0..PAGE, 3 * PAGE).unwrap();
+    let maps = Maps::open().unwrap();
+    assert!(maps.are_same(address, mapping.address()));
+    let behind = maps.area_of(address + PAGE).unwrap();
+    assert_eq!((behind.protection, behind.inode), (0, 0));
+    unmap(address, 3 * PAGE).unwrap();
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `usring bench start`: the time from a program's first io_uring_setup(2) to the completion of its
 //! first request that waits for a file, with one ring and with 1,000 rings. Each sample runs a new
-//! process.
+//! process. Two more workloads measure fork(2) in a process that has 1,000 rings.
 
 use super::Benchmark;
 use super::child::System;
@@ -14,6 +14,11 @@ const ONE: &str = "first ring and poll";
 const ONE_THREADED: &str = "first ring and poll, 4 threads";
 const MANY: &str = "1,000 rings and a poll";
 
+const FORK: &str = "fork with 1,000 rings";
+const FORK_OWN: &str = "fork with 1,000 rings in own memory";
+
+/// Most times that a fork with usring's rings may take of one with the kernel's.
+const MOST_FORK: f64 = 1.05;
 const MILLISECOND: f64 = 1e6;
 
 pub fn benchmark() -> Benchmark {
@@ -22,8 +27,16 @@ pub fn benchmark() -> Benchmark {
 }
 
 fn cases() -> Vec<Case> {
+    const START: &str = "workload-start";
+    const FORKS: &str = "workload-fork";
     let mut cases = Vec::new();
-    for (workload, arguments) in [(ONE, ""), (ONE_THREADED, "--threads 4"), (MANY, "--rings 1000")] {
+    for (workload, program, arguments) in [
+        (ONE, START, ""),
+        (ONE_THREADED, START, "--threads 4"),
+        (MANY, START, "--rings 1000"),
+        (FORK, FORKS, "--rings 1000"),
+        (FORK_OWN, FORKS, "--rings 1000 --memory own"),
+    ] {
         for (label, system) in [(KERNEL, System::Kernel), (USRING, System::Usring(&[]))] {
             cases.push(Case {
                 workload: workload.into(),
@@ -31,7 +44,7 @@ fn cases() -> Vec<Case> {
                 system,
                 device: None,
                 environment: &[],
-                program: "workload-start",
+                program,
                 arguments: arguments.into(),
                 clients: None,
                 parameters: vec![],
@@ -42,8 +55,14 @@ fn cases() -> Vec<Case> {
 }
 
 fn bars(results: &Results) -> Vec<Bar> {
-    let median = |workload| results.median(Metric::Time, workload, USRING, None);
-    [(ONE, 1.0), (ONE_THREADED, 1.0), (MANY, 100.0)]
-        .map(|(workload, most)| Bar::at_most(workload, median(workload).map(|time| time / MILLISECOND), most, "ms"))
-        .into()
+    let milliseconds = |(workload, most)| {
+        let median = results.median(Metric::Time, workload, USRING, None);
+        Bar::at_most(workload, median.map(|time| time / MILLISECOND), most, "ms")
+    };
+    let against_kernel = |workload| {
+        let ratio = results.ratio(Metric::Time, workload, [USRING, KERNEL], None);
+        Bar::times_at_most(format!("{workload}, against the kernel's"), ratio, MOST_FORK)
+    };
+    let starts = [(ONE, 1.0), (ONE_THREADED, 1.0), (MANY, 100.0)].map(milliseconds);
+    starts.into_iter().chain([FORK, FORK_OWN].map(against_kernel)).collect()
 }

@@ -132,9 +132,9 @@ impl Driver for Handle {
         }
         let Ok(file) = mapping::memory_file(c"usring-registered", length as u64) else { return };
         let number = file.number();
-        let Ok(mut pages) = Mapping::of_file(file, length) else { return };
+        let Ok(pages) = Mapping::of_file(file, length) else { return };
         let Ok(region) = self.0.supply.share(number, length as u64) else { return };
-        if pages.replace(address, pages.length()).is_err() {
+        if pages.replace(0..pages.length(), address).is_err() {
             return self.0.supply.unshare(region.slot);
         }
         self.0.shares.add(Share { start, length: length as u64, address: region.address, slot: region.slot });

@@ -89,8 +89,8 @@ impl Ring {
 
     /// Maps the events once more, for the program.
     pub fn map_events(&self) -> Result<usize, Errno> {
-        let mapping = self.memory.events().mapping().ok_or(Errno::ENOMEM)?;
-        mapping.duplicate(mapping.length())
+        let events = self.memory.events();
+        events.duplicate(events.length())
     }
 
     /// Whether an address of the program's shows the events. `false` where there is no /proc.

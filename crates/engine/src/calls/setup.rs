@@ -129,7 +129,7 @@ impl Ring {
             }
             _ => return Err(Errno::ENOMEM),
         };
-        memory.mapping().ok_or(Errno::ENOMEM)?.duplicate(length)
+        memory.duplicate(length)
     }
 
     /// Closes the ring with its last descriptor in this process: requests in flight are cancelled,

@@ -197,13 +197,11 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
 
     /// Applies madvise(2) with MADV_DONTFORK to all of the ring's memory.
     pub(super) fn keep_from_children(&self) -> io::Result<()> {
-        let memory = self.core.ring.memory();
-        for mapping in [memory.rings().mapping(), memory.sqes().mapping()].into_iter().flatten() {
-            let advice = u64::from(linux::MADV_DONTFORK);
-            let arguments = [mapping.address() as u64, mapping.length() as u64, advice, 0, 0];
-            SystemCall::new(linux::__NR_madvise, arguments).run().map_err(os_error)?;
-        }
-        Ok(())
+        // The mapping holds the SQEs, too.
+        let Some(mapping) = self.core.ring.memory().rings().mapping() else { return Ok(()) };
+        let advice = u64::from(linux::MADV_DONTFORK);
+        let arguments = [mapping.address() as u64, mapping.length() as u64, advice, 0, 0];
+        SystemCall::new(linux::__NR_madvise, arguments).run().map(drop).map_err(os_error)
     }
 }
 
