@@ -583,3 +583,6 @@ impl PollTable {
         None
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;
