@@ -6,6 +6,7 @@
 
 use super::deferred_submit;
 use crate::ring::Ring;
+use crate::waiting::idle_threads::{self, IdleThreads};
 use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -14,10 +15,6 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::thread::Credentials;
-use usring_sys::{Errno, futex};
-
-/// Nanoseconds after which an idle submit helper ends.
-const IDLE_LIMIT: u64 = 5_000_000_000;
 
 /// All submit helpers of the process.
 #[derive(Default)]
@@ -38,8 +35,7 @@ pub(crate) fn submit_helpers() -> &'static SubmitHelpers {
 struct State {
     /// Rings with a deferred submit.
     rings: VecDeque<Arc<Ring>>,
-    threads: u32,
-    idle: u32,
+    threads: IdleThreads,
 }
 
 impl SubmitHelpers {
@@ -51,14 +47,11 @@ impl SubmitHelpers {
         }
         let mut state = self.state.lock();
         state.rings.push_back(ring.clone());
-        let wakes = state.idle > 0;
-        let is_another_needed = state.rings.len() > state.idle as usize;
-        state.threads += u32::from(is_another_needed);
-        self.signal.fetch_add(1, Ordering::SeqCst);
+        let wakes = state.threads.has_idle();
+        let queued = state.rings.len();
+        let is_another_needed = state.threads.add_for(queued, 1, u32::MAX) > 0;
         drop(state);
-        if wakes {
-            futex::wake(&self.signal, 1);
-        }
+        idle_threads::signal(&self.signal, wakes);
         if is_another_needed {
             let (life, spawn_failed) = (Box::new(|| self.serve()), Box::new(|| self.spawn_failed()));
             tasks().start_thread("usring-submit", Credentials::Following, life, spawn_failed);
@@ -69,8 +62,8 @@ impl SubmitHelpers {
     /// Has the ring watcher make the submits after all, because no submit helper could be started.
     fn spawn_failed(&self) {
         let mut state = self.state.lock();
-        state.threads -= 1;
-        let stranded = if state.threads == 0 { core::mem::take(&mut state.rings) } else { VecDeque::new() };
+        state.threads.remove();
+        let stranded = if state.threads.is_empty() { core::mem::take(&mut state.rings) } else { VecDeque::new() };
         drop(state);
         stranded.into_iter().for_each(deferred_submit::flush_all);
     }
@@ -86,13 +79,11 @@ impl SubmitHelpers {
                 continue;
             }
             let seen = self.signal.load(Ordering::SeqCst);
-            state.idle += 1;
-            drop(state);
-            let outcome = futex::wait(&self.signal, seen, Some(IDLE_LIMIT));
-            state = self.state.lock();
-            state.idle -= 1;
-            if outcome == Err(Errno::ETIMEDOUT) && state.rings.is_empty() {
-                state.threads -= 1;
+            let is_long;
+            (state, is_long) =
+                idle_threads::sleep(&self.state, state, (&self.signal, seen), |state: &mut State| &mut state.threads);
+            if is_long && state.rings.is_empty() {
+                state.threads.remove();
                 return;
             }
         }

@@ -11,6 +11,7 @@ use crate::request::conditions::RequestId;
 use crate::request::operation::Operation;
 use crate::request::{Blocking, Progress, Request, RequestEntry};
 use crate::ring::{LockedRing, Ring};
+use crate::waiting::idle_threads::{self, IdleThreads};
 use crate::waiting::rights::{self, Group, GroupState};
 use crate::waiting::tasks::tasks;
 use alloc::boxed::Box;
@@ -22,12 +23,10 @@ use usring_sys::descriptor::{self, FileIdentity};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::processor::Mask;
-use usring_sys::{Errno, futex, processor, signals, wait};
+use usring_sys::{Errno, processor, signals, wait};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Nanoseconds after which an idle worker ends.
-const IDLE_LIMIT: u64 = 5_000_000_000;
 /// Most unbounded workers unless the program sets another limit.
 const DEFAULT_UNBOUNDED: u32 = 1024;
 
@@ -97,8 +96,7 @@ impl WorkerSlot {
 #[derive(Default)]
 struct ClassState {
     queue: VecDeque<Job>,
-    threads: u32,
-    idle: u32,
+    threads: IdleThreads,
 }
 
 #[derive(Default)]
@@ -169,15 +167,10 @@ impl WorkerPool {
         let limit = state.limit(class);
         let pool = state.pool(&group.state, class);
         pool.queue.push_back(job);
-        let wake = pool.idle > 0;
-        let spawns = pool.grow(limit).min(1);
-        pool.threads += spawns;
-        let signal = &group.state.signals[class as usize];
-        signal.fetch_add(1, Ordering::SeqCst);
+        let wakes = pool.threads.has_idle();
+        let spawns = pool.threads.add_for(pool.queue.len(), 1, limit);
         drop(state);
-        if wake {
-            futex::wake(signal, 1);
-        }
+        idle_threads::signal(&group.state.signals[class as usize], wakes);
         self.start(&group, class, spawns);
     }
 
@@ -199,8 +192,8 @@ impl WorkerPool {
     fn spawn_failed(&self, class: Class, group: &GroupState) {
         let mut state = self.state.lock();
         let pool = state.pool(group, class);
-        pool.threads -= 1;
-        let stranded = if pool.threads == 0 { core::mem::take(&mut pool.queue) } else { VecDeque::new() };
+        pool.threads.remove();
+        let stranded = if pool.threads.is_empty() { core::mem::take(&mut pool.queue) } else { VecDeque::new() };
         state.forget_if_over(group);
         drop(state);
         for job in stranded {
@@ -232,13 +225,11 @@ impl WorkerPool {
             if is_over {
                 return state.end_worker(group, class);
             }
-            state.pool(group, class).idle += 1;
-            drop(state);
-            let outcome = futex::wait(signal, seen, Some(IDLE_LIMIT));
-            state = self.state.lock();
-            let pool = state.pool(group, class);
-            pool.idle -= 1;
-            if outcome == Err(Errno::ETIMEDOUT) && pool.queue.is_empty() {
+            let is_long;
+            (state, is_long) = idle_threads::sleep(&self.state, state, (signal, seen), |state: &mut PoolState| {
+                &mut state.pool(group, class).threads
+            });
+            if is_long && state.pool(group, class).queue.is_empty() {
                 return state.end_worker(group, class);
             }
         }
@@ -256,11 +247,8 @@ impl WorkerPool {
         let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
-            let signal = &group.state.signals[Class::Bounded as usize];
-            signal.fetch_add(1, Ordering::SeqCst);
-            if !Arc::ptr_eq(&group, &job.group) {
-                futex::wake(signal, 1);
-            }
+            let is_other = !Arc::ptr_eq(&group, &job.group);
+            idle_threads::signal(&group.state.signals[Class::Bounded as usize], is_other);
         }
         let Job { request, ring, group, .. } = job;
         finish(request, ring, result);
@@ -285,8 +273,7 @@ impl WorkerPool {
             state.limits[index] = limit;
             for pools in state.groups.values_mut() {
                 let pool = &mut pools[index];
-                let count = pool.grow(limit);
-                pool.threads += count;
+                let count = pool.threads.add_for(pool.queue.len(), u32::MAX, limit);
                 // The group is taken from a queued job.
                 spawns.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
             }
@@ -296,14 +283,6 @@ impl WorkerPool {
             self.start(&group, class, count);
         }
         old
-    }
-}
-
-impl ClassState {
-    /// Returns how many more threads the queued jobs could use, within the limit.
-    fn grow(&self, limit: u32) -> u32 {
-        let wanted = (self.queue.len() as u32).saturating_sub(self.idle);
-        wanted.min(limit.saturating_sub(self.threads))
     }
 }
 
@@ -325,13 +304,14 @@ impl PoolState {
     }
 
     fn end_worker(&mut self, group: &GroupState, class: Class) {
-        self.pool(group, class).threads -= 1;
+        self.pool(group, class).threads.remove();
         self.forget_if_over(group);
     }
 
     /// Drops the state of a group that has neither work nor workers left.
     fn forget_if_over(&mut self, group: &GroupState) {
-        let is_over = |pools: &[ClassState; 2]| pools.iter().all(|pool| pool.threads == 0 && pool.queue.is_empty());
+        let is_over =
+            |pools: &[ClassState; 2]| pools.iter().all(|pool| pool.threads.is_empty() && pool.queue.is_empty());
         if self.groups.get(&group.serial).is_some_and(is_over) {
             self.groups.remove(&group.serial);
         }
