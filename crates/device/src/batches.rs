@@ -9,6 +9,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
+use usring_sys::width;
 
 /// Two rings, of completions and of batches. Their sizes are powers of two. Positions increase for
 /// ever and wrap around.
@@ -106,7 +107,7 @@ impl Batches {
             // iteration.
             let straight = batch.min(self.completions.len() - at);
             let taken = completions.take_from(&self.completions[at..at + straight]);
-            self.head = self.head.wrapping_add(taken as u32);
+            self.head = self.head.wrapping_add(width::count(taken));
             if taken < straight {
                 break;
             }

@@ -34,6 +34,7 @@ use caller::{Caller, Whole};
 use cursor::Cursor;
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
+use usring_sys::width;
 
 /// A device as a file; see the head of this file.
 #[derive(Clone, Copy)]
@@ -122,11 +123,11 @@ impl<'a> BlockFile<'a> {
         let whole = Whole { length, ..whole };
         if whole.operation == Operation::Read {
             let read = caller.bounce(self.device, whole)?;
-            return some(cursor.copy_out(&caller.bounce_memory()[..read as usize]));
+            return some(cursor.copy_out(&caller.bounce_memory()[..width::size(read)]));
         }
         let block = u64::from(self.device.geometry().block);
         let mut ahead = *cursor;
-        let good = ahead.copy_in(&mut caller.bounce_memory()[..length as usize]) as u64;
+        let good = ahead.copy_in(&mut caller.bounce_memory()[..width::size(length)]) as u64;
         match good - good % block {
             0 if good == 0 || transfer.direct => Err(Errno::EFAULT),
             0 => self.part(caller, transfer, cursor, whole.offset, good),
@@ -148,8 +149,8 @@ impl<'a> BlockFile<'a> {
         length: u64,
     ) -> Result<u64, Errno> {
         let block = u64::from(self.device.geometry().block);
-        let within = (offset % block) as usize;
-        let part = within..within + length as usize;
+        let within = width::size(offset % block);
+        let part = within..within + width::size(length);
         let read = Whole { operation: Operation::Read, durable: false, offset: offset - within as u64, length: block };
         let writes = transfer.operation == Operation::Write;
         let _turn = writes.then(|| self.device.callers().turn(offset / block));

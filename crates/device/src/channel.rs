@@ -14,6 +14,7 @@ use crate::tracker::{Tracker, WaiterKind};
 use alloc::boxed::Box;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::kernel_aio::Waiter;
+use usring_sys::width;
 
 /// A queue pair with one user.
 pub struct Channel {
@@ -116,7 +117,7 @@ impl Channel {
     pub fn poll(&mut self, completions: &mut Completions) {
         let before = completions.as_slice().len();
         self.queue.poll(completions);
-        self.in_flight -= (completions.as_slice().len() - before) as u32;
+        self.in_flight -= width::count(completions.as_slice().len() - before);
         if self.tracker.is_some() {
             self.note_completions(completions, before);
         }

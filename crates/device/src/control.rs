@@ -14,6 +14,7 @@ use alloc::vec::Vec;
 use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::unix_socket::Connection;
+use usring_sys::width;
 
 /// First word of every message. Changes with every change of this file's messages.
 pub const MAGIC: u32 = 0x7573_0001;
@@ -213,7 +214,7 @@ impl Supply for RemoteSupply {
     fn queue(&self) -> Result<QueueGrant, Errno> {
         let connection = Connection::open(&self.control.path)?;
         let answered = self.control.ask_on(&connection, QuestionKind::Queue, self.device, [0; 4], None)?;
-        let index = answered.values[0] as u32;
+        let index = width::low(answered.values[0]);
         let mut descriptors = answered.descriptors.into_iter();
         let (Some(kick), Some(call), Some(settled)) = (descriptors.next(), descriptors.next(), descriptors.next())
         else {
@@ -230,7 +231,7 @@ impl Supply for RemoteSupply {
 
     fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
         let answered = self.ask(QuestionKind::Share, length, Some(file))?;
-        Ok(SharedRegion { slot: answered.values[0] as u32, address: answered.values[1] })
+        Ok(SharedRegion { slot: width::low(answered.values[0]), address: answered.values[1] })
     }
 
     fn unshare(&self, slot: u32) {

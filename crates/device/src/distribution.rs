@@ -64,6 +64,11 @@ impl Distribution {
 
     /// Draws a span, in the unit of the parameters.
     #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a float becomes the nearest span: 0 for a negative one, the longest for a longer one"
+    )]
     pub fn draw(self, random: &mut Random) -> u64 {
         match self {
             Distribution::Constant(span) => span,

@@ -24,9 +24,10 @@ pub struct Bucket(u8);
 /// Size classes per direction: 512 bytes, 1 KiB, …, 64 KiB and more.
 const SIZES: u32 = 8;
 /// Buckets of reads and writes, as in blk-mq.
-const DATA: usize = 2 * SIZES as usize;
+const DATA: u8 = 16;
+const _: () = assert!(DATA as u32 == 2 * SIZES);
 /// All buckets: there is also one for each operation without data.
-const BUCKETS: usize = DATA + 3;
+const BUCKETS: usize = DATA as usize + 3;
 
 impl Bucket {
     #[inline]
@@ -35,9 +36,9 @@ impl Bucket {
         Bucket(match operation {
             Operation::Read => 2 * size,
             Operation::Write => 2 * size + 1,
-            Operation::Flush => DATA as u8,
-            Operation::Discard => DATA as u8 + 1,
-            Operation::WriteZeroes => DATA as u8 + 2,
+            Operation::Flush => DATA,
+            Operation::Discard => DATA + 1,
+            Operation::WriteZeroes => DATA + 2,
         })
     }
 
@@ -50,8 +51,8 @@ impl Bucket {
 #[derive(Debug, Default)]
 pub struct HalfMean {
     /// Means of the previous window; 0 if no request has completed yet.
-    means: [Nanoseconds; DATA],
-    sums: [(u32, Nanoseconds); DATA],
+    means: [Nanoseconds; DATA as usize],
+    sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,
 }
 

@@ -23,6 +23,7 @@
 //! - A dropped queue pair no longer touches the program's memory.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 

@@ -172,7 +172,7 @@ impl Layer {
 
     /// Returns the logical block in bytes: the option `block`, or 512.
     pub fn block(&self) -> u32 {
-        self.size("block").map_or(512, |bytes| bytes as u32)
+        self.size("block").and_then(|bytes| u32::try_from(bytes).ok()).unwrap_or(512)
     }
 
     pub fn span(&self, name: &str) -> Option<Nanoseconds> {

@@ -22,6 +22,7 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::SharedMemory;
 use usring_sys::shared_array::SharedArray;
 use usring_sys::sync::{Arc, AtomicU16, Ordering};
+use usring_sys::width;
 
 /// Bytes of a descriptor.
 pub const DESCRIPTOR: usize = 16;
@@ -58,8 +59,8 @@ impl Descriptor {
     }
 
     /// Describes a table of `count` descriptors at an address.
-    pub fn table(address: u64, count: usize) -> Self {
-        Descriptor { address, length: (count * DESCRIPTOR) as u32, flags: INDIRECT, next: 0 }
+    pub fn table(address: u64, count: u16) -> Self {
+        Descriptor { address, length: u32::from(count) * width::count(DESCRIPTOR), flags: INDIRECT, next: 0 }
     }
 
     /// Returns the descriptor with the chain continued at `next`.
@@ -253,7 +254,7 @@ impl VirtQueue {
         }
         let entry = self.used.read(usize::from(self.taken));
         self.taken = self.taken.wrapping_add(1);
-        Some(entry as u32)
+        Some(width::low(entry))
     }
 
     /// Returns the head that [`VirtQueue::take`] will probably return after `ahead` others, if the
@@ -298,7 +299,7 @@ impl VirtQueue {
 
     /// Returns the used heads that were not taken. Only while no device works on the queue.
     pub fn not_taken(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.ready()).map(|index| self.used.read(usize::from(self.taken.wrapping_add(index))) as u32)
+        (0..self.ready()).map(|index| width::low(self.used.read(usize::from(self.taken.wrapping_add(index)))))
     }
 
     /// Prepares the queue for another device, which starts at the used index. From there on the

@@ -75,6 +75,7 @@ pub mod user_memory;
 pub mod userfault;
 pub mod wait;
 pub mod watched_call;
+pub mod width;
 
 pub use errno::Errno;
 pub use syscall::{SystemCall, UserAddress};

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use usring_device::driver::vhost_user::arena::{self, Arena, Parameters, QueueArea};
 use usring_device::driver::vhost_user::block::{CONFIGURATION, feature};
+use usring_sys::width;
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
 };
@@ -95,17 +96,18 @@ impl Connection {
             frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
         }
         let queues = if protocol.contains(VhostUserProtocolFeatures::MQ) {
-            frontend.get_queue_num().map_err(failed("report its number of queues"))?
+            let queues = frontend.get_queue_num().map_err(failed("report its number of queues"))?;
+            u32::try_from(queues).unwrap_or(u32::MAX)
         } else {
-            1
+            1u32
         };
         let memory_slots = if protocol.contains(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS) {
-            frontend.get_max_mem_slots().map_err(failed("report its number of memory slots"))? as usize
+            width::size(frontend.get_max_mem_slots().map_err(failed("report its number of memory slots"))?)
         } else {
             0
         };
         frontend.set_owner().map_err(failed("accept an owner"))?;
-        Ok(Connection { frontend, socket, patience, features, protocol, queues: queues as u32, memory_slots })
+        Ok(Connection { frontend, socket, patience, features, protocol, queues, memory_slots })
     }
 
     /// Runs an exchange of messages. Fails if the back end does not answer within
@@ -152,12 +154,12 @@ impl Connection {
     fn configuration(&mut self, features: u64, queues: u32) -> Result<Parameters, Failure> {
         let none = [0; CONFIGURATION];
         let flags = VhostUserConfigFlags::empty();
-        let answer = self.frontend.get_config(0, CONFIGURATION as u32, flags, &none);
+        let answer = self.frontend.get_config(0, width::count(CONFIGURATION), flags, &none);
         let (_, bytes) = answer.map_err(failed("report its configuration"))?;
         let bytes: &[u8; CONFIGURATION] =
             bytes.as_slice().try_into().map_err(failed("report its whole configuration"))?;
         let parameters = Parameters::of_configuration(bytes, features, queues);
-        if parameters.size == 0 || parameters.geometry().transfer == 0 || !parameters.block.is_power_of_two() {
+        if !parameters.has_blocks() {
             return Err("has no readable blocks".into());
         }
         Ok(parameters)
@@ -169,7 +171,8 @@ impl Connection {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(None);
         }
-        let wanted = VhostUserInflight::new(0, 0, queues as u16, arena::QUEUE_SIZE);
+        let count = u16::try_from(queues).map_err(failed("number its queues"))?;
+        let wanted = VhostUserInflight::new(0, 0, count, arena::QUEUE_SIZE);
         self.in_time(|connection| {
             let record = connection.frontend.get_inflight_fd(&wanted);
             let (record, file) = record.map_err(failed("make a record of requests"))?;

@@ -7,6 +7,7 @@
 //! - A new back end begins a new generation of the arena, the memory of all queues. By the
 //!   generation the queues' users notice the change: see
 //!   [`usring_device::driver::vhost_user::generation`].
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 mod connection;
 mod patience;
@@ -24,6 +25,7 @@ use usring_device::driver::vhost_user::{Options, generation};
 use usring_device::{QueueGrant, SharedRegion, Supply};
 use usring_sys::Errno;
 use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
+use usring_sys::width;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Queues that are prepared if the SPEC names no number. Each queue takes address space, and in
@@ -31,7 +33,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 const USUAL_QUEUES: u32 = 16;
 
 /// Interval between two attempts to reconnect.
-const RETRY: Duration = Duration::from_millis(100);
+const RETRY_MS: u16 = 100;
 
 /// How long the return of a queue waits for the queue's requests to end. After that time the
 /// watching thread continues the wait, and the queue stays allocated until the requests have ended.
@@ -125,9 +127,9 @@ impl VhostUser {
     /// data, then those that did not.
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.lock();
-        let used = state.queues.iter().enumerate().filter(|(_, queue)| queue.is_some());
+        let used = (0..).zip(&state.queues).filter(|(_, queue)| queue.is_some());
         used.fold((0, 0), |(copied, direct), (index, _)| {
-            let more = self.shared.arena.queue(index as u32).counts(self.shared.arena.memory());
+            let more = self.shared.arena.queue(index).counts(self.shared.arena.memory());
             (copied + u64::from(more.0), direct + u64::from(more.1))
         })
     }
@@ -236,7 +238,7 @@ impl Shared {
             watch(self.error.as_raw_fd(), libc::POLLIN),
             watch(socket, libc::POLLRDHUP),
         ];
-        let timeout = if is_alone || is_parting { RETRY.as_millis() as i32 } else { -1 };
+        let timeout = if is_alone || is_parting { i32::from(RETRY_MS) } else { -1 };
         // SAFETY: the array has three entries, as its count says. If another thread has closed the
         // socket meanwhile, poll at worst looks at another file once.
         unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, timeout) };
@@ -301,15 +303,15 @@ impl Shared {
         let State { connection: Some(connection), queues, .. } = state else { return };
         let generation = self.arena.generation();
         let mut outcome = Ok(());
-        for (index, queue) in queues.iter_mut().enumerate() {
-            let area = self.arena.queue(index as u32);
+        for (index, queue) in (0..).zip(queues.iter_mut()) {
+            let area = self.arena.queue(index);
             if let Some(queue) = queue
                 && !queue.is_started
                 && !queue.is_returned
                 && area.settled(self.arena.memory()) == generation
             {
                 let signals = Signals { kick: &queue.kick, call: &queue.call, error: &self.error };
-                outcome = outcome.and_then(|()| connection.start_queue(index as u32, &self.arena, area, &signals));
+                outcome = outcome.and_then(|()| connection.start_queue(index, &self.arena, area, &signals));
                 queue.is_started = outcome.is_ok();
             }
         }
@@ -323,20 +325,20 @@ impl Shared {
     fn take_back_queues(&self, state: &mut State) {
         let State { connection, queues, record, .. } = state;
         let mut outcome = Ok(());
-        for (index, place) in queues.iter_mut().enumerate() {
+        for (index, place) in (0..).zip(queues.iter_mut()) {
             let Some(queue) = place else { continue };
             if !queue.is_returned {
                 continue;
             }
             if let (Some(connection), true) = (connection.as_mut(), queue.is_started) {
-                let (published, used) = self.arena.progress(self.arena.queue(index as u32));
+                let (published, used) = self.arena.progress(self.arena.queue(index));
                 if published != used {
                     continue;
                 }
-                outcome = outcome.and_then(|()| connection.stop_queue(index as u32));
+                outcome = outcome.and_then(|()| connection.stop_queue(index));
             }
             if let Some(record) = record {
-                record.clear(index as u32);
+                record.clear(index);
             }
             *place = None;
         }
@@ -355,7 +357,7 @@ impl Shared {
             }
             self.take_back_queues(&mut state);
             if let Some(index) = state.queues.iter().position(Option::is_none) {
-                return self.hand_out(&mut state, index as u32);
+                return self.hand_out(&mut state, width::count(index));
             }
             let is_hopeless = !state.queues.iter().flatten().any(|queue| queue.is_returned);
             if is_hopeless || start.elapsed() > QUEUE_WAIT {
@@ -438,7 +440,7 @@ impl Shared {
             state.regions.push(None);
         }
         state.regions[slot] = Some(region);
-        Ok(SharedRegion { slot: slot as u32, address })
+        Ok(SharedRegion { slot: width::count(slot), address })
     }
 
     fn unshare(&self, slot: u32) {

@@ -49,7 +49,7 @@ fn address(path: &Path) -> Result<Vec<u8>, Errno> {
     if path.len() > LONGEST {
         return Err(Errno::ENAMETOOLONG);
     }
-    let family = (libc::AF_UNIX as libc::sa_family_t).to_ne_bytes();
+    let family = ((libc::AF_UNIX & 0xffff) as libc::sa_family_t).to_ne_bytes();
     Ok([&family[..], path, b"\0"].concat())
 }
 

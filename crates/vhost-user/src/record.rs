@@ -8,6 +8,7 @@ use usring_sys::Errno;
 use usring_sys::descriptor::duplicate_private;
 use usring_sys::mapping::Mapping;
 use usring_sys::shared::SharedMemory;
+use usring_sys::width;
 use vhost::vhost_user::message::VhostUserInflight;
 
 pub struct Record {
@@ -25,9 +26,9 @@ const STATE: usize = 16;
 impl Record {
     pub fn new(description: VhostUserInflight, file: File) -> Result<Record, Errno> {
         use std::os::fd::AsRawFd;
-        let length = description.mmap_offset.checked_add(description.mmap_size).ok_or(Errno::EINVAL)? as usize;
-        let queue = description.mmap_size as usize / usize::from(description.num_queues.max(1));
-        let there = file.metadata().map_or(0, |metadata| metadata.len()) as usize;
+        let length = width::size(description.mmap_offset.checked_add(description.mmap_size).ok_or(Errno::EINVAL)?);
+        let queue = width::size(description.mmap_size) / usize::from(description.num_queues.max(1));
+        let there = width::size(file.metadata().map_or(0, |metadata| metadata.len()));
         if queue < HEADER + STATE * usize::from(QUEUE_SIZE) || there < length {
             return Err(Errno::EINVAL);
         }
@@ -38,8 +39,8 @@ impl Record {
     /// Records that the queue has no request in flight. Must be called only while no back end
     /// serves the queue.
     pub fn clear(&self, queue: u32) {
-        let size = self.description.mmap_size as usize / usize::from(self.description.num_queues.max(1));
-        let base = self.description.mmap_offset as usize + queue as usize * size;
+        let size = width::size(self.description.mmap_size) / usize::from(self.description.num_queues.max(1));
+        let base = width::size(self.description.mmap_offset) + queue as usize * size;
         self.memory.write(base + USED_INDEX, 0u16);
         (0..usize::from(QUEUE_SIZE)).for_each(|index| self.memory.write(base + HEADER + STATE * index, 0u8));
     }

@@ -8,7 +8,7 @@ use core::array;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
-use usring_sys::{Errno, spread, thread};
+use usring_sys::{Errno, spread, thread, width};
 
 const MOST: usize = 16;
 /// Number of locks for writes to parts of blocks. Blocks that share a lock only wait for each
@@ -82,7 +82,7 @@ impl Callers {
 
     /// Excludes other writers of parts of this block.
     pub(super) fn turn(&self, block: u64) -> Guard<'_, ()> {
-        self.turns[(block % TURNS as u64) as usize].lock()
+        self.turns[width::size(block % TURNS as u64)].lock()
     }
 }
 

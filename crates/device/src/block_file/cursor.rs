@@ -4,7 +4,7 @@ use crate::geometry::Geometry;
 use alloc::vec::Vec;
 use usring_sys::UserAddress;
 use usring_sys::plain::IoVector;
-use usring_sys::{mapping, pinned_memory, user_memory};
+use usring_sys::{mapping, pinned_memory, user_memory, width};
 
 /// How far a transfer has got.
 #[derive(Clone, Copy)]
@@ -80,8 +80,8 @@ impl<'a> Cursor<'a> {
         let mut done = 0;
         while done < length {
             let Some(rest) = self.rest() else { break };
-            let to_page_end = mapping::PAGE - rest.base as usize % mapping::PAGE;
-            let step = to_page_end.min(length - done).min(rest.length as usize);
+            let to_page_end = mapping::PAGE - width::size(rest.base) % mapping::PAGE;
+            let step = to_page_end.min(length - done).min(width::size(rest.length));
             if !copy(UserAddress(rest.base), done..done + step) {
                 break;
             }

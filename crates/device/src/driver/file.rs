@@ -41,7 +41,7 @@ use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::file::{self, Direct, FileKind, Measure};
 use usring_sys::mapping::{Mapping, PAGE};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, eventfd};
+use usring_sys::{Errno, eventfd, width};
 use usring_uapi::general as linux;
 
 pub static KIND: spec::DeviceKind = spec::DeviceKind {
@@ -255,7 +255,7 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
                 let segment = IoVector { base: memory.address() as u64, length: u64::from(block) };
                 file::read_at(file.number(), u64::from(block), &[segment], 0).is_ok()
             };
-            [SECTOR, PAGE as u32].into_iter().find(|block| passes(*block)).map(|block| (block, block))
+            [SECTOR, width::count(PAGE)].into_iter().find(|block| passes(*block)).map(|block| (block, block))
         }
     }
 }

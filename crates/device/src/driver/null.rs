@@ -15,6 +15,7 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::Errno;
 use usring_sys::ticks::{self, Ticks};
+use usring_sys::width;
 
 pub static KIND: DeviceKind = DeviceKind {
     name: "null",
@@ -93,7 +94,7 @@ impl Driver for Null {
 #[inline]
 fn completion(request: &DeviceRequest) -> Completion {
     let result = match request.operation {
-        Operation::Read | Operation::Write => request.length as i32,
+        Operation::Read | Operation::Write => width::int(request.length),
         Operation::Flush | Operation::Discard | Operation::WriteZeroes => 0,
     };
     Completion { token: request.token, result }

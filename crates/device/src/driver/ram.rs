@@ -17,7 +17,7 @@ use core::ops::Range;
 use usring_sys::bulk_memory::{BulkMemory, LINE};
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, UserAddress, eventfd};
+use usring_sys::{Errno, UserAddress, eventfd, width};
 
 pub static KIND: DeviceKind = DeviceKind {
     name: "ram",
@@ -118,7 +118,7 @@ struct OnePiece {
 
 #[inline]
 fn completion(token: u32, result: Result<u32, Errno>) -> Completion {
-    Completion { token, result: result.map_or_else(Errno::negative, |bytes| bytes as i32) }
+    Completion { token, result: result.map_or_else(Errno::negative, |bytes| bytes.cast_signed()) }
 }
 
 impl RamQueue {
@@ -222,5 +222,5 @@ fn transfer(memory: &BulkMemory, operation: Operation, start: u64, segments: &[I
         }
         offset += segment.length;
     }
-    Ok((offset - start) as u32)
+    Ok(width::low(offset - start))
 }

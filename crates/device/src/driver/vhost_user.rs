@@ -33,7 +33,7 @@ use shares::{Share, Shares};
 use usring_sys::mapping::{self, Mapping, PAGE};
 use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
-use usring_sys::{Errno, UserAddress, pinned_memory, user_memory};
+use usring_sys::{Errno, UserAddress, pinned_memory, user_memory, width};
 
 pub static KIND: DeviceKind = DeviceKind {
     name: "vhost-user",
@@ -76,7 +76,7 @@ impl<'a> Options<'a> {
         Some(Options {
             socket: layer.text("socket")?,
             reconnect: layer.switch("reconnect").unwrap_or(false),
-            queues: layer.number("queues").map(|queues| queues as u32),
+            queues: layer.number("queues").and_then(|queues| u32::try_from(queues).ok()),
         })
     }
 }
@@ -153,5 +153,5 @@ fn whole_pages(memory: IoVector) -> Option<(u64, usize)> {
     let page = PAGE as u64;
     let start = memory.base.checked_next_multiple_of(page)?;
     let end = memory.base.checked_add(memory.length)? / page * page;
-    (end > start && end <= user_memory::END).then_some((start, (end - start) as usize))
+    (end > start && end <= user_memory::END).then_some((start, width::size(end - start)))
 }

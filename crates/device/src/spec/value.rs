@@ -131,7 +131,7 @@ pub struct Probability(u32);
 
 impl Probability {
     pub const ALWAYS: u32 = 1_000_000_000;
-    const DIGITS: usize = 9;
+    const DIGITS: u32 = 9;
 
     /// Returns the probability in units of 10⁻⁹.
     pub fn per_billion(self) -> u32 {
@@ -145,19 +145,19 @@ impl Probability {
             None => (text, Self::DIGITS),
         };
         let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
-        if whole.is_empty() || fraction.is_empty() || fraction.len() > digits {
+        if whole.is_empty() || fraction.is_empty() {
             return None;
         }
-        let scale = 10u64.pow(digits as u32);
-        let fraction = number(fraction)?.checked_mul(10u64.pow((digits - fraction.len()) as u32))?;
-        let parts = number(whole)?.checked_mul(scale)?.checked_add(fraction)?;
+        let missing = digits.checked_sub(u32::try_from(fraction.len()).ok()?)?;
+        let fraction = number(fraction)?.checked_mul(10u64.pow(missing))?;
+        let parts = number(whole)?.checked_mul(10u64.pow(digits))?.checked_add(fraction)?;
         u32::try_from(parts).ok().filter(|parts| *parts <= Self::ALWAYS).map(Probability)
     }
 }
 
 impl fmt::Display for Probability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, mut fraction, mut digits) = (self.0 / Self::ALWAYS, self.0 % Self::ALWAYS, Self::DIGITS);
+        let (whole, mut fraction, mut digits) = (self.0 / Self::ALWAYS, self.0 % Self::ALWAYS, Self::DIGITS as usize);
         if fraction == 0 {
             return write!(f, "{whole}");
         }

@@ -42,7 +42,7 @@ struct Delay {
 }
 
 /// Returns the index in [`Spans`] of a request: read, write, or operation without data.
-fn direction(operation: Operation) -> usize {
+fn direction(operation: Operation) -> u8 {
     match operation {
         Operation::Read => 0,
         Operation::Write => 1,
@@ -86,7 +86,7 @@ impl Driver for Delay {
     /// ends only the sleep; the result stays.
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let answer = self.inner.execute(request);
-        let _ = wait::nanosleep(self.spans[direction(request.operation)].draw(&mut self.random()));
+        let _ = wait::nanosleep(self.spans[usize::from(direction(request.operation))].draw(&mut self.random()));
         answer
     }
 
@@ -120,7 +120,7 @@ struct Span {
 impl Span {
     fn due(&mut self, completion: &Completion, now: Ticks) -> Ticks {
         let direction = self.directions[completion.token as usize];
-        Ticks(now.0.saturating_add(self.spans[direction as usize].draw(&mut self.random)))
+        Ticks(now.0.saturating_add(self.spans[usize::from(direction)].draw(&mut self.random)))
     }
 }
 
@@ -129,7 +129,7 @@ impl QueuePair for DelayQueue {
         if self.held.is_full() {
             return Submission::Full;
         }
-        self.span.directions[request.token as usize] = direction(request.operation) as u8;
+        self.span.directions[request.token as usize] = direction(request.operation);
         self.held.submit(request)
     }
 

@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::plain::IoVector;
 use usring_sys::ticks::{self, Ticks};
-use usring_sys::{Errno, wait};
+use usring_sys::{Errno, wait, width};
 
 pub static KIND: DeviceKind = DeviceKind {
     name: "error",
@@ -104,7 +104,7 @@ impl Dice {
     /// Draws a fate. Always uses two random numbers, so a request's fate does not depend on the
     /// fates before it.
     fn draw(&mut self) -> Drawn {
-        let mut number = self.random.below(u64::from(Probability::ALWAYS)) as u32;
+        let mut number = width::low(self.random.below(u64::from(Probability::ALWAYS)));
         let share = self.random.next();
         for (chance, (_, fate)) in self.chances.into_iter().zip(CHANCES) {
             if number < chance {

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::kernel_aio::{Batch, Context, Waiter};
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, eventfd, file};
+use usring_sys::{Errno, eventfd, file, width};
 use usring_uapi::aio::{self, IoEvent, Iocb};
 use usring_uapi::general as linux;
 
@@ -140,11 +140,11 @@ impl AioQueue {
     pub fn open(context: Context, target: Target, depth: u32, eventfd: Option<OwnedDescriptor>) -> Result<Self, Errno> {
         let mut template = Iocb::default();
         if let Target::Device(device) = &target {
-            template.aio_fildes = device.file.number() as u32;
+            template.aio_fildes = device.file.number().cast_unsigned();
         }
         if let Some(eventfd) = &eventfd {
             template.aio_flags = aio::IOCB_FLAG_RESFD;
-            template.aio_resfd = eventfd.number() as u32;
+            template.aio_resfd = eventfd.number().cast_unsigned();
         }
         let interrupt = interrupt_by(eventfd);
         let parcel = empty_parcel(&context, &target, &interrupt, depth)?;
@@ -273,8 +273,8 @@ impl QueuePair for AioQueue {
         let data = u64::from(request.token) | self.template.aio_data;
         let mut iocb = Iocb { aio_data: data, aio_lio_opcode: command, ..self.template };
         if matches!(self.target, Target::Named) {
-            iocb.aio_fildes = request.file.number as u32;
-            iocb.aio_rw_flags = request.file.flags as i32;
+            iocb.aio_fildes = request.file.number.cast_unsigned();
+            iocb.aio_rw_flags = request.file.flags.cast_signed();
         }
         match request.operation {
             // A flush has no offset; the kernel refuses one.
@@ -283,14 +283,14 @@ impl QueuePair for AioQueue {
                 self.parcel.batch.push(iocb, &[], vectored);
                 return Submission::Accepted;
             }
-            Operation::Write => iocb.aio_rw_flags |= durability(request) as i32,
+            Operation::Write => iocb.aio_rw_flags |= durability(request).cast_signed(),
             _ => {}
         }
         let is_read = request.operation == Operation::Read;
         if is_read && request.length != 0 && matches!(self.target, Target::Device(_)) {
             iocb.aio_data |= EXPECTS_BYTES;
         }
-        iocb.aio_offset = request.offset as i64;
+        iocb.aio_offset = request.offset.cast_signed();
         self.count_out();
         self.parcel.batch.push(iocb, request.segments, vectored);
         Submission::Accepted
@@ -354,7 +354,7 @@ impl QueuePair for AioQueue {
         if self.context.expected() != expected {
             self.context.finish_look();
         }
-        self.out -= (completions.as_slice().len() - before) as u32;
+        self.out -= width::count(completions.as_slice().len() - before);
     }
 
     fn has_completions(&mut self) -> bool {
@@ -381,7 +381,7 @@ impl QueuePair for AioQueue {
     fn arm_interrupt(&mut self) -> bool {
         if let Some(interrupt) = &self.interrupt {
             (self.template.aio_flags, self.template.aio_data) = (aio::IOCB_FLAG_RESFD, 0);
-            self.template.aio_resfd = interrupt.eventfd.number() as u32;
+            self.template.aio_resfd = interrupt.eventfd.number().cast_unsigned();
         }
         // Drained before the check, so that a completion in between signals again.
         if let Some(interrupt) = &mut self.interrupt {
@@ -397,11 +397,11 @@ impl QueuePair for AioQueue {
 
 #[inline]
 fn completion(event: &IoEvent) -> Completion {
-    let token = event.data as u32;
+    let token = width::low(event.data);
     match event.res {
         // The file has become shorter than the device.
         0 if event.data & EXPECTS_BYTES != 0 => Completion::failed(token, Errno::EIO),
-        result => Completion { token, result: result as i32 },
+        result => Completion { token, result: width::int(result.cast_unsigned()) },
     }
 }
 
@@ -438,7 +438,7 @@ impl QueuePair for InlineQueue {
         }
         match file::read_at(self.file.number(), request.offset, request.segments, linux::RWF_NOWAIT) {
             Ok(bytes) if u64::from(bytes) == request.length => {
-                self.answered.push(Completion { token: request.token, result: bytes as i32 });
+                self.answered.push(Completion { token: request.token, result: bytes.cast_signed() });
                 ring(&mut self.interrupt);
                 Submission::Accepted
             }

@@ -21,6 +21,7 @@ use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
 use usring_sys::shared_array::SharedArray;
 use usring_sys::sync::{Arc, Ordering};
+use usring_sys::width;
 
 /// Address of the arena in the back end. Registered memory of programs lies above.
 pub const BASE: u64 = 1 << 40;
@@ -116,7 +117,7 @@ impl Arena {
 
     /// Maps the arena that the control plane has made.
     pub fn open(file: OwnedDescriptor) -> Result<Arena, Errno> {
-        let length = identity(file.number())?.size as usize;
+        let length = width::size(identity(file.number())?.size);
         if length < HEADER {
             return Err(Errno::EINVAL);
         }
@@ -129,11 +130,11 @@ impl Arena {
         Parameters {
             features,
             size,
-            block: third as u32,
+            block: width::low(third),
             segment_bytes: (third >> 32) as u32,
-            segments: fourth as u32,
+            segments: width::low(fourth),
             discard_sectors: (fourth >> 32) as u32,
-            zeroes_sectors: fifth as u32,
+            zeroes_sectors: width::low(fifth),
             queues: (fifth >> 32) as u32,
             write_back: sixth != 0,
         }

@@ -5,6 +5,7 @@ use crate::geometry::{Features, Geometry};
 use crate::request::Operation;
 use crate::virtqueue::Descriptor;
 use usring_sys::Errno;
+use usring_sys::width;
 
 /// Bits of the feature word.
 pub mod feature {
@@ -38,6 +39,8 @@ pub mod feature {
 
 /// Unit of offsets, whatever the logical block.
 pub const SECTOR: u64 = 512;
+/// Sectors of the largest device: its last byte must have an offset, and offsets are signed.
+const MOST_SECTORS: u64 = i64::MAX as u64 / SECTOR;
 
 /// Bytes of the configuration space that the driver reads.
 pub const CONFIGURATION: usize = 60;
@@ -112,11 +115,11 @@ impl Parameters {
         let has = |bit: u64| features & bit != 0;
         let sectors = u64::from(word(0)) | u64::from(word(4)) << 32;
         let nonzero = |value: u32, otherwise: u32| if value == 0 { otherwise } else { value };
-        let most = MOST_DESCRIPTORS as u32 - 2;
+        let most = width::count(MOST_DESCRIPTORS) - 2;
         let block = if has(feature::BLOCK_SIZE) { nonzero(word(20), 512) } else { 512 };
         Parameters {
             features,
-            size: sectors * SECTOR / u64::from(block) * u64::from(block),
+            size: sectors.min(MOST_SECTORS) * SECTOR / u64::from(block) * u64::from(block),
             block,
             segment_bytes: if has(feature::SIZE_MAX) { nonzero(word(8), u32::MAX) } else { u32::MAX },
             segments: if has(feature::SEG_MAX) { nonzero(word(12), 1).min(most) } else { 1 },
@@ -131,9 +134,15 @@ impl Parameters {
         self.features & bit != 0
     }
 
+    /// Whether the device has blocks, and each has whole sectors, in which requests are numbered.
+    pub fn has_blocks(&self) -> bool {
+        let is_block = self.block.is_power_of_two() && u64::from(self.block) >= SECTOR;
+        is_block && self.size > 0 && self.geometry().transfer > 0
+    }
+
     pub fn geometry(&self) -> Geometry {
         let most = u64::from(self.segments) * u64::from(self.segment_bytes);
-        let transfer = most.min(u64::from(TRANSFER)) as u32 / self.block * self.block;
+        let transfer = width::low(most.min(u64::from(TRANSFER))) / self.block * self.block;
         Geometry {
             size: self.size,
             block: self.block,
@@ -158,5 +167,30 @@ impl Parameters {
     pub fn most_cleared(&self, operation: Operation) -> u64 {
         let sectors = if operation == Operation::Discard { self.discard_sectors } else { self.zeroes_sectors };
         u64::from(sectors) * SECTOR / u64::from(self.block) * u64::from(self.block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capacity_beyond_all_offsets_is_cut_to_the_largest() {
+        let mut bytes = [0; CONFIGURATION];
+        bytes[..8].copy_from_slice(&(1u64 << 56).to_le_bytes());
+        let parameters = Parameters::of_configuration(&bytes, 0, 1);
+        assert_eq!(parameters.size, i64::MAX as u64 / SECTOR * SECTOR);
+    }
+
+    #[test]
+    fn a_device_whose_blocks_are_smaller_than_a_sector_has_no_blocks() {
+        let with_block = |block: u32| {
+            let mut bytes = [0; CONFIGURATION];
+            bytes[..8].copy_from_slice(&2048u64.to_le_bytes());
+            bytes[20..24].copy_from_slice(&block.to_le_bytes());
+            Parameters::of_configuration(&bytes, feature::BLOCK_SIZE | feature::SIZE_MAX, 1)
+        };
+        assert!([512, 4096].into_iter().all(|block| with_block(block).has_blocks()));
+        assert!([1, 256, 513, 1 << 31].into_iter().all(|block| !with_block(block).has_blocks()));
     }
 }

@@ -21,7 +21,7 @@ use crate::virtqueue::{DESCRIPTOR, Descriptor, VirtQueue};
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
-use usring_sys::{Errno, UserAddress, eventfd};
+use usring_sys::{Errno, UserAddress, eventfd, width};
 
 /// Descriptors of a request with one part of data. While at least `PLENTY` descriptors of the main
 /// table are unused, such a request needs no table of its own, which the back end would have to
@@ -157,9 +157,9 @@ impl Queue {
         let bounce = self.area.bounce(head);
         self.place(arena::address(bounce), request.length);
         let mut at = bounce;
-        let mut left = request.length as usize;
+        let mut left = width::size(request.length);
         for segment in request.segments {
-            let length = left.min(segment.length as usize);
+            let length = left.min(width::size(segment.length));
             if request.operation == Operation::Write {
                 self.ring.memory().copy_in(at, length, UserAddress(segment.base))?;
             }
@@ -190,7 +190,7 @@ impl Queue {
     fn place(&mut self, mut address: u64, mut length: u64) {
         while length > 0 {
             let piece = length.min(u64::from(self.device.parameters.segment_bytes));
-            self.data.push((address, piece as u32));
+            self.data.push((address, width::low(piece)));
             address += piece;
             length -= piece;
         }
@@ -246,12 +246,13 @@ impl Queue {
         let slot = self.area.slot(head);
         let memory = self.ring.memory();
         let data = self.data.iter().map(|data| block::data_descriptor(operation, *data));
-        let mut count = 0;
+        let mut count = 0u16;
+        let place = |count: u16| slot + slot::TABLE + usize::from(count) * DESCRIPTOR;
         for descriptor in core::iter::once(block::header_descriptor(slot)).chain(data) {
-            descriptor.followed_by(count as u16 + 1).store(memory, slot + slot::TABLE + count * DESCRIPTOR);
+            descriptor.followed_by(count + 1).store(memory, place(count));
             count += 1;
         }
-        block::status_descriptor(slot).store(memory, slot + slot::TABLE + count * DESCRIPTOR);
+        block::status_descriptor(slot).store(memory, place(count));
         self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count + 1));
     }
 
@@ -293,9 +294,9 @@ impl Queue {
     #[inline]
     fn finish(&mut self, head: u32) -> Option<Completion> {
         let active = self.requests.get(head as usize)?.active.as_ref()?;
-        let (token, answer) = (active.token, active.answer as i32);
+        let (token, answer) = (active.token, active.answer.cast_signed());
         let is_last = matches!(active.next, Next::Nothing);
-        let head = head as u16;
+        let head = (head & 0xffff) as u16;
         let mut outcome = block::outcome(self.statuses.read(usize::from(head)));
         if !is_last && outcome.is_ok() {
             outcome = self.go_on(head)?;
@@ -333,8 +334,8 @@ impl Queue {
     fn copy_out(&self, head: u16) -> Result<(), Errno> {
         let mut at = self.area.bounce(head);
         for segment in &self.requests[usize::from(head)].segments {
-            self.ring.memory().copy_out(at, segment.length as usize, UserAddress(segment.base))?;
-            at += segment.length as usize;
+            self.ring.memory().copy_out(at, width::size(segment.length), UserAddress(segment.base))?;
+            at += width::size(segment.length);
         }
         Ok(())
     }
@@ -357,10 +358,10 @@ impl Queue {
                 *done = true;
             }
         }
-        let requests = self.requests.iter().enumerate();
+        let requests = (0..QUEUE_SIZE).zip(&self.requests);
         let mut rest: Vec<_> = requests
-            .filter(|(head, _)| !is_done[*head])
-            .filter_map(|(head, request)| Some((request.active?.sequence, head as u16)))
+            .filter(|(head, _)| !is_done[usize::from(*head)])
+            .filter_map(|(head, request)| Some((request.active?.sequence, head)))
             .collect();
         rest.sort_unstable();
         self.ring.make_over(rest.into_iter().map(|(_, head)| head));
@@ -468,7 +469,7 @@ impl QueuePair for Queue {
                 Ok(copied) => copied,
                 Err(error) => return Submission::Refused(error),
             };
-            answer = length as u32;
+            answer = width::low(length);
             next = match operation {
                 Operation::Read if copied => Next::CopyOut,
                 Operation::Write if request.durable && self.device.parameters.write_back => Next::Flush,

@@ -1,0 +1,73 @@
+//! Conversions between the widths of integers: Linux's 64-bit words, C's `int`, and Rust's `usize`.
+//!
+//! - The lints for lossy `as` casts are denied in every product crate. A place where a value may
+//!   lose bits uses one of these functions, or gives its reason in an `expect`.
+//! - None of them adds a branch to a release build.
+//! - A number that the program chose and that must not lose bits is checked (`try_from`) instead,
+//!   and fails with the errno that Linux gives.
+
+const _: () = assert!(usize::BITS == 64, "usring serves 64-bit targets only");
+
+/// Returns a 64-bit length or address as `usize`. It loses nothing, since targets are 64-bit.
+#[inline(always)]
+pub const fn size(word: u64) -> usize {
+    #[expect(clippy::cast_possible_truncation, reason = "the assertion above: usize has 64 bits")]
+    let size = word as usize;
+    size
+}
+
+/// Returns C's `int` as the word in which a system call takes it: with its sign in all upper bits.
+#[inline(always)]
+pub const fn word(int: i32) -> u64 {
+    #[expect(clippy::cast_sign_loss, reason = "the bits are meant")]
+    let word = int as u64;
+    word
+}
+
+/// Returns the lower half of a word. Linux reads an `unsigned int` argument so.
+#[inline(always)]
+pub const fn low(word: u64) -> u32 {
+    (word & 0xffff_ffff) as u32
+}
+
+/// Returns the lower half of a word as C's `int`. Linux reads an `int` argument so. A result that
+/// fits, such as a descriptor or a count of bytes below 2 GiB, keeps its value.
+#[inline(always)]
+pub const fn int(word: u64) -> i32 {
+    low(word).cast_signed()
+}
+
+/// Returns an index or count that usring keeps below 2³². Debug builds check the bound.
+#[inline(always)]
+pub const fn count(size: usize) -> u32 {
+    debug_assert!(size <= u32::MAX as usize, "a count below 2^32");
+    #[expect(clippy::cast_possible_truncation, reason = "the caller's bound, which debug builds check")]
+    let count = size as u32;
+    count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_int_keeps_its_sign_in_a_word_and_back() {
+        assert_eq!(word(-100), 0xffff_ffff_ffff_ff9c);
+        assert_eq!(int(word(-100)), -100);
+        assert_eq!(int(0xdead_0000_0003), 3);
+        assert_eq!(low(0xdead_ffff_ffff), u32::MAX);
+    }
+
+    #[test]
+    fn sizes_keep_all_bits() {
+        assert_eq!(size(u64::MAX), usize::MAX);
+        assert_eq!(count(0xffff_ffff), u32::MAX);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "a count below 2^32")]
+    fn a_count_beyond_its_bound_is_found_in_debug_builds() {
+        count(1 << 32);
+    }
+}
