@@ -8,7 +8,7 @@ use usring_engine::{Attention, EventDescriptor, Ring, Submission};
 use usring_sys::mutex::Mutex;
 use usring_sys::process_maps::Maps;
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, mapping, user_memory};
+use usring_sys::{Errno, UserAddress, mapping, user_memory, width};
 use usring_uapi::aio::{IOCB_FLAG_RESFD, IoEvent, Iocb};
 
 /// How long io_getevents(2) waits, and under which signal mask.
@@ -86,7 +86,7 @@ impl Context {
 
     /// Ends the context after its removal from the table: unmaps the events and retires the ring.
     pub fn end(&self) {
-        let _ = mapping::unmap(self.address() as usize, self.length);
+        let _ = mapping::unmap(width::size(self.address()), self.length);
         self.ring.retire();
     }
 
@@ -111,11 +111,11 @@ impl Context {
         if !submission.has_room() {
             return Err(Errno::EAGAIN);
         }
-        let file = submission.file(iocb.aio_fildes as i32)?;
+        let file = submission.file(iocb.aio_fildes.cast_signed())?;
         let told = match iocb.aio_flags & IOCB_FLAG_RESFD {
             0 => None,
             _ if self.kind == ContextKind::Polled => return Err(Errno::EINVAL),
-            _ => Some(self.eventfd(iocb.aio_resfd as i32)?),
+            _ => Some(self.eventfd(iocb.aio_resfd.cast_signed())?),
         };
         const KEY: u64 = core::mem::offset_of!(Iocb, aio_key) as u64;
         user_memory::write(address.offset(KEY), iocb::KEY)?;
@@ -142,7 +142,7 @@ impl Context {
         if minimum < 0 || minimum > most {
             return Err(Errno::EINVAL);
         }
-        let (minimum, most) = (minimum as u64, most as u64);
+        let (minimum, most) = (minimum.cast_unsigned(), most.cast_unsigned());
         if self.kind == ContextKind::Polled {
             return self.poll_events(minimum, most, to);
         }
@@ -165,7 +165,7 @@ impl Context {
         wait: &Wait,
     ) -> Result<u64, Errno> {
         loop {
-            let wanted = minimum.saturating_sub(taken).min(u64::from(self.capacity)) as u32;
+            let wanted = width::low(minimum.saturating_sub(taken).min(u64::from(self.capacity)));
             // With a time limit of zero the call must not sleep. Zero wanted events make the ring
             // only check for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };

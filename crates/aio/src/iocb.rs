@@ -3,7 +3,7 @@
 
 use crate::context_kind::ContextKind;
 use usring_engine::FileUses;
-use usring_sys::{Errno, capability, descriptor, file, user_memory};
+use usring_sys::{Errno, capability, descriptor, file, user_memory, width};
 use usring_uapi::aio::{
     IOCB_CMD_FDSYNC, IOCB_CMD_FSYNC, IOCB_CMD_POLL, IOCB_CMD_PREAD, IOCB_CMD_PREADV, IOCB_CMD_PWRITE, IOCB_CMD_PWRITEV,
     IOCB_FLAG_HIPRI, IOCB_FLAG_IOPRIO, Iocb,
@@ -35,7 +35,7 @@ const CLASS_IDLE: u16 = 3;
 /// Checks the fields that the kernel checks before it allocates a request.
 #[inline]
 pub fn check(iocb: &Iocb) -> Result<(), Errno> {
-    if iocb.aio_reserved2 != 0 || iocb.aio_nbytes as i64 <= -1 { Err(Errno::EINVAL) } else { Ok(()) }
+    if iocb.aio_reserved2 != 0 || iocb.aio_nbytes.cast_signed() <= -1 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
 /// Returns the SQE for an iocb at this address. `user_data` and `pad2` become the `obj` and `data`
@@ -43,7 +43,7 @@ pub fn check(iocb: &Iocb) -> Result<(), Errno> {
 #[inline]
 pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, kind: ContextKind) -> Result<Sqe, Errno> {
     check_kind(iocb, kind)?;
-    let mut sqe = Sqe { fd: iocb.aio_fildes as i32, user_data: address, pad2: iocb.aio_data, ..Sqe::default() };
+    let mut sqe = Sqe { fd: iocb.aio_fildes.cast_signed(), user_data: address, pad2: iocb.aio_data, ..Sqe::default() };
     match iocb.aio_lio_opcode {
         IOCB_CMD_PREAD => transfer(iocb, (file, kind), opcode::READ, &mut sqe)?,
         IOCB_CMD_PWRITE => transfer(iocb, (file, kind), opcode::WRITE, &mut sqe)?,
@@ -76,11 +76,11 @@ fn check_kind(iocb: &Iocb, kind: ContextKind) -> Result<(), Errno> {
 #[inline]
 fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe: &mut Sqe) -> Result<(), Errno> {
     if iocb.aio_flags & IOCB_FLAG_IOPRIO != 0 {
-        check_priority(iocb.aio_reqprio as u16)?;
-        sqe.ioprio = iocb.aio_reqprio as u16;
+        check_priority(iocb.aio_reqprio.cast_unsigned())?;
+        sqe.ioprio = iocb.aio_reqprio.cast_unsigned();
     }
     let writes = matches!(opcode, opcode::WRITE | opcode::WRITEV);
-    let flags = iocb.aio_rw_flags as u32;
+    let flags = iocb.aio_rw_flags.cast_unsigned();
     if flags != 0 {
         sqe.op_flags = check_flags(flags, sqe.fd, writes)?;
     }
@@ -99,7 +99,7 @@ fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe
         if iocb.aio_buf.checked_add(length).is_none_or(|end| end > user_memory::END) {
             return Err(Errno::EFAULT);
         }
-        if iocb.aio_offset.checked_add(length as i64).is_none() {
+        if iocb.aio_offset.checked_add(length.cast_signed()).is_none() {
             return Err(Errno::EINVAL);
         }
     }
@@ -111,9 +111,10 @@ fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe
         sqe.op_flags |= nowait_where_it_would_wait(sqe.fd);
     }
     sqe.opcode = opcode;
-    sqe.off = iocb.aio_offset as u64;
+    sqe.off = iocb.aio_offset.cast_unsigned();
     sqe.addr = iocb.aio_buf;
-    sqe.len = u32::try_from(length).unwrap_or(u32::MAX);
+    // Of the number of a vector's segments the kernel, too, takes the lower half.
+    sqe.len = width::low(length);
     Ok(())
 }
 

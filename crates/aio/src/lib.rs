@@ -19,6 +19,7 @@
 //! - Only the engine counts the requests in flight, under the ring's lock.
 #![no_std]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 
@@ -100,7 +101,7 @@ pub fn submit(context: u64, count: i64, list: UserAddress) -> Result<u64, Errno>
     if count < 0 {
         return Err(Errno::EINVAL);
     }
-    table::find(context)?.submit(count as u64, list)
+    table::find(context)?.submit(count.cast_unsigned(), list)
 }
 
 /// io_getevents(2): takes events and returns their number.

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::{self, PerProcess};
 use usring_sys::shared_table::{SharedTable, Using};
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 
 #[derive(Default)]
 struct Table {
@@ -48,7 +48,7 @@ pub fn insert(make: impl FnOnce(u32) -> Result<Context, Errno>) -> Result<u64, E
     let table = TABLE.get_or_make(Table::default);
     let place = table.take_place()?;
     // The lock is not held here, because making a context may start a thread.
-    match make(place as u32) {
+    match make(width::count(place)) {
         Ok(context) => {
             let address = context.address();
             table.contexts.put(place, Arc::new(context));

@@ -333,6 +333,26 @@ case!(bad_vectors => "
     memory outside = -EFAULT
 ");
 
+fn upper_half_of_a_vectors_count(t: &mut Transcript) {
+    let context = Context::new(8);
+    let file = files::memory_file(b"some content");
+    let mut buffer = [0; 4];
+    let list = [vector(&mut buffer), vector(&mut buffer)];
+    let good = aio::read_vector(file.as_raw_fd(), &list, 0, 1);
+    for count in [1 << 32, 1 << 32 | 1, 1 << 62 | 2, 1 << 32 | 1025] {
+        one(t, &context, &format!("{count:#x}"), Iocb { aio_nbytes: count, ..good });
+    }
+}
+case!(upper_half_of_a_vectors_count => "
+    0x100000000 = 1
+    event 1: 0 0
+    0x100000001 = 1
+    event 1: 4 0
+    0x4000000000000002 = 1
+    event 1: 8 0
+    0x100000401 = -EINVAL
+");
+
 fn stops_at_the_first_error(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");
