@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use usring_swap::Access;
 use usring_sys::message::{MessageHeader, VECTOR_LIMIT};
 use usring_sys::plain::IoVector;
-use usring_sys::{UserAddress, user_memory};
+use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Data of up to this many bytes counts as small: it is pinned together with the other memory that
@@ -80,6 +80,15 @@ fn buffer_of(number: u32) -> Option<Buffer> {
     }
 }
 
+/// Returns the length that the kernel takes from the argument of a call with one buffer.
+fn length_argument(number: u32, length: u64) -> u64 {
+    match number {
+        // Here it is an `int`, whose upper half the kernel ignores.
+        linux::__NR_getdents | linux::__NR_getdents64 | linux::__NR_syslog => u64::from(width::low(length)),
+        _ => length,
+    }
+}
+
 /// Returns the access of the kernel to the buffers of a call with a vector, and whether the call
 /// has a position.
 fn vector_of(number: u32) -> Option<(Access, bool)> {
@@ -105,7 +114,7 @@ impl Data {
     pub fn of(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
-            let length = arguments[buffer.length].saturating_add(buffer.header);
+            let length = length_argument(number, arguments[buffer.length]).saturating_add(buffer.header);
             if !is_in_window(base) || length <= SMALL {
                 add(spans, base, length, buffer.access);
                 return None;
@@ -124,7 +133,8 @@ impl Data {
     fn of_vector(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         let (access, has_position) = vector_of(number)?;
         let mut buffers = Vec::new();
-        let (address, count) = (arguments[1], arguments[2]);
+        // The kernel ignores the upper half of the count.
+        let (address, count) = (arguments[1], u64::from(width::low(arguments[2])));
         if !read_vector(&mut buffers, address, count)? {
             add(spans, address, count * size_of::<IoVector>() as u64, Access::Read);
             return None;
@@ -144,7 +154,7 @@ impl Data {
         let single = matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg);
         let sends = matches!(number, linux::__NR_sendmsg | linux::__NR_sendmmsg);
         let access = if sends { Access::Read } else { Access::Write };
-        let count = if single { 1 } else { u64::from(arguments[2] as u32).min(VECTOR_LIMIT) };
+        let count = if single { 1 } else { u64::from(width::low(arguments[2])).min(VECTOR_LIMIT) };
         let (mut headers, mut counts, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
         let mut vectors = Vec::new();
         for index in 0..count {
@@ -255,7 +265,7 @@ fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<
     if count > VECTOR_LIMIT {
         return None;
     }
-    let vector = user_memory::read_array::<IoVector>(UserAddress(address), count as usize).ok()?;
+    let vector = user_memory::read_array::<IoVector>(UserAddress(address), width::size(count)).ok()?;
     if vector.iter().any(|buffer| buffer.length > i64::MAX as u64) {
         return Some(false);
     }

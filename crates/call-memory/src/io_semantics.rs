@@ -4,7 +4,7 @@
 use crate::data::{Data, Form};
 use usring_swap::Access;
 use usring_sys::message::{self, ERROR_QUEUE, PEEK, WAIT_ALL};
-use usring_sys::{SystemCall, UserAddress};
+use usring_sys::{SystemCall, UserAddress, width};
 use usring_uapi::general as linux;
 
 /// The kind of a source or target of data.
@@ -81,7 +81,7 @@ impl IoSemantics {
 
     /// Returns the I/O semantics of a call. `None`: the kernel will not move any data.
     pub fn of(call: &SystemCall, data: &mut Data) -> Option<IoSemantics> {
-        let descriptor = call.arguments[0] as i32;
+        let descriptor = width::int(call.arguments[0]);
         match call.number {
             linux::__NR_getrandom => return Some(IoSemantics::plain(Medium::File, true)),
             linux::__NR_getdents | linux::__NR_getdents64 => return Some(IoSemantics::plain(Medium::File, false)),
@@ -145,8 +145,8 @@ fn flags_of_transfer(call: &SystemCall, form: &Form) -> u64 {
 
 /// Returns the status flags of a descriptor; `None`: it is not open.
 fn flags_of(descriptor: i32) -> Option<u32> {
-    let get = [descriptor as u64, u64::from(linux::F_GETFL), 0, 0, 0];
-    SystemCall::new(linux::__NR_fcntl, get).run().ok().map(|flags| flags as u32)
+    let get = [width::word(descriptor), u64::from(linux::F_GETFL), 0, 0, 0];
+    SystemCall::new(linux::__NR_fcntl, get).run().ok().map(width::low)
 }
 
 /// Whether a descriptor is the write end of a pipe. `None`: it is not a pipe.
@@ -157,8 +157,8 @@ fn is_written(descriptor: i32) -> Option<bool> {
 
 /// Whether a call writes to the end of the file.
 fn is_appended(call: &SystemCall) -> bool {
-    let flags = if call.number == linux::__NR_pwritev2 { call.arguments[5] as u32 } else { 0 };
-    let is_opened_so = || flags_of(call.arguments[0] as i32).is_some_and(|flags| flags & linux::O_APPEND != 0);
+    let flags = if call.number == linux::__NR_pwritev2 { width::low(call.arguments[5]) } else { 0 };
+    let is_opened_so = || flags_of(width::int(call.arguments[0])).is_some_and(|flags| flags & linux::O_APPEND != 0);
     flags & linux::RWF_APPEND != 0 || flags & RWF_NOAPPEND == 0 && is_opened_so()
 }
 
@@ -172,9 +172,9 @@ struct Descriptor {
 impl Descriptor {
     fn of(descriptor: i32) -> Option<Descriptor> {
         let mut status = [0u64; 18];
-        SystemCall::new(linux::__NR_fstat, [descriptor as u64, &raw mut status as u64, 0, 0, 0]).run().ok()?;
+        SystemCall::new(linux::__NR_fstat, [width::word(descriptor), &raw mut status as u64, 0, 0, 0]).run().ok()?;
         // `st_mode` comes after device, inode and number of links; `st_rdev` after user and group.
-        let (kind, device) = (status[3] as u32 & KIND, status[5] as u32);
+        let (kind, device) = (width::low(status[3]) & KIND, width::low(status[5]));
         Some(Descriptor { kind, major: device >> 8 & 0xfff, minor: device & 0xff | device >> 12 & 0xfff00 })
     }
 
@@ -200,7 +200,7 @@ impl Descriptor {
 /// Returns how many bytes a stream holds for a reader, if it reports that.
 fn waiting(descriptor: i32) -> u64 {
     let mut waiting = 0u32;
-    let ask = [descriptor as u64, u64::from(FIONREAD), &raw mut waiting as u64, 0, 0];
+    let ask = [width::word(descriptor), u64::from(FIONREAD), &raw mut waiting as u64, 0, 0];
     SystemCall::new(linux::__NR_ioctl, ask).run().map_or(0, |_| u64::from(waiting))
 }
 
@@ -209,6 +209,6 @@ fn is_stream(descriptor: i32) -> bool {
     const SO_TYPE: u64 = 3;
     const SOCK_STREAM: i32 = 1;
     let (mut kind, mut length) = (0i32, 4u32);
-    let arguments = [descriptor as u64, SOL_SOCKET, SO_TYPE, &raw mut kind as u64, &raw mut length as u64];
+    let arguments = [width::word(descriptor), SOL_SOCKET, SO_TYPE, &raw mut kind as u64, &raw mut length as u64];
     SystemCall::new(linux::__NR_getsockopt, arguments).run().is_ok() && kind == SOCK_STREAM
 }

@@ -22,6 +22,7 @@
 //! The crate knows calls by their numbers and arguments, wherever they come from.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 

@@ -6,7 +6,7 @@ use crate::pointers::{self, Span, Spans};
 use crate::transfer::{Pinned, Transfer};
 use alloc::boxed::Box;
 use usring_swap::mappings::{Mappings, Pins};
-use usring_sys::{Errno, SystemCall, signals};
+use usring_sys::{Errno, SystemCall, signals, width};
 use usring_uapi::general as linux;
 
 /// The pinned memory and buffers of a call in flight.
@@ -98,7 +98,7 @@ impl PinnedCall {
 }
 
 fn error(error: Errno) -> u64 {
-    i64::from(error.negative()) as u64
+    width::word(error.negative())
 }
 
 /// Whether more than `most` bytes of a span are mapped.
@@ -113,7 +113,7 @@ pub fn is_execution(number: u32) -> bool {
 
 /// Whether the call only sleeps until a word changes. EFAULT then means that nothing has happened.
 fn is_sleep(call: &SystemCall) -> bool {
-    let operation = call.arguments[1] as u32 & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
+    let operation = width::low(call.arguments[1]) & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
     match call.number {
         linux::__NR_futex => matches!(operation, linux::FUTEX_WAIT | linux::FUTEX_WAIT_BITSET),
         linux::__NR_futex_wait | linux::__NR_futex_waitv => true,

@@ -13,7 +13,7 @@ use usring_swap::Access;
 use usring_sys::mapping::PAGE;
 use usring_sys::message::VECTOR_LIMIT;
 use usring_sys::plain::IoVector;
-use usring_sys::{UserAddress, user_memory};
+use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// Memory in the window that a call names.
@@ -50,11 +50,11 @@ pub fn of(number: u32, arguments: &Arguments) -> Spans {
 fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
     match extent {
         Extent::Bytes(length) => length,
-        // The upper half of this argument may hold the pass mark.
-        Extent::Each(5, each) => u64::from(arguments[5] as u32).saturating_mul(each),
         Extent::Each(count, each) => arguments[count].saturating_mul(each),
+        // The kernel refuses a negative count and uses no memory.
+        Extent::EachOfInt(count, each) => u64::try_from(width::int(arguments[count])).unwrap_or(0) * each,
         Extent::Declared(place) => u64::from(user_memory::read::<u32>(UserAddress(arguments[place])).unwrap_or(0)),
-        Extent::Bits(count) => u64::from(arguments[count] as u32).div_ceil(64) * 8,
+        Extent::Bits(count) => u64::from(width::low(arguments[count])).div_ceil(64) * 8,
         Extent::Pages(length) => arguments[length].div_ceil(PAGE as u64),
         Extent::Text => text_length(start),
     }
@@ -85,7 +85,7 @@ fn text_length(start: u64) -> u64 {
 
 pub fn add(spans: &mut Spans, start: u64, length: u64, access: Access) {
     if is_in_window(start) && length > 0 {
-        spans.push(Span { start: start as usize, length: length as usize, access });
+        spans.push(Span { start: width::size(start), length: width::size(length), access });
     }
 }
 
@@ -97,23 +97,25 @@ pub fn is_guess(number: u32) -> bool {
 
 fn add_indirect(spans: &mut Spans, number: u32, arguments: &Arguments) {
     let [first, second, third, fourth, ..] = *arguments;
+    // The number of the operation in prctl(2), keyctl(2) and ptrace(2).
+    let operation = width::low(first);
     match number {
         linux::__NR_pselect6 => add_signal_set(spans, arguments[5]),
         // Memory of the other process, which may be this one.
         linux::__NR_process_vm_readv => add_vector(spans, fourth, arguments[4], Access::Read),
         linux::__NR_process_vm_writev => add_vector(spans, fourth, arguments[4], Access::Write),
-        linux::__NR_futex_waitv => add_futexes(spans, first, second),
-        linux::__NR_ioctl => add_structure(spans, third, ioctl_size(second as u32)),
-        linux::__NR_setsockopt => add_words(spans, fourth, arguments[4].min(MOST_STRUCTURE)),
-        linux::__NR_bpf => add_words(spans, second, third.min(MOST_STRUCTURE)),
+        linux::__NR_futex_waitv => add_futexes(spans, first, u64::from(width::low(second))),
+        linux::__NR_ioctl => add_structure(spans, third, ioctl_size(width::low(second))),
+        linux::__NR_setsockopt => add_words(spans, fourth, u64::from(width::low(arguments[4])).min(MOST_STRUCTURE)),
+        linux::__NR_bpf => add_words(spans, second, u64::from(width::low(third)).min(MOST_STRUCTURE)),
         // `struct xattr_args`: an address and a length.
         SETXATTRAT | GETXATTRAT => add_words(spans, arguments[4], 16),
         linux::__NR_seccomp => add_words(spans, third, SOCK_FPROG),
-        linux::__NR_prctl if first == u64::from(PR_SET_SECCOMP) => add_words(spans, third, SOCK_FPROG),
-        linux::__NR_ptrace if matches!(first as u32, PTRACE_GETREGSET | PTRACE_SETREGSET) => {
+        linux::__NR_prctl if operation == PR_SET_SECCOMP => add_words(spans, third, SOCK_FPROG),
+        linux::__NR_ptrace if matches!(operation, PTRACE_GETREGSET | PTRACE_SETREGSET) => {
             add_vector(spans, fourth, 1, Access::Write);
         }
-        linux::__NR_keyctl if first == u64::from(KEYCTL_INSTANTIATE_IOV) => {
+        linux::__NR_keyctl if operation == KEYCTL_INSTANTIATE_IOV => {
             add_vector(spans, third, fourth, Access::Read);
         }
         linux::__NR_execve => add_strings(spans, &arguments[1..3]),
@@ -237,4 +239,42 @@ fn string_length(start: u64) -> u64 {
         }
     }
     length
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+    use usring_swap::mappings::WINDOW;
+
+    /// Upper half of an argument that is a C `int`: anything may be there.
+    const ANYTHING: u64 = 0x5a5a_5a5a << 32;
+
+    fn lengths(number: u32, arguments: [u64; 6]) -> Vec<usize> {
+        of(number, &arguments).iter().map(|span| span.length).collect()
+    }
+
+    #[test]
+    fn the_upper_half_of_an_int_does_not_lengthen_what_a_call_names() {
+        let at = WINDOW.start as u64;
+        assert_eq!(lengths(linux::__NR_poll, [at, ANYTHING | 3, 0, 0, 0, 0]), [24]);
+        assert_eq!(lengths(linux::__NR_epoll_wait, [0, at, ANYTHING | 2, 0, 0, 0]), [24]);
+        assert_eq!(lengths(linux::__NR_connect, [0, at, ANYTHING | 16, 0, 0, 0]), [16]);
+        assert_eq!(lengths(linux::__NR_setsockopt, [0, 0, 0, at, ANYTHING | 4, 0]), [4]);
+        assert_eq!(lengths(linux::__NR_sched_getaffinity, [0, ANYTHING | 128, at, 0, 0, 0]), [128]);
+        let filter = [1, at];
+        assert_eq!(lengths(linux::__NR_prctl, [ANYTHING | 22, 2, &raw const filter as u64, 0, 0, 0]), [16384]);
+    }
+
+    #[test]
+    fn a_length_of_64_bits_counts_in_full() {
+        let at = WINDOW.start as u64;
+        assert_eq!(lengths(linux::__NR_getcwd, [at, 1 << 32, 0, 0, 0, 0]), [1 << 32]);
+    }
+
+    #[test]
+    fn a_negative_count_names_no_memory() {
+        let at = WINDOW.start as u64;
+        assert_eq!(lengths(linux::__NR_poll, [at, 0xffff_ffff, 0, 0, 0, 0]), []);
+    }
 }

@@ -6,7 +6,7 @@
 //! - memory that is named by other memory: [`crate::pointers`];
 //! - addresses that name a mapping and not its content.
 
-use self::Extent::{Bits, Bytes, Declared, Each, Pages, Text};
+use self::Extent::{Bits, Bytes, Declared, Each, EachOfInt, Pages, Text};
 use usring_swap::Access::{self, Read, Write};
 use usring_uapi::general as linux;
 
@@ -14,8 +14,11 @@ use usring_uapi::general as linux;
 #[derive(Clone, Copy)]
 pub enum Extent {
     Bytes(u64),
-    /// `Each(count, size)`: argument `count` elements of `size` bytes.
+    /// `Each(count, size)`: argument `count` elements of `size` bytes. The argument has 64 bits.
     Each(usize, u64),
+    /// `EachOfInt(count, size)`: argument `count`, a C `int`, elements of `size` bytes. The kernel
+    /// ignores the upper half of such an argument, and C compilers leave anything in it.
+    EachOfInt(usize, u64),
     /// `Declared(address)`: as many bytes as the word at argument `address` says.
     Declared(usize),
     /// `Bits(count)`: a set of argument `count` bits.
@@ -109,7 +112,7 @@ const PATHS: &[Entry] = &[
     (&[linux::__NR_request_key], &[(0, Text, Read), (1, Text, Read), (2, Text, Read)]),
     (&[linux::__NR_add_key], &[(0, Text, Read), (1, Text, Read), (2, Each(3, 1), Read)]),
     (&[linux::__NR_mount], &[(0, Text, Read), (1, Text, Read), (2, Text, Read), (4, Bytes(4096), Read)]),
-    (&[linux::__NR_fsconfig], &[(2, Text, Read), (3, Bytes(4096), Read), (3, Each(4, 1), Read)]),
+    (&[linux::__NR_fsconfig], &[(2, Text, Read), (3, Bytes(4096), Read), (3, EachOfInt(4, 1), Read)]),
     (&[linux::__NR_mount_setattr], &[(1, Text, Read), (3, Each(4, 1), Read)]),
     (&[linux::__NR_openat2], &[(1, Text, Read), (2, Each(3, 1), Read)]),
     (&[linux::__NR_mq_open], &[(0, Text, Read), (3, Bytes(64), Read)]),
@@ -128,8 +131,8 @@ const FILES: &[Entry] = &[
     (&[linux::__NR_statmount], &[(0, Bytes(64), Read), (1, Each(2, 1), Write)]),
     (&[linux::__NR_listmount], &[(0, Bytes(64), Read), (1, Each(2, 8), Write)]),
     (&[linux::__NR_cachestat], &[(1, Bytes(16), Read), (2, Bytes(40), Write)]),
-    (&[linux::__NR_readlink], &[(0, Text, Read), (1, Each(2, 1), Write)]),
-    (&[linux::__NR_readlinkat], &[(1, Text, Read), (2, Each(3, 1), Write)]),
+    (&[linux::__NR_readlink], &[(0, Text, Read), (1, EachOfInt(2, 1), Write)]),
+    (&[linux::__NR_readlinkat], &[(1, Text, Read), (2, EachOfInt(3, 1), Write)]),
     (&[linux::__NR_getcwd], &[(0, Each(1, 1), Write)]),
     (&[linux::__NR_utime], &[(0, Text, Read), (1, TIME, Read)]),
     (&[linux::__NR_utimes], &[(0, Text, Read), (1, TIMER, Read)]),
@@ -148,40 +151,40 @@ const FILES: &[Entry] = &[
     (&[linux::__NR_sendfile], &[(2, OFFSET, Write)]),
     (&[linux::__NR_splice, linux::__NR_copy_file_range], &[(1, OFFSET, Write), (3, OFFSET, Write)]),
     (&[linux::__NR_fcntl], &[(2, Bytes(64), Write)]),
-    (&[linux::__NR_poll], &[(0, Each(1, 8), Write)]),
-    (&[linux::__NR_ppoll], &[(0, Each(1, 8), Write), (2, TIME, Write), (3, SIGNAL_SET, Read)]),
+    (&[linux::__NR_poll], &[(0, EachOfInt(1, 8), Write)]),
+    (&[linux::__NR_ppoll], &[(0, EachOfInt(1, 8), Write), (2, TIME, Write), (3, SIGNAL_SET, Read)]),
     (&[linux::__NR_select], &[(1, Bits(0), Write), (2, Bits(0), Write), (3, Bits(0), Write), (4, TIME, Write)]),
     (
         &[linux::__NR_pselect6],
         &[(1, Bits(0), Write), (2, Bits(0), Write), (3, Bits(0), Write), (4, TIME, Write), (5, Bytes(16), Read)],
     ),
     (&[linux::__NR_epoll_ctl], &[(3, Bytes(EVENT), Read)]),
-    (&[linux::__NR_epoll_wait], &[(1, Each(2, EVENT), Write)]),
-    (&[linux::__NR_epoll_pwait], &[(1, Each(2, EVENT), Write), (4, SIGNAL_SET, Read)]),
-    (&[linux::__NR_epoll_pwait2], &[(1, Each(2, EVENT), Write), (3, TIME, Read), (4, SIGNAL_SET, Read)]),
+    (&[linux::__NR_epoll_wait], &[(1, EachOfInt(2, EVENT), Write)]),
+    (&[linux::__NR_epoll_pwait], &[(1, EachOfInt(2, EVENT), Write), (4, SIGNAL_SET, Read)]),
+    (&[linux::__NR_epoll_pwait2], &[(1, EachOfInt(2, EVENT), Write), (3, TIME, Read), (4, SIGNAL_SET, Read)]),
     (&[linux::__NR_signalfd, linux::__NR_signalfd4], &[(1, SIGNAL_SET, Read)]),
     (&[linux::__NR_timerfd_settime], &[(2, TIMER, Read), (3, TIMER, Write)]),
     (&[linux::__NR_timerfd_gettime], &[(1, TIMER, Write)]),
 ];
 
 const SOCKETS_AND_MESSAGES: &[Entry] = &[
-    (&[linux::__NR_bind, linux::__NR_connect], &[(1, Each(2, 1), Read)]),
+    (&[linux::__NR_bind, linux::__NR_connect], &[(1, EachOfInt(2, 1), Read)]),
     (
         &[linux::__NR_accept, linux::__NR_accept4, linux::__NR_getsockname, linux::__NR_getpeername],
         &[(1, Declared(2), Write), (2, WORD, Write)],
     ),
-    (&[linux::__NR_sendto], &[(4, Each(5, 1), Read)]),
+    (&[linux::__NR_sendto], &[(4, EachOfInt(5, 1), Read)]),
     (&[linux::__NR_recvfrom], &[(4, Declared(5), Write), (5, WORD, Write)]),
     (&[linux::__NR_recvmmsg], &[(4, TIME, Write)]),
     (&[linux::__NR_socketpair], &[(3, Bytes(8), Write)]),
-    (&[linux::__NR_setsockopt], &[(3, Each(4, 1), Read)]),
+    (&[linux::__NR_setsockopt], &[(3, EachOfInt(4, 1), Read)]),
     (&[linux::__NR_getsockopt], &[(3, Declared(4), Write), (4, WORD, Write)]),
     (&[linux::__NR_mq_timedsend], &[(4, TIME, Read)]),
     (&[linux::__NR_mq_timedreceive], &[(3, WORD, Write), (4, TIME, Read)]),
     (&[linux::__NR_mq_notify], &[(1, Bytes(64), Read)]),
     (&[linux::__NR_mq_getsetattr], &[(1, Bytes(64), Read), (2, Bytes(64), Write)]),
-    (&[linux::__NR_semop], &[(1, Each(2, 6), Read)]),
-    (&[linux::__NR_semtimedop], &[(1, Each(2, 6), Read), (3, TIME, Read)]),
+    (&[linux::__NR_semop], &[(1, EachOfInt(2, 6), Read)]),
+    (&[linux::__NR_semtimedop], &[(1, EachOfInt(2, 6), Read), (3, TIME, Read)]),
     // Room for the values of all semaphores that a set may have.
     (&[linux::__NR_semctl], &[(3, Bytes(64 << 10), Write)]),
     (&[linux::__NR_shmctl, linux::__NR_msgctl], &[(2, Bytes(128), Write)]),
@@ -213,7 +216,7 @@ const SIGNALS_AND_TIME: &[Entry] = &[
     (&[linux::__NR_futex], &[(0, WORD, Write), (3, TIME, Read), (4, WORD, Write)]),
     (&[linux::__NR_futex_wait], &[(0, WORD, Write), (4, TIME, Read)]),
     (&[linux::__NR_futex_wake], &[(0, WORD, Write)]),
-    (&[linux::__NR_futex_waitv], &[(0, Each(1, 24), Read), (3, TIME, Read)]),
+    (&[linux::__NR_futex_waitv], &[(0, EachOfInt(1, 24), Read), (3, TIME, Read)]),
     (&[linux::__NR_futex_requeue], &[(0, Bytes(48), Read)]),
 ];
 
@@ -228,18 +231,18 @@ const PROCESSES: &[Entry] = &[
     (&[linux::__NR_sysinfo], &[(0, Bytes(112), Write)]),
     (&[linux::__NR_getcpu], &[(0, WORD, Write), (1, WORD, Write)]),
     (&[linux::__NR_getresuid, linux::__NR_getresgid], &[(0, WORD, Write), (1, WORD, Write), (2, WORD, Write)]),
-    (&[linux::__NR_getgroups], &[(1, Each(0, 4), Write)]),
-    (&[linux::__NR_setgroups], &[(1, Each(0, 4), Read)]),
+    (&[linux::__NR_getgroups], &[(1, EachOfInt(0, 4), Write)]),
+    (&[linux::__NR_setgroups], &[(1, EachOfInt(0, 4), Read)]),
     (&[linux::__NR_capget], &[(0, Bytes(8), Write), (1, Bytes(24), Write)]),
     (&[linux::__NR_capset], &[(0, Bytes(8), Write), (1, Bytes(24), Read)]),
-    (&[linux::__NR_sethostname, linux::__NR_setdomainname], &[(0, Each(1, 1), Read)]),
+    (&[linux::__NR_sethostname, linux::__NR_setdomainname], &[(0, EachOfInt(1, 1), Read)]),
     (&[linux::__NR_sched_setparam, linux::__NR_sched_getparam], &[(1, WORD, Write)]),
     (&[linux::__NR_sched_setscheduler], &[(2, WORD, Read)]),
     (&[linux::__NR_sched_rr_get_interval], &[(1, TIME, Write)]),
-    (&[linux::__NR_sched_setaffinity], &[(2, Each(1, 1), Read)]),
-    (&[linux::__NR_sched_getaffinity], &[(2, Each(1, 1), Write)]),
+    (&[linux::__NR_sched_setaffinity], &[(2, EachOfInt(1, 1), Read)]),
+    (&[linux::__NR_sched_getaffinity], &[(2, EachOfInt(1, 1), Write)]),
     (&[linux::__NR_sched_setattr], &[(1, Bytes(128), Write)]),
-    (&[linux::__NR_sched_getattr], &[(1, Each(2, 1), Write)]),
+    (&[linux::__NR_sched_getattr], &[(1, EachOfInt(2, 1), Write)]),
     (&[linux::__NR_get_robust_list], &[(1, Bytes(8), Write), (2, Bytes(8), Write)]),
     (&[linux::__NR_arch_prctl], &[(1, Bytes(8), Write)]),
     (&[linux::__NR_modify_ldt], &[(1, Each(2, 1), Write)]),
@@ -250,7 +253,7 @@ const PROCESSES: &[Entry] = &[
     ),
     (&[linux::__NR_ptrace], &[(2, Bytes(1024), Write), (3, Bytes(4096), Write)]),
     (&[linux::__NR_seccomp], &[(2, Bytes(64), Write)]),
-    (&[linux::__NR_bpf], &[(1, Each(2, 1), Write)]),
+    (&[linux::__NR_bpf], &[(1, EachOfInt(2, 1), Write)]),
     (&[linux::__NR_perf_event_open], &[(0, Bytes(256), Write)]),
     (&[linux::__NR_init_module], &[(0, Each(1, 1), Read), (2, Text, Read)]),
     (&[linux::__NR_kexec_load], &[(2, Each(1, 32), Read)]),
@@ -268,7 +271,7 @@ const PROCESSES: &[Entry] = &[
     (&[linux::__NR_landlock_create_ruleset], &[(0, Each(1, 1), Read)]),
     (&[linux::__NR_landlock_add_rule], &[(2, Bytes(32), Read)]),
     (&[linux::__NR_lsm_get_self_attr], &[(1, Declared(2), Write), (2, WORD, Write)]),
-    (&[linux::__NR_lsm_set_self_attr], &[(1, Each(2, 1), Read)]),
+    (&[linux::__NR_lsm_set_self_attr], &[(1, EachOfInt(2, 1), Read)]),
     (&[linux::__NR_lsm_list_modules], &[(0, Declared(1), Write), (1, WORD, Write)]),
 ];
 

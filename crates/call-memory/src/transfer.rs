@@ -23,7 +23,7 @@ use usring_sys::bounce_buffer::{BounceBuffer, Purpose};
 use usring_sys::message::{CONTROL_LENGTH_OFFSET, FLAGS_OFFSET, MessageHeader, NAME_LENGTH_OFFSET};
 use usring_sys::plain::IoVector;
 use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
-use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
 /// A part of a file up to this length is pinned regardless of other threads' pins.
@@ -299,7 +299,7 @@ impl Transfer {
             if !single {
                 user_memory::write(place.offset(size_of::<MessageHeader>() as u64), numbered.length)?;
             }
-            offset += buffers.iter().map(|buffer| buffer.length as usize).sum::<usize>();
+            offset += buffers.iter().map(|buffer| width::size(buffer.length)).sum::<usize>();
             first += count;
         }
         Ok(())
@@ -346,5 +346,5 @@ fn advance_position(arguments: &mut Arguments, position: Option<usize>, done: u6
 }
 
 pub fn is_error(answer: u64) -> bool {
-    answer > -4096i64 as u64
+    answer > (-4096i64).cast_unsigned()
 }
