@@ -12,6 +12,7 @@ use usring_sys::Errno;
 use usring_sys::mutex::Mutex;
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
+use usring_sys::width;
 
 /// Sizes of small blocks.
 const CLASSES: usize = 8;
@@ -102,9 +103,9 @@ impl Arena {
         let page = match state.partial[class] {
             0 => {
                 let page = self.take_pages(&mut state, 1)?;
-                self.entries[page].store(SMALL | class as u32, Ordering::Relaxed);
+                self.entries[page].store(SMALL | width::count(class), Ordering::Relaxed);
                 self.links[page].store(0, Ordering::Relaxed);
-                state.partial[class] = page as u32 + 1;
+                state.partial[class] = width::count(page) + 1;
                 page
             }
             page => page as usize - 1,
@@ -123,7 +124,7 @@ impl Arena {
     fn allocate_pages(&self, count: usize) -> Option<usize> {
         let mut state = self.state.lock();
         let page = self.take_pages(&mut state, count)?;
-        self.entries[page].store(RUN | count as u32, Ordering::Relaxed);
+        self.entries[page].store(RUN | width::count(count), Ordering::Relaxed);
         Some(page)
     }
 
@@ -227,7 +228,7 @@ impl Arena {
         assert!(before & 1 << (index % 64) != 0, "a block was freed twice");
         if was_full {
             self.links[page].store(state.partial[class], Ordering::Relaxed);
-            state.partial[class] = page as u32 + 1;
+            state.partial[class] = width::count(page) + 1;
         }
     }
 }

@@ -25,7 +25,7 @@ use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::file::{self, FileKind};
 use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
-use usring_sys::{Errno, user_memory};
+use usring_sys::{Errno, user_memory, width};
 
 /// First bytes of a store's header; zeroes follow.
 const SIGNATURE: &[u8] = b"usring swap store, version 1\n";
@@ -210,7 +210,7 @@ impl Backing {
         content.write_header(self.header)?;
         // A back end may forget what is written to it, as `null` does. So a trial reads the header
         // back.
-        if purpose == Purpose::Trial && !content.read(0, self.header as usize)?.starts_with(SIGNATURE) {
+        if purpose == Purpose::Trial && !content.read(0, width::size(self.header))?.starts_with(SIGNATURE) {
             return Err(Refusal::KeepsNothing);
         }
         Ok(())
@@ -367,7 +367,7 @@ struct DeviceContent<'a> {
 
 impl DeviceContent<'_> {
     fn write_header(&mut self, length: u64) -> Result<(), Errno> {
-        let page = Bounce::new(length as usize)?;
+        let page = Bounce::new(width::size(length))?;
         let address = page.address() as u64;
         user_memory::copy_out(usring_sys::UserAddress(address), SIGNATURE)?;
         self.queue.write(self.device, 0, &mut [IoVector { base: address, length }])
@@ -380,7 +380,7 @@ impl Examined for DeviceContent<'_> {
     }
 
     fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno> {
-        let length = (length as u64).min(self.size() - offset) as usize;
+        let length = width::size((length as u64).min(self.size() - offset));
         self.queue.read(self.device, offset, length, Waiting::Asleep)
     }
 

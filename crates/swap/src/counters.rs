@@ -4,6 +4,7 @@
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, Ordering};
+use usring_sys::width;
 
 /// A counter; [`crate::Statistics`] has the meaning of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +159,7 @@ pub mod run {
     /// Takes a part for the calling process. `None` if all are in use, or opening the file fails.
     pub fn take(path: &CStr) -> Option<Counters> {
         let file = usring_sys::file::open_shared(path).ok()?;
-        let part = mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed) as usize;
+        let part = width::size(mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed));
         let words = (part < MOST).then(|| PageArray::of_file(&file, mapping::PAGE + part * PART, ROWS * WORDS))?;
         words.map(Counters::of).ok()
     }
@@ -166,7 +167,7 @@ pub mod run {
     /// Returns the counts of each process in the file.
     pub fn sums(words: &[u64]) -> Result<Vec<Sums>, Errno> {
         let parts = words.get(mapping::PAGE / size_of::<u64>()..).ok_or(Errno::EINVAL)?;
-        let taken = (words[0] as usize).min(MOST);
+        let taken = width::size(words[0]).min(MOST);
         let parts = parts.chunks_exact(ROWS * WORDS).take(taken);
         Ok(parts.map(of_part).filter(|sums| sums.page_size != 0).collect())
     }

@@ -22,6 +22,7 @@
 //! - The fault path neither allocates nor touches memory that the region pages.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 extern crate alloc;
 

@@ -28,7 +28,7 @@ use usring_device::{Device, OwnSupply, Supply};
 use usring_sys::descriptor::HeldDescriptor;
 use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress, user_memory, width};
 
 /// Addresses of swapped memory: far from all that Linux, loaders and runtimes choose, and
 /// equal in every process, so that a constant seccomp filter can recognise them.
@@ -58,7 +58,7 @@ pub struct Options<'a> {
 
 /// Returns the bytes of addresses for a store of `capacity` bytes.
 fn addresses(capacity: u64, limit: usize) -> usize {
-    let held = (capacity as usize).saturating_add(limit);
+    let held = width::size(capacity).saturating_add(limit);
     held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
 }
 

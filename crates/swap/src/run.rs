@@ -8,6 +8,7 @@ use crate::page::{Pins, State, Taken};
 use crate::pager::{Pager, Touch};
 use core::ops::Range;
 use usring_sys::Errno;
+use usring_sys::width;
 
 /// Most pages of a request.
 pub const MOST: usize = 64;
@@ -43,7 +44,7 @@ impl Pager {
             let slot = self.slot(&taken, page);
             if run.count == 0 {
                 run.slot = slot;
-            } else if slot != run.slot + run.count as u32 {
+            } else if slot != run.slot + width::count(run.count) {
                 taken.release(State::Out);
                 self.limit.give_back(1);
                 break;
@@ -81,7 +82,7 @@ impl Pager {
                 all = false;
                 continue;
             }
-            self.settle(taken, run.slot + position as u32, clean);
+            self.settle(taken, run.slot + width::count(position), clean);
             self.counters.add(fault_slot, counter, 1);
         }
         all

@@ -23,7 +23,7 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::{PAGE, memory_file};
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
-use usring_sys::{Errno, file};
+use usring_sys::{Errno, file, width};
 
 /// Processes that share a table at the same time.
 pub const MOST_USERS: usize = 32;
@@ -166,12 +166,12 @@ impl SlotUsers {
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
-            for (index, word) in self.row(number).iter().enumerate() {
+            for (first, word) in (0..).step_by(64).zip(self.row(number)) {
                 if word.load(Ordering::Relaxed) == 0 {
                     continue;
                 }
                 let bits = word.swap(0, Ordering::AcqRel);
-                let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| index as u32 * 64 + bit);
+                let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| first + bit);
                 slots.filter(|slot| self.leave(*slot)).for_each(&mut free);
             }
             self.head[NUMBERS + number].store(uses + FREE, Ordering::Release);
@@ -184,7 +184,7 @@ impl SlotUsers {
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);
         match used {
             USED => !is_claimed(number),
-            taken => !is_claimed(number) && !in_hand((taken - TAKEN_BY) as usize),
+            taken => !is_claimed(number) && !in_hand(width::size(taken - TAKEN_BY)),
         }
     }
 }

@@ -13,6 +13,7 @@ use alloc::sync::Arc;
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
+use usring_sys::width;
 
 /// Longest run; the slots of a word.
 pub const LONGEST: u32 = 64;
@@ -118,7 +119,7 @@ impl Slots {
     }
 
     pub fn taken(&self) -> usize {
-        self.count_taken().load(Ordering::Relaxed) as usize
+        width::size(self.count_taken().load(Ordering::Relaxed))
     }
 
     /// Whether the count says that no slot is free. A process that was killed while it changed the
@@ -148,7 +149,7 @@ impl Slots {
                 }
                 let is_used_up = run.first + run.length == 64;
                 self.next.store(index + usize::from(is_used_up), Ordering::Relaxed);
-                return Some(Run { first: index as u32 * 64 + run.first, length: run.length });
+                return Some(Run { first: width::count(index) * 64 + run.first, length: run.length });
             }
         }
     }

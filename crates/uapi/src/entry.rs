@@ -49,7 +49,7 @@ impl Cqe {
     #[inline(always)]
     pub const fn words(self) -> [u64; 2] {
         const { assert!(cfg!(target_endian = "little")) };
-        [self.user_data, (self.flags as u64) << 32 | self.res as u32 as u64]
+        [self.user_data, (self.flags as u64) << 32 | self.res.cast_unsigned() as u64]
     }
 }
 

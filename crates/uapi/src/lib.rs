@@ -10,6 +10,7 @@
 //! The crate has no behaviour.
 #![no_std]
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 pub use linux_raw_sys::{errno, general, io_uring, ioctl, prctl, ptrace};
 

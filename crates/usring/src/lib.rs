@@ -65,6 +65,7 @@
 //! io_uring_enter(2) and io_uring_register(2). The error of a request is its completion's negative
 //! result.
 #![warn(missing_docs)]
+#![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 mod api;
 #[cfg(feature = "swap")]

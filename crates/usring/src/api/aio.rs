@@ -69,7 +69,7 @@ use super::process;
 use std::io;
 use std::time::Duration;
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress};
+use usring_sys::{Errno, UserAddress, width};
 use usring_uapi::Timespec;
 pub use usring_uapi::aio::{
     AioRing, IOCB_CMD_FDSYNC, IOCB_CMD_FSYNC, IOCB_CMD_POLL, IOCB_CMD_PREAD, IOCB_CMD_PREADV, IOCB_CMD_PWRITE,
@@ -125,7 +125,7 @@ impl Context {
     /// appear in the ring even if the program never calls [`Context::events`]. The ring is valid
     /// until the context is dropped.
     pub fn ring(&self) -> *const AioRing {
-        self.address as usize as *const AioRing
+        width::size(self.address) as *const AioRing
     }
 
     /// Submits requests, as io_submit(2) does, and returns how many it has submitted. Submission
@@ -138,7 +138,7 @@ impl Context {
     /// use it until then.
     pub unsafe fn submit(&self, iocbs: &[*mut Iocb]) -> io::Result<usize> {
         let list = UserAddress(iocbs.as_ptr() as u64);
-        usring_aio::submit(self.address, iocbs.len() as i64, list).map(|taken| taken as usize).map_err(os_error)
+        usring_aio::submit(self.address, iocbs.len().cast_signed() as i64, list).map(width::size).map_err(os_error)
     }
 
     /// Waits for `least` events, but no longer than `timeout`, as io_getevents(2) does. Stores as
@@ -150,8 +150,14 @@ impl Context {
         });
         let time = time.as_ref().map_or(UserAddress::NULL, |time| UserAddress(&raw const *time as u64));
         let to = UserAddress(events.as_mut_ptr() as u64);
-        let taken = usring_aio::get_events(self.address, least as i64, events.len() as i64, to, time);
-        taken.map(|taken| taken as usize).map_err(os_error)
+        let taken = usring_aio::get_events(
+            self.address,
+            least.cast_signed() as i64,
+            events.len().cast_signed() as i64,
+            to,
+            time,
+        );
+        taken.map(width::size).map_err(os_error)
     }
 
     /// Cancels a waiting poll request, as io_cancel(2) does. `iocb` is the address that was passed

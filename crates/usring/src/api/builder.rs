@@ -133,7 +133,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
     /// rings of the process share them. [`build`](Builder::build) answers `EINVAL` if `fd` is no
     /// ring of usring.
     pub fn setup_attach_wq(&mut self, fd: RawFd) -> &mut Self {
-        self.params.wq_fd = fd as u32;
+        self.params.wq_fd = fd.cast_unsigned();
         self.flag(abi::IORING_SETUP_ATTACH_WQ)
     }
 

@@ -15,6 +15,11 @@ use usring_uapi::io_uring::io_uring_register_op as op;
 
 pub use io_uring::register::{Restriction, SKIP_FILE};
 
+/// Returns a number of elements for a call. The ring refuses [`u32::MAX`], which stands for more.
+fn count(elements: usize) -> u32 {
+    u32::try_from(elements).unwrap_or(u32::MAX)
+}
+
 /// Returns a slice's address as a number, as the kernel's structures hold it.
 fn address_of<T>(slice: &[T]) -> u64 {
     slice.as_ptr() as u64
@@ -56,7 +61,7 @@ impl Submitter<'_> {
     /// Requests may read and write each buffer's memory until the buffer is unregistered or the
     /// ring is dropped. The memory must stay valid until then.
     pub unsafe fn register_buffers(&self, bufs: &[libc::iovec]) -> io::Result<()> {
-        self.register_raw(op::IORING_REGISTER_BUFFERS as u32, UserAddress(address_of(bufs)), bufs.len() as u32)
+        self.register_raw(op::IORING_REGISTER_BUFFERS as u32, UserAddress(address_of(bufs)), count(bufs.len()))
             .map(drop)
     }
 
@@ -72,7 +77,7 @@ impl Submitter<'_> {
     /// ring is dropped. The memory must stay valid until then.
     pub unsafe fn register_buffers2(&self, bufs: &[libc::iovec], tags: &[u64]) -> io::Result<()> {
         let resources = abi::io_uring_rsrc_register {
-            nr: bufs.len().min(tags.len()) as u32,
+            nr: count(bufs.len().min(tags.len())),
             flags: 0,
             resv2: 0,
             data: address_of(bufs),
@@ -116,7 +121,7 @@ impl Submitter<'_> {
         nr: u32,
         flags: CloneBuffersFlags,
     ) -> io::Result<()> {
-        let argument: [u32; 8] = [src_fd as u32, flags.bits(), src_off, dst_off, nr, 0, 0, 0];
+        let argument: [u32; 8] = [src_fd.cast_unsigned(), flags.bits(), src_off, dst_off, nr, 0, 0, 0];
         self.register_with(op::IORING_REGISTER_CLONE_BUFFERS, &argument, 1).map(drop)
     }
 
@@ -145,14 +150,14 @@ impl Submitter<'_> {
             resv: 0,
             data: address_of(bufs),
             tags: tags.map_or(0, address_of),
-            nr: tags.map_or(bufs.len(), |tags| bufs.len().min(tags.len())) as u32,
+            nr: count(tags.map_or(bufs.len(), |tags| bufs.len().min(tags.len()))),
             resv2: 0,
         };
-        self.register_with(op::IORING_REGISTER_BUFFERS_UPDATE, &update, size_of_val(&update) as u32).map(drop)
+        self.register_with(op::IORING_REGISTER_BUFFERS_UPDATE, &update, count(size_of_val(&update))).map(drop)
     }
 
     fn register_resources(&self, opcode: op, resources: abi::io_uring_rsrc_register) -> io::Result<()> {
-        self.register_with(opcode, &resources, size_of_val(&resources) as u32).map(drop)
+        self.register_with(opcode, &resources, count(size_of_val(&resources))).map(drop)
     }
 
     /// Unregisters all buffers.
@@ -173,7 +178,7 @@ impl Submitter<'_> {
     /// - `EMFILE`: `fds` is longer than the process's limit of open files allows.
     /// - `EBADF`: a descriptor is no open file, or is a ring.
     pub fn register_files(&self, fds: &[RawFd]) -> io::Result<()> {
-        self.register_raw(op::IORING_REGISTER_FILES as u32, UserAddress(address_of(fds)), fds.len() as u32).map(drop)
+        self.register_raw(op::IORING_REGISTER_FILES as u32, UserAddress(address_of(fds)), count(fds.len())).map(drop)
     }
 
     /// Registers a table of `nr` empty slots.
@@ -198,7 +203,7 @@ impl Submitter<'_> {
     /// - `EBADF`: the first descriptor is no open file.
     pub fn register_files_update(&self, offset: u32, fds: &[RawFd]) -> io::Result<usize> {
         let update = abi::io_uring_files_update { offset, resv: 0, fds: address_of(fds) };
-        self.register_with(op::IORING_REGISTER_FILES_UPDATE, &update, fds.len() as u32).map(|done| done as usize)
+        self.register_with(op::IORING_REGISTER_FILES_UPDATE, &update, count(fds.len())).map(|done| done as usize)
     }
 
     /// Limits the slots that a request gets if it asks for any free slot: `len` slots from `off`
@@ -265,7 +270,7 @@ impl Submitter<'_> {
     /// `EINVAL`: the probe was filled in before.
     pub fn register_probe(&self, probe: &mut Probe) -> io::Result<()> {
         let address = UserAddress((&raw mut *probe) as u64);
-        self.register_raw(op::IORING_REGISTER_PROBE as u32, address, Probe::COUNT as u32).map(drop)
+        self.register_raw(op::IORING_REGISTER_PROBE as u32, address, count(Probe::COUNT)).map(drop)
     }
 
     /// Registers the calling thread's present credentials, and returns their number for
@@ -275,7 +280,7 @@ impl Submitter<'_> {
     /// # Errors
     /// Those of clone(2), if the thread that keeps the credentials cannot be started.
     pub fn register_personality(&self) -> io::Result<u16> {
-        self.register_nothing(op::IORING_REGISTER_PERSONALITY).map(|number| number as u16)
+        self.register_nothing(op::IORING_REGISTER_PERSONALITY).map(|number| (number & 0xffff) as u16)
     }
 
     /// Unregisters the credentials with the number `personality`.
@@ -294,7 +299,7 @@ impl Submitter<'_> {
     /// - `EBUSY`: the ring has restrictions already.
     pub fn register_restrictions(&self, res: &mut [Restriction]) -> io::Result<()> {
         // `Restriction` is a transparent wrapper of the kernel's structure.
-        self.register_raw(op::IORING_REGISTER_RESTRICTIONS as u32, UserAddress(address_of(res)), res.len() as u32)
+        self.register_raw(op::IORING_REGISTER_RESTRICTIONS as u32, UserAddress(address_of(res)), count(res.len()))
             .map(drop)
     }
 
@@ -311,7 +316,7 @@ impl Submitter<'_> {
     ///
     /// Errors: `EINVAL` if this thread may run on none of the processors.
     pub fn register_iowq_aff(&self, cpu_set: &libc::cpu_set_t) -> io::Result<()> {
-        self.register_with(op::IORING_REGISTER_IOWQ_AFF, cpu_set, size_of::<libc::cpu_set_t>() as u32).map(drop)
+        self.register_with(op::IORING_REGISTER_IOWQ_AFF, cpu_set, count(size_of::<libc::cpu_set_t>())).map(drop)
     }
 
     /// Lets the workers run on any processor that the process may use.
