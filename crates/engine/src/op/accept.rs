@@ -1,12 +1,12 @@
 //! ACCEPT: one connection, or one after another as they come.
 //!
 //! A failed accept4(2) costs ten times as much as polling the listener, and a call that finds no
-//! connection may sleep. So the listener is polled first. TCP returns the number of connections,
-//! other protocols only whether there is one.
+//! connection may sleep. So the listener is polled first. A TCP listener returns the number of
+//! connections that wait, other protocols only whether one waits.
 //!
-//! When that many connections have been taken, the listener is polled again: connections that come
-//! later then make an event of their own. If an event has reported the connections, this poll is
-//! not needed. SOCK_NONEMPTY is set by this count, too.
+//! When that many connections have been taken, the listener is polled again: after a poll that
+//! finds none, a later connection makes an event. This poll is not needed if an event has reported
+//! the connections. SOCK_NONEMPTY is derived from this count, too.
 
 use super::socket::{check_flags, flags_for, place};
 use crate::completion::complete;
@@ -39,7 +39,7 @@ enum Queue {
 }
 
 impl Queue {
-    /// Asks a TCP listener how many connections wait. `Unknown`: the protocol does not tell the
+    /// Asks a TCP listener how many connections wait. `Unknown`: its protocol does not report the
     /// number.
     fn counted(number: i32) -> Queue {
         match socket::queue_length(number) {
@@ -49,7 +49,7 @@ impl Queue {
         }
     }
 
-    /// Finds out whether a connection waits: by the listener's count, else by poll(2).
+    /// Finds out whether a connection waits: by the listener's count, or by poll(2) if it has none.
     fn of(number: i32) -> Queue {
         match Queue::counted(number) {
             Queue::Unknown => match epoll::poll_now(number, epoll::IN) {
@@ -60,8 +60,8 @@ impl Queue {
         }
     }
 
-    /// Returns the state after one connection was taken. `called`: the listener was polled because
-    /// of an event, so later connections make an event of their own.
+    /// Returns the state after one connection was taken. `called`: an event had the listener
+    /// polled, so later connections make an event of their own.
     fn without_one(self, number: i32, called: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),
@@ -86,7 +86,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         return Err(Errno::EINVAL);
     }
     check_flags(sqe.op_flags, slot)?;
-    // A multishot accepts many connections, and the slot has room for one.
+    // A multishot accepts many connections, but a named slot takes only one.
     if has(request, abi::IORING_ACCEPT_MULTISHOT) && matches!(slot, FileSlot::Index(_)) {
         return Err(Errno::EINVAL);
     }
@@ -95,7 +95,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Returns the accept4(2) of a request.
+/// Returns the accept4(2) call of a request.
 fn call(request: &Request) -> SystemCall {
     let slot = FileSlot::from_sqe(request.sqe.file_index);
     let (address, length) = (UserAddress(request.sqe.addr), UserAddress(request.sqe.off));
@@ -144,7 +144,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::Yield
 }
 
-/// Takes a connection. `None`: none waits, or another process was faster.
+/// Takes a connection. `None`: no connection waits, or another process has taken it.
 fn attempt(
     locked: &mut LockedRing,
     request: &Request,
@@ -169,7 +169,7 @@ fn attempt(
         match watchdog::make(&mut locked.waiting.stuck_calls, caller, &call) {
             None => (queue, failed) = (Queue::Unknown, true),
             // A non-blocking unix listener that was shut down always returns EAGAIN. The kernel
-            // tries 128 times before it passes EAGAIN on. A multishot here would try for ever, so
+            // tries 128 times before it passes EAGAIN on. A multishot would try for ever here, so
             // it ends with EINVAL.
             Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => {
                 return Some(Err(if request.multishot { Errno::EINVAL } else { Errno::EAGAIN }));
@@ -180,8 +180,8 @@ fn attempt(
     }
 }
 
-/// Returns SOCK_NONEMPTY if more connections wait, else 0. Only for internet listeners, as on the
-/// kernel.
+/// Returns SOCK_NONEMPTY if more connections wait, else 0. As in the kernel, only internet
+/// listeners have the flag.
 fn flags_of(request: &mut Request, queue: Queue) -> u32 {
     let number = request.file.number;
     let Operation::Accept(accept) = &mut request.operation else { return 0 };
@@ -202,7 +202,7 @@ fn would_block(request: &Request) -> IssueOutcome {
 }
 
 /// Accepts in a worker, and may block. The request comes here if other processes share its
-/// listener, or if its file may be no listener.
+/// listener, or if its file may not be a listener.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let call = call(request);
     let number = request.file.number;
@@ -222,15 +222,14 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             accept.accepted = Some(OwnedDescriptor::from_raw(number as i32));
             0
         }
-        // A cancellation has ended the call. A polled request that is cancelled has the same
-        // result.
+        // A cancellation has ended the call. The result is that of a cancelled poll.
         (Err(Errno::EINTR), _) => Errno::ECANCELED.negative(),
         (Err(error), _) => error.negative(),
         (Ok(_), _) => Errno::EINVAL.negative(),
     }
 }
 
-/// Hands the connection that a worker has accepted to the program.
+/// Hands the program the connection that a worker has accepted.
 pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Accept(accept) = &mut request.operation else { return result };
     let Some(accepted) = accept.accepted.take() else { return result };

@@ -1,5 +1,5 @@
-//! SETXATTR, GETXATTR, FSETXATTR, FGETXATTR: one call each. Names, paths and
-//! values to be set are copied when the request is prepared.
+//! SETXATTR, GETXATTR, FSETXATTR, FGETXATTR: each is one system call. The prepare copies names,
+//! paths and values to be set.
 
 use super::path::PATH_LIMIT;
 use crate::request::Request;
@@ -16,7 +16,7 @@ const NAME_LIMIT: usize = 256;
 const VALUE_LIMIT: u32 = 65_536;
 const KNOWN_FLAGS: u32 = linux::XATTR_CREATE | linux::XATTR_REPLACE;
 
-/// Prepares the call. The value is in `off`, the path in `addr3`.
+/// Prepares the system call. The address of the value is in `off`, that of the path in `addr3`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     let of_path = matches!(sqe.opcode, opcode::SETXATTR | opcode::GETXATTR);

@@ -1,12 +1,11 @@
-//! READ and WRITE of all kinds on a block device of usring's. The SQEs are the same as for the
-//! kernel's files, but a queue pair carries them out.
+//! READ and WRITE of all kinds on a block device of usring's. The SQEs are those for any other
+//! file, but a queue pair carries them out.
 //!
-//! Whole blocks within the device go to the ring's channel. All other transfers (a part of a block,
-//! the file position) go to a worker, which may block.
+//! Transfers of whole blocks within the device go to the ring's channel. All others (a part of a
+//! block, the file position) go to a worker, which may block.
 //!
-//! The kernel's own files are a device, too, by way of the kernel's AIO. A ring's transfers take
-//! this way if the file is open with O_DIRECT. An AIO context's transfers take it, too, if they
-//! write.
+//! Ordinary files are served by one more device, which uses the kernel's AIO. A ring uses it for a
+//! transfer if the file is open with O_DIRECT. An AIO context also uses it for all writes.
 
 use super::named_files::NamedFiles;
 use crate::registered::registered_files::RegisteredFiles;
@@ -22,14 +21,14 @@ use usring_sys::{Errno, descriptor, pinned_memory};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
-/// Returns whether a transfer may concern devices at all. Called for every READ and WRITE, so it is
-/// cheap.
+/// Returns whether the transfers of a ring may concern devices at all. Called for every READ and
+/// WRITE, so it is cheap.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
     devices::are_any() || locked.ring.is_polled() || locked.ring.has_events()
 }
 
-/// Returns whether a request is a transfer that [`issue`] decides on.
+/// Returns whether a request is a transfer whose outcome [`issue`] decides.
 pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     let ring = locked.ring;
     let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
@@ -37,7 +36,7 @@ pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     is_transfer && (ring.is_polled() || find(files, named, &request.file, &request.sqe).is_some())
 }
 
-/// Returns the device that a request's file stands for; `None`: the file is none of usring's
+/// Returns the device that a request's file stands for; `None`: the file is not one of usring's
 /// devices.
 #[inline]
 fn find<'a>(
@@ -54,8 +53,8 @@ fn find<'a>(
     }
 }
 
-/// Returns the outcome of a transfer, if its file is a device or has to be one. `None`: the
-/// transfer is not for this module.
+/// Returns the outcome of a transfer whose file is a device, or must be one because the ring polls.
+/// `None`: this module does not handle the transfer.
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
@@ -106,7 +105,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     Some(outcome)
 }
 
-/// Notes the device of a request that goes to a worker, if its file is one.
+/// Notes the device of a request that goes to a worker, if its file stands for one.
 pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
     if devices::are_any() && request.file.device.is_none() {
@@ -114,8 +113,8 @@ pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     }
 }
 
-/// Issues a ring's direct transfer on one of the kernel's files: to the kernel's AIO if it is
-/// available, else to a worker. `file_system`: the one that the file is on.
+/// Issues a ring's direct transfer on an ordinary file: to the kernel's AIO if it is available,
+/// else to a worker. `file_system`: the file's.
 #[inline]
 pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_system: u64) -> IssueOutcome {
     let ring = locked.ring;
@@ -137,7 +136,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     }
 }
 
-/// Prepares a direct transfer for a worker (IOSQE_ASYNC): only its position is fixed.
+/// Settles the position of a direct transfer that goes to a worker (IOSQE_ASYNC).
 pub(crate) fn settle_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
     if is_at_position && request.may_be_direct() && direct_on(locked, request).is_some() {
@@ -153,11 +152,11 @@ fn settle_position(request: &mut Request) -> Result<(), Errno> {
     }
 }
 
-/// Notes that the kernel takes no RWF_NOWAIT for a transfer of this file. The next transfers on its
+/// Notes that the kernel takes no RWF_NOWAIT for a transfer of this file. Further transfers on its
 /// file system go to a worker at once.
 #[cold]
 pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
-    // Without flags of the program's, RWF_NOWAIT is the only flag that the kernel can have refused.
+    // If the program set no flags, RWF_NOWAIT is the only flag that the kernel can have refused.
     if request.sqe.op_flags == 0
         && let Ok(identity) = descriptor::identity(request.file.number)
     {
@@ -167,7 +166,7 @@ pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
 
 /// Keeps the file of a transfer open until the transfer has ended. The kernel may answer late that
 /// the transfer would have to wait, and a worker then needs the file. By then the program may have
-/// closed its own number and used it for another file.
+/// closed its own number or reused it for another file.
 #[inline]
 fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !matches!(request.file.hold, Hold::Submitter) {
@@ -181,10 +180,10 @@ fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> R
     locked.devices.named.keep(&mut request.file)
 }
 
-/// Returns the channel to the kernel's own files, if a transfer of an AIO context takes it. These
-/// are transfers with O_DIRECT, which are asynchronous there, and all writes: a write that
-/// io_submit(2) has taken is made, whatever becomes of the program. (Without O_DIRECT the kernel
-/// writes within the call.)
+/// Returns the channel to ordinary files, if it is to carry out a transfer of an AIO context. It
+/// carries out transfers with O_DIRECT, which are asynchronous there, and all writes: a write that
+/// io_submit(2) has accepted is made even if the program ends. (Without O_DIRECT the kernel writes
+/// within io_submit.)
 ///
 /// Errors: `EBADF`; `EOPNOTSUPP` for any other transfer.
 pub(crate) fn channel_to_kernel_file(
@@ -193,7 +192,7 @@ pub(crate) fn channel_to_kernel_file(
     writes: bool,
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
-    // Swapped memory is pinned only during a call, and a transfer by the kernel's AIO goes on after
+    // Swapped memory is pinned only during a call. A transfer by the kernel's AIO lasts longer than
     // the call.
     if !ring.has_events() || pinned_memory::has_pin_hook() {
         return Err(Errno::EOPNOTSUPP);
@@ -203,14 +202,14 @@ pub(crate) fn channel_to_kernel_file(
     if !(direct || writes && !ring.is_polled()) || !locked.devices.named.identity(number)?.is_stored() {
         return Err(Errno::EOPNOTSUPP);
     }
-    // A machine or a sandbox may give no kernel AIO context. Then no file can be polled for, and
+    // A machine or a sandbox may allow no kernel AIO context. Then no file can be polled for, and
     // workers make the writes.
     locked.devices.queues.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
 }
 
-/// Returns whether a request of an AIO context may begin before the deferred submits to the
-/// kernel's files are made. It may if it joins them or goes to a device. Any other request waits
-/// for them, so that earlier writes of its batch are made first, as in the kernel.
+/// Returns whether a request of an AIO context may begin before the deferred submits to ordinary
+/// files are made. It may if it joins them or goes to a device. Any other request waits for them:
+/// as in the kernel, the earlier writes of its batch come first.
 pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());

@@ -1,5 +1,5 @@
-//! Bundles: a send or receive over as many provided buffers as it takes, with one CQE for all of
-//! them, which names the first.
+//! Bundles: sends or receives of many provided buffers, with one CQE for all of them. The CQE names
+//! the first buffer.
 
 use super::receive::{self, Rest, rest};
 use super::send_receive::transfer_of;
@@ -15,8 +15,8 @@ use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
-/// Gives the transfer the next buffers of its group, with room for `most` bytes. `most` of 0: only
-/// the first buffer.
+/// Gives the transfer the next buffers of its group, for up to `most` bytes. 0: only the first
+/// buffer.
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;
@@ -26,7 +26,7 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
     selected
 }
 
-/// Selects buffers for a receive, and notes properties of the selection for the next attempt.
+/// Selects buffers for a receive, and notes what the next attempt has to know about the selection.
 fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let many = select(locked, request, most)?;
     let selections = &mut transfer_of(request)?.selections;
@@ -38,8 +38,8 @@ fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> 
     Ok(many)
 }
 
-/// Returns what a CQE says of a selection: the first buffer's id, and whether something is `left`
-/// of the last buffer.
+/// Returns what a CQE reports of a selection: the first buffer's id, and whether a part of the last
+/// buffer is `left`.
 fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     SelectedBuffer {
         group,
@@ -55,7 +55,7 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
 /// Takes buffers to send from a request's group. Returns whether the group then has no buffer left.
 pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     let group = request.sqe.buf_index;
-    // The whole buffer of a classic group is sent, whatever the length.
+    // The whole buffer of a classic group is sent, whatever length the SQE asks for.
     let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
     let many = select(locked, request, most)?;
@@ -64,7 +64,7 @@ pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> 
     Ok(many.emptied)
 }
 
-/// SEND: sends everything that the group holds.
+/// SEND: sends all buffers of the group.
 pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOutcome, Errno> {
     let number = request.file.number;
     loop {
@@ -92,7 +92,7 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             request.cqe_flags |= flags;
             return Ok(outcome);
         }
-        // Without a length, the next attempts, too, send everything that the group holds.
+        // If the SQE asks for no length, each further attempt sends all buffers of the group, too.
         let transfer = transfer_of(request)?;
         (transfer.done, transfer.wanted) = (0, 0);
     }
@@ -146,7 +146,7 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
 }
 
 /// Returns the outcome of an attempt that has found no data. `selections`: those before the
-/// attempt. If the attempt began a later time slice, they are restored: the kernel polls the socket
+/// attempt. They are restored if the attempt began a later time slice: the kernel polls the socket
 /// before each such attempt, and selects no buffers while it is empty.
 fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
     let begins_later_slice = given == 0 && request.place != 0;
@@ -157,14 +157,14 @@ fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> I
     transfer.would_block()
 }
 
-/// Returns whether a multishot has received as many bytes as it may in one time slice: the length
-/// in its SQE.
+/// Returns whether a multishot has received all the bytes that it may in one time slice. Their
+/// number is the length in its SQE.
 fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
 
-/// Ends a bundle after `bytes` more bytes. Buffers that it has kept and not filled return to their
-/// group.
+/// Ends a bundle after `bytes` more bytes. Buffers that it keeps but has not filled go back to
+/// their group.
 pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u64) {
     let group = request.sqe.buf_index;
     let Ok(transfer) = transfer_of(request) else { return };
@@ -177,24 +177,24 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
 /// Outcome of one attempt of a bundle.
 enum Step {
     Given(Bundle),
-    /// The bundle is not complete, and there may be more for it.
+    /// The bundle is not complete, and the socket may hold more data for it.
     GoesOn,
-    /// The bundle is not complete, and there is no more for now.
+    /// The bundle is not complete, and the socket holds no more data for now.
     Drained,
 }
 
-/// The content of a CQE.
+/// The contents of a CQE.
 struct Bundle {
     bytes: u64,
     rest: Rest,
-    /// There will be no more data, or no buffer for it.
+    /// No more data will come, or there is no buffer for it.
     last: bool,
     failed: bool,
 }
 
 /// Receives one bundle. If the amount of data is not known, receives into one buffer first, and
-/// then all that is there into as many buffers as needed. `is_reported`: the receive before this
-/// one has found out the amount.
+/// then the rest into as many buffers as needed. `is_reported`: the previous receive has found out
+/// the amount.
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
@@ -208,7 +208,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
         Some(limit) => most.min(limit),
         None => most,
     };
-    // A receive that goes on (MSG_WAITALL) already has its buffers.
+    // A receive that is continued (MSG_WAITALL) already has its buffers.
     let most = bounded(if selections.lone_length == 0 { wanted } else { selections.lone_length });
     let many = if request.buffer.is_some() { None } else { Some(select_to_fill(locked, request, most)?) };
     let selections = transfer_of(request)?.selections;
@@ -224,7 +224,8 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // The receive goes on, so no other request may get the part that is not filled yet.
+        // The receive will be continued, so no other request may get the part that is not filled
+        // yet.
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {
@@ -256,14 +257,14 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     Ok(Step::Given(bundle))
 }
 
-/// Receives `more` further bytes of the bundle, which did not fit into the first buffer.
+/// Receives `more` further bytes of the bundle, for which the first buffer was too small.
 fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
     let number = request.file.number;
     if more <= 1 {
         return Ok(());
     }
     let Ok(many) = select_to_fill(locked, request, more) else {
-        // No buffer is left. The kernel does not report in this case that there is more data.
+        // No buffer is left. In this case the kernel does not report that there is more data.
         bundle.rest = Rest::Unknown;
         return Ok(());
     };
@@ -284,9 +285,9 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
 /// The result of one system call that received into the selected buffers.
 struct Received {
     bytes: u64,
-    /// Bytes of room in the buffers.
+    /// Bytes that the buffers can take.
     room: u64,
-    /// With MSG_WAITALL: the message was longer than the room.
+    /// With MSG_WAITALL: the message was longer than the buffers.
     was_cut: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Operations that are one system call which may block. A worker makes the call, with the program's
-//! memory that was copied when the request was prepared.
+//! Operations that are one system call which may block. A worker makes the call, with the copies
+//! that the prepare made of the program's memory.
 
 use crate::device_file;
 use crate::request::operation::Operation;
@@ -8,7 +8,7 @@ use crate::request::{Blocking, Request};
 use crate::ring::LockedRing;
 use usring_sys::Errno;
 
-/// Leaves the call to a worker, because it may block.
+/// Leaves the system call to a worker, because it may block.
 pub(crate) fn issue(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::NeedsWorker
 }
@@ -32,7 +32,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     answer(on_device.unwrap_or_else(|| blocking.run(&call)))
 }
 
-/// Returns a system call's answer as a CQE's result.
+/// Converts a system call's answer to the result of a CQE.
 pub(crate) fn answer(result: Result<u64, Errno>) -> i32 {
     match result {
         Ok(value) => value as i32,

@@ -1,8 +1,8 @@
-//! CONNECT and BIND: the requests that bring an address.
+//! CONNECT and BIND: the requests that name a socket address.
 //!
-//! A connection that cannot be made at once goes on by itself. The request waits until the socket
-//! is writable and then reads the result. Only for a unix listener whose queue is full is there
-//! nothing to poll: a worker waits.
+//! A connection that takes time is made in the background. The request waits until the socket is
+//! writable and then reads the result. A unix listener with a full queue is the only case in which
+//! nothing can be polled: then a worker waits.
 
 use super::socket::check_rest;
 use crate::request::operation::{Connect, Operation, SocketAddress};
@@ -56,7 +56,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
     let mut answer = socket::connect_now(number, connect.address.bytes());
     if answer == Err(Errno::ECONNABORTED) {
-        // The answer is the error of an earlier attempt, so connect(2) is called once more for this
+        // The answer was the error of an earlier attempt. So connect(2) is called again for this
         // one.
         answer = socket::connect_now(number, connect.address.bytes());
     }
@@ -65,7 +65,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
             connect.under_way = true;
             IssueOutcome::WouldBlock
         }
-        // The connection is still being made: the request has been called too early.
+        // The connection is still being made: the event that called the request came too early.
         Err(Errno::EALREADY) if connect.under_way => IssueOutcome::WouldBlock,
         Err(Errno::EISCONN) if connect.under_way => IssueOutcome::of(socket::take_error(number).map(|()| 0)),
         Err(Errno::EAGAIN) => IssueOutcome::NeedsWorker,

@@ -1,4 +1,5 @@
-//! EPOLL_CTL: changes the program's own epoll sets. On a ring, libuv changes its set only by this.
+//! EPOLL_CTL: changes the program's own epoll sets. libuv, if it uses a ring, makes all its changes
+//! by this opcode.
 
 use crate::completion::readiness;
 use crate::host;

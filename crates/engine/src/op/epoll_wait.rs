@@ -1,5 +1,5 @@
-//! EPOLL_WAIT: takes events out of one of the program's own epoll sets. An empty set is polled, as
-//! any other file without data.
+//! EPOLL_WAIT: takes events out of one of the program's own epoll sets. An empty set is polled,
+//! like any other file that has no data.
 
 use crate::completion::readiness;
 use crate::request::Request;

@@ -1,4 +1,4 @@
-//! FILES_UPDATE: the register call of the same name, as a request.
+//! FILES_UPDATE: the request that does what REGISTER_FILES_UPDATE does.
 
 use crate::registered::program_files;
 use crate::registered::registered_files::FILE_INDEX_ALLOC;
@@ -35,7 +35,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
 }
 
 /// Puts each descriptor of the array into a free slot and writes the slot's number back. Stops at
-/// the first that fails, and returns how many it has put.
+/// the first descriptor that fails, and returns how many are in slots.
 fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Result<i32, Errno> {
     let numbers = user_memory::read_array::<i32>(address, count)?;
     let mut done = 0;

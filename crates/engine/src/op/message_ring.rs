@@ -1,15 +1,14 @@
-//! MSG_RING: sends a CQE to another ring, or one of this ring's registered files to its table. Also
-//! the register call that sends a CQE without a ring.
+//! MSG_RING: sends a CQE to another ring, or one of this ring's registered files to the other
+//! ring's table. Also the register call that sends a CQE from no ring (REGISTER_SEND_MSG_RING).
 //!
-//! Both rings' drivers may be sending to each other, so neither waits for the other's lock.
+//! Two drivers may be sending to each other, so neither waits for the other ring's lock.
 //!
-//! - If the lock is free, the message is delivered at once.
-//! - If not, it goes onto the other ring's task-work list, which that ring's driver looks at when
-//!   it releases the lock.
-//! - A ring that defers task work gets its CQEs by that list alone: they appear when its owner
-//!   asks.
-//! - A descriptor needs an answer (its slot, or an error), so its request itself goes to the other
-//!   ring's list and comes back by this ring's.
+//! - If the other ring's lock is free, the message is delivered at once.
+//! - If not, the message goes onto the other ring's task-work list. That ring's driver checks the
+//!   list when it releases the lock.
+//! - A ring that defers task work gets CQEs only by that list. They appear when its owner asks.
+//! - A message with a file needs an answer (its slot, or an error). So the request itself goes to
+//!   the other ring's list and comes back by this ring's list.
 
 use crate::host;
 use crate::registered::registered_files::{FileSlot, RegisteredFile};
@@ -32,14 +31,14 @@ const SEND_FD: u32 = 1;
 
 const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
 
-/// The things that a request with a descriptor takes along to another ring.
+/// The things that a MSG_RING with a file takes along to the other ring.
 struct Visit {
     target: Arc<Ring>,
     home: Arc<Ring>,
     file: Arc<RegisteredFile>,
 }
 
-/// Returns the things that the request has taken along; other modules know them only as `Any`.
+/// Returns the things that the request has taken along. Other modules see them only as `Any`.
 fn visited(visit: &(dyn Any + Send)) -> &Visit {
     visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file fills it"))
 }
@@ -50,7 +49,7 @@ impl Message {
             return Err(Errno::EINVAL);
         }
         Ok(Message {
-            // The upper halves of the wide fields have no meaning.
+            // The upper half of this wide field has no meaning.
             command: sqe.addr as u32,
             user_data: sqe.off,
             result: sqe.len,
@@ -61,7 +60,7 @@ impl Message {
         })
     }
 
-    /// Returns the CQE of a message without a descriptor.
+    /// Returns the CQE of a message without a file.
     fn cqe(&self) -> Result<Cqe, Errno> {
         let passes_flags = self.flags & abi::IORING_MSG_RING_FLAGS_PASS != 0;
         if self.source != 0 || self.flags & !abi::IORING_MSG_RING_FLAGS_PASS != 0 || !passes_flags && self.index != 0 {
@@ -129,13 +128,13 @@ fn check_open(target: &Ring) -> Result<(), Errno> {
 }
 
 /// Returns whether CQEs from other rings appear only when the ring's owner asks for completions.
-/// (The owner of a polled ring polls for completions itself, and has no such list.)
+/// (The owner of a polled ring polls for completions, so its ring has no such delay.)
 fn defers_messages(target: &Ring) -> bool {
     target.defers_task_work() && !target.is_polled()
 }
 
-/// Posts a CQE to a ring, which may be the one that this thread drives. If another thread has the
-/// other ring's lock, the CQE goes to that ring's task-work list.
+/// Posts a CQE to a ring, possibly the one that this thread drives. If another thread has the lock
+/// of the other ring, the CQE goes to that ring's task-work list.
 fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Errno> {
     check_open(target)?;
     if !defers_messages(target) {
@@ -151,7 +150,7 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     Ok(())
 }
 
-/// Posts a CQE to a ring if its lock is free, behind the messages on its task-work list. Returns
+/// Posts a CQE to a ring if its lock is free, after the messages on its task-work list. Returns
 /// `false`, and posts nothing, if the CQE has to go onto that list.
 ///
 /// Error: `EBADF` if the ring is closed.
@@ -169,9 +168,9 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
 }
 
 /// Delivers the messages on a ring's task-work list, so that a later message can be delivered at
-/// once. Returns `false` if some messages stay there. One of them may be this thread's own last
+/// once. Returns `false` if some messages stay there. One of these may be this thread's own last
 /// message, behind one that another thread is just pushing. The new message then has to go onto the
-/// list as well, or it would come first.
+/// list, too, or it would overtake the older one.
 fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();
@@ -195,8 +194,8 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     check_open(&target)?;
     let file = locked.registered.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
     if let Ok(mut other) = target.try_lock() {
-        // The file is delivered even if the ring defers task work, as on the kernel. Completions
-        // that wait for its owner go on waiting.
+        // The file is delivered even if the ring defers task work, as in the kernel. Completions
+        // that wait for the ring's owner continue to wait.
         let received =
             (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
         other.release(Exit::LeaveInside);
@@ -221,7 +220,7 @@ fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>
     Ok(result)
 }
 
-/// Sends the request itself to the ring that it is for.
+/// Sends the request itself to the ring that its message is for.
 pub(crate) fn send_off(mut request: RequestEntry) {
     let Operation::Message(Message { visit: Some(visit), .. }) = &request.operation else {
         unreachable!("a visiting request names its ring")

@@ -1,4 +1,4 @@
-//! One file per family of opcodes: its SQE fields, its prepare, its issue, its blocking work.
+//! One file per family of opcodes: how it reads the SQE, its prepare, its issue, its blocking work.
 
 pub(crate) mod accept;
 pub(crate) mod attributes;

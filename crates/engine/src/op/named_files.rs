@@ -1,7 +1,7 @@
-//! Remembers, for one submission, the file that the program has last named by a number of its own.
+//! Remembers, for one submission, the file of the last descriptor number that the program has used.
 //!
-//! Finding out what a number stands for takes system calls. A request that is issued later looks it
-//! up anew: the program may have closed the file and opened another one by its number. Neighbours:
+//! A look-up of a number takes system calls. A request that is issued later looks its number up
+//! again: the program may have closed the file and opened another one under the number. Neighbours:
 //! `block_device`, which asks here; `registered_files`, whose files are looked up when they are
 //! registered.
 //!
@@ -14,24 +14,23 @@ use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, FileIdentity, HeldDescriptor};
 
-/// File systems remembered.
+/// Most file systems that are remembered.
 const MOST_FILE_SYSTEMS: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct NamedFiles {
     remembers: bool,
-    /// The number that was looked up last, and the device of usring's own that it stands for.
-    /// `None` inside: it stands for no device.
+    /// The number that was looked up last, and the device of usring's that it stands for, if any.
     device: Option<(i32, Option<Arc<OpenDevice>>)>,
-    /// The kernel's file that was looked up last.
+    /// The ordinary file that was looked up last.
     last: Option<NamedFile>,
     /// Duplicates that requests share.
     kept: KeptFiles,
-    /// File systems, by fstat(2)'s device, that take no RWF_NOWAIT.
+    /// File systems, by fstat(2)'s device number, that take no RWF_NOWAIT.
     without_nowait: Vec<u64>,
 }
 
-/// A file of the kernel's.
+/// An ordinary file, which the kernel serves.
 struct NamedFile {
     number: i32,
     status_flags: u32,
@@ -66,8 +65,8 @@ impl NamedFiles {
         }
     }
 
-    /// Returns the device of usring's own that a number stands for; `None`: the number stands for
-    /// none. `look_up` asks the host if the number is not remembered.
+    /// Returns the device of usring's that a number stands for, if any. `look_up` asks the host if
+    /// the number is not remembered.
     #[inline]
     pub fn device(&mut self, number: i32, look_up: fn(i32) -> Option<Arc<OpenDevice>>) -> Option<&Arc<OpenDevice>> {
         if !self.remembers || self.device.as_ref().is_none_or(|(known, _)| *known != number) {
@@ -107,7 +106,7 @@ impl NamedFiles {
         Ok(identity)
     }
 
-    /// Returns whether transfers on a file system are known to take no RWF_NOWAIT.
+    /// Returns whether a file system is known to take no RWF_NOWAIT.
     #[inline]
     pub fn lacks_nowait(&self, file_system: u64) -> bool {
         self.without_nowait.contains(&file_system)
@@ -115,7 +114,8 @@ impl NamedFiles {
 
     pub fn note_without_nowait(&mut self, file_system: u64) {
         if !self.lacks_nowait(file_system) {
-            // The oldest file system is forgotten. It is found out again if needed.
+            // The oldest file system is forgotten. If it is used again, its next transfer is tried
+            // with RWF_NOWAIT.
             if self.without_nowait.len() == MOST_FILE_SYSTEMS {
                 self.without_nowait.remove(0);
             }
@@ -123,8 +123,8 @@ impl NamedFiles {
         }
     }
 
-    /// Has a request keep its file beyond the program's call, by a duplicate that it shares with
-    /// the other requests for that file: many may wait, and descriptors are few.
+    /// Has a request keep its file after the program's call has returned. Requests for one file
+    /// share a duplicate, because many may wait and descriptors are few.
     pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
         if !matches!(file.hold, Hold::Submitter) {
             return Ok(());

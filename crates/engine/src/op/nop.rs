@@ -1,4 +1,4 @@
-//! NOP, with the flags by which a program tests the rest of a ring.
+//! NOP, with the flags by which programs test other parts of a ring.
 
 use crate::request::Request;
 use crate::request::operation::{Nop, Operation};

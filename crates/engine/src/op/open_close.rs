@@ -1,4 +1,4 @@
-//! OPENAT, OPENAT2, CLOSE, STATX; opening and closing also of direct descriptors.
+//! OPENAT, OPENAT2, CLOSE and STATX, for ordinary and for direct descriptors.
 
 use crate::registered::registered_files::FileSlot;
 use crate::request::operation::{Call, Open, Operation};
@@ -16,7 +16,7 @@ use usring_uapi::sqe_flags;
 const PATH_LIMIT: usize = 4096;
 /// `struct open_how` of openat2(2).
 const HOW_SIZE: u64 = 24;
-/// Bytes beyond the known structure that are checked at a time.
+/// Bytes after the known structure that are checked at a time.
 const HOW_STEP: u64 = 4096;
 
 impl Open {
@@ -27,8 +27,8 @@ impl Open {
         SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
     }
 
-    /// Takes openat2(2)'s result. A file for a slot leaves the program's own numbers at once, so
-    /// that the program cannot close it there.
+    /// Takes openat2(2)'s result. A file for a slot gets a private number at once, so that the
+    /// program cannot close it.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = answer? as i32;
         if self.slot == FileSlot::Ordinary {
@@ -38,7 +38,7 @@ impl Open {
         Ok(0)
     }
 
-    /// Returns whether the open may wait for a disk, as creating and truncating do.
+    /// Returns whether the open may wait for a disk, as it may if it creates or truncates a file.
     fn may_block(&self) -> bool {
         let blocking = linux::O_TRUNC | linux::O_CREAT | (linux::O_TMPFILE & !linux::O_DIRECTORY);
         self.how[0] & u64::from(blocking) != 0
@@ -84,7 +84,8 @@ pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Resu
     prepare_open(request, how)
 }
 
-/// Checks that the fields of a newer program beyond the known structure are zero. Error: `E2BIG`.
+/// Checks that the fields that a newer `struct open_how` has after the known ones are zero. Error:
+/// `E2BIG`.
 fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
     while length != 0 {
         // A step never crosses into the next page, which may not be mapped.
@@ -113,7 +114,7 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_LARGEFILE);
     }
     if slot != FileSlot::Ordinary {
-        // A direct descriptor has a number for a moment: no child may inherit it there.
+        // The file of a direct descriptor has a number for a moment. No child must inherit it then.
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
@@ -189,7 +190,7 @@ pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> Iss
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.registered.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // The program may soon get another file by this number, so what is remembered of it goes.
+    // The program may soon get another file under this number, so the remembered one is forgotten.
     locked.devices.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))

@@ -1,5 +1,5 @@
-//! RENAMEAT, UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT: one call each, on paths that are copied when the
-//! request is prepared. libuv relies on these opcodes where the kernel's version has them.
+//! RENAMEAT, UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT: each is one system call, on paths that the
+//! prepare copies. libuv relies on these opcodes if the kernel's version has them.
 
 use crate::request::Request;
 use crate::request::operation::Call;
@@ -23,7 +23,7 @@ fn check(request: &Request) -> Result<Sqe, Errno> {
     Ok(sqe)
 }
 
-/// Reads two strings into one piece of memory; also returns where the second begins.
+/// Reads two strings into one piece of memory; also returns the offset of the second.
 fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
     let mut memory = user_memory::read_c_string(UserAddress(first), PATH_LIMIT)?;
     let middle = memory.len();

@@ -1,4 +1,4 @@
-//! PIPE: makes both ends at once, and writes their numbers to the program's memory.
+//! PIPE: makes both ends of a pipe, and writes their numbers to the program's memory.
 
 use crate::registered::registered_files::FileSlot;
 use crate::request::Request;
@@ -37,8 +37,8 @@ fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result
     Ok(0)
 }
 
-/// Puts the ends into the named slot and the one behind it, or into any two free slots. If a step
-/// fails, ends already in the table are removed again.
+/// Puts the ends into the named slot and the slot after it, or into any two free slots. If a step
+/// fails, the ends that are already in the table are removed.
 fn direct(locked: &mut LockedRing, slot: FileSlot, flags: u32, address: UserAddress) -> Result<i32, Errno> {
     if flags & linux::O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);

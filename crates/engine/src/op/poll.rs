@@ -1,4 +1,4 @@
-//! POLL_ADD, and POLL_REMOVE, which also updates a poll.
+//! POLL_ADD, and POLL_REMOVE, which can also update a poll.
 
 use crate::completion::readiness;
 use crate::host;
@@ -13,21 +13,21 @@ use usring_uapi::{opcode, sqe_flags};
 
 const UPDATES: u32 = abi::IORING_POLL_UPDATE_EVENTS | abi::IORING_POLL_UPDATE_USER_DATA;
 
-/// POLLRDHUP: reported even if it was not asked for, as error and hang-up are.
+/// POLLRDHUP: like error and hang-up, reported even if the program did not ask for it.
 const PEER_HANG_UP: u32 = 0x2000;
 
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
-    // These bits ask for behaviour and name no event. usring decides on that itself. (1 << 29 is
-    // EPOLLWAKEUP.)
+    // These bits ask for a behaviour of epoll and name no event. usring chooses that behaviour
+    // itself. (1 << 29 is EPOLLWAKEUP.)
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
     Interest { events: events & !behaviour | PEER_HANG_UP, multishot }
 }
 
 pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    // IORING_POLL_ADD_LEVEL is refused: the man page has it, but the kernel takes it in updates
-    // only.
+    // IORING_POLL_ADD_LEVEL is refused: the manual page has it, but the kernel takes it only in
+    // updates.
     if sqe.buf_index != 0 || sqe.off != 0 || sqe.addr != 0 || sqe.len & !abi::IORING_POLL_ADD_MULTI != 0 {
         return Err(Errno::EINVAL);
     }
@@ -36,7 +36,7 @@ pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Res
     }
     let mut interest = interest(sqe.op_flags, sqe.len);
     if locked.ring.has_events() {
-        // IOCB_CMD_POLL reports no hang-up of the peer that was not asked for.
+        // IOCB_CMD_POLL reports the peer's hang-up only if the program asked for it.
         interest.events &= sqe.op_flags | !PEER_HANG_UP;
     }
     request.multishot = interest.multishot;
@@ -64,7 +64,7 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
     if sqe.buf_index != 0 || sqe.file_index != 0 || sqe.len & !(UPDATES | abi::IORING_POLL_ADD_MULTI) != 0 {
         return Err(Errno::EINVAL);
     }
-    // Multishot without an update has no meaning and is refused.
+    // Without an update, the multishot flag has no meaning and is refused.
     if sqe.len == abi::IORING_POLL_ADD_MULTI {
         return Err(Errno::EINVAL);
     }
@@ -88,12 +88,12 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
         poll.progress = Progress::Refused;
         poll.result = Errno::ECANCELED.negative();
     }
-    // A poll with new user data or events is issued once more, as a new one would be.
+    // A poll with new user data or events is issued again, as if it were new.
     if let Some(user_data) = user_data {
         poll.sqe.user_data = user_data;
     }
     if let (Some(new), Operation::Poll(armed)) = (interest, &mut poll.operation) {
-        // An update changes the events only, not the behaviour.
+        // An update changes only the events. The poll stays a multishot or not.
         armed.events = new.events;
     }
     locked.queues.issuable.push_back(poll);

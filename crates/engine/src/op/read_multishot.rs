@@ -1,4 +1,4 @@
-//! READ_MULTISHOT: a read that takes a provided buffer as often as there is something to read.
+//! READ_MULTISHOT: reads whenever there is data, each time into another provided buffer.
 
 use super::read_write;
 use crate::completion::complete;
@@ -10,7 +10,7 @@ use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor, epoll};
 use usring_uapi::sqe_flags;
 
-/// READ_MULTISHOT: READ without a buffer of its own.
+/// Prepares READ_MULTISHOT, a READ that names no buffer of its own.
 pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.has_flag(sqe_flags::BUFFER_SELECT) {
         return Err(Errno::EINVAL);
@@ -23,8 +23,8 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads as often as the file has data, into another buffer each time. At its submission it reads
-/// only once, and the rest after the requests of its batch, as on the kernel.
+/// Reads while the file has data, into another buffer each time. During its submission it reads
+/// only once. The other reads come after the requests of its batch, as in the kernel.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let is_submitted = request.place == 0;
     if is_submitted && !can_repeat(request.file.number) {
@@ -54,14 +54,15 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::Yield
 }
 
-/// Returns whether a file can be waited for again and again. A regular file cannot: it is always
-/// ready.
+/// Returns whether a request can wait for a file again and again. It cannot for a regular file,
+/// which is always ready.
 fn can_repeat(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.can_wait()) && !fast_poll::is_unpolled_device(number)
 }
 
-/// Returns the outcome if an attempt gave nothing. `began`: the request has read or waited before.
-/// Then an error such as a missing buffer only matters if there is something to read.
+/// Returns the outcome of an attempt that read nothing. `began`: the request has read or waited
+/// before. In that case, an error such as a missing buffer counts only if there is something to
+/// read.
 fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
     match outcome {
         IssueOutcome::Done(Answer { result: ..0, .. })

@@ -1,9 +1,9 @@
-//! READ, WRITE, READV, WRITEV, each also on registered buffers (_FIXED).
+//! READ, WRITE, READV, WRITEV, and their variants for registered buffers (_FIXED).
 //!
 //! A transfer is first tried without blocking (RWF_NOWAIT). A file that is not ready is polled. A
 //! regular file whose pages are not cached goes to a worker. A file that is open with O_DIRECT goes
-//! to the kernel's AIO (`block_device`), because preadv2(2) would wait for the disk whatever the
-//! flag says.
+//! to the kernel's AIO (`block_device`), because preadv2(2) would wait for the disk even with
+//! RWF_NOWAIT.
 
 mod nothing;
 mod selected;
@@ -28,9 +28,9 @@ use usring_uapi::{opcode, sqe_flags};
 
 /// The RWF_* flags that every file takes, up to RWF_NOAPPEND.
 const COMMON_FLAGS: u32 = 0x3f;
-/// The level's bits in `ioprio`; there is no level without a class.
+/// The priority level in `ioprio`. A level needs a class.
 const PRIORITY_LEVEL_MASK: u16 = 7;
-/// The class's place in `ioprio`, and the highest class (idle).
+/// The position of the priority class in `ioprio`, and the highest class (idle).
 const PRIORITY_CLASS_SHIFT: u16 = 13;
 const HIGHEST_PRIORITY_CLASS: u16 = 3;
 
@@ -54,7 +54,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Removes RWF_HIPRI on a ring where everything polls: the flag has no meaning there.
+/// Removes RWF_HIPRI. On a ring where all transfers are polled for, the flag has no meaning.
 #[cold]
 fn may_poll(request: &mut Request) {
     if let Operation::ReadWrite(transfer) = &mut request.operation {
@@ -100,8 +100,8 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
 }
 
 /// Reads the program's vector. It is read only once, because the program may reuse its memory when
-/// the call returns. `selects`: the request has BUFFER_SELECT, and the only member gives the
-/// length.
+/// the call returns. `selects`: the request has BUFFER_SELECT, and the vector's only member gives
+/// the length.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
     if selects && sqe.len != 1 || sqe.len > vector::LIMIT {
@@ -112,7 +112,7 @@ fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
         if first.length > i64::MAX as u64 {
             return Err(Errno::EINVAL);
         }
-        // The length of a single member is bounded before its end is checked.
+        // The caller limits the length of a single member before its end is checked.
         return Ok((first, None));
     }
     let members = user_memory::read_array::<IoVector>(address, sqe.len as usize)?;
@@ -132,7 +132,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     transfer(locked, request)
 }
 
-/// Issues a transfer with a buffer of the request's group.
+/// Issues a transfer that uses a provided buffer.
 #[inline(never)]
 pub(super) fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if request.buffer.is_none()
@@ -178,15 +178,15 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// Returns the errno for a fault that has nothing to do with the file. The kernel checks the file
-/// first, so the error of a bad file takes precedence.
+/// Returns the errno of an error that does not concern the file. The kernel checks the file first,
+/// so the error of a bad file takes precedence.
 #[cold]
 pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
     descriptor::status_flags(request.file.number).err().unwrap_or(error)
 }
 
-/// Has the transfer keep its registered buffer. If the buffer is taken out meanwhile, its tag is
-/// posted only when the transfer is done.
+/// Has the transfer keep its registered buffer. If the program unregisters the buffer meanwhile,
+/// its tag is posted only when the transfer has ended.
 fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.fixed_buffer.is_any() {
         let sqe = &request.sqe;
@@ -212,7 +212,7 @@ fn attempt(transfer: &mut ReadWrite, number: i32, multishot: bool) -> IssueOutco
     }
 }
 
-/// Moves a transfer on after an attempt that did not transfer all of it.
+/// Continues a transfer after an attempt that did not transfer all of it.
 #[inline(never)]
 fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: Result<u64, Errno>) -> IssueOutcome {
     loop {
@@ -233,15 +233,14 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
-            // The program's own flags are the cause. If RWF_NOWAIT were, the transfer would wait
-            // instead.
+            // The program's own flags are the cause. If RWF_NOWAIT were the cause, the transfer
+            // would wait instead.
             Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.asked_flags(), number) => {
                 return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
             }
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
                 return match without_nowait(transfer, number) {
-                    // The file is ready, and workers do not read for multishots, so this thread
-                    // reads.
+                    // The file is ready. Workers do not read for multishots, so this thread reads.
                     IssueOutcome::NeedsWorker if multishot => {
                         IssueOutcome::of(transfer.call(number, 0).run().map(|bytes| bytes as i32))
                     }
@@ -264,15 +263,14 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
     }
 }
 
-/// Returns whether a file that can be waited for refuses these flags. Such files refuse the flags
-/// that only some file systems know, and unknown ones.
+/// Returns whether a file that can be waited for refuses these flags. Such a file refuses unknown
+/// flags, and flags that only some file systems know.
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }
 
 /// Handles a file that is not ready. A worker waits for pages that are not cached; any other file
-/// is polled. The kind of a file for which a request waits, or has waited, is known and need not be
-/// looked up.
+/// is polled. The file's kind need not be looked up if a request waits or has waited for it.
 #[cold]
 fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     if request.ready_for & epoll::PEER_HANG_UP != 0 {
@@ -296,8 +294,8 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     }
 }
 
-/// Handles a file that does not know RWF_NOWAIT. If it is not ready, it is polled first. The
-/// transfer itself goes to a worker, because only a thread that may block may touch the file.
+/// Handles a file that does not know RWF_NOWAIT. If it is not ready, it is polled first. A worker
+/// makes the transfer, because it may block.
 #[cold]
 fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
     let events = if transfer.writes { epoll::OUT } else { epoll::IN };

@@ -1,12 +1,12 @@
 //! RECV and RECVMSG, once or as multishots.
 //!
-//! A receive from TCP that returns less than there was room for has emptied the stream. So a
+//! A receive from TCP that returns fewer bytes than it had room for has emptied the stream. So a
 //! multishot does not receive a second time: later data makes an event of its own. Only the end of
 //! data, or urgent data, at which a receive stops, may have come with the same event. If the event
 //! reports one of them, the multishot checks for it.
 //!
-//! Streams of the Unix family have seams at which a receive stops and which no event reports. So
-//! these sockets are asked how much they hold.
+//! A receive from a Unix stream stops at seams, such as a change of the sender, and no event
+//! reports what is behind a seam. So these sockets are asked how much they hold.
 
 use super::send_receive::{self, after_file, transfer_of};
 use super::{bundle, received_message};
@@ -41,8 +41,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     receive_once(locked, request)
 }
 
-/// Has a request with POLL_FIRST wait before its first attempt. RECVMSG first checks that there is
-/// a socket to wait for; RECV waits for any file.
+/// Has a request with POLL_FIRST wait before its first attempt. RECVMSG first checks that its file
+/// is a socket; RECV waits for any file.
 fn poll_first(request: &mut Request) -> IssueOutcome {
     if request.sqe.opcode == opcode::RECVMSG
         && let Err(error) = send_receive::check_socket(request.file.number)
@@ -52,8 +52,8 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
     transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first())
 }
 
-/// Has a multishot wait for its file before its first attempt, because a worker of the kernel would
-/// begin it so. It then always waits for more, also with MSG_DONTWAIT.
+/// Has a multishot with IOSQE_ASYNC wait for its file before its first attempt, as the kernel's
+/// worker would. After that it always waits for more data, even with MSG_DONTWAIT.
 pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
     if let Ok(transfer) = transfer_of(request) {
         transfer.flags &= !message::DO_NOT_WAIT;
@@ -66,12 +66,12 @@ pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
 pub(crate) enum Rest {
     Nothing,
     Something,
-    /// Only one more receive can find out.
+    /// Only another receive can find out.
     Unknown,
 }
 
-/// Returns whether something is left in the socket after a receive of `bytes` into a room of `room`
-/// bytes.
+/// Returns whether data is left in the socket after a receive that returned `bytes` bytes and could
+/// have returned `room`.
 pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     let (number, reported) = (request.file.number, request.ready_for);
     let Ok(transfer) = transfer_of(request) else { return Rest::Unknown };
@@ -90,8 +90,8 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     if is_left { Rest::Something } else { Rest::Nothing }
 }
 
-/// Returns `rest`, or `Something` if the connection's end is all that is left for a multishot. An
-/// event that has called the multishot reports whether the end may have come.
+/// Returns `rest`, or `Something` if all that is left for a multishot is the end of the connection.
+/// If an event called the multishot, the event reports whether the end may have come.
 pub(crate) fn with_end(request: &Request, rest: Rest) -> Rest {
     let may_have_ended = request.ready_for == 0 || reported_end(request);
     let asks = rest == Rest::Nothing && request.multishot && may_have_ended;
@@ -111,8 +111,8 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     outcome
 }
 
-/// Makes one receive call. Returns the outcome; `None`: the request (MSG_WAITALL) needs more, and
-/// there may be more.
+/// Makes one receive call. Returns the outcome. `None`: the request needs more data (MSG_WAITALL),
+/// and the socket may hold more.
 #[inline]
 fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     let number = request.file.number;
@@ -131,7 +131,7 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
         Err(error) => return Some(transfer.end(error.negative(), true)),
     };
     let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
-        // At a seam of the stream more may be left, which no event would report.
+        // At a seam of the stream, the socket may hold more that no event would report.
         let is_drained = rest(request, bytes, room) == Rest::Nothing && !reported_end(request);
         return is_drained.then(|| drained(request));
     };
@@ -141,14 +141,14 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     Some(outcome)
 }
 
-/// Returns the outcome of a single receive after `bytes` more bytes. `None`: the receive goes on
+/// Returns the outcome of a single receive after `bytes` more bytes. `None`: the receive continues
 /// (MSG_WAITALL).
 #[inline]
 fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> Option<IssueOutcome> {
     if transfer.flags & message::WAIT_ALL == 0 {
         return Some(transfer.end(bytes as i32, false));
     }
-    // A receive with control messages is not put together from several calls.
+    // A receive with control messages must be a single call.
     let whole = transfer.message.as_ref().is_some_and(|message| message.header.control_length != 0);
     if whole || bytes >= transfer.left() {
         return Some(transfer.end(bytes as i32, was_cut));
@@ -160,8 +160,8 @@ fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: b
     None
 }
 
-/// Returns whether more data may be left: the receive has filled its room, reached the end, or only
-/// looked (MSG_PEEK).
+/// Returns whether the socket may hold more data: the receive has filled its memory, reached the
+/// end, or only peeked (MSG_PEEK).
 #[inline]
 fn may_report_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
     bytes >= room || bytes == 0 || transfer.flags & message::PEEK != 0
@@ -180,8 +180,8 @@ fn receive(transfer: &SendReceive, number: i32) -> Result<u64, Errno> {
     message::receive(number, transfer.part, transfer.flags | message::DO_NOT_WAIT)
 }
 
-/// Receives what is there, for MSG_WAITALL. Also returns whether the message was longer than the
-/// room.
+/// Receives what the socket holds, for MSG_WAITALL. Also returns whether the message was longer
+/// than the memory.
 fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno> {
     let part = transfer.part;
     let mut header =
@@ -193,8 +193,8 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
 /// Gives the buffer back to its group if it holds no data. Otherwise notes how much of it is used.
 fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
-    // A request with IOSQE_ASYNC keeps the buffer of a ring: a worker of the kernel uses it up when
-    // it begins.
+    // A request with IOSQE_ASYNC keeps its buffer of a buffer ring, because a worker of the kernel
+    // uses the buffer up when it begins.
     let keeps = request.is_forced_once();
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
@@ -203,7 +203,8 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
         }
         _ if keeps && buffer.from_ring => {}
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield if started => {
-            // The request goes on filling this buffer, so no other request may get the rest of it.
+            // The request will fill this buffer further, so no other request may get the rest of
+            // it.
             let length = buffer.length;
             locked.registered.buffer_groups.used(buffer, length);
         }
@@ -244,7 +245,7 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
                 let rest = rest(request, result as u64, room);
                 with_end(request, rest)
             }
-            // The receive had no room for any data, so the socket may still hold some.
+            // The receive had no memory for data, so the socket may still hold some.
             (true, 0..) if result as u64 == room => rest(request, room, room),
             (true, 0..) if message::counts_end(number) => Rest::Something,
             _ => Rest::Unknown,
@@ -259,28 +260,28 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
-/// Returns whether the event that called the request also reports an end.
+/// Returns whether the event that called the request also reports an end or an error.
 pub(crate) fn reported_end(request: &Request) -> bool {
     request.ready_for & (epoll::PEER_HANG_UP | epoll::HUP | epoll::ERR) != 0
 }
 
 /// Returns whether the peer sends no more data, so that a receive that would block is at the end. A
-/// datagram socket that was shut down never shows this in a call that may not wait; a stream
-/// reports its end.
+/// datagram socket that was shut down never reports its end to a call that may not wait. A stream
+/// does.
 pub(crate) fn is_shut(request: &Request) -> bool {
     request.ready_for & epoll::PEER_HANG_UP != 0
 }
 
-/// Returns the outcome if there is no more data for now. A request that an event has called waits
-/// for the next event. Any other request does not know whether the end has come, so the socket is
-/// polled.
+/// Returns the outcome if there is no more data for now. A request that was called by an event
+/// waits for the next event. Any other request does not know whether the end has come, so its
+/// socket is polled.
 pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
     let was_called = request.ready_for != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
     if was_called { transfer.would_block() } else { transfer.polls_first() }
 }
 
-/// Posts one result of a multishot; returns the outcome if it was the last.
+/// Posts one result of a multishot; returns the outcome if it was the last result.
 fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool, rest: Rest) -> Option<IssueOutcome> {
     let nonempty = if rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
     settle_buffer(locked, request, &IssueOutcome::done(result));
@@ -299,8 +300,8 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
     None
 }
 
-/// Returns the outcome of a request that gets no buffer. If another request has taken the data of
-/// the event already, the request goes on waiting.
+/// Returns the outcome of a request for which there is no buffer. If another request has already
+/// taken the event's data, the request continues to wait.
 pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
     let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
     if error == Errno::ENOBUFS && given == 0 && request.place != 0 && gone() {
@@ -309,7 +310,7 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
     IssueOutcome::done(after_file(request, error).negative())
 }
 
-/// Takes a buffer of the request's group; its length bounds the receive.
+/// Takes a buffer of the request's group. Its length bounds the receive.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
     let keeps = request.is_forced_once();

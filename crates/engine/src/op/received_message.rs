@@ -1,6 +1,6 @@
-//! The message of a RECVMSG: recvmsg(2) on a header of usring's, and its results, written where the
-//! program wants them. That is the program's own header, or, for a multishot, the space in front of
-//! the data in the buffer (`struct io_uring_recvmsg_out`).
+//! The message of a RECVMSG: makes recvmsg(2) with a header of usring's, and writes the results
+//! where the program wants them. That is the program's own header, or, for a multishot, the space
+//! before the data in the buffer (`struct io_uring_recvmsg_out`).
 
 use super::send_receive::check_socket;
 use crate::request::operation::send_receive::{SendReceive, SocketMessage};
@@ -34,7 +34,7 @@ fn into(header: &mut MessageHeader, message: &SocketMessage, part: &IoVector) {
     }
 }
 
-/// Returns whether a message was longer than the room (MSG_TRUNC).
+/// Returns whether a message or its control messages were cut (MSG_TRUNC, MSG_CTRUNC).
 pub(crate) fn was_cut(header: &MessageHeader) -> bool {
     header.flags & (message::TRUNCATED | message::CONTROL_TRUNCATED) != 0
 }
@@ -48,13 +48,13 @@ fn report(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
     user_memory::write(to.offset(message::CONTROL_LENGTH_OFFSET), header.control_length)
 }
 
-/// Returns the bytes in front of the data in a multishot's buffer.
+/// Returns the number of bytes before the data in a multishot's buffer.
 fn head_size(message: &SocketMessage) -> u64 {
     OUT_SIZE + u64::from(message.name_room) + message.header.control_length
 }
 
-/// Checks the room for name and control messages that a multishot asks for. Error: `EOVERFLOW` if
-/// they fit into no buffer.
+/// Checks the space for name and control messages that a multishot asks for. Error: `EOVERFLOW` if
+/// no buffer is large enough.
 pub(crate) fn check_rooms(message: &SocketMessage) -> Result<(), Errno> {
     let fits = message.name_room as i32 >= 0
         && message.header.control_length <= i32::MAX as u64
@@ -62,8 +62,8 @@ pub(crate) fn check_rooms(message: &SocketMessage) -> Result<(), Errno> {
     if fits { Ok(()) } else { Err(Errno::EOVERFLOW) }
 }
 
-/// Receives one message into the selected buffer, with its results in front. Returns the bytes
-/// used, and whether no more will come.
+/// Receives one message into the selected buffer, with its results before the data. Returns the
+/// bytes used, and whether no more messages will come.
 pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Result<(i32, bool), Errno> {
     let flags = transfer.flags | message::DO_NOT_WAIT;
     let buffer = transfer.part;

@@ -1,5 +1,5 @@
-//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC. The last two copy the data, and say so in the
-//! notification if the program asks (REPORT_USAGE). They cannot use MSG_ZEROCOPY: the kernel
+//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC. The last two copy the data all the same, and say so in
+//! the notification if the program asks (REPORT_USAGE). They cannot use MSG_ZEROCOPY: the kernel
 //! reports its end on the socket's error queue, which belongs to the program.
 
 use super::bundle;
@@ -37,7 +37,8 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     }
     if selects {
         if request.buffer.is_none() {
-            // Checked first: the group keeps its buffers if the file is no socket.
+            // This check comes first, because the group keeps its buffers if the file is not a
+            // socket.
             send_receive::check_socket(number)?;
         }
         if transfer_of(request)?.has(BUNDLE) {
@@ -65,8 +66,8 @@ pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) ->
     }
 }
 
-/// Takes the buffers that the request needs from the ring. Returns whether the socket has to be
-/// polled first; in that case takes nothing.
+/// Takes the buffers that the request needs from the ring. If the socket has to be polled first,
+/// returns `true` and takes nothing.
 fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     if transfer_of(request)?.has(POLL_FIRST) && request.ready_for == 0 {
         return Ok(true);
@@ -85,9 +86,9 @@ fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(false)
 }
 
-/// Ends a bundle that has no BUFFER_SELECT. The kernel posts its result with F_MORE and sends once
-/// more, from memory of which nothing is left. So the peer of a datagram socket gets an empty
-/// message. The last CQE has that send's result.
+/// Ends a bundle that has no BUFFER_SELECT. The kernel posts its result with F_MORE and then sends
+/// again, although no data is left. So the peer of a datagram socket gets an empty message. The
+/// last CQE has the result of that second send.
 #[cold]
 fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> Result<IssueOutcome, Errno> {
     let IssueOutcome::Done(answer) = outcome else { return Ok(outcome) };
@@ -106,9 +107,9 @@ pub(crate) fn is_bundle(request: &Request) -> bool {
     request.sqe.opcode == opcode::SEND && request.sqe.ioprio & BUNDLE != 0
 }
 
-/// Begins a bundle with IOSQE_ASYNC as the kernel's worker does, which may not post several
-/// completions. If the socket has room, the bundle is cancelled (`ECANCELED`). Otherwise it waits
-/// for room and begins again.
+/// Begins a bundle with IOSQE_ASYNC as the kernel's worker does, which may not post several CQEs.
+/// If the socket is writable, the bundle is cancelled (`ECANCELED`). Otherwise it waits for that
+/// and begins again.
 #[cold]
 pub(crate) fn begin_forced_bundle(request: &Request) -> IssueOutcome {
     if is_ready(request.file.number) {
@@ -130,8 +131,8 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
             transfer.would_block()
         }
         Ok(bytes) => transfer.end(bytes as i32, true),
-        // The message goes to an address other than the socket's own peer. No event reports room
-        // there, so a worker waits.
+        // The message goes to an address other than the socket's own peer. No event reports when
+        // that address can take it, so a worker waits.
         Err(Errno::EAGAIN)
             if transfer.has_address() && transfer.flags & message::DO_NOT_WAIT == 0 && is_ready(number) =>
         {
@@ -147,7 +148,7 @@ fn is_ready(number: i32) -> bool {
     epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0)
 }
 
-/// Moves the send on by `bytes`; the rest is sent later. The control messages went with the first
+/// Advances the send by `bytes`; the rest is sent later. The control messages went with the first
 /// part, so they are dropped.
 pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
     transfer.advance(bytes);
@@ -156,7 +157,7 @@ pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
     }
 }
 
-/// Returns the next call.
+/// Returns the next system call of the send.
 #[inline]
 pub(crate) fn call(transfer: &mut SendReceive, extra_flags: u32, number: i32) -> SystemCall {
     let (part, flags) = (transfer.part, transfer.flags | extra_flags);
@@ -179,14 +180,14 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     }
 }
 
-/// Takes a buffer of the request's group for good: no other request could use it while this one
-/// waits.
+/// Takes a buffer of the request's group. The request keeps it while it waits, so no other request
+/// could use it.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let group = request.sqe.buf_index;
     if !locked.registered.buffer_groups.has(group) {
         return Err(Errno::ENOENT);
     }
-    // The whole buffer of a classic group is sent, whatever the length.
+    // The whole buffer of a classic group is sent, whatever length the SQE asks for.
     let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let buffer = locked.registered.buffer_groups.select(group, wanted, || true)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
@@ -194,8 +195,7 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Makes the kernel's checks of a send without a copy, and takes the registered buffer that it may
-/// use.
+/// Makes the kernel's checks of a zero-copy send, and takes the registered buffer that it names.
 fn check_without_copy(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if request.ready_for != 0 {
         return Ok(());

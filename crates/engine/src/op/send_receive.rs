@@ -2,9 +2,9 @@
 //! name, and the progress of a transfer. `send` and `receive` carry them out, `bundle` those of
 //! many buffers.
 //!
-//! The operation is tried as if the socket were non-blocking, whatever it is. If it would block, it
-//! waits for its socket; with MSG_DONTWAIT the result is EAGAIN. With MSG_WAITALL a short transfer
-//! goes on, on sockets that are streams or sequences of packets.
+//! The operation is tried as if the socket were non-blocking. If it would block, it waits for its
+//! socket; with MSG_DONTWAIT the result is EAGAIN. With MSG_WAITALL a short transfer continues, on
+//! stream sockets and on sockets of packet sequences.
 
 use super::received_message;
 use crate::request::Request;
@@ -37,7 +37,7 @@ pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     if without_copy {
-        // A notification follows from here on, however the request ends.
+        // From here on a notification follows, however the request ends.
         request.cqe_flags = abi::IORING_CQE_F_MORE;
     }
     let known = POLL_FIRST | VECTORIZED | if without_copy { FIXED_BUFFER | REPORT_USAGE } else { BUNDLE };
@@ -131,7 +131,7 @@ pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) ->
     Ok(())
 }
 
-/// Reads the message of a RECVMSG. With provided buffers its vector only bounds how much of a
+/// Reads the message of a RECVMSG. With provided buffers, its vector only bounds how much of a
 /// buffer is used.
 fn read_received(
     message: &mut SocketMessage,
@@ -156,8 +156,8 @@ fn read_received(
     Ok(())
 }
 
-/// Returns the result of a request of this family that a cancellation or timeout ends: the bytes
-/// done so far, if there are any, else `result`.
+/// Returns the result of a request of this family that a cancellation or timeout ends: the number
+/// of bytes transferred so far, or `result` if there are none.
 pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     match &request.operation {
         Operation::SendReceive(transfer) => transfer.result(result),
@@ -165,14 +165,14 @@ pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     }
 }
 
-/// Checks that the number stands for a socket. Errors: `ENOTSOCK` if it does not, `EBADF` if it is
-/// not open.
+/// Checks that the number is that of a socket. Errors: `ENOTSOCK` if it is another file's, `EBADF`
+/// if it is not open.
 pub(crate) fn check_socket(number: i32) -> Result<(), Errno> {
     if descriptor::identity(number)?.is_socket() { Ok(()) } else { Err(Errno::ENOTSOCK) }
 }
 
-/// Returns the errno for a fault that has nothing to do with the file. The kernel checks the file
-/// first, so the error of a bad file takes precedence.
+/// Returns the errno of an error that does not concern the file. The kernel checks the file first,
+/// so the error of a bad file takes precedence.
 #[cold]
 pub(crate) fn after_file(request: &Request, error: Errno) -> Errno {
     check_socket(request.file.number).err().unwrap_or(error)

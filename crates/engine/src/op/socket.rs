@@ -10,7 +10,7 @@ use usring_sys::{Errno, socket};
 use usring_uapi::Sqe;
 
 /// Checks the flags of a new socket. CLOSE_ON_EXEC is refused for a direct descriptor, which no
-/// child inherits anyway.
+/// child inherits.
 pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
     let closes = slot != FileSlot::Ordinary && flags & socket::CLOSE_ON_EXEC != 0;
     if closes || flags & !(socket::CLOSE_ON_EXEC | socket::NONBLOCK) != 0 {
@@ -19,8 +19,8 @@ pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns a new socket's number to the program. For a direct descriptor, moves the socket out of
-/// the program's numbers into the slot of the registered files.
+/// Returns a new socket's number for the program. For a direct descriptor, takes the number away
+/// from the program and puts the socket into a slot of the registered files.
 pub(crate) fn place(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         FileSlot::Ordinary => {
@@ -32,7 +32,7 @@ pub(crate) fn place(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescript
 }
 
 /// Returns the flags for the system call. A direct descriptor gets CLOSE_ON_EXEC, so that no child
-/// inherits it while it has a number.
+/// inherits it while it has a number of the program's.
 pub(crate) fn flags_for(flags: u32, slot: FileSlot) -> u32 {
     if slot == FileSlot::Ordinary { flags } else { flags | socket::CLOSE_ON_EXEC }
 }
@@ -65,7 +65,7 @@ pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
     }
 }
 
-/// Hands the socket that a worker has made to the program.
+/// Hands the program the socket that a worker has made.
 pub(crate) fn finish_socket(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Socket(made) = &mut request.operation else { return result };
     let Some(made) = made.take() else { return result };
@@ -84,8 +84,8 @@ pub(crate) fn issue_listen(_: &mut LockedRing, request: &mut Request) -> IssueOu
     IssueOutcome::of(socket::listen(request.file.number, request.sqe.len as i32).map(|()| 0))
 }
 
-/// Listens in a worker that has the request's rights: the other side of a connection may read their
-/// user.
+/// Listens in a worker that has the request's rights: a peer may read the listener's user by
+/// SO_PEERCRED.
 pub(crate) fn work_listen(request: &mut Request, _: &Blocking) -> i32 {
     socket::listen(request.file.number, request.sqe.len as i32).map_or_else(Errno::negative, |()| 0)
 }
@@ -99,7 +99,7 @@ pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Res
 }
 
 pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    // An error of SHUTDOWN breaks no chain, as on the kernel.
+    // An error of SHUTDOWN breaks no chain, as in the kernel.
     let result = match socket::shutdown(request.file.number, request.sqe.len as i32) {
         Ok(()) => 0,
         Err(error) => error.negative(),

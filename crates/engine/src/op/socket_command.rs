@@ -1,7 +1,7 @@
-//! URING_CMD on a socket: the number of waiting bytes, and the socket's options.
+//! URING_CMD on a socket: the number of bytes that wait, and the socket's options.
 //!
-//! The kernel asks the socket's protocol for waiting bytes, and only internet protocols answer.
-//! ioctl(2) would answer for other sockets, too.
+//! The kernel asks the socket's protocol for the bytes that wait, and only internet protocols
+//! answer. ioctl(2) would answer for other sockets, too.
 
 use crate::request::operation::Command;
 use usring_sys::{Errno, SystemCall};
@@ -56,7 +56,7 @@ fn arguments(number: i32, command: &Command) -> [u64; 5] {
 }
 
 /// Reads a socket option. The CQE's result is the option's length, because the command has no other
-/// place for it.
+/// way to return it.
 fn get_option(number: i32, command: &Command) -> Result<i32, Errno> {
     if command.address as u32 != SOL_SOCKET {
         return Err(Errno::EOPNOTSUPP);

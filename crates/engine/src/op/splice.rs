@@ -1,4 +1,4 @@
-//! SPLICE and TEE: made by a worker, because no poll reports readiness of both files at once.
+//! SPLICE and TEE: a worker makes them, because no poll reports that both files are ready at once.
 
 use crate::devices;
 use crate::request::operation::{Operation, Source};
@@ -13,7 +13,7 @@ use usring_uapi::io_uring::SPLICE_F_FD_IN_FIXED;
 use usring_uapi::opcode;
 
 const CALL_FLAGS: u32 = linux::SPLICE_F_MOVE | linux::SPLICE_F_NONBLOCK | linux::SPLICE_F_MORE | linux::SPLICE_F_GIFT;
-/// Offset that stands for the file's own position, and for a file without a position.
+/// The offset that stands for the file's own position. Also used for a file without a position.
 const NO_OFFSET: u64 = u64::MAX;
 
 impl Source {
@@ -45,7 +45,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 }
 
 /// Looks the source file up and keeps it open, while the submitter is still in its call. A worker
-/// does the rest, which may wait.
+/// does the rest, because it may block.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     match find_source(locked, request) {
         Ok(source) if source.is_device() => IssueOutcome::done(Errno::EINVAL.negative()),

@@ -1,5 +1,5 @@
-//! FSYNC, SYNC_FILE_RANGE, FALLOCATE, FTRUNCATE, FADVISE, MADVISE: one call
-//! each, with the arguments as they stand in the SQE.
+//! FSYNC, SYNC_FILE_RANGE, FALLOCATE, FTRUNCATE, FADVISE, MADVISE: each is one system call, with
+//! the arguments from the SQE.
 
 use super::call::answer;
 use crate::request::Request;
@@ -10,8 +10,8 @@ use usring_sys::Errno;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 
-/// Prepares fsync(2) or fdatasync(2). For a range, too, the whole file's data and metadata are
-/// synced, as most file systems do.
+/// Prepares fsync(2) or fdatasync(2). A range in the SQE has no effect: the whole file is synced,
+/// as most file systems do.
 pub(crate) fn prepare_fsync(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.file_index != 0 || sqe.op_flags & !IORING_FSYNC_DATASYNC != 0 {

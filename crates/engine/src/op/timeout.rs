@@ -24,7 +24,7 @@ fn clock_of(flags: u32) -> Result<Clock, Errno> {
     }
 }
 
-/// Prepares a TIMEOUT (`at` still holds the span or the absolute time).
+/// Prepares a TIMEOUT. Until its issue, `at` holds the span or the absolute time from the SQE.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let deadline = parse(request)?;
     request.operation = Operation::Timeout(deadline);
@@ -36,8 +36,8 @@ pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     let deadline = parse(request)?;
-    // A LINK_TIMEOUT watches the request before it. The chain must have one, and that one must not
-    // be a LINK_TIMEOUT.
+    // A LINK_TIMEOUT watches the request before it in its chain. There must be such a request, and
+    // it must not be a LINK_TIMEOUT.
     if locked.queues.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
         return Err(Errno::EINVAL);
     }
@@ -61,7 +61,7 @@ fn parse(request: &Request) -> Result<Deadline, Errno> {
     }
     let clock = clock_of(flags)?;
     let span = read_span(sqe.addr)?;
-    // For a multishot the field counts repeats, otherwise completions.
+    // For a multishot the field is the number of repeats, otherwise a number of completions.
     let (completions, repeats, repeat_every) =
         if multishot { (0, sqe.off as u32, span.max(1)) } else { (sqe.off as u32, 0, 0) };
     let expiry_succeeds = flags & abi::IORING_TIMEOUT_ETIME_SUCCESS != 0;
@@ -76,8 +76,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     IssueOutcome::AwaitsTime
 }
 
-/// Ends a LINK_TIMEOUT that is issued by itself: no request is left for it to watch. In any other
-/// case the watched request arms it.
+/// Ends a LINK_TIMEOUT that is issued by itself: the request that it would watch has ended.
+/// Otherwise the watched request arms it, and it is never issued.
 pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::Done(Answer { result: Errno::ECANCELED.negative(), failed: false })
 }
@@ -106,7 +106,7 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
     let absolute = flags & abi::IORING_TIMEOUT_ABS != 0;
     let span = read_span(sqe.off)?;
     if flags & abi::IORING_TIMEOUT_UPDATE == 0 {
-        // LINK_TIMEOUT_UPDATE alone is checked, and changes nothing.
+        // LINK_TIMEOUT_UPDATE alone is checked, but treated as a removal.
         request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Remove { target });
         return Ok(());
     }

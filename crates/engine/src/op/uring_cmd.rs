@@ -1,6 +1,6 @@
-//! URING_CMD: commands that only files of one kind know. Block devices of usring's have one, to
+//! URING_CMD: commands that only files of one kind know. usring's block devices have one, to
 //! discard a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). The commands of sockets are in
-//! `socket_command`. Other files of the kernel have none here.
+//! `socket_command`. Other files have none here.
 
 use super::{block_device, socket_command};
 use crate::request::operation::{Command, Operation};
@@ -36,7 +36,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::Command(command) = &request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let number = request.file.number;
     let answer = match request.file.device.as_deref() {
-        // As in Linux 6.18: neither kind of file finds such completions by polling.
+        // As in Linux 6.18: neither kind of file has completions that a poll finds.
         _ if locked.ring.is_polled() => Err(Errno::EOPNOTSUPP),
         Some(file) => match command.refusal(file) {
             None => return IssueOutcome::NeedsWorker,
@@ -44,11 +44,11 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         },
         None => socket_command::run(number, command),
     };
-    // If the file is not open, that error takes precedence.
+    // If the file is not open, the error for that takes precedence.
     IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 
-/// Carries a command out in a worker. A discard may block; any other command comes here only
+/// Carries out a command in a worker. A discard may block. Any other command comes here only
 /// because of IOSQE_ASYNC.
 pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Command(command) = &request.operation else { return Errno::EINVAL.negative() };
@@ -63,7 +63,7 @@ pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
 }
 
 impl Command {
-    /// Returns the error for a command that a device refuses; `None`: the device supports it.
+    /// Returns the error for a command that a device refuses; `None`: the device carries it out.
     fn refusal(&self, file: &OpenDevice) -> Option<Errno> {
         if self.number != DISCARD || self.has_more {
             Some(Errno::EINVAL)

@@ -1,5 +1,4 @@
-//! WAITID: waitid(2), made in place if there is something to report, else by a worker that waits
-//! for it.
+//! WAITID: makes waitid(2) at once if there is something to report. If not, a worker waits for it.
 
 use crate::request::operation::{Operation, WaitId};
 use crate::request::outcome::IssueOutcome;
@@ -9,8 +8,8 @@ use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general::{__NR_waitid, __WNOTHREAD, O_NONBLOCK, P_PIDFD, WNOHANG};
 
-/// `siginfo_t` in words. For a child the kernel writes signal, errno and code, and, from the fifth
-/// word on, process, user and status.
+/// `siginfo_t` as an array of words. For a child the kernel writes the signal, errno and code into
+/// the first three words, and process, user and status from the fifth word on.
 type Info = [i32; 32];
 const SECOND_PART: usize = 4;
 
@@ -22,7 +21,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     }
     let (kind, options, report_to) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
     if options & __WNOTHREAD != 0 {
-        // __WNOTHREAD means children of the calling thread only, and here a worker may make the
+        // __WNOTHREAD means the children of the calling thread only, but here a worker may make the
         // call.
         return Err(Errno::EINVAL);
     }
@@ -59,8 +58,8 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 }
 
 impl WaitId {
-    /// Duplicates the pidfd, so that the process stays the one that it names now. A non-blocking
-    /// pidfd adds WNOHANG.
+    /// Duplicates the pidfd, so that the request waits for the process that it names now. A
+    /// non-blocking pidfd adds WNOHANG.
     fn hold(&mut self) -> Result<HeldDescriptor, Errno> {
         let duplicate = descriptor::hold(self.id)?;
         if descriptor::status_flags(duplicate.number())? & O_NONBLOCK != 0 {
@@ -76,7 +75,7 @@ impl WaitId {
     }
 
     /// Writes the result to the program, and returns the CQE's result. An empty result (no child)
-    /// is written, too. After an invalid request nothing is written.
+    /// is written, too. If the request was invalid, nothing is written.
     fn end(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
         let result = found.map_or_else(Errno::negative, |_| 0);
         if self.report_to.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {

@@ -1,5 +1,5 @@
-//! Transfers of no bytes: their meaning for each kind of file, and the errors. preadv2(2) and
-//! pwritev2(2) check little of that.
+//! Transfers of no bytes: their meaning for each kind of file, and their errors. preadv2(2) and
+//! pwritev2(2) check little of this.
 
 use crate::request::operation::read_write::{FILE_POSITION, KNOWN_FLAGS, NO_SIGNAL, ReadWrite};
 use crate::request::outcome::IssueOutcome;
@@ -17,8 +17,8 @@ const NO_APPEND: u32 = 0x20;
 const ATOMIC: u32 = 0x40;
 const DONT_CACHE: u32 = 0x80;
 
-/// Makes a transfer of no bytes. An empty write is a message on a datagram socket. An empty read is
-/// too short for a counter. preadv2(2) and pwritev2(2) handle neither case.
+/// Makes a transfer of no bytes. On a datagram socket, an empty write is a message. On a counter
+/// such as an eventfd, an empty read is too short. preadv2(2) and pwritev2(2) handle neither case.
 #[cold]
 #[inline(never)]
 pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
@@ -45,7 +45,7 @@ pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcom
     IssueOutcome::of(answer.map(|bytes| bytes as i32))
 }
 
-/// Sends an empty message, if the socket keeps the boundaries of messages.
+/// Sends an empty message, if the socket keeps message boundaries.
 fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     if transfer.flags & NO_SIGNAL != 0 {
         return message::send_call(number, IoVector::default(), message::NO_SIGNAL, None).run();
@@ -70,7 +70,7 @@ fn check_flags(transfer: &ReadWrite, number: i32, identity: &FileIdentity) -> Re
     if flags & BOTH_APPENDS == BOTH_APPENDS { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Checks whether a regular file takes these flags, by a read that has no room for data.
+/// Checks whether a regular file takes these flags, by a read into memory that does not exist.
 fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
     let nowhere = IoVector { base: 0, length: 1 };
     let flags = u64::from(flags & (linux::RWF_NOWAIT | DONT_CACHE)) | PASS_MARK_ABOVE_FLAGS;
@@ -81,7 +81,7 @@ fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
     }
 }
 
-/// Reads one byte, which counters, timers and the like refuse.
+/// Reads one byte, which counters, timers and similar files refuse.
 fn read_too_little(number: i32) -> Result<u64, Errno> {
     let mut byte = 0u8;
     let part = IoVector { base: &raw mut byte as u64, length: 1 };
@@ -93,9 +93,9 @@ fn read_too_little(number: i32) -> Result<u64, Errno> {
     }
 }
 
-/// Raises SIGPIPE for a write to a pipe without readers. The kernel has raised it in the thread
-/// that made the call, but usring's threads block it. So the process gets the signal, as it
-/// would from the thread that submitted the write.
+/// Raises SIGPIPE for a write to a pipe without readers. The kernel raises it in the thread that
+/// makes the call, but usring's threads block it. So the process gets the signal, as it would if
+/// the submitter had made the write.
 #[cold]
 pub(super) fn signal_broken_pipe(transfer: &ReadWrite) {
     if transfer.flags & NO_SIGNAL == 0 && tasks().is_current() {

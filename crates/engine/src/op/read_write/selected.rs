@@ -1,5 +1,5 @@
-//! The provided buffer of a read. It is taken when the read is issued, and returned if the read has
-//! to wait.
+//! The provided buffer of a read. The read takes it when it is issued, and returns it if it has to
+//! wait.
 
 use crate::request::Request;
 use crate::request::operation::Operation;
@@ -22,10 +22,10 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
     Ok(())
 }
 
-/// Returns the buffer to its ring if the request is going to wait for its file. The request takes
-/// one again when the file is ready. A failed request also returns it, if its file is of a kind
-/// that is polled. A worker keeps the buffer. So do a request with a classic buffer, and a request
-/// that the kernel would have left to a worker.
+/// Returns the buffer to its buffer ring if the request is going to wait for its file. The request
+/// takes a buffer again when the file is ready. A failed request also returns its buffer, if its
+/// file can be polled. A request with a buffer of a classic group keeps it. So does a
+/// request that goes to a worker, or that the kernel would have left to a worker.
 pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
     let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());

@@ -1,4 +1,4 @@
-//! A transfer by a worker, which may block.
+//! A transfer that a worker makes, and that may block.
 
 use super::nothing::move_nothing;
 use crate::request::operation::Operation;
@@ -8,8 +8,8 @@ use crate::request::{Blocking, Request};
 use usring_sys::{Errno, descriptor, file};
 use usring_uapi::general as linux;
 
-/// Makes the transfer, and may block. A regular file is read or written again until all bytes are
-/// done.
+/// Makes the transfer, and may block. On a regular file, repeats the call until all bytes are
+/// transferred.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Errno::EINVAL.negative() };
@@ -29,8 +29,8 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if !is_settled {
         return transfer.work(number, blocking);
     }
-    // The kernel moves the position for a transfer that it makes at once: one on a file in memory,
-    // and a write that makes the file longer.
+    // The kernel moves the position for a transfer that it makes at once: a transfer on a file in
+    // memory, or a write beyond the end of the file.
     let moves = file::is_in_memory(number);
     let size = descriptor::identity(number).map_or(u64::MAX, |identity| identity.size);
     let result = transfer.work(number, blocking);
@@ -41,7 +41,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 }
 
 impl ReadWrite {
-    /// Makes the transfer on a file of the kernel's, and may block.
+    /// Makes the transfer on an ordinary file, and may block.
     fn work(&mut self, number: i32, blocking: &Blocking) -> i32 {
         loop {
             match blocking.run(&self.call(number, 0)) {
