@@ -1,5 +1,6 @@
 //! REGISTER_CLONE_BUFFERS: clones another ring's registered buffers into this one. The two rings
-//! are locked one after the other: a thread that holds a ring's lock waits for no other ring's.
+//! are locked one after the other, because no thread waits for a ring's lock while it holds
+//! another's.
 
 use crate::host;
 use crate::registered::registered_buffers::{self, Part};

@@ -92,13 +92,13 @@ impl Ring {
                 crate::driving::task_work::run_for_wait(&mut locked, call.min_complete);
             }
             locked.finish_batch();
-            // There are enough already: nothing is polled again.
+            // The CQ holds enough CQEs: nothing is polled.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
                 if taken != 0 && locked.waiting.polls.expects() {
                     self.bring_expected(&mut locked);
                 }
-                // If this thread alone polls the ring's files and timers, it does so now and then
-                // all the same.
+                // If this thread alone polls the ring's files and timers, it still does so now and
+                // then.
                 if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();
@@ -115,9 +115,9 @@ impl Ring {
         Ok(taken)
     }
 
-    /// Ends a call that had nothing to submit, or could not.
+    /// Ends a call that submitted nothing.
     ///
-    /// Error: `EAGAIN` where memory is too low to submit anything.
+    /// Error: `EAGAIN` if memory is too low to submit anything.
     #[inline(never)]
     fn enter_idle(&self, mut locked: LockedRing, call: &EnterCall) -> Result<u32, Errno> {
         if call.to_submit == 0 {
@@ -130,16 +130,16 @@ impl Ring {
 
     /// Completes requests that the program's earlier calls have made ready, such as a read from a
     /// pipe that was then written to. So a caller with nothing to submit finds their CQEs. The
-    /// kernel completes them before such a call returns. The owner of a ring that defers task work
-    /// asks with GETEVENTS.
+    /// kernel, too, completes them before such a call returns. The owner of a ring that defers task
+    /// work asks for them by GETEVENTS.
     fn poll_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
             crate::driving::task_work::run_all(locked);
         }
     }
 
-    /// Completes what is probably ready, as the kernel runs waiting task work: the program has it
-    /// one call earlier.
+    /// Completes requests whose files are probably ready, so that the program has the results one
+    /// call earlier. The kernel runs waiting task work at this point.
     fn bring_expected(self: &Arc<Self>, locked: &mut LockedRing) {
         let is_half_empty = locked.queues.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
@@ -148,13 +148,13 @@ impl Ring {
         }
     }
 
-    /// Waits for more events. The batch is finished.
+    /// Waits for more CQEs. The caller has finished its batch.
     #[inline(never)]
     fn wait_for_events(self: &Arc<Self>, locked: LockedRing, taken: u32, call: &EnterCall) -> Result<u32, Errno> {
         locked.release(Exit::Pause);
         let waited = self.get_events(call);
         if waited.is_err() {
-            // The call may not have come to a wait, which would have left the ring.
+            // The call may have failed before its wait, so the ring is left here.
             self.lock().release(Exit::Leave);
         }
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }
@@ -165,14 +165,14 @@ impl Ring {
         locked.queues.cq.ready() >= call.min_complete && !locked.queues.cq.has_overflow() && self.task_work.is_empty()
     }
 
-    /// Enters an SQPOLL ring. The call never submits: it wakes the SQ thread, waits for room, or
-    /// waits for completions.
+    /// Enters a ring with SQPOLL. The call never submits: it wakes the SQ thread, waits for free SQ
+    /// entries, or waits for completions.
     #[inline(never)]
     fn enter_polled(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         if self.is_disabled() {
             return Err(Errno::EBADFD);
         }
-        // Nothing here needs the lock, which the SQ thread wants all the time.
+        // Nothing here takes the ring's lock, because the SQ thread wants it all the time.
         if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
             self.flush_overflow();
         }
@@ -214,8 +214,8 @@ impl Ring {
         Err(Errno::EEXIST)
     }
 
-    /// Runs GETEVENTS on a polled ring. An extended argument is checked, but its time has no
-    /// effect: nothing sleeps.
+    /// Runs GETEVENTS on a polled ring. An extended argument is checked, but its time limit has no
+    /// effect, because nothing sleeps.
     fn poll_for_events(self: &Arc<Self>, locked: LockedRing, call: &EnterCall) -> Result<(), Errno> {
         let checked = match self.defers_task_work() {
             true => self.check_issuer(),

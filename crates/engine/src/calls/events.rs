@@ -1,17 +1,17 @@
-//! A ring whose completions are an AIO context's events. It has no descriptor, and its SQ is never
-//! used. The AIO context hands requests over one by one ([`Submission`]). If an SQE is refused, the
-//! caller gets the error at once instead of a completion.
+//! The ring of an AIO context: its completions are the context's events. It has no descriptor, and
+//! its SQ is never used. The AIO context hands requests over one by one ([`Submission`]). If an SQE
+//! is refused, the caller gets the error at once instead of a completion.
 //!
-//! - Events appear in the program's memory (`usring_ring`'s `events`) in whatever way the engine
-//!   completes a request: in the submitting call, the ring watcher, a worker or a waiter. The
-//!   program need not ask for them.
-//! - The number of requests under way is what the drain counts under the ring's lock
-//!   ([`Submission::has_room`]). Together with the events that the program has not taken they never
-//!   exceed the slots. So no event needs the backlog, unless the program overwrites the head. A
-//!   polled ring, whose events only come by asking, has no such bound.
+//! - Events appear in the program's memory (`usring_ring`'s `events`) whichever thread completes a
+//!   request: the submitter, the ring watcher, a worker or a waiter. The program need not ask for
+//!   them.
+//! - The drain counts the requests under way, under the ring's lock ([`Submission::has_room`]).
+//!   Together with the events that the program has not taken they never exceed the slots. So no
+//!   event needs the backlog, unless the program overwrites the head. A polled ring has no such
+//!   bound, because its events only come when the program asks for them.
 //! - The end of such a ring has two steps. [`Ring::retire`] forbids further submits and waits under
-//!   the lock, wakes the waiters, and returns when nothing is under way. Then the ring is closed as
-//!   any other.
+//!   the lock, wakes the waiters, and returns when nothing is under way. Then the ring is closed
+//!   like any other.
 
 use crate::completion::complete;
 use crate::completion::event_descriptor::EventDescriptor;
@@ -32,44 +32,44 @@ use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, pe
 use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 use usring_uapi::{Sqe, general as linux, opcode};
 
-/// Longest sleep of a retiring ring before it looks again.
+/// Longest sleep, in nanoseconds, of a thread that retires a ring before it looks again.
 const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
 
-/// The way by which events come from the devices to the program.
+/// How a ring's events come from the devices to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
-    /// By themselves: a device signals its completions.
+    /// Devices signal their completions.
     Signalled,
-    /// Callers that ask for events poll the devices, unless an eventfd waits for an event.
+    /// Callers that ask for events poll the devices, unless a request under way names an eventfd.
     Preferred,
-    /// Only by asking for them (IOPOLL). A device that does not poll is refused, and the program is
-    /// instructed not to read the ring by itself.
+    /// Callers have to ask for events, and poll the devices (IOPOLL). A device that does not poll
+    /// is refused. The program sees that it must not read the events in memory.
     Required,
 }
 
-/// The uses of a file of the program that requests may make.
+/// The ways in which requests may use a file of the program.
 #[derive(Clone, Copy, Debug)]
 pub struct FileUses {
     pub may_read: bool,
     pub may_write: bool,
     /// The file was opened as a directory.
     pub is_directory: bool,
-    /// Direct transfers can be polled for; otherwise the error.
+    /// Whether direct transfers can be polled for; otherwise the error.
     pub polls: Result<(), Errno>,
-    /// Open with O_NONBLOCK, which has no effect on a device.
+    /// The file is open with O_NONBLOCK. This has no effect on a device.
     pub never_waits: bool,
 }
 
 impl Ring {
-    /// Makes a ring for `requests` concurrent requests. Its owner knows it by `id`. By `trust` the
-    /// caller vouches for every address that its requests will name.
+    /// Makes a ring for `requests` concurrent requests. `id` is the ring's number for its owner. By
+    /// `trust` the caller vouches for every address that its requests will name.
     ///
     /// Errors: `EINVAL` for too many; `ENOMEM`; those of a thread that cannot be started.
     pub fn with_events(trust: AddressTrust, requests: u32, id: u32, attention: Attention) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
-        // The program does not read events there, and the rest waits in the backlog.
+        // The program does not read events in this memory, so they wait in the backlog.
         let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
         let memory = Memory::for_events(layout, id, attention == Attention::Signalled)?;
@@ -93,15 +93,15 @@ impl Ring {
         events.duplicate(events.length())
     }
 
-    /// Whether an address of the program's shows the events. `false` where there is no /proc.
+    /// Returns whether the program sees the events at an address. `false` if there is no /proc.
     #[cold]
     pub fn shows_events_at(&self, maps: &Maps, address: u64) -> bool {
         let Some(mapping) = self.memory.events().mapping() else { return false };
         maps.are_same(mapping.address(), address as usize)
     }
 
-    /// Copies up to `most` events to the program and takes them out. For one caller at a time;
-    /// needs no lock of the ring's.
+    /// Copies up to `most` events to the program and removes them from the ring. For one caller at
+    /// a time; takes no lock of the ring's.
     #[inline]
     pub fn take_events(&self, to: UserAddress, most: u32) -> Result<u32, Errno> {
         self.memory.take_events(to, most)
@@ -109,7 +109,7 @@ impl Ring {
 
     /// Becomes the driver of the ring, to hand requests to it.
     ///
-    /// Errors: `EINVAL` if it has been retired; `EAGAIN` where memory is low.
+    /// Errors: `EINVAL` if the ring has been retired; `EAGAIN` if memory is low.
     pub fn begin_submission(self: &Arc<Self>) -> Result<Submission<'_>, Errno> {
         self.check_process()?;
         let mut locked = self.lock();
@@ -145,15 +145,15 @@ impl Ring {
         self.check_process()?;
         let deadline = deadline.map(|at| (Clock::Monotonic, at));
         let call = WaitCall { completions: wanted, deadline, mask, ..Default::default() };
-        // A mask is only in force during a sleep, so with a mask the caller does not poll.
+        // A mask is in force only during a sleep, so a caller with a mask does not poll.
         if self.waiters_poll && mask.is_none() {
             return iopoll::poll_and_wait(self, &call);
         }
         wait::wait(self, &call)
     }
 
-    /// Polls the devices for the events of a polled ring. Returns at once if there is one, else
-    /// when there are `wanted` or none is to come.
+    /// Polls the devices for the events of a polled ring. Returns at once if there is an event,
+    /// otherwise when there are `wanted` events or no request is under way.
     ///
     /// Error: `EINTR` for a signal, if there is no event.
     pub fn poll_events(self: &Arc<Self>, wanted: u32) -> Result<(), Errno> {
@@ -177,8 +177,8 @@ impl Ring {
         any
     }
 
-    /// Refuses further requests and waits; returns when nothing is under way and the ring is
-    /// closed. Requests that wait for a file's readiness are ended, because it may never come;
+    /// Refuses further requests and waits. Returns when no request is under way and the ring is
+    /// closed. Requests that wait for a file to be ready are ended, because it may never be;
     /// transfers are completed. In a forked child nothing happens: the ring is the parent's.
     pub fn retire(self: &Arc<Self>) {
         if self.is_inherited() {
@@ -195,7 +195,7 @@ impl Ring {
         while !self.is_idle() {
             let ticket = self.wakers.sleep.announce(Sleeper::Futex, 0);
             if !self.is_idle() {
-                // This is not a sleep of the program's thread: no signal ends it.
+                // No thread of the program sleeps here, so no signal ends the sleep.
                 let _ = self.wakers.sleep.sleep(&ticket, Some(BETWEEN_LOOKS));
             }
             let _ = self.wakers.sleep.retract(ticket);
@@ -203,7 +203,7 @@ impl Ring {
         self.close();
     }
 
-    /// Returns whether no request is under way, after running everything that is due.
+    /// Runs all work that is due, and returns whether no request is under way.
     fn is_idle(self: &Arc<Self>) -> bool {
         let mut locked = self.lock();
         task_work::run_all(&mut locked);
@@ -215,7 +215,7 @@ impl Ring {
 
 /// A submission under way: its holder drives the ring until the submission is dropped.
 pub struct Submission<'a> {
-    /// Always `Some` before the drop.
+    /// `Some` until the submission is dropped.
     locked: Option<LockedRing<'a>>,
 }
 
@@ -225,15 +225,15 @@ impl<'a> Submission<'a> {
         self.locked.as_mut().expect("a submission holds its ring")
     }
 
-    /// Returns whether one more request would have a slot for its event.
+    /// Returns whether there is a free slot for the event of one more request.
     #[inline]
     pub fn has_room(&mut self) -> bool {
         let locked = self.locked();
         locked.ring.is_polled() || u64::from(locked.queues.cq.room()) > locked.queues.drain.outstanding()
     }
 
-    /// Returns the uses that requests may make of the program's file with this number. Error:
-    /// `EBADF` if there is none.
+    /// Returns what requests may do with the program's file of this number. Error: `EBADF` if no
+    /// file has the number.
     #[inline]
     pub fn file(&mut self, number: i32) -> Result<FileUses, Errno> {
         let locked = self.locked();
@@ -263,17 +263,17 @@ impl<'a> Submission<'a> {
         Ok(FileUses {
             may_read: mode != linux::O_WRONLY,
             may_write: mode != linux::O_RDONLY,
-            // A file without a name is opened by that of its directory.
+            // __O_TMPFILE names a directory, but opens a file in it.
             is_directory: flags & (linux::__O_TMPFILE | linux::O_DIRECTORY) == linux::O_DIRECTORY,
             polls,
             never_waits: flags & linux::O_NONBLOCK != 0,
         })
     }
 
-    /// Hands over a request: `user_data` is its iocb, `pad2` the value for its event, and
-    /// `event` its own eventfd.
+    /// Hands a request over. `user_data` is the address of its iocb, `pad2` the data for its event,
+    /// and `event` its own eventfd.
     ///
-    /// Errors: those of its prepare; there is then no such request.
+    /// Errors: those of its prepare; the request then does not exist.
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, event: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
         let locked = self.locked();
@@ -304,10 +304,10 @@ impl<'a> Submission<'a> {
 }
 
 impl<'a> Submission<'a> {
-    /// Makes the batch's deferred submits so far, before the batch goes on.
+    /// Makes the deferred submits of the batch's requests so far, before the batch continues.
     ///
-    /// Errors: those for which one more request is refused now: other threads have had the ring
-    /// meanwhile.
+    /// Errors: those for which one more request is refused now, because other threads have driven
+    /// the ring meanwhile.
     #[cold]
     fn flush(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
@@ -323,7 +323,7 @@ impl<'a> Submission<'a> {
 }
 
 impl Drop for Submission<'_> {
-    /// Ends the batch: publishes what has completed, and has the rest watched.
+    /// Ends the batch: publishes its completions, and has its other requests watched.
     fn drop(&mut self) {
         if let Some(mut locked) = self.locked.take() {
             batch::run_issuable(&mut locked);
@@ -332,8 +332,8 @@ impl Drop for Submission<'_> {
                 locked.waiting.rights.end_submission();
             }
             let ring = locked.ring;
-            // Threads that sleep on this ring have to poll now; with deferred submits they have
-            // been woken before.
+            // Threads that sleep on this ring have to poll now. If submits were deferred, those
+            // have woken them.
             let looked_for = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();
@@ -345,7 +345,7 @@ impl Drop for Submission<'_> {
     }
 }
 
-/// Returns whether a call on this file may wait for ever.
+/// Returns whether a call on this file may wait without a limit.
 fn can_wait(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|file| file.can_wait())
 }

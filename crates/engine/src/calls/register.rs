@@ -24,7 +24,7 @@ use usring_uapi::opcode;
 const PROBE_SUPPORTED: u16 = 1;
 /// IOU_PBUF_RING_MMAP: the kernel provides the ring's memory.
 const BUFFER_RING_MMAP: u16 = 1;
-/// IOU_PBUF_RING_INC: buffers are used up piece by piece.
+/// IOU_PBUF_RING_INC: a buffer is used up piece by piece.
 const BUFFER_RING_INCREMENTAL: u16 = 2;
 
 const fn number(opcode: op) -> u32 {
@@ -32,8 +32,8 @@ const fn number(opcode: op) -> u32 {
 }
 
 impl Ring {
-    /// Runs io_uring_register(2), except for the table of ring descriptors (20, 21), which the
-    /// layer that keeps descriptors handles.
+    /// Runs io_uring_register(2). Only the opcodes 20 and 21 are handled elsewhere: they concern
+    /// the table of ring descriptors, which the host keeps.
     pub fn register(self: &Arc<Self>, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
         if opcode >= number(op::IORING_REGISTER_LAST) {
             return Err(Errno::EINVAL);
@@ -154,7 +154,7 @@ fn files_update(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errn
 
 type Register<T> = fn(&mut T, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
 
-/// Handles the second generation of calls: `io_uring_rsrc_register`, whose size is `count`.
+/// Handles registration by `io_uring_rsrc_register`, whose size is `count`.
 fn resources<T>(table: &mut T, call: RegisterCall, register: Register<T>) -> Result<u32, Errno> {
     if call.count as usize != size_of::<abi::io_uring_rsrc_register>() {
         return Err(Errno::EINVAL);
@@ -274,8 +274,8 @@ fn worker_limits(call: RegisterCall) -> Result<u32, Errno> {
     user_memory::write(call.argument, old).map(|()| 0)
 }
 
-/// Places workers by a mask of processors, `count` bytes long. Bits beyond any processor are
-/// ignored.
+/// Sets the processors on which workers may run, from a mask of `count` bytes. Bits beyond the last
+/// processor are ignored.
 fn place_workers(call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count == 0 {
         return Err(Errno::EINVAL);
@@ -409,7 +409,7 @@ fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
 }
 
 impl Ring {
-    /// REGISTER_SYNC_CANCEL: cancels and waits until the targets are gone.
+    /// REGISTER_SYNC_CANCEL: cancels requests and waits until they have ended.
     fn cancel_and_wait(self: &Arc<Self>, argument: UserAddress, count: u32) -> Result<u32, Errno> {
         RegisterCall { argument, count }.need_one()?;
         let SyncCancel { key, timeout } = read_sync_cancel(argument)?;
@@ -422,8 +422,8 @@ impl Ring {
             batch::run_issuable(&mut locked);
             locked.release(Exit::Leave);
             match outcome {
-                // A worker has the request, and its system call was ended: look again when it is
-                // back.
+                // A worker has the request, and its system call was ended: check again when the
+                // worker is done.
                 Err(Errno::EALREADY) => broken_off = true,
                 Err(Errno::ENOENT) if broken_off => return Ok(0),
                 other => return other.map(|number| number as u32),

@@ -40,7 +40,8 @@ const KNOWN: u32 = abi::IORING_SETUP_IOPOLL
     | abi::IORING_SETUP_REGISTERED_FD_ONLY
     | abi::IORING_SETUP_NO_SQARRAY;
 
-/// The features that usring has. RW_ATTR is not among them: no file here takes integrity data.
+/// The features that usring has. RW_ATTR is not among them, because no file here takes integrity
+/// data.
 pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
     | abi::IORING_FEAT_NODROP
     | abi::IORING_FEAT_SUBMIT_STABLE
@@ -92,7 +93,7 @@ impl Ring {
         if params.flags & abi::IORING_SETUP_SQPOLL != 0 {
             sq_thread::join(&ring, params)?;
         } else if params.flags & abi::IORING_SETUP_ATTACH_WQ != 0 {
-            // All rings of a process share its workers anyway.
+            // All rings of a process share its workers in any case.
             host::ring_to_attach_to(params.wq_fd as i32)?;
         }
         params.sq_entries = sq_entries;
@@ -104,8 +105,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Runs mmap(2) of the ring's descriptor: maps the memory that `offset` names, wherever there
-    /// is room.
+    /// Runs mmap(2) of the ring's descriptor: maps the memory that `offset` names, at any free
+    /// address.
     ///
     /// Errors: `EINVAL` (offset not of a page, length 0), `ENOMEM` (nothing is mapped at that
     /// offset: unknown, NO_MMAP, no such buffer ring), those of mremap(2).
@@ -132,16 +133,16 @@ impl Ring {
         memory.duplicate(length)
     }
 
-    /// Closes the ring with its last descriptor in this process: requests in flight are cancelled,
-    /// and nothing is waited for. If other processes use the ring, the requests go on instead. A
-    /// value that belongs to an ancestor is left alone.
+    /// Closes the ring with its last descriptor in this process: cancels the requests in flight,
+    /// and waits for nothing. If other processes use the ring, the requests continue instead. Does
+    /// nothing to a value that an ancestor of this process made.
     pub fn close(self: &Arc<Self>) {
         if !self.is_inherited() && !self.leave() {
             self.end();
         }
     }
 
-    /// Cancels the requests in flight, and releases what the ring has in this process.
+    /// Cancels the requests in flight, and releases all that the ring has in this process.
     pub(super) fn end(self: &Arc<Self>) {
         self.readiness.forget();
         sq_thread::part(self);
@@ -166,20 +167,20 @@ impl Ring {
             let RingState { devices, registered, .. } = &mut *locked;
             Departing::of(&mut devices.queues, &mut registered.buffers)
         };
-        // The list is sealed: this releases what came, or sends it back to its ring.
+        // The list is sealed, so this releases its entries, or sends them back to their rings.
         task_work::run(&mut locked);
         locked.wake_others();
         if departing.is_back() {
             drop(locked);
             departing.go();
         } else {
-            // The thread that ends the last deferred submit releases it.
+            // The thread that ends the last deferred submit releases the resources.
             locked.devices.departing = Some(Box::new(departing));
         }
     }
 
-    /// Closes the ring and waits until neither a worker nor a deferred submit touches memory for it
-    /// any more. Their sleeps are ended, but their writes finish.
+    /// Closes the ring and waits until no worker and no deferred submit touches memory for it any
+    /// more. Their sleeps are ended, but their writes are completed.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
         while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().devices.departing.is_some()) {

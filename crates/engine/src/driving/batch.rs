@@ -1,13 +1,12 @@
-//! Requests that may be issued now: those that have become issuable while others were issued or
-//! completed, and the successors of chains.
+//! Requests that may be issued now: those that became issuable while others were issued or
+//! completed, and the next members of chains.
 
 use crate::driving::fire;
 use crate::ring::LockedRing;
 use crate::submission::issue;
 
-/// Issues issuable requests until none is left, and rings the devices' doorbells for them.
-/// Whichever driver ends a request of a chain also starts the next one, because no other driver may
-/// come by later.
+/// Issues all issuable requests, and rings the devices' doorbells for them. The driver that ends a
+/// request of a chain also starts the next one, because no other driver may come later.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
@@ -18,7 +17,7 @@ pub(crate) fn run_issuable(locked: &mut LockedRing) {
     locked.devices.queues.ring_doorbells();
 }
 
-/// Moves each waiting chain on by one request.
+/// Starts the next request of each chain whose last started request has ended.
 #[inline(never)]
 fn run_successors(locked: &mut LockedRing) {
     let tail = locked.queues.cq.tail();
@@ -28,8 +27,8 @@ fn run_successors(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
 }
 
-/// Issues issuable requests in the middle of a batch. Leaves the devices' doorbells to the batch's
-/// end.
+/// Issues all issuable requests in the middle of a batch. The devices' doorbells are left to the
+/// end of the batch.
 #[inline]
 pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {
     while let Some(request) = locked.queues.issuable.pop_front() {

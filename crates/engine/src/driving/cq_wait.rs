@@ -1,13 +1,13 @@
 //! enter(2) on a polled ring with an SQ thread: the SQ thread alone polls the devices, and the
 //! caller waits for CQEs in memory.
 //!
-//! Only completions that the SQ thread posts can end such a wait: its own, and those of a worker. A
-//! polled ring waits for no file and no timer. So the waiter needs only the CQ and the sleep word.
-//! It never takes the ring's lock, which the SQ thread takes and releases all the time.
+//! Only completions that the SQ thread posts can end such a wait: its own, and those of a worker.
+//! (A polled ring waits for no file and no timer.) So the waiter needs only the CQ and the sleep
+//! word. It never takes the ring's lock, which the SQ thread takes and releases all the time.
 //!
 //! A sleep costs processor time, and the wake-up comes late: 3 µs on one machine, 12 µs on another.
-//! Polling the CQ is never late, but takes a whole processor. A wait combines both. The
-//! measurements of the ring's earlier waits decide between them:
+//! Polling the CQ is never late, but takes a whole processor. So a wait combines sleep and polling.
+//! The ring's earlier waits were measured, and decide how:
 //!
 //! 1. If the device is slow enough for a timer, the waiter sleeps by a timer until shortly before
 //!    the expected completion.
@@ -43,7 +43,8 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     waited
 }
 
-/// Sleeps by a timer, polls the CQ, and sleeps again. Skips each step that is not worth it.
+/// Sleeps by a timer, polls the CQ, and then sleeps until it is woken. Skips each step that is not
+/// worth it.
 fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
     let sleep_span = waits.timer_sleep();
@@ -71,8 +72,8 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Ac
     slept
 }
 
-/// Returns by how much a timer's sleep was later than this machine's sleeps are at best, in
-/// nanoseconds.
+/// Returns by how many nanoseconds a timer's sleep was later than this machine's sleeps are at
+/// best.
 fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
     slept.saturating_sub(sleep_span).saturating_sub(timer_slack::overshoot()).min(MOST_POLL)
 }
@@ -123,7 +124,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
         } else {
             Ok(())
         };
-        // The completions for which it was woken are in the CQ.
+        // The CQ holds the completions for which this thread was woken.
         let _ = word.retract(ticket);
         if slept == Err(Errno::EINTR) {
             return or_what_there_is(ring, Errno::EINTR);

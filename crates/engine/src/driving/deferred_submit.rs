@@ -1,16 +1,16 @@
 //! Deferred submits: requests that were accepted for devices on which a submit may sleep. The
 //! thread that releases the ring's lock submits them, after the release.
 //!
-//! - A thread's own requests, for all channels, are taken for submission under the same hold of the
-//!   lock under which they were accepted. No other thread submits any of them.
-//! - The thread's call does not return before the kernel has all of them. Until then the numbers of
-//!   their files are valid.
+//! - A thread takes its own requests for submission before it releases the lock under which they
+//!   were accepted. No other thread submits any of them.
+//! - The thread's call does not return before the kernel has all of them. Until then the program's
+//!   numbers of their files are valid.
 //! - No later request of the thread overtakes its earlier ones. Requests that other threads submit
-//!   meanwhile may.
+//!   at the same time may overtake them.
 //!
-//! Completions lead to further requests: chains that go on, and requests that waited for room.
-//! Their files are kept, so any thread may submit them. A thread that must not sleep leaves them to
-//! a submit helper.
+//! Completions lead to further requests: the next members of chains, and requests that waited for a
+//! free slot. Each of these holds a duplicate of its file, so any thread may submit it. A thread
+//! that must not sleep leaves them to a submit helper.
 
 use crate::driving::reap::{reap_one, submit_backlog};
 use crate::driving::ring_watcher;
@@ -25,13 +25,13 @@ use usring_device::DeferredSubmit;
 type Batch = (usize, DeferredSubmit);
 
 /// Most deferred submits that a driver makes before it leaves the rest to a submit helper. The
-/// first is its own. Requests that its completions start (a link goes on) usually lead to further
-/// ones.
+/// first submit is the driver's own. If its completions start further requests (members of a
+/// chain), those usually start more.
 const MOST_FLUSHES: u32 = 8;
 
 /// Makes the deferred submits of a driver that has finished its batch. They may sleep, so the
-/// ring's lock is released for them, and what the ring waits for is watched meanwhile. On return,
-/// all that the driver itself submitted has been handed to the devices.
+/// ring's lock is released for them, and the ring watcher takes over the ring meanwhile. On return,
+/// the devices have all requests that the driver itself submitted.
 #[inline(never)]
 pub(crate) fn flush(mut locked: LockedRing) -> LockedRing {
     for _ in 0..MOST_FLUSHES {
@@ -47,7 +47,7 @@ pub(crate) fn flush(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Makes deferred submits until none is left, for a thread that has nothing else to do.
+/// Makes all deferred submits, for a thread that has nothing else to do.
 pub(super) fn flush_all(ring: Arc<Ring>) {
     let mut locked = ring.lock();
     while locked.devices.queues.pending != 0 {
@@ -61,7 +61,7 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     let ring = locked.ring;
     let pending = locked.devices.queues.pending;
     ring_watcher::take_over_beside(&mut locked, pending);
-    // Batches of further channels; there are rarely any.
+    // Batches of further channels; usually there are none.
     let mut others = Vec::new();
     let Some((index, mut batch)) = begin(&mut locked, &mut others) else {
         wake_polling_waiters(ring);
@@ -84,7 +84,8 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Ends a deferred submit of a channel. The backlog follows once none is under way.
+/// Ends a deferred submit of a channel. The backlog is submitted once no deferred submit is under
+/// way.
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
     queue.in_flush -= 1;
@@ -93,7 +94,7 @@ fn end_one(locked: &mut LockedRing, index: usize) {
     }
 }
 
-/// Wakes the threads that sleep instead of polling for events. A request is now in flight on a
+/// Wakes the threads that sleep because there was nothing to poll. A request is now in flight on a
 /// device, so they have to poll.
 #[inline(always)]
 fn wake_polling_waiters(ring: &Ring) {
@@ -102,8 +103,8 @@ fn wake_polling_waiters(ring: &Ring) {
     }
 }
 
-/// Takes all deferred requests for submission. Returns the first channel's batch, and adds further
-/// ones to `others`. `None`: no request was deferred.
+/// Takes all deferred requests for submission. Returns the first channel's batch, and adds those of
+/// further channels to `others`. `None`: no request was deferred.
 #[inline(always)]
 fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
     let closed = locked.closed;
@@ -146,7 +147,8 @@ fn bring_others_back(locked: &mut LockedRing, others: Vec<Batch>) {
 #[inline(always)]
 fn bring_one_back(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) {
     locked.devices.queues.channels[index].channel.end_deferred(batch);
-    // The device has often completed some requests by now, or could not take them without waiting.
+    // By now, the device has often completed some requests, or refused those that would have to
+    // wait.
     if !locked.waiters_poll_devices() {
         reap_one(locked, index);
     }
@@ -173,22 +175,22 @@ fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) -> 
     locked
 }
 
-/// Makes the deferred submits for a thread that releases the lock anyway. The ring watcher, which
-/// serves all rings, leaves them to a submit helper.
+/// Makes the deferred submits of a thread that releases the lock anyway. The ring watcher leaves
+/// them to a submit helper, because it serves all rings.
 #[inline(never)]
 pub(crate) fn flush_or_leave(locked: LockedRing) -> LockedRing {
     if tasks().is_current() { leave_to_helper(locked) } else { flush(locked) }
 }
 
 /// Leaves deferred submits to a submit helper, for a thread that must not sleep. If no helper can
-/// be started, makes them itself.
+/// be started, the thread makes them itself.
 pub(crate) fn leave_to_helper(mut locked: LockedRing) -> LockedRing {
     leave_pending(&mut locked);
     if locked.devices.queues.has_pending_submits() { flush_once(locked) } else { locked }
 }
 
-/// Leaves deferred submits to a [submit helper](super::submit_helpers). They stay pending if none
-/// can be started.
+/// Leaves deferred submits to a [submit helper](super::submit_helpers). They stay pending if no
+/// helper can be started.
 pub(crate) fn leave_pending(locked: &mut LockedRing) {
     if locked.devices.queues.has_pending_submits() {
         locked.devices.queues.left_to_helper = submit_helpers().call(locked.ring);

@@ -1,5 +1,5 @@
-//! When to ask a ring's epoll set, and which requests to call besides those that the set reports:
-//! runnable ones, and those that are expected to be ready. `fire` calls them.
+//! When to ask a ring's epoll set, and which further requests to call: runnable requests, and those
+//! whose files are expected to be ready. `fire` calls them.
 
 use crate::driving::batch;
 use crate::driving::fire::{EVENTS, call, fire_all, report};
@@ -10,8 +10,8 @@ use crate::waiting::expected;
 use usring_sys::epoll::Event;
 
 /// Asks the epoll set which armed files are ready, without waiting, and calls their requests. While
-/// a thread leads, only that thread takes events from the set: one of them may be the event that
-/// wakes it. The leader is in the kernel, or on its way to this ring's lock.
+/// a waiter leads, only the leader takes events from the set: any event may be the one that wakes
+/// it. The leader is asleep in the kernel, or on its way to this ring's lock.
 pub(crate) fn poll(locked: &mut LockedRing) {
     if locked.ring.is_led() {
         go_on(locked);
@@ -63,7 +63,7 @@ fn run_slices(locked: &mut LockedRing) {
 }
 
 /// Tries multishots for which the set has reported nothing, but whose files have probably become
-/// ready since their last call.
+/// ready since the last try.
 #[inline(never)]
 pub(crate) fn try_expected(locked: &mut LockedRing) {
     let (mut hits, mut misses) = (0, 0);
@@ -84,8 +84,9 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Calls runnable requests before the caller returns to the program, in a bounded number of passes.
-/// Does nothing on a ring that defers task work: its owner comes back and asks for the rest itself.
+/// Calls runnable requests before this thread returns to the program, in a bounded number of
+/// passes. Does nothing on a ring that defers task work: its owner asks for the rest by its next
+/// call.
 #[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

@@ -1,4 +1,4 @@
-//! The end of timeouts: by time, or because as many requests have completed as they count.
+//! The end of timeouts: by time, or after a number of completions.
 
 use crate::completion::complete::{self, link_timeout_answer};
 use crate::driving::batch;
@@ -51,7 +51,7 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {
-        // The span begins anew, as on the kernel: missed repetitions are not made up for.
+        // The span begins anew, as in the kernel: missed repetitions are not made up for.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
         locked.waiting.timeouts.insert(request, Deadline { at, repeats, ..deadline }, None);
@@ -60,14 +60,14 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });
 }
 
-/// Handles a watched request that is too late. The timeout's CQE comes first, then the request's
-/// −ECANCELED. If a worker has the request, its system call is ended if possible, but the request
+/// Handles the expiry of a LINK_TIMEOUT. Its CQE comes first, then −ECANCELED for the request that
+/// it watches. If a worker has the request, its system call is ended if possible, but the request
 /// counts as not found.
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let answer = match cancel::cancel_id(locked, target) {
         Found::Cancelled => link_timeout_answer(Errno::ETIME),
-        // WAITID occupies no worker in the kernel, whose search returns the number of requests that
-        // it found.
+        // In the kernel, WAITID occupies no worker, and the search for it returns the number of
+        // requests that it found.
         Found::Running(opcode::WAITID) => 1.into(),
         Found::Running(_) | Found::Nothing => link_timeout_answer(Errno::ENOENT),
     };

@@ -12,13 +12,13 @@ use crate::waiting::poll_table::{DEVICE_DATA, TIMER_DATA, WAKE_DATA};
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Event};
 
-/// Events taken per epoll_wait(2). With more, the program would wait longer for what other files
-/// have brought. It would also give back later the buffers that it was lent.
+/// Events taken per epoll_wait(2). With more, the program would wait longer for the results of
+/// other files, and would give its provided buffers back later.
 pub(crate) const EVENTS: usize = 32;
 
-/// Calls the requests whose files are ready before the chains of a batch go on, if any request is
-/// runnable. So a poll that has just begun reports what is there now, and the chains then bring its
-/// next event. Starts no request of a chain.
+/// Takes events from the set before the chains of a batch go on, if a request is runnable. So a
+/// poll that has just begun reports the events of now, and the effects of the chains are its next
+/// event. Starts no request of a chain.
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
@@ -49,7 +49,8 @@ pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
         }
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
-            // The event has woken this thread. It is edge-triggered: there is nothing to read.
+            // This event has already done its work: it has woken this thread. It is edge-triggered,
+            // so nothing has to be read.
             continue;
         }
         if data == DEVICE_DATA {
@@ -64,7 +65,7 @@ pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
     }
 }
 
-/// Prefetches the slots of all events, and the request of the first one: they were last touched
+/// Prefetches the slots of all events, and the request of the first event. They were last touched
 /// long ago.
 #[inline]
 fn prefetch(locked: &LockedRing, events: &[Event]) {
@@ -77,7 +78,7 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
-    // The requests of this event may have been cancelled; then there is nothing to call.
+    // The requests that waited for this event may have been cancelled.
     if !locked.waiting.polls.begin_round(tag) {
         return;
     }
@@ -119,16 +120,17 @@ pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     }
 }
 
-/// Posts one more CQE of a multishot poll. Returns `false`, and posts nothing, if the next CQE has
-/// to be its last.
+/// Posts one more CQE of a multishot poll. Returns `false`, and posts nothing, if the poll's next
+/// CQE has to be its last.
 fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
     !is_signalled_by_a_ring(locked, request.sqe.fd, request.file.number)
         && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
 }
 
-/// Returns whether completions of a ring can make the file readable. That is so for the ring's
-/// registered eventfd, a ring's descriptor, and an epoll set that contains either. A multishot on
-/// such a file could feed itself for ever, so its first such event is its last.
+/// Returns whether completions of a ring can make the file readable. That is true of the ring's
+/// registered eventfd, of a ring's descriptor, and of an epoll set that contains either. A
+/// multishot poll of such a file could cause its own next event for ever, so it ends with its first
+/// event.
 fn is_signalled_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     let by_event = locked.notify.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();

@@ -1,25 +1,25 @@
-//! Idle watching: rings whose program keeps coming back to them.
+//! Idle watching: a cheaper watch for rings whose program keeps coming back to them.
 //!
-//! The ring watcher watches a ring while its program is elsewhere. To put the ring
-//! into the ring watcher's set and to take it out again are two system calls. An event that arrives
-//! in between also wakes the ring watcher, which takes the processor from the program to do what
-//! the program was about to do itself.
+//! The ring watcher watches a ring while no thread of the program is inside. Putting the ring into
+//! the ring watcher's set and taking it out are two system calls. An event that arrives in between
+//! also wakes the ring watcher. It then takes the processor from the program, to do what the
+//! program was about to do itself.
 //!
-//! So a ring on which the program has waited many times in a row is watched in another way:
+//! So a ring on which the program has waited many times in a row is watched differently:
 //!
-//! - The ring watcher asks at intervals whether the program has been in the ring since the last
-//!   time. As long as it has, the ring is left alone.
+//! - The ring watcher checks at intervals whether the program has entered the ring since the last
+//!   check. While it has, the ring watcher does nothing.
 //! - After two intervals without the program, the ring watcher drives the ring once and then
-//!   watches it as any other ring. So a program that stops entering, and only looks at the CQ in
+//!   watches it like any other ring. So a program that stops entering, and only looks at the CQ in
 //!   memory, sees its completions at most two intervals late.
-//! - Each time that happens, twice as many waits are needed before idle watching begins again.
-//! - While it lasts, each driver of the ring polls all that the ring waits for now and then, as the
-//!   owner of a ring that defers task work does. No other thread does so.
+//! - After each such end, twice as many waits are needed before idle watching begins again.
+//! - During idle watching, each driver of the ring now and then polls all that the ring waits for,
+//!   as the owner of a ring that defers task work does. No other thread does so.
 //!
-//! The hand-over: a driver that leaves and finds idle watching on arms nothing. The ring watcher
-//! first ends idle watching and then calls the ring, as it does when a set has fired. So either the
-//! driver saw the end and armed the ring, or the call comes later. The driver that takes the call
-//! leaves the ring in turn, and arms it.
+//! The end of idle watching races with a driver that leaves the ring and arms nothing, because idle
+//! watching is on. The ring watcher first ends idle watching and then calls the ring, as it does
+//! when the ring's entry fires. So either the driver saw the end and armed the ring, or the call
+//! comes later. The driver that answers the call arms the ring when it leaves.
 
 use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
@@ -35,8 +35,8 @@ pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
 /// After this many checks without a visit the program counts as gone.
 const ABSENT: u32 = 2;
-/// After this many checks without a visit, idle watching ends although the program sleeps in the
-/// ring: there is little to do.
+/// After this many checks without a visit, idle watching ends even if the program sleeps in the
+/// ring: it has little to do.
 const QUIET: u32 = 20;
 
 /// A ring under idle watching.
@@ -63,7 +63,7 @@ impl IdleWatch {
     /// then has to be woken, so that it begins to check at intervals.
     fn begin(&self, ring: &Arc<Ring>) -> bool {
         let mut rings = self.rings.lock();
-        // The entry of an earlier idle watching may still be there.
+        // An earlier idle watching may have left its entry.
         rings.retain(|watched| watched.ring.as_ptr() != Arc::as_ptr(ring));
         let visits = ring.watch.activity.visits.load(Ordering::Relaxed);
         rings.push(Watched { ring: Arc::downgrade(ring), visits, unchanged: 0 });
@@ -87,7 +87,7 @@ impl IdleWatch {
             }
             stays
         });
-        // Without the lock, because driving these rings may begin idle watching again.
+        // The list is unlocked here, because driving these rings may begin idle watching again.
         for ring in left {
             ring_watcher::call(&ring);
         }
@@ -118,9 +118,9 @@ impl Watched {
     }
 }
 
-/// Returns whether idle watching takes the place of arming the ring. A driver that is about to
-/// leave calls this. `false` if the program may wait for a descriptor's signal, if requests are in
-/// flight on devices, or if other processes use the ring.
+/// Returns whether idle watching replaces arming the ring. A driver that is about to leave calls
+/// this. `false` if the program may wait for a descriptor's signal, if requests are in flight on
+/// devices, or if other processes use the ring.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);
@@ -133,8 +133,8 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
         && locked.notify.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
-    // A leader that sleeps in the ring does not know of a timer or a runnable request that was
-    // added since, so the ring has to be armed.
+    // A leader that sleeps in the ring does not know of a timer or a runnable request that came
+    // later, so the ring has to be armed.
     if ring.is_led() {
         return false;
     }

@@ -12,17 +12,17 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
-/// Polls between two chances for other threads to take the ring's lock.
+/// Polls before the ring's lock is released once, so that other threads can take it.
 const POLLS_PER_HOLD: u32 = 16;
 
-/// A limit of decades (in nanoseconds) or more counts as none.
+/// A time limit of so many nanoseconds (decades) counts as no limit.
 const FOR_EVER: Nanoseconds = 1 << 60;
 
-/// Lets enter poll on a ring with an SQ thread as well, as kernels before 5.7 did. Only for
-/// measuring the gain of not doing so.
+/// Whether enter(2) polls even if the ring has an SQ thread, as in kernels before 5.7. Only for
+/// measuring what is gained by not polling there.
 static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
 
-/// Has enter poll beside an SQ thread, for the whole process and for good.
+/// Has enter(2) poll beside an SQ thread from now on, in the whole process.
 pub fn have_enter_poll() {
     POLLING_ENTER.store(true, Ordering::Relaxed);
 }
@@ -46,7 +46,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         let (back, end) = poll_until(ring, locked, minimum, None);
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
-                // Requests that no queue pair could take are under way in workers.
+                // Workers have requests that no queue pair could take.
                 back.release(Exit::Finished);
                 wait::pause(ring)?;
             }
@@ -60,7 +60,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::UseInterrupts => {
-                // Never wait for more than is in flight.
+                // Never waits for more completions than are in flight.
                 let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
                 back.release(Exit::Pause);
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });
@@ -70,8 +70,8 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
     }
 }
 
-/// Waits on a ring that is not polled, but whose callers poll for events. Spins while requests are
-/// in flight on devices, and sleeps for everything else.
+/// Waits on a ring without IOPOLL whose waiters poll the devices. Spins while requests are in
+/// flight on devices, and sleeps for everything else.
 ///
 /// Errors: `EINTR` and `ETIME`, if no CQE is there.
 pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
@@ -89,8 +89,9 @@ pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
             End::NothingOut => {}
         }
         wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
-        // This wait may end without enough CQEs: a request is now in flight on a device, or the
-        // call's time is up, or a signal came. In the last two cases a single CQE is enough.
+        // This wait may end without enough CQEs, for one of three reasons: a request is now in
+        // flight on a device, the call's time is up, or a signal came. In the last two cases a
+        // single CQE is enough.
         let is_over = || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) || signals::interrupted();
         let ready = ring.memory.ready();
         if ready >= call.completions || ready > 0 && is_over() {
@@ -149,7 +150,7 @@ fn poll_until<'a>(
             }
             Pause::Sleep(span) => {
                 locked.release(Exit::Pause);
-                // A signal may end the sleep early: the next poll notices the signal.
+                // If a signal ends the sleep early, the next poll notices the signal.
                 let _ = timer_slack::sleep_precisely(span.min(limit.unwrap_or(span)));
                 ring.lock()
             }
@@ -172,14 +173,14 @@ fn poll_once<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<
     locked
 }
 
-/// Sleeps and then polls, on a ring with HYBRID_IOPOLL. The estimate says how long the sleep before
-/// a request's first poll should be.
+/// Sleeps and then polls, on a ring with HYBRID_IOPOLL. The ring's estimate gives the length of the
+/// sleep before a request's first poll.
 #[inline(never)]
 fn poll_after_sleep<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     let sleep = locked.devices.queues.next_pre_poll_sleep();
     if let Some(sleep) = sleep.as_ref().filter(|sleep| sleep.span > 0) {
         locked.release(Exit::Pause);
-        // A signal may end the sleep early: the caller notices the signal.
+        // If a signal ends the sleep early, the caller notices the signal.
         let _ = timer_slack::sleep_precisely(sleep.span);
         locked = ring.lock();
     }

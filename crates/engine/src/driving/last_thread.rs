@@ -1,20 +1,23 @@
 //! Ends the process with the last thread of the program.
 //!
-//! libc ends the process when the last of its threads ends. exit(2) ends a single thread. The
-//! kernel keeps the process for as long as it has a thread, and usring has some. So the ring
-//! watcher keeps an eye on one thread of the program at a time:
+//! libc ends the process when the last thread that libc knows ends, by exit(2), which ends a single
+//! thread. The kernel keeps the process for as long as it has a thread, and usring has some. So the
+//! ring watcher watches one thread of the program at a time:
 //!
-//! 1. It looks at the first thread of the process once a second: no event marks its end.
-//! 2. Once that has ended, it opens the descriptor of another thread of the program (Linux 6.9).
-//!    The descriptor becomes readable when that thread has ended, and the next one is watched.
-//!    Without a descriptor, the ring watcher looks for threads of the program once a second.
+//! 1. It checks the first thread of the process once a second, because no event marks that thread's
+//!    end.
+//! 2. When the first thread has ended, it opens the descriptor of another thread of the program
+//!    (Linux 6.9). The descriptor becomes readable when that thread ends; then the next one is
+//!    watched. Without such descriptors, the ring watcher looks for threads of the program once a
+//!    second.
 //! 3. If the program has no thread left, the ring watcher ends the process, with the status of the
 //!    thread that was watched last.
 //!
-//! The kernel gives a process the status of the thread that ends last. If several end between two
-//! looks, the process may get the status of another one of them. Two statuses are not known:
-//! - Before Linux 6.15 the kernel tells no status of a thread other than the first.
-//! - A thread may end after it was found and before it is watched.
+//! The kernel gives a process the status of the thread that ends last. If several threads end
+//! between two checks, the process may get the status of the wrong one. In two cases the status is
+//! not known:
+//! - Before Linux 6.15 the kernel reports the status of no thread but the first.
+//! - A thread ended after it was found and before it was watched.
 //!
 //! The process then ends with [`UNKNOWN_STATUS`], so that an unknown status does not look like a
 //! success.
@@ -27,22 +30,23 @@ use usring_sys::program_threads::{self, ThreadDescriptor};
 use usring_sys::{Errno, SystemCall, thread, wait};
 use usring_uapi::general as linux;
 
-/// Exit status of a process whose last status is not known: EXIT_FAILURE.
+/// Exit status (EXIT_FAILURE) of a process whose last thread's status is not known.
 const UNKNOWN_STATUS: u8 = 1;
 
-/// Pause before another look at a thread that is just starting or ending.
+/// Pause before the next check of a thread that is just starting or ending.
 const PAUSE: Nanoseconds = 1_000_000;
-/// Most looks in a row at the list of threads.
+/// Most reads of the list of threads in a row.
 const LOOKS: u32 = 20;
 
-/// The thread of the program that is watched. Only the ring watcher has one of these.
+/// The state of the watch over the program's threads. Only the ring watcher has one of these.
 pub(super) enum LastThread {
     First,
     Other(ThreadDescriptor),
     /// The watched thread has ended with this status; `None`: its status is not known. No other
     /// thread is watched now, although the program may still have threads.
     Ended(Option<u8>),
-    /// No thread is watched: libc knows usring's threads here and ends the process itself.
+    /// No thread is watched: libc knows usring's threads in this process, and ends the process
+    /// itself.
     Nobody,
 }
 
@@ -70,7 +74,7 @@ impl LastThread {
         }
     }
 
-    /// Handles the end of the watched thread, whose descriptor is readable, and goes on to the next
+    /// Handles the end of the watched thread, whose descriptor is readable, and watches the next
     /// one.
     pub fn has_ended(&mut self, set: &Epoll, event: u64) {
         if let LastThread::Other(ended) = self {
@@ -92,7 +96,8 @@ impl LastThread {
             match find_other() {
                 Ok(Some(other)) => match watch(other, set, event) {
                     Ok(watched) => return *self = LastThread::Other(watched),
-                    // The thread has ended by now, later than the watched one. Its status is lost.
+                    // The thread has just ended, later than the watched one, and its status is
+                    // lost.
                     Err(Errno::ESRCH) => {
                         empty_looks = 0;
                         status = None;
@@ -107,8 +112,8 @@ impl LastThread {
                 }
                 Err(_) => return,
             }
-            // A thread that ends while the list is read may hide another thread. So only two looks
-            // in a row that find no thread prove that there is none.
+            // A thread that ends during a read of the list may hide another thread. So only two
+            // reads in a row that find no thread prove that there is none.
             if empty_looks == 2 {
                 let status = u64::from(status.unwrap_or(UNKNOWN_STATUS));
                 let _ = SystemCall::new(linux::__NR_exit_group, [status, 0, 0, 0, 0]).run_once();

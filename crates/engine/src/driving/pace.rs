@@ -1,5 +1,5 @@
-//! The pace of the completions that one wait counts, and the pauses in which they gather: see
-//! `wait::gather`.
+//! The pace of completions during one wait, and the pauses that a waiter makes so that several
+//! completions gather: see `wait::gather`.
 //!
 //! A pause lasts at most half of the time that the missing completions are expected to take, and
 //! never longer than [`LONGEST`]. Completions that come together have no interval between them and
@@ -12,11 +12,11 @@ const LONGEST: Nanoseconds = 500_000;
 /// The shortest pause in nanoseconds: a timer is no more exact than that.
 const SHORTEST: Nanoseconds = 60_000;
 
-/// The completions of one wait.
+/// The pace of one wait's completions.
 #[derive(Default)]
 pub(super) struct Pace {
-    /// The time at which the wait first saw completions (monotonic clock), and their number. A
-    /// reading of the clock is a system call, but the program pays for it only between two sleeps.
+    /// The time at which the wait first saw completions (monotonic clock), and their number.
+    /// Reading the clock is a system call, but the waiter makes it only between two sleeps.
     first: Option<(Nanoseconds, u32)>,
 }
 
@@ -34,8 +34,8 @@ impl Pace {
     }
 }
 
-/// Returns the pause for a waiter that needs `needed` more completions, which come at this
-/// interval. `None`: no pause.
+/// Returns the pause for a waiter that needs `needed` more completions, one per `interval`. `None`:
+/// no pause.
 fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
     let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST);
     // A pause saves wake-ups only if several completions come meanwhile.
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(pause_after(0, 1000), None);
     }
 
-    /// The pause lies within its bounds if the first events took between 12 ms and 25 s.
+    /// The test passes if the first events took between 12 ms and 25 s.
     #[test]
     fn a_wait_pauses_once_it_knows_the_pace() {
         let mut pace = Pace::default();

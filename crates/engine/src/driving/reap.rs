@@ -11,11 +11,11 @@ use crate::waiting::fast_poll;
 use crate::waiting::poll_table::DEVICE_DATA;
 use usring_sys::{Errno, epoll};
 
-/// After this many CQEs, a waiter beside an SQ thread is shown them before the batch ends.
+/// After this many CQEs, they are published to a waiter beside an SQ thread before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
 
-/// Most fruitless polls in a row of a device that cannot arm its interrupt, because it reports
-/// possible completions.
+/// Polls in a row that find nothing, after which a device is polled later. Such a device reports
+/// possible completions, and so cannot arm its interrupt.
 const PATIENCE: u32 = 64;
 
 /// Completes what the devices have done, and returns whether there was anything. Never blocks.
@@ -40,7 +40,7 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes the requests that a poll has found. Polls again if the poll's result was full, because
+/// Completes the requests that a poll has found. Polls again if the poll filled its buffer, because
 /// there may be more.
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
@@ -70,7 +70,7 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         completions.clear();
         let queue = &mut locked.devices.queues.channels[index];
         queue.armed = false;
-        // While deferred submits are under way, their requests come before the backlog.
+        // While deferred submits are under way, their requests go before the backlog.
         if queue.is_behind && queue.in_flush == 0 {
             submit_backlog(locked, index);
         }
@@ -83,16 +83,16 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     true
 }
 
-/// Shows the CQEs posted so far to a waiter that polls the CQ in memory, and wakes a waiter that
-/// sleeps. The waiter wakes up while this thread posts the rest of the batch.
+/// Publishes the CQEs posted so far to a waiter that polls the CQ in memory, and wakes a waiter
+/// that sleeps. The waiter wakes up while this thread posts the rest of the batch.
 fn publish_early(locked: &mut LockedRing) {
     locked.queues.cq.publish_early();
-    // No barrier is needed: a sleeper that is overlooked here is woken at the batch's end.
+    // No barrier is needed: a sleeper that is missed here is woken at the end of the batch.
     locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
 
-/// Submits the backlog, because room has come or the last deferred submit has ended. Requests that
-/// waited go first, and no later request is submitted beside them.
+/// Submits the backlog, because the channel has free slots or its last deferred submit has ended.
+/// Requests of the backlog go first, and no later request is submitted with them.
 #[cold]
 pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
@@ -106,9 +106,9 @@ pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     queue.is_behind |= queue.pending != 0;
 }
 
-/// Arms the devices' interrupts, which then signal the ring's epoll set, for a ring that sleeps.
-/// Returns `false` if something may have completed already, or if a device has no interrupt. The
-/// caller then polls before it sleeps.
+/// Arms the devices' interrupts, which then signal the ring's epoll set, before a driver sleeps or
+/// leaves. Returns `false` if something may have completed already, or if a device has no
+/// interrupt. The caller then polls first.
 pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
     let mut all = true;
     for index in 0..locked.devices.queues.channels.len() {
@@ -133,16 +133,16 @@ fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
     Ok(queue.armed)
 }
 
-/// Polls all devices, because one of them has signalled the epoll set. The event does not say
-/// which.
+/// Polls all devices, because one of them has signalled the epoll set. The event does not say which
+/// one.
 pub(crate) fn interrupted(locked: &mut LockedRing) {
     locked.devices.queues.channels.iter_mut().for_each(|queue| queue.armed = false);
     reap(locked);
 }
 
-/// Completes what is done and arms the interrupts for the rest. Called by a driver that leaves a
-/// ring that is not polled. A device that has no interrupt and nothing done (the kernel had no room
-/// for a request) is polled again by a timer.
+/// Completes what is done and arms the interrupts for the rest, for a driver that leaves a ring
+/// without IOPOLL. A timer has the devices polled again if one of them has no interrupt and has
+/// completed nothing (the kernel could not take a request).
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {

@@ -6,8 +6,8 @@ use crate::ring::{Exit, LockedRing, ReleaseDuty, Ring};
 use alloc::sync::Arc;
 
 impl<'a> LockedRing<'a> {
-    /// Issues what has become issuable, publishes the batch's CQEs, and notifies the registered
-    /// eventfd and the ring's descriptor. Sleepers are woken when the lock is released.
+    /// Issues all issuable requests, publishes the batch's CQEs, and signals the registered eventfd
+    /// and the ring's descriptor. Sleepers are woken when the lock is released.
     #[inline(always)]
     pub fn finish_batch(&mut self) {
         let unfinished = self.waiting.timeouts.has_counted(self.queues.cq.tail()) || self.has_issuable();
@@ -21,21 +21,21 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Notifies the watchers of CQEs that were just published. The ring's descriptor, the
-    /// registered eventfd and the requests' own eventfds are signalled at once, sleepers are woken
-    /// when the lock is released. Every publication comes by here.
+    /// Notifies of CQEs that were just published. Signals the ring's descriptor, the registered
+    /// eventfd and the requests' own eventfds at once; sleepers are woken when the lock is
+    /// released. Every publication calls this function.
     #[inline(always)]
     fn notify_published(&mut self) {
         self.notify.published = true;
         if self.queues.cq.has_overflow() {
-            // A watcher that is woken for the CQEs sees the backlog, too.
+            // A thread that is woken for the CQEs sees the backlog, too.
             let _ = self.queues.cq.take_growth();
         }
         self.notify_watchers();
     }
 
-    /// Notifies sleepers and the watchers of the ring's descriptor, whose next call moves the
-    /// backlog into the CQ. A registered eventfd counts only what the CQ holds.
+    /// Notifies sleepers and pollers of the ring's descriptor that the backlog has grown. Their
+    /// next call moves the backlog into the CQ. A registered eventfd counts only CQEs in the CQ.
     #[cold]
     fn notify_of_backlog(&mut self) {
         if self.queues.cq.take_growth() {
@@ -62,7 +62,7 @@ impl<'a> LockedRing<'a> {
                 let tags = self.registered.buffers.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
-            // This comes after the tags' CQEs, because counted timeouts count these, too.
+            // This comes after the CQEs of released files and buffers: timeouts count these, too.
             expiry::flush_counted(self);
             if !self.has_issuable() {
                 return;
@@ -111,7 +111,8 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Makes deferred submits by `flush`, and hands what the ring waits for to the ring watcher.
+    /// Makes deferred submits by `flush`, and hands the ring's waiting requests to the ring
+    /// watcher.
     #[inline(always)]
     fn settle(mut self, flush: impl Fn(Self) -> Self) -> Self {
         loop {
@@ -135,7 +136,7 @@ impl<'a> LockedRing<'a> {
 }
 
 impl ReleaseDuty<'_> {
-    /// Runs work that arrived before the lock was released.
+    /// Runs work that other threads have left for the driver.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
         self.run_what_arrived(run);

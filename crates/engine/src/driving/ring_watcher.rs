@@ -15,8 +15,8 @@
 //!    of `sys::mutex`).
 //!
 //! A waiter that watches the ring's set itself switches the ring watcher's entry off meanwhile: a
-//! needless wake-up of a thread costs more than two epoll_ctl(2). For a program that keeps coming
-//! back even these two calls are too much: see `idle_watch`.
+//! needless wake-up of a thread costs more than two calls of epoll_ctl(2). For a program that keeps
+//! coming back even these two calls are too much: see `idle_watch`.
 
 use super::last_thread::LastThread;
 use crate::driving::idle_watch::{self, IdleWatch};
@@ -83,17 +83,17 @@ fn running() -> Result<Arc<Watcher>, Errno> {
     watcher().lock().clone().ok_or(Errno::EAGAIN)
 }
 
-/// Event data of the program's thread that is watched (`last_thread`).
+/// Event data of the descriptor of the watched thread (`last_thread`).
 const LAST_THREAD: u64 = u64::MAX;
 
-/// Milliseconds between two checks of things whose end no event marks. These are descriptors that
-/// usring may close only once a record lock is gone (`sys::descriptor`), and the program's first
-/// thread.
+/// Milliseconds between two checks of things whose end no event marks. These are the program's
+/// first thread, and parked descriptors: usring may close those only when the program's record
+/// locks on their files are gone (`sys::descriptor`).
 const BETWEEN_LOOKS: u16 = 1000;
 /// Nanoseconds between two attempts to move the backlog of a shared ring into the CQ.
 const BETWEEN_FLUSHES: Nanoseconds = 5_000_000;
-/// The checks also come after this many wake-ups: a ring watcher that is always busy never sees an
-/// interval pass.
+/// The checks also come after this many wake-ups, because the set of a busy ring watcher is never
+/// without an event for a whole interval.
 const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 
 impl Watcher {
@@ -131,8 +131,7 @@ impl Watcher {
         let Some(ring) = self.rings.lock().get(&id).and_then(Weak::upgrade) else { return };
         ring.watch.armed.store(false, Ordering::SeqCst);
         if ring.defers_task_work() {
-            // Only the ring's owner may complete its requests, so the owner is notified of the
-            // work.
+            // Only the ring's owner may complete its requests, so the owner is notified.
             task_work::announce_files(&ring);
             return;
         }
@@ -165,8 +164,7 @@ fn run_tasks(mailbox: &Mailbox) {
     }
 }
 
-/// Has a driver look at all that the ring waits for: the calling thread, or the thread that holds
-/// the ring's lock now.
+/// Has the ring driven once: by the calling thread, or by the thread that holds the ring's lock.
 pub(super) fn call(ring: &Arc<Ring>) {
     ring.watch.called.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
@@ -182,18 +180,18 @@ pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     true
 }
 
-/// Hands what the ring waits for to the ring watcher; called by a driver that is about to leave.
+/// Hands the ring's waiting requests to the ring watcher; called by a driver that is about to
+/// leave.
 #[inline(always)]
 pub(crate) fn take_over(locked: &mut LockedRing) {
     take_over_beside(locked, 0);
 }
 
-/// Hands what the ring waits for to the ring watcher, for a driver that will come back. The driver
-/// is going to poll `own` device requests itself.
+/// Hands the ring's waiting requests to the ring watcher, for a driver that will come back. The
+/// driver itself is going to poll for `own` of the device requests.
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
-    // On a polled ring the callers that ask for events poll the devices themselves, so no interrupt
-    // is needed.
+    // If waiters poll the devices themselves, no interrupt is needed.
     let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.waiters_poll_devices();
     let is_left = locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices;
     if is_left || locked.queues.cq.has_overflow() && locked.ring.is_shared() {
@@ -215,13 +213,13 @@ fn take_over_waits(locked: &mut LockedRing) {
     }
     watch(locked);
     if locked.waiting.polls.has_runnable() {
-        // The watcher of the set goes on with the runnable requests.
+        // The thread that watches the set goes on with the runnable requests.
         ring.wakers.call_watcher();
     }
 }
 
-/// Returns whether the owner of a ring that defers task work wants a notification of work while it
-/// is not inside: by TASKRUN_FLAG, the ring's descriptor, or an eventfd.
+/// Returns whether the owner of a ring that defers task work can be notified of work while it is
+/// not inside: by TASKRUN_FLAG, the ring's descriptor, or an eventfd.
 fn hears_announcements(locked: &LockedRing) -> bool {
     let ring = locked.ring;
     ring.has(abi::IORING_SETUP_TASKRUN_FLAG) || ring.readiness.is_watched() || locked.notify.event_descriptor.is_some()
@@ -230,14 +228,14 @@ fn hears_announcements(locked: &LockedRing) -> bool {
 fn watch(locked: &mut LockedRing) {
     let interrupts = locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices();
     if interrupts && !reap::arm_interrupts(locked) && locked.ring.defers_task_work() {
-        // A device raises no interrupt for completions from before it was armed, so the owner is
-        // notified here.
+        // An interrupt reports no completion from before it was armed, so the owner is notified
+        // here.
         task_work::announce_deferred(locked.ring, false);
     }
     if interrupts && locked.devices.queues.has_silent() {
         locked.devices.queues.poll_later();
     }
-    // Another process may take CQEs and then wait for those in the backlog of this one.
+    // Another process may take CQEs and then wait for those in this process's backlog.
     let flush =
         (locked.queues.cq.has_overflow() && locked.ring.is_shared()).then(|| Clock::Monotonic.now() + BETWEEN_FLUSHES);
     let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush];
@@ -269,7 +267,7 @@ pub(crate) fn stand_down(locked: &LockedRing) {
     }
 }
 
-/// Drops the ring from the ring watcher's list, for a ring that goes away.
+/// Removes the ring from the ring watcher's list, for a ring that goes away.
 pub(crate) fn forget(ring: &Arc<Ring>) {
     let id = ring.watch.id.load(Ordering::Relaxed);
     if id == 0 {

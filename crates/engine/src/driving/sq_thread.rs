@@ -9,7 +9,7 @@
 //! | full barrier | full barrier |
 //! | looks at each SQ once more | looks at NEED_WAKEUP |
 //!
-//! One of the two sees the other.
+//! So at least one of the two sees the other's store.
 
 use crate::driving::{reap, submit, task_work};
 use crate::host;
@@ -28,20 +28,20 @@ use usring_sys::{Errno, memory_reserve, processor, timer_slack, wait};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
-/// Nanoseconds that `sq_thread_idle` of 0 means.
+/// Nanoseconds that a `sq_thread_idle` of 0 stands for.
 const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
 const MILLISECOND: Nanoseconds = 1_000_000;
 /// Pause between two tries to submit while the memory reserve is in use.
 const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
-/// Most entries taken from one ring before the next ring is served. Applies if the SQ thread has
-/// several rings.
+/// Most entries taken from one ring before the SQ thread serves the next one. Only for an SQ thread
+/// with several rings.
 const SHARE: u32 = 8;
 
 /// Gives a new ring its SQ thread: the one of the ring that it attaches to, or a new one.
 pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
-        // The timer's lateness is measured here once, so that no wait has to measure it.
+        // The timer's delay is measured once here, so that no wait has to measure it.
         timer_slack::overshoot();
     }
     let idle = match params.sq_thread_idle {
@@ -52,7 +52,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         let other = host::ring_to_attach_to(params.wq_fd as i32)?;
         let shared = other.sq_thread.thread.lock().clone().ok_or(Errno::EINVAL)?;
         shared.idle.fetch_max(idle, Ordering::Relaxed);
-        // The SQ thread has the credentials of the other ring's creator.
+        // The SQ thread has the credentials of the other ring's creator, not of this ring's.
         let mut locked = ring.lock();
         let own_rights = locked.waiting.rights.submit_for_creator();
         locked.release(Exit::Pause);
@@ -116,8 +116,8 @@ impl SqThread {
                 if self.ends() {
                     return;
                 }
-                // Another thread has just given this thread a ring. The new count of changes is
-                // about to become visible.
+                // Another thread has just changed the list of rings, and is about to count the
+                // change.
                 processor::yield_now();
                 continue;
             }
@@ -126,11 +126,11 @@ impl SqThread {
                 continue;
             }
             if memory_reserve::is_low() {
-                // Without memory nothing can be submitted.
+                // Nothing can be submitted without memory.
                 let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
             }
             if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
-                // This spin is bounded by the idle time that the program chose.
+                // The idle time that the program chose bounds this spin.
                 spin();
                 continue;
             }
@@ -174,8 +174,8 @@ impl SqThread {
         worked
     }
 
-    /// Sleeps until the thread is woken, unless there is something to do. `seen`: state of the list
-    /// from which `rings` was copied.
+    /// Sleeps until the thread is woken, unless there is something to do. `seen`: the count of
+    /// changes when `rings` was copied.
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
         // The announcement comes first, so that an enter that sees the flag finds the sleeper.
         let ticket = self.sleep.announce(Sleeper::Futex, 1);
@@ -185,14 +185,14 @@ impl SqThread {
             let nothing = locked.queues.sq.prepare_sleep();
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
-            // A worker or the ring watcher may have left work here because it just found the lock
-            // taken.
+            // A worker or the ring watcher may have found the lock taken just now, and left its
+            // work here.
             idle &= !ring.has_work_left();
         }
         if idle {
             let _ = self.sleep.sleep(&ticket, None);
         }
-        // Whether or not a waker has claimed this sleeper, it now looks at everything again.
+        // This thread looks for work again in any case, whether or not a waker has claimed it.
         let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
@@ -202,10 +202,10 @@ impl SqThread {
     }
 }
 
-/// Spins or yields before the next poll. On a single processor, new work can only come from another
-/// thread that gets the processor meanwhile, so this thread yields. Elsewhere it keeps its
-/// processor, as the kernel's SQ thread does: the scheduler gives other threads their share. A
-/// thread that yields waits for all of their time slices, some milliseconds each time.
+/// Spins or yields before the next poll. On a single processor this thread yields: new work can
+/// only come from a thread that gets the processor meanwhile. Elsewhere it keeps its processor, as
+/// the kernel's SQ thread does. The scheduler gives other threads their share. A thread that yields
+/// would wait for the time slices of all others, some milliseconds each time.
 fn spin() {
     if processor::is_only() {
         processor::yield_now();

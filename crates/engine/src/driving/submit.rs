@@ -1,6 +1,6 @@
-//! From the submission queue to a request: copies each entry once, checks what all opcodes share,
-//! and has the opcode's family prepare it. Then passes the request on to its chain, the drain or
-//! straight to issue.
+//! From the submission queue to a request: copies each entry once, makes the checks that all
+//! opcodes share, and has the opcode's family prepare the request. Then passes the request to its
+//! chain, to the drain, or straight to issue.
 
 use crate::driving::batch;
 use crate::request::{Progress, RequestEntry};
@@ -10,8 +10,8 @@ use crate::submission::{issue, link, start};
 use usring_sys::{credentials, memory_reserve, unusual};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 
-/// Submits up to `wanted` entries and returns how many were taken. An entry that is refused gets
-/// its CQE and, without SUBMIT_ALL, ends the batch. Where memory is low, entries stay in the SQ.
+/// Submits up to `wanted` entries and returns how many were taken. A refused entry gets its CQE
+/// and, without SUBMIT_ALL, ends the batch. If memory is low, entries stay in the SQ.
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
     if unusual::any() || locked.ring.is_shared() {
         submit_unusual(locked, wanted)
@@ -29,7 +29,7 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     if !credentials::differ() {
         return submit_batch::<false, true>(locked, wanted);
     }
-    // The calling thread differs from other threads, so the requests get its own group.
+    // Threads have different credentials, so the requests get the calling thread's own group.
     {
         let outstanding = locked.queues.drain.outstanding();
         locked.waiting.rights.begin_submission(outstanding)
@@ -39,9 +39,9 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     taken
 }
 
-/// `BY_GROUP`: the requests get the group of the calling thread. `ONE_BY_ONE`: the SQ's head moves
-/// with each entry, before the entry is carried out. So if the process dies in between, no other
-/// process submits the entry once more.
+/// Submits a batch. `BY_GROUP`: the requests get the group of the calling thread. `ONE_BY_ONE`: the
+/// SQ's head moves with each entry, before the entry is carried out. If the process dies in
+/// between, no other process submits the entry again.
 #[inline(always)]
 fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.queues.sq.pending().min(wanted);
@@ -52,7 +52,8 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
     let mut taken = 0;
     for _ in 0..available {
         let Some(mut request) = locked.queues.pool.take() else { break };
-        // The queue drops and counts an index beyond its end; the kernel ends the batch there.
+        // `next_into` skips and counts an index beyond the queue's end; as in the kernel, the batch
+        // ends there.
         let Some(Ok(())) = locked.queues.sq.next_into(&mut request.sqe) else {
             locked.queues.pool.give_back(request);
             break;
@@ -81,7 +82,7 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
     taken
 }
 
-/// Prepares a request and passes it on. Returns whether the batch goes on after the entry.
+/// Prepares a request and passes it on. Returns whether the batch continues after this entry.
 #[inline(always)]
 fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) -> bool {
     locked.queues.statistics.count_submitted(request.sqe.opcode);
@@ -91,7 +92,7 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
         Err(error) => {
             request.progress = Progress::Refused;
             request.result = error.negative();
-            // A chain is read to its end, because it is refused as a whole.
+            // A chain is refused as a whole, so its entries are read to the end of the chain.
             ends_batch = !request.is_linked();
             false
         }

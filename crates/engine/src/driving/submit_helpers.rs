@@ -1,6 +1,6 @@
-//! Submit helpers: threads that make deferred submits for threads that must not sleep.
-//! These are the ring watcher, an SQ thread of several rings, and a thread that is inside another
-//! ring or has a time limit. The ring watcher starts submit helpers on demand. They end when idle.
+//! Submit helpers: threads that make deferred submits for threads that must not sleep. Those are
+//! the ring watcher, an SQ thread of several rings, and a thread that is inside another ring or has
+//! a time limit. The ring watcher starts submit helpers on demand. They end when idle.
 //!
 //! Each ring whose deferred submit sleeps has a submit helper, so no ring waits for another.
 
@@ -26,7 +26,7 @@ pub(crate) struct SubmitHelpers {
 
 static SUBMIT_HELPERS: PerProcess<SubmitHelpers> = PerProcess::new();
 
-/// Returns the submit helpers of this process; makes it on first use.
+/// Returns the submit helpers of this process; makes their list on first use.
 pub(crate) fn submit_helpers() -> &'static SubmitHelpers {
     SUBMIT_HELPERS.get_or_make(SubmitHelpers::default)
 }
@@ -39,8 +39,8 @@ struct State {
 }
 
 impl SubmitHelpers {
-    /// Has a submit helper make the ring's deferred submits soon; the ring's lock may be held.
-    /// Returns `false` if no thread can be started.
+    /// Has a submit helper make the ring's deferred submits soon. The caller may hold the ring's
+    /// lock. Returns `false` if no thread can be started.
     pub fn call(&'static self, ring: &Arc<Ring>) -> bool {
         if tasks().start().is_err() {
             return false;
@@ -59,7 +59,7 @@ impl SubmitHelpers {
         true
     }
 
-    /// Has the ring watcher make the submits after all, because no submit helper could be started.
+    /// Makes the submits in the ring watcher, because no submit helper could be started.
     fn spawn_failed(&self) {
         let mut state = self.state.lock();
         state.threads.remove();
