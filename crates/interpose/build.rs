@@ -1,5 +1,5 @@
-//! Links the library: by itself, without libc and its start files, so that the loader runs its
-//! constructor before all others. It gets the identity of this build.
+//! Links the library without libc and its start files, and so that the loader runs its constructor
+//! before all others. Also passes it the identity of this build.
 
 include!("../cli/build_identity.rs");
 
@@ -8,18 +8,19 @@ fn main() {
     println!("cargo:rerun-if-changed=../cli/build_identity.rs");
     provide_identity();
     for argument in [
-        // No libc at link time: a missing symbol must show here, not at run time.
+        // Links without libc, so that a missing symbol is an error here and not at run time.
         "-nostartfiles",
         "-nostdlib",
         "-Wl,--no-undefined",
-        // The library's calls bind to its own functions, whatever the program defines.
+        // The library's calls reach its own functions, even if the program defines functions of
+        // these names.
         "-Wl,-Bsymbolic",
         "-Wl,-z,now",
         "-Wl,-z,relro",
         // The entry points must be ready before any other constructor makes a call.
         "-Wl,-z,initfirst",
         "-Wl,-soname,libusring.so",
-        // The bounds of the entry points are visible to this library only.
+        // The symbols at the bounds of the entry points are visible in this library only.
         "-Wl,-z,start-stop-visibility=hidden",
     ] {
         println!("cargo:rustc-cdylib-link-arg={argument}");

@@ -27,23 +27,24 @@ impl Wait {
 
 pub struct Context {
     ring: Arc<Ring>,
-    /// Where the program sees the events; `length` is the size of that mapping in bytes. Any thread
-    /// may find that the program has moved the mapping, and stores the new address.
+    /// The address at which the program sees the events; `length` is the size of that mapping in
+    /// bytes. Any thread may find that the program has moved the mapping, and stores the new
+    /// address.
     address: AtomicU64,
     length: usize,
     /// Maximum number of events in the ring.
     capacity: u32,
     kind: ContextKind,
-    /// Held by the thread that moves the head on behalf of the program.
+    /// Held by a thread that moves the head for the program.
     taking: Mutex<()>,
-    /// The eventfd that an iocb has named last, while a request still has to signal it. Most iocbs
-    /// name the same eventfd. The weak reference lets the program's close of the eventfd take
-    /// effect.
+    /// The eventfd that an iocb has named last, while a request under way still has to signal it.
+    /// Most iocbs name the same eventfd. The reference is weak, so that the program's close of the
+    /// eventfd takes effect.
     told: Mutex<Weak<EventDescriptor>>,
 }
 
 impl Context {
-    /// Makes a context. `attention` says how waiting threads learn of its events; a polled context
+    /// Makes a context. `attention` says how its events come to waiting threads. A polled context
     /// ignores it, because its callers always poll.
     pub fn new(
         trust: AddressTrust,
@@ -65,7 +66,7 @@ impl Context {
         self.address.load(Ordering::Relaxed)
     }
 
-    /// Whether the context is at this address. If the program has moved the events there by
+    /// Returns whether the context is at this address. If the program has moved the events there by
     /// mremap(2), that is the context's address from now on, as in the kernel.
     #[inline]
     pub fn is_at(&self, address: u64) -> bool {
@@ -153,8 +154,8 @@ impl Context {
         Ok(taken)
     }
 
-    /// Waits until enough events have been taken. Another caller may take the events for which this
-    /// one was woken; this caller then waits again.
+    /// Waits until enough events have been taken. If another caller takes the events for which this
+    /// one was woken, this caller waits again.
     #[inline(never)]
     fn wait_for_events(
         &self,
@@ -166,8 +167,8 @@ impl Context {
     ) -> Result<u64, Errno> {
         loop {
             let wanted = width::low(minimum.saturating_sub(taken).min(u64::from(self.capacity)));
-            // With a time limit of zero the call must not sleep. Zero wanted events make the ring
-            // only check for completions.
+            // With a time limit of zero the call must not sleep. A wait for 0 events only checks
+            // for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
             let waited = self.ring.await_events(wanted, deadline, wait.mask);
             taken = self.take(to, taken, most)?;
@@ -180,9 +181,9 @@ impl Context {
         }
     }
 
-    /// Gets events of a polled context. The caller polls the devices without a time limit, until it
-    /// has enough events or no request is in flight. Only one caller at a time; error for a second:
-    /// `EBUSY`.
+    /// Takes events of a polled context. The caller polls the devices without a time limit, until
+    /// it has enough events or no request is in flight. Error: `EBUSY` if another caller is doing
+    /// so.
     fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
         let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
         let mut taken = self.take_alone(to, 0, most)?;
@@ -201,7 +202,7 @@ impl Context {
         Ok(taken)
     }
 
-    /// Takes more events and returns the total. An error is returned only if no event was taken.
+    /// Takes more events and returns the total. Fails only if no event was taken.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let _one_at_a_time = self.taking.lock();
         self.take_alone(to, taken, most)
@@ -216,15 +217,15 @@ impl Context {
         }
     }
 
-    /// Cancels the poll of this iocb. Returns whether that poll was waiting.
+    /// Ends the poll of this iocb. Returns whether such a poll was waiting.
     pub fn cancel(&self, iocb: u64) -> bool {
         self.ring.end_poll(iocb)
     }
 }
 
 impl Drop for Context {
-    /// Closes the ring of a context that never entered the table. `end` has closed the ring of any
-    /// other.
+    /// Closes the ring of a context that never came into the table. Any other ring was closed by
+    /// `end`.
     fn drop(&mut self) {
         self.ring.close();
     }

@@ -1,5 +1,5 @@
-//! The difference between contexts of io_setup(2) and io_setup2: which iocbs they accept, and how
-//! the program gets their events.
+//! The difference between contexts of io_setup(2) and of io_setup2: which iocbs they accept, and
+//! how the program gets their events.
 
 /// The rules by which a context was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -106,7 +106,7 @@ fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe
     if iocb.aio_offset < 0 {
         return Err(Errno::EINVAL);
     }
-    // The file is open with O_NONBLOCK, so a transfer that could wait must not.
+    // The file is open with O_NONBLOCK, so the transfer must not wait.
     if file.never_waits {
         sqe.op_flags |= nowait_where_it_would_wait(sqe.fd);
     }
@@ -126,8 +126,8 @@ fn nowait_where_it_would_wait(number: i32) -> u32 {
     if waits { linux::RWF_NOWAIT } else { 0 }
 }
 
-/// Checks `RWF_*` flags as `kiocb_set_rw_flags` does, as far as the file can be judged from here.
-/// Removes RWF_HIPRI, as no caller is going to poll for the transfer.
+/// Checks `RWF_*` flags as the kernel's `kiocb_set_rw_flags` does, as far as usring can know the
+/// file. Removes RWF_HIPRI, because no caller will poll for the transfer.
 #[cold]
 fn check_flags(flags: u32, number: i32, writes: bool) -> Result<u32, Errno> {
     if flags & !KNOWN_FLAGS != 0 {

@@ -3,17 +3,17 @@
 //! A context is a ring of the engine that takes iocbs and delivers events. The program reads the
 //! events at the context's address.
 //!
-//! - `table`: which addresses are contexts.
+//! - `table`: finds contexts by their addresses.
 //! - `context`: one context.
 //! - `context_kind`: the rules by which a context was made.
-//! - `iocb`: from an iocb to an SQE, or to the kernel's error.
+//! - `iocb`: makes an SQE of an iocb, or returns the kernel's error for it.
 //!
 //! # Ownership
 //! - The table belongs to the process. A forked child starts with an empty table, so an inherited
 //!   context is unknown there (`EINVAL`). In the kernel a child has no contexts either.
 //! - A call finds its context without a lock. The call keeps the context alive even if another
 //!   thread destroys it meanwhile.
-//! - The tail of the events is the engine's, and the head the program's. io_getevents moves the
+//! - The engine owns the tail of the events, and the program owns the head. io_getevents moves the
 //!   head for the program, one caller at a time (`Context::taking`). It takes the events between
 //!   head and tail and keeps no count of its own.
 //! - Only the engine counts the requests in flight, under the ring's lock.
@@ -149,9 +149,9 @@ pub fn cancel(context: u64, iocb: UserAddress) -> Result<(), Errno> {
 }
 
 /// Reads a time limit and returns the deadline on the monotonic clock, in nanoseconds; 0 for a
-/// limit of zero. `None`: no limit, for a null pointer or a negative limit. The kernel treats a
-/// negative limit so, too: it adds the limit to the current time, and takes a sum below the current
-/// time for an overflow (`ktime_add_safe`).
+/// limit of zero. `None`: no limit, for a null pointer or a negative limit. In the kernel, too, a
+/// negative limit is none: it takes a sum below the current time for an overflow
+/// (`ktime_add_safe`).
 fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     if timeout.is_null() {
         return Ok(None);

@@ -1,9 +1,9 @@
 //! The contexts of this process, by address.
 //!
-//! - A context's `id`, which the program's memory holds at the context's address, is its index in
-//!   the table, as in the kernel. A lookup reads that memory once. An invalid value there finds no
+//! - A context's `id` is its index in the table, as in the kernel. The program's memory holds it at
+//!   the context's address. A lookup reads that memory once. An invalid value there finds no
 //!   context.
-//! - A lookup takes no lock ([`SharedTable`]), so contexts that are used concurrently share no
+//! - A lookup takes no lock ([`SharedTable`]), so threads that use different contexts share no
 //!   data.
 
 use crate::context::Context;
@@ -17,7 +17,8 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 #[derive(Default)]
 struct Table {
     contexts: SharedTable<Context>,
-    /// Whether each index is in use. An index is in use already while its context is being made.
+    /// Whether each index is in use. An index is in use from the moment that its context is being
+    /// made.
     taken: Mutex<Vec<bool>>,
 }
 
@@ -72,8 +73,8 @@ pub fn find(address: u64) -> Result<Using<Context>, Errno> {
 /// Removes the context at an address. Error: `EINVAL` if there is none.
 pub fn remove(address: u64) -> Result<Arc<Context>, Errno> {
     let (table, place) = locate(address)?;
-    // `find` stores the context's new address, if the program has moved the events. That takes
-    // system calls, so it is done before `take` holds a lock.
+    // If the program has moved the events, `find` stores the context's new address. That takes
+    // system calls, so it comes before `take`, which holds a lock.
     drop(find(address)?);
     let context = table.contexts.take(place, |context| context.address() == address).ok_or(Errno::EINVAL)?;
     table.give_back(place);

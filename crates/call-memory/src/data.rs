@@ -102,7 +102,7 @@ fn vector_of(number: u32) -> Option<(Access, bool)> {
     }
 }
 
-/// Whether a call names its buffers indirectly, by a vector or messages in memory.
+/// Returns whether a call names its buffers indirectly, by a vector or messages in memory.
 pub fn is_indirect(number: u32) -> bool {
     vector_of(number).is_some()
         || matches!(number, linux::__NR_sendmsg | linux::__NR_recvmsg | linux::__NR_sendmmsg | linux::__NR_recvmmsg)

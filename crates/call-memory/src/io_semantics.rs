@@ -149,13 +149,13 @@ fn flags_of(descriptor: i32) -> Option<u32> {
     SystemCall::new(linux::__NR_fcntl, get).run().ok().map(width::low)
 }
 
-/// Whether a descriptor is the write end of a pipe. `None`: it is not a pipe.
+/// Returns whether a descriptor is the write end of a pipe. `None`: it is not a pipe.
 fn is_written(descriptor: i32) -> Option<bool> {
     Descriptor::of(descriptor).filter(|descriptor| descriptor.kind == FIFO)?;
     Some(flags_of(descriptor)? & linux::O_ACCMODE != linux::O_RDONLY)
 }
 
-/// Whether a call writes to the end of the file.
+/// Returns whether a call writes to the end of the file.
 fn is_appended(call: &SystemCall) -> bool {
     let flags = if call.number == linux::__NR_pwritev2 { width::low(call.arguments[5]) } else { 0 };
     let is_opened_so = || flags_of(width::int(call.arguments[0])).is_some_and(|flags| flags & linux::O_APPEND != 0);
@@ -178,14 +178,14 @@ impl Descriptor {
         Some(Descriptor { kind, major: device >> 8 & 0xfff, minor: device & 0xff | device >> 12 & 0xfff00 })
     }
 
-    /// Whether the descriptor is a terminal by Documentation/admin-guide/devices.txt: consoles,
-    /// serial lines' alternates, and both sides of pseudo-terminals. (Other character devices are
-    /// treated as devices with messages.)
+    /// Returns whether the descriptor is a terminal by Documentation/admin-guide/devices.txt:
+    /// consoles, serial lines' alternates, and both sides of pseudo-terminals. (Other character
+    /// devices are treated as devices with messages.)
     fn is_terminal(&self) -> bool {
         self.kind == CHARACTER_DEVICE && matches!(self.major, 4 | 5 | 136..=143)
     }
 
-    /// Whether the descriptor is a file, or memory that behaves like one (`/dev/zero`).
+    /// Returns whether the descriptor is a file, or memory that behaves like one (`/dev/zero`).
     fn is_file(&self) -> bool {
         const MEMORY: u32 = 1;
         const KERNEL_LOG: u32 = 11;

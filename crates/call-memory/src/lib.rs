@@ -39,7 +39,8 @@ pub use pointers::is_guess;
 
 use usring_swap::mappings::WINDOW;
 
-/// Whether an address lies in the window of addresses that usring reserves for swapped memory.
+/// Returns whether an address lies in the window of addresses that usring reserves for swapped
+/// memory.
 #[inline]
 pub fn is_in_window(address: u64) -> bool {
     (WINDOW.start as u64..WINDOW.end as u64).contains(&address)

@@ -101,17 +101,18 @@ fn error(error: Errno) -> u64 {
     width::word(error.negative())
 }
 
-/// Whether more than `most` bytes of a span are mapped.
+/// Returns whether more than `most` bytes of a span are mapped.
 fn is_longer(mappings: &Mappings, span: &Span, most: usize) -> bool {
     mappings.around(span.start).is_some_and(|around| around.end - span.start > most)
 }
 
-/// Whether a call is an exec.
+/// Returns whether a call is an exec.
 pub fn is_execution(number: u32) -> bool {
     matches!(number, linux::__NR_execve | linux::__NR_execveat)
 }
 
-/// Whether the call only sleeps until a word changes. EFAULT then means that nothing has happened.
+/// Returns whether the call only sleeps until a word changes. EFAULT then means that nothing has
+/// happened.
 fn is_sleep(call: &SystemCall) -> bool {
     let operation = width::low(call.arguments[1]) & !(linux::FUTEX_PRIVATE_FLAG | linux::FUTEX_CLOCK_REALTIME);
     match call.number {
@@ -121,7 +122,8 @@ fn is_sleep(call: &SystemCall) -> bool {
     }
 }
 
-/// Whether a call may name swapped memory: directly, or as a vector of buffers or a message.
+/// Returns whether a call may name swapped memory: directly, or as a vector of buffers or a
+/// message.
 pub fn may_name_memory(call: &SystemCall) -> bool {
     call.arguments.iter().any(|argument| is_in_window(*argument)) || data::is_indirect(call.number)
 }

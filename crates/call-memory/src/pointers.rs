@@ -89,8 +89,8 @@ pub fn add(spans: &mut Spans, start: u64, length: u64, access: Access) {
     }
 }
 
-/// Whether usring only guesses which memory a call names (structures of ioctl(2), bpf(2) and the
-/// like).
+/// Returns whether usring only guesses which memory a call names (structures of ioctl(2), bpf(2)
+/// and the like).
 pub fn is_guess(number: u32) -> bool {
     matches!(number, linux::__NR_ioctl | linux::__NR_setsockopt | linux::__NR_bpf) || !table::is_known(number)
 }

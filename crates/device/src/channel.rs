@@ -91,7 +91,7 @@ impl Channel {
         }
     }
 
-    /// Whether the notification of the device may sleep; see [`QueuePair::defers_submits`].
+    /// Returns whether the notification of the device may sleep; see [`QueuePair::defers_submits`].
     pub fn defers_submits(&self) -> bool {
         self.queue.defers_submits()
     }
@@ -123,7 +123,7 @@ impl Channel {
         }
     }
 
-    /// Whether a poll may find completions; see [`QueuePair::has_completions`].
+    /// Returns whether a poll may find completions; see [`QueuePair::has_completions`].
     #[inline]
     pub fn has_completions(&mut self) -> bool {
         self.queue.has_completions()
@@ -164,7 +164,7 @@ impl Channel {
         self.queue.silence();
     }
 
-    /// Whether requests in flight signal no interrupt; see [`QueuePair::has_silent`].
+    /// Returns whether requests in flight signal no interrupt; see [`QueuePair::has_silent`].
     pub fn has_silent(&self) -> bool {
         self.queue.has_silent()
     }

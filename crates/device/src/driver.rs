@@ -39,8 +39,8 @@ pub trait Driver: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Whether a forked child may use this driver with queue pairs of its own, which reach the same
-    /// blocks. The descriptors passed to `keep` must stay open in the child.
+    /// Returns whether a forked child may use this driver with queue pairs of its own, which reach
+    /// the same blocks. The descriptors passed to `keep` must stay open in the child.
     fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
         let _ = keep;
         false
@@ -94,8 +94,8 @@ pub trait QueuePair: Send {
     /// [`QueuePair::defers_submits`].
     fn ring_doorbell(&mut self);
 
-    /// Whether notifying the device may sleep. A user with a contended lock then uses a deferred
-    /// submit, which releases the lock for the sleep:
+    /// Returns whether notifying the device may sleep. A user with a contended lock then uses a
+    /// deferred submit, which releases the lock for the sleep:
     ///
     /// 1. [`QueuePair::begin_deferred`], with the lock.
     /// 2. [`DeferredSubmit::run`], without the lock.
@@ -119,8 +119,8 @@ pub trait QueuePair: Send {
     /// Appends completions in any order, as far as there is room. Never blocks.
     fn poll(&mut self, completions: &mut Completions);
 
-    /// Whether a poll may find completions. Cheap, because users call it repeatedly between polls.
-    /// `true` if only a poll can find out.
+    /// Returns whether a poll may find completions. Cheap, because users call it repeatedly between
+    /// polls. `true` if only a poll can find out.
     fn has_completions(&mut self) -> bool {
         true
     }
@@ -139,7 +139,7 @@ pub trait QueuePair: Send {
     /// cheaper. Arming the interrupt ends this.
     fn silence(&mut self) {}
 
-    /// Whether requests are in flight whose completions do not signal an armed interrupt.
+    /// Returns whether requests are in flight whose completions do not signal an armed interrupt.
     fn has_silent(&self) -> bool {
         false
     }

@@ -46,7 +46,7 @@ pub struct Features {
 }
 
 impl Geometry {
-    /// Whether a transfer starts and ends on block boundaries.
+    /// Returns whether a transfer starts and ends on block boundaries.
     #[inline]
     pub fn is_aligned(&self, offset: u64, length: u64) -> bool {
         (offset | length) & u64::from(self.block - 1) == 0

@@ -53,7 +53,7 @@ impl OpenMode {
         self.0 & linux::O_DIRECT != 0
     }
 
-    /// Whether a write must be durable when it completes (O_DSYNC, O_SYNC).
+    /// Returns whether a write must be durable when it completes (O_DSYNC, O_SYNC).
     #[inline]
     pub fn is_durable(self) -> bool {
         self.0 & linux::O_DSYNC != 0

@@ -96,7 +96,7 @@ impl PolicyWord {
         PollPolicy::from_word(self.0.load(Ordering::Relaxed))
     }
 
-    /// Whether the policy is one of the two hybrid ones.
+    /// Returns whether the policy is one of the two hybrid ones.
     #[inline]
     pub fn is_hybrid(self) -> bool {
         self.0.load(Ordering::Relaxed) < CLASSIC

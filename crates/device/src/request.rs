@@ -85,7 +85,7 @@ impl Completions {
         self.list.reserve_exact(MOST);
     }
 
-    /// Whether more completions fit. A queue pair keeps the rest for the next poll.
+    /// Returns whether more completions fit. A queue pair keeps the rest for the next poll.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.list.len() < MOST

@@ -110,12 +110,12 @@ impl Spec {
         self.poll.unwrap_or_default()
     }
 
-    /// Whether swapped memory may overwrite any content of the device.
+    /// Returns whether swapped memory may overwrite any content of the device.
     pub fn overwrites(&self) -> bool {
         self.overwrite == Some(true)
     }
 
-    /// Whether the text has the option `overwrite`, which only swapped memory uses.
+    /// Returns whether the text has the option `overwrite`, which only swapped memory uses.
     pub fn is_for_swap(&self) -> bool {
         self.overwrite.is_some()
     }

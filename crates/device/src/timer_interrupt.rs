@@ -30,7 +30,7 @@ impl TimerInterrupt {
         self.timer.as_ref().map(OwnedDescriptor::number)
     }
 
-    /// Whether the user may be asleep on the timer.
+    /// Returns whether the user may be asleep on the timer.
     pub fn is_armed(&self) -> bool {
         self.armed.is_some()
     }

@@ -71,7 +71,7 @@ impl Transfer<'_> {
         (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
     }
 
-    /// Whether the memory stays in place for as long as the device uses it.
+    /// Returns whether the memory stays in place for as long as the device uses it.
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.lends_memory || !self.segments.iter().any(|segment| pinned_memory::is_evictable(*segment))

@@ -123,8 +123,8 @@ impl QueueLayout {
     }
 }
 
-/// Whether an index that moves from `old` to `new` passes the other side's event index, so that a
-/// notification is due (virtio 1.2, section 2.7.7.2).
+/// Returns whether an index that moves from `old` to `new` passes the other side's event index, so
+/// that a notification is due (virtio 1.2, section 2.7.7.2).
 #[inline]
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -264,7 +264,7 @@ impl VirtQueue {
         self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)
     }
 
-    /// Whether the device has used a head that was not taken.
+    /// Returns whether the device has used a head that was not taken.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_index() != self.taken

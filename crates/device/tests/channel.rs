@@ -68,8 +68,8 @@ impl Work {
         sleeps[sleeps.len() / 2]
     }
 
-    /// Whether most waits sleep at least this long and wake before the device completes. On a busy
-    /// machine the device seems slower than it is.
+    /// Returns whether most waits sleep at least this long and wake before the device completes. On
+    /// a busy machine the device seems slower than it is.
     fn sleeps_for_most(&self, least: Nanoseconds) -> bool {
         self.typical_sleep() >= least && 2 * self.short > self.waits
     }

@@ -55,7 +55,7 @@ impl Back {
         self.available() == index
     }
 
-    /// Whether the driver wants an interrupt at the first completion.
+    /// Returns whether the driver wants an interrupt at the first completion.
     fn wakes(&self) -> bool {
         Edge::UsedEvent.barrier(Side::Waker);
         self.memory.half_word(PLACES.available + 4 + 4).load(Ordering::Relaxed) == 0

@@ -4,20 +4,20 @@
 use usring_sys::syscall::{PASS_MARK, PASS_MARK_ABOVE_FLAGS};
 use usring_uapi::general as linux;
 
-/// A call of the program on its way through an entry point, which keeps it on the program's stack.
-/// `arguments` are restored to the program's registers.
+/// A call of the program on its way through an entry point. The entry point keeps it on the
+/// program's stack. Afterwards `arguments` are restored to the program's registers.
 #[repr(C)]
 pub struct Call {
     pub number: u64,
     /// The arguments, from rdi, rsi, rdx, r10, r8 and r9.
     pub arguments: [u64; 6],
-    /// Where the program goes on: behind its `syscall` instruction, unless
+    /// The address at which the program continues: after its `syscall` instruction, unless
     /// [`Call::leave_it_to_the_site`] changes it.
     pub return_address: u64,
     /// 1 if the call came by the trap, so its site is not patched yet; else 0.
     pub trapped: u64,
     pub forward: Forward,
-    /// Room in which the entry point keeps the outcome of the dispatch.
+    /// Space in which the entry point keeps the outcome of the dispatch.
     pub outcome: Outcome,
 }
 
@@ -38,7 +38,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// `answer` is the program's answer.
+    /// `answer` is the call's result for the program.
     pub const DONE: u64 = 0;
     /// The kernel has to answer the call in `Call::forward`.
     pub const FORWARD: u64 = 1;
@@ -55,7 +55,7 @@ pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
 const SYSCALL_LENGTH: u64 = 2;
 
 impl Call {
-    /// Lets the kernel answer the call unchanged, past usring's own filter.
+    /// Has the kernel answer the call unchanged: adds the mark that usring's own filter lets pass.
     pub fn pass(&mut self) -> Outcome {
         let mut arguments = self.arguments;
         match self.number as u32 {
@@ -63,9 +63,9 @@ impl Call {
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // These calls trap only if memory is swapped. That filter checks only the mark's upper
-            // half, so the mark may go above an argument of 32 bits. Here that is the sixth
-            // argument …
+            // These calls trap only if memory is swapped. The filter for swap checks only the upper
+            // half of the mark, so the mark may lie above an argument of 32 bits. Here that is the
+            // sixth argument …
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
@@ -84,15 +84,15 @@ impl Call {
         self.forward_to(self.number, arguments)
     }
 
-    /// Lets the program repeat the call at its own `syscall` instruction, where the kernel answers
+    /// Has the program repeat the call at its own `syscall` instruction, where the kernel answers
     /// it. Needed for calls that return twice on one stack. The call must have trapped, and the
-    /// caller must have put a mark into the arguments, which the filter lets pass.
+    /// caller must have put the mark that the filter lets pass into the arguments.
     pub fn leave_it_to_the_site(&mut self) -> Outcome {
         self.return_address -= SYSCALL_LENGTH;
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
-    /// Lets the kernel answer this call instead. The caller sets the mark.
+    /// Has the kernel answer this call instead. The caller has set the mark.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;
         self.forward.arguments = arguments;

@@ -1,6 +1,6 @@
 //! Disowns, in a forked child, all that it has inherited from its parent.
-//! [`process`](crate::process) notices the fork, and calls this before the child's first call is
-//! served.
+//! [`process`](crate::process) notices the fork, and calls this before it serves the child's first
+//! call.
 
 use crate::files::{self, devices, numbers, registered};
 use crate::process::{ChildDescriptors, Disown, stacks};
@@ -33,8 +33,8 @@ fn disown(descriptors: ChildDescriptors, parent: u32) {
     registered::disown();
 }
 
-/// Whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see the
-/// fork, a test decides: a shared descriptor that the child opens exists in its parent, too.
+/// Returns whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see
+/// the fork, it tests that: a shared descriptor that the child opens exists in its parent, too.
 fn shares_descriptors(known: ChildDescriptors, parent: u32) -> bool {
     match known {
         ChildDescriptors::Own => return false,

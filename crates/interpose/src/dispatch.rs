@@ -1,4 +1,4 @@
-//! Decides what each call's number means; all entry points lead here.
+//! Decides by its number which module serves a call. All entry points lead here.
 
 use crate::call::{Call, Outcome};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
@@ -8,8 +8,8 @@ use crate::swap::{fork, functions, guard, mapping_calls, region};
 use crate::{filter, process, signals};
 use usring_uapi::general as linux;
 
-/// Serves the most frequent call (io_uring_enter) if it came by its usual entry point. `None`: the
-/// caller goes on with [`dispatch`].
+/// Serves the most frequent call (io_uring_enter) if it did not trap. `None`: the caller continues
+/// with [`dispatch`].
 #[inline(always)]
 pub fn frequent(call: &Call) -> Option<Outcome> {
     process::current();
@@ -81,8 +81,8 @@ fn serve(call: &mut Call) -> Outcome {
     }
 }
 
-/// Serves an io_uring_enter that came by the trap. Kept out of line: the trap costs much more than
-/// the call.
+/// Serves an io_uring_enter that came by the trap. Kept out of line, because the trap costs much
+/// more than this call.
 #[cold]
 #[inline(never)]
 fn enter(call: &Call) -> Outcome {

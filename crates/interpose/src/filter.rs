@@ -1,31 +1,31 @@
 //! The seccomp filter: decides which system calls trap.
 //!
 //! It answers TRAP for the calls that usring serves and ALLOW for all others. TRAP takes precedence
-//! over the ERRNO that a container's filter answers for io_uring, so a container need not be
-//! reconfigured. Filters are inherited by exec and cannot be removed. So there is one filter,
-//! constant for every process and every build: it has no address and no process id in it. A program
-//! that finds the filter in place installs none.
+//! over the ERRNO that a container's filter answers for io_uring, so no container has to be
+//! reconfigured. exec passes filters on, and they cannot be removed. So there is one filter, the
+//! same for every process and every build: it contains no address and no process id. A program that
+//! finds it in place installs none.
 //!
-//! A run with devices adds a second constant filter, for calls on files. A run whose memory is
-//! swapped adds another ([`crate::swap::filter`]). A program that finds those in place
-//! installs none, either.
+//! A run with devices has a second constant filter, for calls on files. A run whose memory is
+//! swapped has one more ([`crate::swap::filter`]). A program that finds these in place installs
+//! none.
 //!
-//! usring's own calls carry a mark in their sixth argument, which no call trapped here uses.
-//! mmap(2) uses it, and carries MAP_DENYWRITE (a flag that Linux ignores) instead.
+//! usring's own calls carry a mark in their sixth argument, which the calls that trap here do not
+//! use. But mmap(2) uses it, and carries MAP_DENYWRITE (a flag that Linux ignores) instead.
 
 use usring_sys::descriptor::RESERVED_BASE;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-/// The data of usring's traps (SECCOMP_RET_DATA), which distinguishes them from another filter's:
-/// "us".
+/// The data of usring's traps (SECCOMP_RET_DATA), "us". It distinguishes them from the traps of
+/// another filter.
 pub const TAG: i32 = 0x7573;
 
 pub const RET_TRAP: u32 = 0x0003_0000 | TAG as u32;
 pub const RET_ALLOW: u32 = 0x7fff_0000;
-/// Answer for clone3(2), whose flags lie in memory, where no filter sees them. As on kernels before
-/// 5.3 and in containers, callers then use clone(2).
+/// Answer to clone3(2), whose flags lie in memory, where no filter can see them. As on kernels
+/// before 5.3 and in containers, callers then use clone(2).
 pub const RET_NO_SUCH_CALL: u32 = 0x0005_0000 | ENOSYS;
 const ENOSYS: u32 = 38;
 
@@ -70,21 +70,22 @@ pub const fn high(argument: u32) -> u32 {
 const BASE: u32 = RESERVED_BASE as u32;
 /// The kernel's value of O_LARGEFILE, which musl's loader passes.
 const LARGE_FILE: u32 = 0o100_000;
-/// Bytes that glibc's loader reads of a library at once, and musl's.
+/// Bytes that glibc's loader reads of a library at once, and that musl's reads.
 const LOADER_READS: [u32; 2] = [832, 960];
-/// The loader's reads by pread64 (program headers, notes) are not whole sectors.
+/// The loader's reads by pread64 (program headers, notes) are not whole sectors. Reads of whole
+/// sectors trap.
 const SECTOR: u32 = 512;
 /// Number of buffers with which musl's loader reads a file.
 const TWO: u32 = 2;
 /// Where the loader writes its error messages.
 const STANDARD_ERROR: u32 = 2;
-/// `ioctl` requests that make one file another's content, or report where it has any: FICLONE,
-/// FICLONERANGE, FS_IOC_FIEMAP.
+/// `ioctl` requests that give a file the contents of another, or report where a file has contents:
+/// FICLONE, FICLONERANGE, FS_IOC_FIEMAP.
 pub const FICLONE: u32 = 0x4004_9409;
 pub const FICLONERANGE: u32 = 0x4020_940d;
 pub const FIEMAP: u32 = 0xc020_660b;
 
-/// The condition on which a call traps, beyond its number.
+/// The condition, beyond its number, on which a call traps.
 #[derive(Clone, Copy)]
 enum When {
     Always,
@@ -132,8 +133,8 @@ enum FileRule {
     Clones,
 }
 
-/// In the order in which the filter checks them. The kernel remembers which numbers are allowed
-/// regardless of their arguments, and does not run the filter for them.
+/// The rules, in the order in which the filter checks them. The kernel remembers which numbers are
+/// allowed whatever their arguments, and does not run the filter for them.
 const RULES: [(u32, When); 35] = [
     (linux::__NR_mmap, When::MapsReserved),
     (linux::__NR_close, When::Reserved(0)),
@@ -174,13 +175,13 @@ const RULES: [(u32, When); 35] = [
     (linux::__NR_setns, When::Always),
 ];
 
-/// The calls that trap in addition if the run has devices: all that move a file's bytes. A device
+/// The calls that also trap if the run has devices: all calls that move a file's bytes. A device
 /// may have any number (a shell's redirection, a descriptor from another process).
 ///
-/// The loader's own calls must not trap: the loader runs before there is a handler, and would be
-/// killed. It uses the lowest free numbers, including standard input's if that is closed. So its
-/// calls are recognised by their arguments. (A program's calls with such arguments, if made by
-/// libc's functions, are seen by their symbols.)
+/// The loader's own calls must not trap: the loader runs before there is a handler, so a trap would
+/// kill the program. The loader uses the lowest free numbers, including standard input's if that is
+/// closed. So its calls are recognised by their arguments. (If a program makes calls with such
+/// arguments by libc's functions, usring sees them by the symbols.)
 const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_read, When::Concerns(FileRule::Reads)),
     (linux::__NR_write, When::Concerns(FileRule::Any)),
@@ -209,7 +210,7 @@ const DEVICE_RULES: [(u32, When); 28] = [
     (linux::__NR_copy_file_range, When::Concerns(FileRule::AnyWithFlags)),
     (linux::__NR_mmap, When::Concerns(FileRule::Shares)),
     (linux::__NR_ioctl, When::Concerns(FileRule::Clones)),
-    // No program makes this call otherwise: it detects whether the filter is installed.
+    // No program makes this call for another purpose: it tests whether the filter is installed.
     (PROBE, When::Concerns(FileRule::Any)),
 ];
 
@@ -395,7 +396,7 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
     let mut rule = 0;
     while rule < rules.len() {
         let (number, when) = rules[rule];
-        // Jumps over the rule's code, whose length is known once it is written.
+        // Jumps over the rule's code. The length of the code is filled in when it is written.
         let jump = filter.length;
         filter.add(JUMP_EQUAL, number, 0, 0);
         filter.rule(when);
@@ -411,7 +412,7 @@ static DEVICE_FILTER: Assembler = assemble(&DEVICE_RULES);
 
 const PR_SET_NO_NEW_PRIVS: u64 = 38;
 const SECCOMP_SET_MODE_FILTER: u64 = 1;
-/// The filter applies to all threads, if there are several already.
+/// Flag: the filter applies to all threads that exist.
 const SECCOMP_FILTER_FLAG_TSYNC: u64 = 1;
 /// Without this flag, older kernels slow down a filtered thread's branches and stores. The filter
 /// protects no secrets, so that protection is not needed.
@@ -434,7 +435,7 @@ pub fn install_one(filter: &'static Assembler) -> Result<(), Errno> {
     let arguments = [SECCOMP_SET_MODE_FILTER, flags, &raw const program as u64, 0, 0];
     match SystemCall::new(linux::__NR_seccomp, arguments).run()? {
         0 => Ok(()),
-        // The id of a thread that cannot be filtered.
+        // The call returned the id of a thread that cannot be filtered.
         _ => Err(Errno::ESRCH),
     }
 }

@@ -27,7 +27,7 @@ static HOST: Host = Host {
     watch: |number| {
         descriptors::with_inside(number, |file| file.watch(number));
     },
-    // A ring may not be closed through a ring.
+    // A request on a ring must not close a ring.
     close: |number| match descriptors::with_inside(number, |_| ()) {
         Found::Ring(()) => Some(Err(Errno::EBADF)),
         _ => crate::files::descriptor_calls::close_number(number),
@@ -65,7 +65,7 @@ fn end(why: &str) {
     let _ = SystemCall::new(linux::__NR_exit_group, [STATUS_NOT_SERVED, 0, 0, 0, 0]).run_once();
 }
 
-/// Returns the address of the auxiliary vector: behind the environment.
+/// Returns the address of the auxiliary vector, which follows the environment.
 fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     let mut end = variables;
     // SAFETY: the environment ends with null; the loader passes it as the kernel laid it out.
@@ -77,10 +77,10 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     }
 }
 
-/// Does all that can fail before the program's calls lead to usring. If it fails, the program can
-/// still run without usring.
+/// Takes all steps that can fail before the program's calls lead to usring. If a step fails, the
+/// program can still run without usring.
 ///
-/// Errors: one sentence.
+/// Errors: a message of one sentence.
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     text::find();
     check_settings()?;
@@ -103,11 +103,12 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Checks the environment's settings, as far as they need no other process.
+/// Checks the environment's settings, as far as that needs no other process.
 ///
-/// Errors: one sentence.
+/// Errors: a message of one sentence.
 fn check_settings() -> Result<(), &'static str> {
-    // In the launcher's runs only programs with rings need the room: the launcher has checked it.
+    // In the launcher's runs only programs with rings need these numbers, and the launcher has
+    // checked the limit.
     if !environment::is_strict() && own_numbers::is_limit_too_low() {
         return Err("rings use descriptors from 600 on, but the hard limit of open files is lower (ulimit -Hn)");
     }
@@ -117,9 +118,9 @@ fn check_settings() -> Result<(), &'static str> {
     region::read_environment()
 }
 
-/// Begins to serve the program, whose calls now reach the library.
+/// Begins to serve the program. Its calls reach the library now.
 ///
-/// Errors: one sentence. The program is then served in part only, and must not run.
+/// Errors: a message of one sentence. The program is then served only in part, and must not run.
 fn serve() -> Result<(), &'static str> {
     if !rings::probe() {
         return Err("io_uring_enter does not reach usring although the trap filter was accepted");
@@ -132,16 +133,16 @@ fn serve() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Prepares a program whose memory is to be swapped: lets calls that concern swapped memory reach
-/// usring.
+/// Prepares a program whose memory is to be swapped. From then on, calls that concern swapped
+/// memory reach usring.
 ///
-/// Errors: one sentence.
+/// Errors: a message of one sentence.
 fn prepare_swap() -> Result<(), &'static str> {
     let Some(minimum) = region::wanted_minimum() else { return Ok(()) };
     if libc::has_sanitizer() {
         // TSan tolerates no mapping in the address window that usring reserves for swapped memory.
-        // LSan reads the program's memory from a process of its own, where usring does not serve a
-        // touch of an evicted page.
+        // LSan reads the program's memory from a process of its own. If it touches an evicted page
+        // there, usring does not bring the page in.
         let process = process::id();
         message::say(format_args!(
             "swap: the memory of process {process} stays as it is: a sanitizer keeps account of it"

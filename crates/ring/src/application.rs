@@ -1,5 +1,5 @@
 //! The application's halves of both queues, as in liburing: for the Rust API, tests and loom
-//! models. Only one thread at a time uses a half.
+//! models. Only one thread may use a half at a time.
 
 use crate::layout;
 use crate::memory::{Memory, flags};
@@ -92,22 +92,22 @@ impl SubmissionHalf {
         Ok(())
     }
 
-    /// Whether the SQ thread sleeps, so that the application must enter with `SQ_WAKEUP`. Called
-    /// after a push; has the full barrier that is required between the store of the tail and the
-    /// load of the flag.
+    /// Returns whether the SQ thread sleeps, so that the application must enter with `SQ_WAKEUP`.
+    /// Called after a push; has the full barrier that is required between the store of the tail and
+    /// the load of the flag.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         Edge::NeedWakeup.barrier(Side::Waker);
         self.memory.flags() & flags::NEED_WAKEUP != 0
     }
 
-    /// Whether completions wait for room in the CQ.
+    /// Returns whether completions wait for room in the CQ.
     #[inline]
     pub fn has_overflow(&self) -> bool {
         self.memory.flags() & flags::CQ_OVERFLOW != 0
     }
 
-    /// Whether task work waits for this thread to enter (`TASKRUN_FLAG`).
+    /// Returns whether task work waits for this thread to enter (`TASKRUN_FLAG`).
     #[inline]
     pub fn has_task_work(&self) -> bool {
         self.memory.flags() & flags::TASKRUN != 0

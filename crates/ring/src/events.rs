@@ -1,5 +1,5 @@
-//! The ring of an AIO context as a CQ. It is mapped at the context's address, where the program
-//! reads it. Its layout is that of every Linux since 2.6 (`uapi::aio`).
+//! The ring of an AIO context in place of a CQ. It is mapped at the context's address, where the
+//! program reads it. Its layout is that of every Linux since 2.6 (`uapi::aio`).
 //!
 //! The words of the header have the same owners as in the kernel's ring:
 //!
@@ -9,7 +9,7 @@
 //! | head | the program, or one caller of [`Memory::take_events`] at a time | bounded; an invalid head only loses events |
 //! | the rest | once, before the program learns the address | never |
 //!
-//! Head and tail are slot numbers. The ring is empty if both are equal, so one slot always stays
+//! Head and tail are slot numbers. Equal numbers mean an empty ring, so one slot always stays
 //! empty.
 
 use crate::layout::{self, EVENT, EVENTS, Layout};
@@ -22,7 +22,7 @@ use usring_sys::{Errno, UserAddress};
 use usring_uapi::Cqe;
 use usring_uapi::aio::{AIO_RING_COMPAT_FEATURES, AIO_RING_INCOMPAT_FEATURES, AIO_RING_MAGIC, AioRing, IoEvent};
 
-/// Returns the offset of a slot's event.
+/// Returns the offset of the event in a slot.
 #[inline]
 pub(crate) fn place(slot: u32) -> usize {
     EVENTS + slot as usize * EVENT
@@ -43,15 +43,15 @@ pub(crate) fn event(cqe: Cqe, extension: [u64; 2]) -> IoEvent {
 impl Memory {
     /// Allocates new mappings, with an AIO context's ring as the CQ. `id` is the context's number
     /// in the caller's table. `readable`: the program may read events from the ring instead of
-    /// calling io_getevents(2). The ring's magic number says so to the program.
+    /// calling io_getevents(2). The ring's magic number shows that to the program.
     pub fn for_events(layout: Layout, id: u32, readable: bool) -> Result<Memory, Errno> {
         let (rings, sqes) = memory::allocate_parts(&layout)?;
         let events = SharedMemory::new(Mapping::shared(layout.events_length())?);
         Ok(Memory::with_events(rings, sqes, events, layout, (id, readable)))
     }
 
-    /// Makes a ring with an AIO context's ring as the CQ, in memory of any kind. See
-    /// [`Memory::for_events`].
+    /// Makes the memory of a ring whose CQ is an AIO context's ring, from any kind of shared
+    /// memory. See [`Memory::for_events`].
     pub fn with_events(
         rings: SharedMemory,
         sqes: SharedMemory,
@@ -92,7 +92,7 @@ impl Memory {
         &self.completions
     }
 
-    /// Returns the number of events from the program's `head` to the slot `tail`. The head may be
+    /// Returns the number of events from the program's `head` to the slot `tail`. `head` may have
     /// any value.
     #[inline]
     pub(crate) fn events_before(&self, tail: u32, head: u32) -> u32 {
@@ -101,7 +101,7 @@ impl Memory {
         if tail >= head { tail - head } else { tail + slots - head }
     }
 
-    /// Returns the number of events that were published and not taken, from the shared words.
+    /// Returns the number of events that were published but not taken, from the shared words.
     pub(crate) fn ready_events(&self) -> u32 {
         let tail = self.completions.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire());
         let head = self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire());
@@ -153,7 +153,7 @@ impl Memory {
     }
 }
 
-/// Returns a valid slot number for any value that the program has written.
+/// Converts any value that the program has written to a valid slot number.
 #[inline]
 fn bounded(slot: u32, slots: u32) -> u32 {
     if slot < slots { slot } else { slot % slots }

@@ -103,7 +103,7 @@ impl Layout {
         Layout { cq_entries: 2, event_slots: 3, ..Layout::new(1, 1, uapi::IORING_SETUP_NO_SQARRAY) }
     }
 
-    /// Whether completions are an AIO context's events instead of CQEs.
+    /// Returns whether completions are an AIO context's events instead of CQEs.
     #[inline(always)]
     pub fn has_events(&self) -> bool {
         self.event_slots != 0
@@ -135,12 +135,12 @@ impl Layout {
         (self.sq_entries as usize) << self.sqe_shift
     }
 
-    /// Whether an SQE takes 128 bytes.
+    /// Returns whether an SQE takes 128 bytes.
     pub fn has_wide_sqes(&self) -> bool {
         self.sqe_shift > 6
     }
 
-    /// Whether a CQE takes 32 bytes.
+    /// Returns whether a CQE takes 32 bytes.
     pub fn has_wide_cqes(&self) -> bool {
         self.cqe_shift > 4
     }

@@ -41,7 +41,7 @@ impl SubmissionQueue {
         self.commit();
     }
 
-    /// Continues behind the entries that the engine in another process has taken.
+    /// Continues after the entries that the engine in another process has taken.
     pub fn catch_up(&mut self) {
         self.head = self.memory.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);
         self.tail = self.head;
@@ -120,9 +120,9 @@ impl SubmissionQueue {
         self.memory.clear_flag(bits);
     }
 
-    /// Prepares the SQ thread's sleep: sets `NEED_WAKEUP`, passes a full barrier, and checks for
-    /// entries again. If it returns `true`, the SQ is empty. A program that pushes from now on sees
-    /// the flag and enters with `SQ_WAKEUP`.
+    /// Prepares the SQ thread's sleep: sets `NEED_WAKEUP`, makes a full barrier, and checks for
+    /// entries again. Returns whether the SQ is empty. If so, a program that pushes later sees the
+    /// flag and enters with `SQ_WAKEUP`.
     ///
     /// The SQ thread takes these steps:
     ///

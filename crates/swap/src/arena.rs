@@ -74,7 +74,7 @@ impl Arena {
         &self.region
     }
 
-    /// Whether an address lies in the arena.
+    /// Returns whether an address lies in the arena.
     pub fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.region.as_ptr() as usize) < self.region.size()
     }

@@ -142,12 +142,12 @@ impl Pager {
         self.limit.raise();
     }
 
-    /// Whether the last [`MOST_FAILURES`] writes have all failed.
+    /// Returns whether the last [`MOST_FAILURES`] writes have all failed.
     pub fn store_fails(&self) -> bool {
         self.failed_writes.load(Ordering::Relaxed) >= MOST_FAILURES
     }
 
-    /// Whether only clean pages can be evicted, as far as is known.
+    /// Returns whether only clean pages can be evicted, as far as is known.
     pub fn takes_nothing(&self) -> bool {
         self.store_fails() || self.store.slots.are_all_taken()
     }
@@ -222,8 +222,8 @@ impl Pager {
         outcome
     }
 
-    /// Whether a page of the cluster can be evicted. The gate of a cluster without a victim stays
-    /// open, so that threads do not make each other wait in vain.
+    /// Returns whether a page of the cluster can be evicted. The gate of a cluster without a victim
+    /// stays open, so that threads do not make each other wait in vain.
     fn has_victim(&self, cluster: usize, aim: Aim) -> bool {
         let victims = self.victims(aim);
         self.cluster(cluster)

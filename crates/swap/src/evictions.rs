@@ -37,7 +37,7 @@ impl Evictions {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Whether an eviction has made room since `ended` was read, or is under way.
+    /// Returns whether an eviction has made room since `ended` was read, or is under way.
     pub fn any_since(&self, ended: u32) -> bool {
         self.running.load(Ordering::Acquire) != 0 || self.ended() != ended
     }

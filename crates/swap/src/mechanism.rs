@@ -38,7 +38,7 @@ pub trait Mechanism: Send + Sync {
         Ok(())
     }
 
-    /// Whether resident pages can be write-protected. If not, no page is ever clean.
+    /// Returns whether resident pages can be write-protected. If not, no page is ever clean.
     fn tracks_writes(&self) -> bool;
 
     /// Maps absent pages with this content.
@@ -82,7 +82,8 @@ pub trait Mechanism: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Whether the parent has to copy resident pages before a fork, because the kernel does not.
+    /// Returns whether the parent has to copy resident pages before a fork, because the kernel does
+    /// not.
     fn copies_resident(&self) -> bool {
         false
     }

@@ -72,7 +72,7 @@ const fn bits_of(state: State) -> u32 {
 }
 
 impl State {
-    /// Whether the page has memory that an eviction of other pages must not drop.
+    /// Returns whether the page has memory that an eviction of other pages must not drop.
     pub fn has_memory(self) -> bool {
         self.is_resident() || self == State::Unmanaged
     }

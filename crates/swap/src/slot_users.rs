@@ -178,7 +178,7 @@ impl SlotUsers {
         }
     }
 
-    /// Whether no living process uses the number, prepares it or clears it.
+    /// Returns whether no living process uses the number, prepares it or clears it.
     fn is_gone(&self, by: &SlotUser, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);

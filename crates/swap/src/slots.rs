@@ -122,8 +122,8 @@ impl Slots {
         width::size(self.count_taken().load(Ordering::Relaxed))
     }
 
-    /// Whether the count says that no slot is free. A process that was killed while it changed the
-    /// table may have left the count wrong.
+    /// Returns whether the count says that no slot is free. A process that was killed while it
+    /// changed the table may have left the count wrong.
     pub fn are_all_taken(&self) -> bool {
         self.taken() >= self.count as usize
     }

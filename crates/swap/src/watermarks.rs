@@ -114,7 +114,7 @@ impl Limit {
         Share::None
     }
 
-    /// Whether there is room for a page, within the limit or in the excess.
+    /// Returns whether there is room for a page, within the limit or in the excess.
     pub fn has_room(&self) -> bool {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }

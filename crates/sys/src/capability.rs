@@ -71,7 +71,7 @@ pub fn keep_identity_only() -> Result<(), Errno> {
     limit(&[[kept, kept, 0], [0; 3]])
 }
 
-/// Whether the calling thread may give I/O the realtime class (ioprio_set(2)).
+/// Returns whether the calling thread may give I/O the realtime class (ioprio_set(2)).
 pub fn may_be_realtime() -> bool {
     get().is_ok_and(|sets| sets[0][0] & (1 << CAP_SYS_ADMIN | 1 << CAP_SYS_NICE) != 0)
 }

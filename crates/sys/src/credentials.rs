@@ -101,7 +101,7 @@ pub fn see_all() {
     SEEN.store(true, Ordering::Relaxed);
 }
 
-/// Whether threads of the program are known not to differ.
+/// Returns whether threads of the program are known not to differ.
 pub fn are_alike() -> bool {
     SEEN.load(Ordering::Relaxed) && !differ()
 }
@@ -125,7 +125,7 @@ fn observer() -> Option<&'static Observer> {
     unsafe { OBSERVER.load(Ordering::Acquire).as_ref() }
 }
 
-/// Whether threads of this process may differ in their rights.
+/// Returns whether threads of this process may differ in their rights.
 #[inline(always)]
 pub fn differ() -> bool {
     unusual::has(Unusual::Credentials)
@@ -152,8 +152,8 @@ pub fn generation_of_birth() -> Option<u32> {
     own_threads::current().and_then(Slot::generation)
 }
 
-/// Whether the calling thread has the credentials that all threads of the program share. The caller
-/// has checked that the program's threads do not differ.
+/// Returns whether the calling thread has the credentials that all threads of the program share.
+/// The caller has checked that the program's threads do not differ.
 pub fn has_common() -> bool {
     let generation = generation();
     if generation == 0 {
@@ -232,9 +232,9 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// Whether threads of usring may keep the rights that the calling thread gives up by this change.
-/// `false` if the caller has effective capabilities, or restricts itself by Landlock: a process
-/// that gives these up must have no thread left that holds them.
+/// Returns whether threads of usring may keep the rights that the calling thread gives up by this
+/// change. `false` if the caller has effective capabilities, or restricts itself by Landlock: a
+/// process that gives these up must have no thread left that holds them.
 fn may_be_kept(number: u32) -> bool {
     let has_none = |[low, high]: Sets| low[0] == 0 && high[0] == 0;
     number != linux::__NR_landlock_restrict_self && capability::get().is_ok_and(has_none)
@@ -257,8 +257,8 @@ pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     }
 }
 
-/// Whether the caller is the process's only thread. unshare(CLONE_THREAD) succeeds, without effect,
-/// only then.
+/// Returns whether the caller is the process's only thread. unshare(CLONE_THREAD) succeeds, without
+/// effect, only then.
 fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
@@ -267,7 +267,7 @@ fn is_only_thread() -> bool {
 /// may already be in the list, but not in the table, so the list is read again.
 const LOOKS: u32 = 20;
 
-/// Whether the caller is the program's only thread. `false` if that is not known.
+/// Returns whether the caller is the program's only thread. `false` if that is not known.
 fn is_programs_only_thread() -> bool {
     (0..LOOKS).any(|look| {
         if look > 0 {

@@ -110,7 +110,7 @@ pub fn set_parked_hook(hook: &'static fn()) {
     PARKED_HOOK.set(hook);
 }
 
-/// Whether a duplicate is parked (`release`).
+/// Returns whether a duplicate is parked (`release`).
 pub fn has_parked() -> bool {
     PARKED_COUNT.load(Ordering::Relaxed) != 0
 }
@@ -170,7 +170,8 @@ impl HeldDescriptor {
         self.never_locked = true;
     }
 
-    /// Whether the duplicate has the settled number of the file `number` ([`hold_settled`]).
+    /// Returns whether the duplicate has the settled number of the file `number`
+    /// ([`hold_settled`]).
     pub fn is_settled(&self, number: i32) -> bool {
         self.number() == own_numbers::settled(number)
     }
@@ -211,8 +212,8 @@ fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
     own_numbers::duplicate(number, wish).map(HeldDescriptor::new)
 }
 
-/// Whether any process has a record lock on the file. The query names a lock of the open file
-/// description, because that conflicts with every record lock, also with this process's own.
+/// Returns whether any process has a record lock on the file. The query names a lock of the open
+/// file description, because that conflicts with every record lock, also with this process's own.
 fn is_locked(number: i32) -> bool {
     let mut lock = linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let command = u64::from(linux::F_OFD_GETLK);
@@ -271,7 +272,7 @@ pub(crate) fn link_of(number: i32) -> [u8; 32] {
     link
 }
 
-/// Whether the file is open with O_DIRECT.
+/// Returns whether the file is open with O_DIRECT.
 pub fn is_direct(number: i32) -> bool {
     status_flags(number).is_ok_and(|flags| flags & linux::O_DIRECT != 0)
 }
@@ -308,25 +309,25 @@ impl FileIdentity {
         self.mode & linux::S_IFMT == linux::S_IFREG
     }
 
-    /// Whether the file is a regular file or a block device.
+    /// Returns whether the file is a regular file or a block device.
     pub fn is_stored(&self) -> bool {
         self.is_regular() || self.is_block_device()
     }
 
-    /// Whether a transfer may have to wait for another party: any file but regular files,
+    /// Returns whether a transfer may have to wait for another party: any file but regular files,
     /// directories and block devices.
     pub fn can_wait(&self) -> bool {
         let kind = self.mode & linux::S_IFMT;
         !matches!(kind, linux::S_IFREG | linux::S_IFDIR | linux::S_IFBLK)
     }
 
-    /// Whether files of this kind are never locked: sockets, pipes and anonymous inodes (whose mode
-    /// has no kind).
+    /// Returns whether files of this kind are never locked: sockets, pipes and anonymous inodes
+    /// (whose mode has no kind).
     pub fn is_never_locked(&self) -> bool {
         matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
     }
 
-    /// Whether the file is an anonymous inode: an eventfd, a timer and the like.
+    /// Returns whether the file is an anonymous inode: an eventfd, a timer and the like.
     pub fn is_anonymous(&self) -> bool {
         self.mode & linux::S_IFMT == 0
     }
@@ -344,15 +345,15 @@ impl FileIdentity {
     }
 }
 
-/// Whether two numbers refer to one open file description. `false` if that is not known.
+/// Returns whether two numbers refer to one open file description. `false` if that is not known.
 pub fn is_same_file(one: i32, other: i32) -> bool {
     same_file(one, other) == Some(true)
 }
 
-/// Whether two numbers refer to one open file description. fcntl(F_DUPFD_QUERY) answers from Linux
-/// 6.10 on, kcmp(2) before. If a sandbox denies both, inode and status flags decide. Anonymous
-/// inodes (eventfds, timers) all share one inode. For two of them with equal flags the answer is
-/// then `None`: unknown.
+/// Returns whether two numbers refer to one open file description. fcntl(F_DUPFD_QUERY) answers
+/// from Linux 6.10 on, kcmp(2) before. If a sandbox denies both, inode and status flags decide.
+/// Anonymous inodes (eventfds, timers) all share one inode. For two of them with equal flags the
+/// answer is then `None`: unknown.
 pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
         return Some(true);

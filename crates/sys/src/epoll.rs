@@ -81,7 +81,7 @@ impl Epoll {
     }
 }
 
-/// Whether a descriptor can be polled at all. Only epoll_ctl(2) tells that of a device.
+/// Returns whether a descriptor can be polled at all. Only epoll_ctl(2) tells that of a device.
 pub fn can_be_polled(number: i32) -> bool {
     Epoll::new().and_then(|set| set.add(number, 0, 0)) != Err(Errno::EPERM)
 }
@@ -92,8 +92,8 @@ pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
     poll(number, events, 0)
 }
 
-/// Whether the file `set` is an epoll set that watches the file behind `number`, under that number.
-/// If kcmp(2) is denied, the answer is true for any epoll set.
+/// Returns whether the file `set` is an epoll set that watches the file behind `number`, under that
+/// number. If kcmp(2) is denied, the answer is true for any epoll set.
 pub fn holds(set: i32, number: i32) -> bool {
     const KCMP_EPOLL_TFD: u64 = 7;
     let slot: [i32; 3] = [set, number, 0];

@@ -36,8 +36,8 @@ pub enum FileKind {
     Other,
 }
 
-/// Whether a regular file of the program takes RWF_NOWAIT. Tries a transfer at an invalid address,
-/// so no byte is read or written.
+/// Returns whether a regular file of the program takes RWF_NOWAIT. Tries a transfer at an invalid
+/// address, so no byte is read or written.
 pub fn knows_nowait(number: i32, writes: bool) -> bool {
     let nowhere = IoVector { base: 8, length: 1 };
     let call = if writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
@@ -56,8 +56,8 @@ pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, position, u64::from(linux::SEEK_SET), 0, 0]).run().map(drop)
 }
 
-/// Whether a file is on tmpfs, where even a direct transfer is a copy by the thread that submits
-/// it.
+/// Returns whether a file is on tmpfs, where even a direct transfer is a copy by the thread that
+/// submits it.
 pub fn is_in_memory(number: i32) -> bool {
     // The first word is `f_type`.
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
@@ -160,7 +160,7 @@ pub fn synchronise(number: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_fdatasync, [number as u64, 0, 0, 0, 0]).run().map(drop)
 }
 
-/// Whether the blocks of a range can be freed; frees none.
+/// Returns whether the blocks of a range can be freed; frees none.
 pub fn can_discard(number: i32, measure: &Measure) -> bool {
     match measure.kind {
         // Linux checks the device before the range, and refuses an empty range. So `EINVAL` means
@@ -236,7 +236,7 @@ pub fn claim_byte(number: i32, byte: usize) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, byte as i64, 1).map(drop)
 }
 
-/// Whether another open file description has claimed this byte.
+/// Returns whether another open file description has claimed this byte.
 pub fn is_byte_claimed(number: i32, byte: usize) -> Result<bool, Errno> {
     lock(number, linux::F_OFD_GETLK, byte as i64, 1).map(|found| u32::from(found.kind as u16) != linux::F_UNLCK)
 }

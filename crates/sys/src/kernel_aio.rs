@@ -101,8 +101,8 @@ mod context {
     }
 
     impl Kernels {
-        /// Whether this process made the context. The copy in a forked child has no context: its
-        /// ring belongs to the parent.
+        /// Returns whether this process made the context. The copy in a forked child has no
+        /// context: its ring belongs to the parent.
         #[inline]
         fn is_ours(&self) -> bool {
             PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
@@ -167,7 +167,7 @@ mod context {
             self.last - self.first
         }
 
-        /// Whether a request with `members` vectors fits.
+        /// Returns whether a request with `members` vectors fits.
         #[inline]
         pub fn has_room(&self, members: usize) -> bool {
             let vectors = if members > 1 { members } else { 0 };
@@ -309,7 +309,7 @@ mod context {
             self.ring.publish_head();
         }
 
-        /// Whether there is no completion to take.
+        /// Returns whether there is no completion to take.
         #[inline]
         pub fn is_empty(&mut self) -> bool {
             !self.kernels.is_ours() || self.ring.is_empty()

@@ -140,9 +140,9 @@ fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usiz
     SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
 }
 
-/// Whether pages belong to this process alone: writes to them show in no other mapping, of this or
-/// another process. Tries to map each page again, which the kernel permits for shared pages only.
-/// Each page is tried, because each may belong to another mapping.
+/// Returns whether pages belong to this process alone: writes to them show in no other mapping, of
+/// this or another process. Tries to map each page again, which the kernel permits for shared pages
+/// only. Each page is tried, because each may belong to another mapping.
 pub fn is_private(address: UserAddress, length: usize) -> bool {
     if !can_map_twice() {
         return false;
@@ -156,7 +156,7 @@ pub fn is_private(address: UserAddress, length: usize) -> bool {
     })
 }
 
-/// Whether mremap(2) can map pages a second time; Valgrind's cannot. Tried once.
+/// Returns whether mremap(2) can map pages a second time; Valgrind's cannot. Tried once.
 fn can_map_twice() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;

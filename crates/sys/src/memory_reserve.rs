@@ -33,7 +33,7 @@ pub fn end() {
     unusual::clear(Unusual::LowMemory);
 }
 
-/// Whether the reserve is in use. One load.
+/// Returns whether the reserve is in use. One load.
 #[inline(always)]
 pub fn is_low() -> bool {
     unusual::has(Unusual::LowMemory)

@@ -112,8 +112,8 @@ fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
     Ok(if length == 0 { 0 } else { value })
 }
 
-/// Whether the rest of a transfer can follow in a further call: true for streams and sequenced
-/// packets.
+/// Returns whether the rest of a transfer can follow in a further call: true for streams and
+/// sequenced packets.
 pub fn can_go_on(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_TYPE), Ok(SOCK_STREAM | SOCK_SEQPACKET))
 }
@@ -142,8 +142,8 @@ pub fn counted(number: i32) -> Counted {
     }
 }
 
-/// Whether a receive with MSG_TRUNC ([`TRUNCATED`]) counts bytes without copying them, as TCP's
-/// does.
+/// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) counts bytes without copying them, as
+/// TCP's does.
 pub fn passes_over(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
@@ -165,15 +165,15 @@ pub fn longest_message(number: i32) -> Option<u64> {
     }
 }
 
-/// Whether the next byte is urgent data.
+/// Returns whether the next byte is urgent data.
 pub fn is_at_urgent(number: i32) -> bool {
     let mut is_there = 0i32;
     let arguments = [number as u64, SIOCATMARK, &raw mut is_there as u64, 0, 0];
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
-/// Whether the end of the stream is still to be received, and nothing after it. True for TCP once
-/// the peer has said that it will send no more.
+/// Returns whether the end of the stream is still to be received, and nothing after it. True for
+/// TCP once the peer has said that it will send no more.
 ///
 /// A connection that both sides have ended is in the state CLOSE. So is a connection that was
 /// reset, but a reset leaves an error until the program reads it.
@@ -190,7 +190,7 @@ pub fn counts_end(number: i32) -> bool {
     }
 }
 
-/// Whether the kernel would send without a copy on this socket.
+/// Returns whether the kernel would send without a copy on this socket.
 pub fn sends_without_copy(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_PROTOCOL), Ok(IPPROTO_TCP | IPPROTO_UDP))
 }

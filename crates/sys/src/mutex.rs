@@ -70,7 +70,7 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Whether a thread held the lock a moment ago; a hint.
+    /// Returns whether a thread held the lock a moment ago; a hint.
     pub fn is_locked(&self) -> bool {
         self.state.load(Ordering::Relaxed) != UNLOCKED
     }

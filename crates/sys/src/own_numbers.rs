@@ -165,8 +165,8 @@ impl Layout {
         u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.few)
     }
 
-    /// Whether a file's duplicate goes into the reserve. Once the program has used half the numbers
-    /// below its limit, usring borrows none of them.
+    /// Returns whether a file's duplicate goes into the reserve. Once the program has used half the
+    /// numbers below its limit, usring borrows none of them.
     fn reserves_for(self, number: i32) -> bool {
         if self.limit != 0 && self.few != 0 && number as u32 >= self.limit / 2 {
             LAYOUT.store(Layout { few: 0, ..self }.word(), Ordering::Relaxed);
@@ -189,7 +189,7 @@ pub fn settled(number: i32) -> i32 {
 /// Whether any number has been private to usring since the process began.
 static HAS_PRIVATE: AtomicBool = AtomicBool::new(false);
 
-/// Whether a process forked now may inherit numbers that are private to usring.
+/// Returns whether a process forked now may inherit numbers that are private to usring.
 pub fn has_private() -> bool {
     HAS_PRIVATE.load(Ordering::Relaxed)
 }
@@ -201,15 +201,15 @@ fn make_private(number: i32) {
     PRIVATE.insert(number);
 }
 
-/// Whether a number is private to usring.
+/// Returns whether a number is private to usring.
 #[inline]
 pub fn is_private(number: i32) -> bool {
     PRIVATE.has(number) && (number >= RESERVED_BASE || is_still_ours(number))
 }
 
-/// Whether a number below those that the trap filter watches still belongs to usring. The filter
-/// does not see a close of such a number, so the program may have closed a placeholder, and have
-/// its own file there.
+/// Returns whether a number below those that the trap filter watches still belongs to usring. The
+/// filter does not see a close of such a number, so the program may have closed a placeholder, and
+/// have its own file there.
 #[cold]
 fn is_still_ours(number: i32) -> bool {
     if !RESERVE.has(number) || same_file(number, PLACEHOLDER.load(Ordering::Relaxed)) != Some(false) {
@@ -442,7 +442,7 @@ pub fn set_limits(limits: [u64; 2]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Whether the kernel's limit differs from the program's.
+/// Returns whether the kernel's limit differs from the program's.
 pub fn is_raised() -> bool {
     RAISED.load(Ordering::Relaxed) != 0
 }
@@ -459,7 +459,7 @@ pub fn with_program_limit<T>(work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Whether the hard limit of open files leaves no room for rings.
+/// Returns whether the hard limit of open files leaves no room for rings.
 pub fn is_limit_too_low() -> bool {
     kernel_limits().is_ok_and(|[_, hard]| hard < LEAST_HARD_LIMIT)
 }

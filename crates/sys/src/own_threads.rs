@@ -95,8 +95,8 @@ impl Slot {
         self.thread.load(Ordering::Acquire) == FREE && has_left(self.last.load(Ordering::Acquire)) && is_taken()
     }
 
-    /// Whether `thread` had the slot and is ending or has ended. (Its id may also be another
-    /// thread's by now.)
+    /// Returns whether `thread` had the slot and is ending or has ended. (Its id may also be
+    /// another thread's by now.)
     fn is_left_by(&self, thread: u32) -> bool {
         let ends = || program_threads::is_ending(thread) || !is_alive(thread);
         self.last.load(Ordering::Acquire) == thread && ends()

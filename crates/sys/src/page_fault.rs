@@ -75,16 +75,16 @@ pub trait FaultServer: Send + Sync {
     fn serve(&self, fault: Fault) -> Served;
 }
 
-/// Whether an address is mapped.
+/// Returns whether an address is mapped.
 pub fn is_mapped(address: usize) -> bool {
     let mut resident = 0u8;
     let arguments = [(address & !(PAGE - 1)) as u64, PAGE as u64, &raw mut resident as u64, 0, 0];
     SystemCall::new(linux::__NR_mincore, arguments).run().is_ok()
 }
 
-/// Whether the kernel permits an access now. Makes a call that changes nothing, and checks for
-/// EFAULT. (At worst the call wakes a thread that sleeps on that word, and that thread checks its
-/// word again.)
+/// Returns whether the kernel permits an access now. Makes a call that changes nothing, and checks
+/// for EFAULT. (At worst the call wakes a thread that sleeps on that word, and that thread checks
+/// its word again.)
 pub fn allows(address: usize, write: bool) -> bool {
     /// For FUTEX_WAKE_OP: the operation "or" with zero bits.
     const CHANGE_NOTHING: u64 = (linux::FUTEX_OP_OR as u64) << 28;

@@ -212,7 +212,8 @@ impl PagedMemory {
         self.length
     }
 
-    /// Whether this process made the memory; in a forked child its addresses are not mapped.
+    /// Returns whether this process made the memory; in a forked child its addresses are not
+    /// mapped.
     pub fn is_ours(&self) -> bool {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
     }
@@ -332,7 +333,7 @@ impl PagedMemory {
         self.keep_to_process(address, length)
     }
 
-    /// Whether a resident part holds only zeroes.
+    /// Returns whether a resident part holds only zeroes.
     pub fn is_zero(&self, offset: usize, length: usize) -> bool {
         let start = self.content(offset, length);
         assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));

@@ -47,14 +47,14 @@ pub fn forget_pin_hook() {
     PIN_HOOK.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Whether the process has swapped memory. If so, the kernel must get no request that uses memory
-/// after the call.
+/// Returns whether the process has swapped memory. If so, the kernel must get no request that uses
+/// memory after the call.
 #[inline]
 pub fn has_pin_hook() -> bool {
     !PIN_HOOK.load(Ordering::Acquire).is_null()
 }
 
-/// Whether a part of `memory` may be swapped memory, which can be evicted at any time.
+/// Returns whether a part of `memory` may be swapped memory, which can be evicted at any time.
 #[inline]
 pub fn is_evictable(memory: IoVector) -> bool {
     // SAFETY: only references that live for ever are stored.
@@ -122,7 +122,7 @@ impl Drop for Exempt {
     }
 }
 
-/// Whether the calling thread is exempt.
+/// Returns whether the calling thread is exempt.
 pub fn is_exempt() -> bool {
     let thread = thread::current().0;
     EXEMPT.iter().any(|row| row.load(Ordering::Relaxed) == thread)

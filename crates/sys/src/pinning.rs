@@ -76,7 +76,8 @@ fn refuses_pins(maps: &Maps, area: &Area) -> bool {
     name.first() == Some(&b'/') && CString::new(name).is_ok_and(|path| is_written_back(&path, area.inode))
 }
 
-/// Whether shared mappings of the file at a path are written back, if it has this inode number.
+/// Returns whether shared mappings of the file at a path are written back, if it has this inode
+/// number.
 fn is_written_back(path: &CString, inode: u64) -> bool {
     let Some(file) = describe(path) else { return false };
     if file.stx_ino != inode {

@@ -69,7 +69,7 @@ impl Maps {
         Some(name)
     }
 
-    /// Whether two addresses show the same byte of one shared file.
+    /// Returns whether two addresses show the same byte of one shared file.
     pub fn are_same(&self, first: usize, second: usize) -> bool {
         let place = |address: usize| {
             let area = self.area_of(address)?;
@@ -196,7 +196,7 @@ impl<'a> Line<'a> {
         Some(Line { area, name: rest.trim_ascii_start() })
     }
 
-    /// Whether this is a private mapping of a file: writing copies its pages.
+    /// Returns whether this is a private mapping of a file: writing copies its pages.
     pub fn is_private_file(&self) -> bool {
         !self.area.is_shared && self.name.first() == Some(&b'/')
     }

@@ -34,7 +34,7 @@ pub fn prefetch<T>(value: &T) {
     }
 }
 
-/// Whether the process had only one processor at the first call.
+/// Returns whether the process had only one processor at the first call.
 pub fn is_only() -> bool {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let known = COUNT.load(Ordering::Relaxed);
@@ -46,14 +46,14 @@ pub fn is_only() -> bool {
     count == 1
 }
 
-/// Whether this thread may run on a processor.
+/// Returns whether this thread may run on a processor.
 pub fn is_allowed(processor: u32) -> bool {
     let processor = processor as usize;
     processor < LIMIT && allowed()[processor / 64] & 1 << (processor % 64) != 0
 }
 
-/// Whether this thread may run on every processor of a mask. Processors above the last one allowed
-/// are ignored: whether they exist cannot be determined.
+/// Returns whether this thread may run on every processor of a mask. Processors above the last one
+/// allowed are ignored: whether they exist cannot be determined.
 pub fn are_allowed(mask: &Mask) -> bool {
     let allowed = allowed();
     let last = allowed.iter().rposition(|&word| word != 0).unwrap_or(0);

@@ -54,7 +54,7 @@ pub fn status_of_ended(thread: u32) -> Option<u8> {
     status_in(read_stat(thread, &mut text)?)
 }
 
-/// Whether a thread in the list has begun to end: it runs no more code of the process.
+/// Returns whether a thread in the list has begun to end: it runs no more code of the process.
 pub fn is_ending(thread: u32) -> bool {
     // Room up to the flags: nine numbers and a name of 15 bytes. The caller's stack may be a small
     // one of the program's, for signals.

@@ -97,7 +97,7 @@ const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
 
-/// Whether there are entries that the taker has not looked at.
+/// Returns whether there are entries that the taker has not looked at.
 #[inline(always)]
 fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
@@ -188,14 +188,14 @@ impl<T> Queue<T> {
         Pushed { first, queued, sealed: state & SEALED != 0 }
     }
 
-    /// Whether the taker has looked at every entry. One relaxed load; a caller that relies on the
-    /// answer passes a barrier first.
+    /// Returns whether the taker has looked at every entry. One relaxed load; a caller that relies
+    /// on the answer passes a barrier first.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         !is_marked(self.0.state.load(Ordering::Relaxed))
     }
 
-    /// Whether no taker will look any more.
+    /// Returns whether no taker will look any more.
     #[inline]
     pub fn is_sealed(&self) -> bool {
         self.0.state.load(Ordering::Relaxed) & SEALED != 0
@@ -203,8 +203,8 @@ impl<T> Queue<T> {
 }
 
 impl<T> Taker<T> {
-    /// Whether there are entries to look at. From here on pushers mark the state anew. So the
-    /// caller has to take all entries, or [leave](Self::leave) them.
+    /// Returns whether there are entries to look at. From here on pushers mark the state anew. So
+    /// the caller has to take all entries, or [leave](Self::leave) them.
     #[inline]
     pub fn begin(&mut self) -> bool {
         if !is_marked(self.0.state.load(Ordering::Relaxed)) {
@@ -309,7 +309,7 @@ impl<T> Shared<T> {
         Some(oldest)
     }
 
-    /// Whether there is a node that can be taken.
+    /// Returns whether there is a node that can be taken.
     ///
     /// # Safety
     /// `head` must be the list's, and no other thread may change it.

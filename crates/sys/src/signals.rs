@@ -125,7 +125,7 @@ fn thread_id_of_proc() -> u32 {
     id.unwrap_or_else(|| SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32)
 }
 
-/// Whether the process has a thread of this id; `true` if the process id is not known.
+/// Returns whether the process has a thread of this id; `true` if the process id is not known.
 pub fn is_alive(thread: u32) -> bool {
     let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return true };
     SystemCall::new(linux::__NR_tgkill, [process, u64::from(thread), 0, 0, 0]).run_once().is_ok()
@@ -135,8 +135,8 @@ fn slot_of(thread: u32) -> Option<&'static Slot> {
     TABLE.iter().find(|slot| slot.owner.load(Ordering::Relaxed) == thread)
 }
 
-/// Whether a signal for the calling thread has been put off. Costs one load while no thread has a
-/// put-off signal.
+/// Returns whether a signal for the calling thread has been put off. Costs one load while no thread
+/// has a put-off signal.
 #[inline]
 pub fn interrupted() -> bool {
     DEFERRED.load(Ordering::Relaxed) != 0 && slot_of(thread_id()).is_some()

@@ -96,8 +96,9 @@ impl Ticket {
         self.futex
     }
 
-    /// Whether the ring had a leader at the announcement. If not, no thread watches the ring's
-    /// files and timers. This thread should then try to [`SleepWord::lead`] instead of sleeping.
+    /// Returns whether the ring had a leader at the announcement. If not, no thread watches the
+    /// ring's files and timers. This thread should then try to [`SleepWord::lead`] instead of
+    /// sleeping.
     pub fn is_led(&self) -> bool {
         self.led
     }
@@ -271,8 +272,8 @@ impl SleepWord {
         !self.change(|state| state.led = true).led
     }
 
-    /// Whether some thread is the leader. The answer stays valid while the caller holds the lock
-    /// under which leaders change.
+    /// Returns whether some thread is the leader. The answer stays valid while the caller holds the
+    /// lock under which leaders change.
     pub fn is_led(&self) -> bool {
         State::unpack(self.state.load(Ordering::Relaxed)).led
     }

@@ -80,8 +80,8 @@ pub fn take_error(number: i32) -> Result<(), Errno> {
     }
 }
 
-/// Whether connections can be accepted from the socket. Also true for a unix listener that was shut
-/// down.
+/// Returns whether connections can be accepted from the socket. Also true for a unix listener that
+/// was shut down.
 pub fn is_listener(number: i32) -> bool {
     option(number, SO_ACCEPTCONN) == Ok(1)
 }

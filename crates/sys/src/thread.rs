@@ -59,7 +59,7 @@ pub fn set_spawner(spawner: Spawner) {
     SPAWNER.store(spawner as *mut (), Ordering::Release);
 }
 
-/// Whether usring's threads are made without libc.
+/// Returns whether usring's threads are made without libc.
 pub fn are_bare() -> bool {
     spawner().is_none()
 }

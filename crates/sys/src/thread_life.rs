@@ -25,7 +25,7 @@ impl ThreadLife {
         ThreadLife { thread, descriptor }
     }
 
-    /// Whether the thread has ended.
+    /// Returns whether the thread has ended.
     pub fn has_ended(&self) -> bool {
         match &self.descriptor {
             Some(descriptor) => epoll::poll_now(descriptor.number(), epoll::IN).is_ok_and(|ready| ready != 0),

@@ -62,7 +62,8 @@ fn counter() -> u64 {
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Whether the counter runs at a constant rate (CPUID 0x8000_0007, EDX bit 8: invariant TSC).
+/// Returns whether the counter runs at a constant rate (CPUID 0x8000_0007, EDX bit 8: invariant
+/// TSC).
 fn is_even() -> bool {
     use core::arch::x86_64::__cpuid;
     const HIGHEST: u32 = 0x8000_0000;

@@ -15,13 +15,13 @@ pub enum Unusual {
 
 static STATES: AtomicU32 = AtomicU32::new(0);
 
-/// Whether the process is in any of these states. One load.
+/// Returns whether the process is in any of these states. One load.
 #[inline(always)]
 pub fn any() -> bool {
     STATES.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the process is in this state.
+/// Returns whether the process is in this state.
 #[inline(always)]
 pub fn has(state: Unusual) -> bool {
     STATES.load(Ordering::Relaxed) & state as u32 != 0

@@ -198,8 +198,8 @@ fn outcome(fault: u32) -> Result<(), Errno> {
 /// registers performs alike.
 const BULK: usize = 512;
 
-/// Whether this processor has a fast string instruction. Those without "enhanced rep movsb" start
-/// it slowly.
+/// Returns whether this processor has a fast string instruction. Those without "enhanced rep movsb"
+/// start it slowly.
 fn copies_strings_fast() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;

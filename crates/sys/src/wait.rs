@@ -342,9 +342,9 @@ const _: () = assert!(size_of::<SignalInformation>() == 128);
 const QUEUED: i32 = -1;
 
 impl SignalInformation {
-    /// Whether a thread of usring has sent this SIGSYS. Its value is not reliable: the kernel
-    /// merges pending SIGSYS signals, and drops the value when the process has used up its limit of
-    /// queued signals.
+    /// Returns whether a thread of usring has sent this SIGSYS. Its value is not reliable: the
+    /// kernel merges pending SIGSYS signals, and drops the value when the process has used up its
+    /// limit of queued signals.
     pub fn is_ours(&self) -> bool {
         let is_queued = self.code == QUEUED && matches!(self.value, INTERRUPT | FOLLOW);
         self.signal == linux::SIGSYS as i32 && (is_queued || self.code == 0 && self.process == 0)

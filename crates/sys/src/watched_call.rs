@@ -155,7 +155,7 @@ pub enum Rouse {
 }
 
 impl Watcher {
-    /// Whether the watchdog looks. Asked by a caller after [`WatchedCalls::begin`].
+    /// Returns whether the watchdog looks. Asked by a caller after [`WatchedCalls::begin`].
     #[inline]
     pub fn is_looking(&self) -> bool {
         self.state.load(Ordering::Relaxed) == doing::LOOKING

@@ -47,7 +47,7 @@ fn completed(table: &str, opcode: &str) -> u64 {
     line.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
-/// Whether the tests cannot run: they need usring.
+/// Returns whether the tests cannot run: they need usring.
 fn has_no_usring() -> bool {
     if on_kernel() {
         skip("there is no usring");

@@ -78,8 +78,8 @@ impl Parcel {
     }
 }
 
-/// Whether the error may come from a seccomp filter. It may also be a security module's answer to
-/// one request.
+/// Returns whether the error may come from a seccomp filter. It may also be a security module's
+/// answer to one request.
 fn is_filters(error: Errno) -> bool {
     matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

@@ -125,7 +125,7 @@ impl FileDriver {
         Ok(FileDriver { file: Arc::new(file), kind: measure.kind, direct: direct.is_some(), geometry })
     }
 
-    /// Whether transfers bypass the page cache.
+    /// Returns whether transfers bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct
     }

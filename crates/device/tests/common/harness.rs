@@ -67,7 +67,7 @@ impl Drop for Memory {
     }
 }
 
-/// Whether a descriptor becomes readable within this time.
+/// Returns whether a descriptor becomes readable within this time.
 pub fn is_readable(number: i32, within: Duration) -> bool {
     let mut one = (number, linux::POLLIN as u16, 0u16);
     let arguments = [&raw mut one as u64, 1, within.as_millis() as u64, 0, 0];
@@ -134,8 +134,8 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Whether a completion is there without another poll: from a worker, a refusal, or an earlier
-    /// poll.
+    /// Returns whether a completion is there without another poll: from a worker, a refusal, or an
+    /// earlier poll.
     pub fn is_answered(&self) -> bool {
         !self.found.is_empty()
     }
@@ -293,7 +293,7 @@ impl Traffic {
     }
 }
 
-/// Whether a result is this errno.
+/// Returns whether a result is this errno.
 pub fn is_error(result: i32, error: Errno) -> bool {
     result == error.negative()
 }

@@ -224,8 +224,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // The receive will be continued, so no other request may get the part that is not filled
-        // yet.
+        // The receive is continued, so no other request may get the part that is not yet filled.
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {

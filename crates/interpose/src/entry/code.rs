@@ -1,4 +1,4 @@
-//! Decodes the code around a call site: decides whether the bytes before a `syscall` are an
+//! Decodes the code around a call site. It decides whether the bytes before a `syscall` are an
 //! instruction of their own.
 //!
 //! x86 code cannot be read backwards: five bytes that look like `mov $number,%eax` may be the end
@@ -10,8 +10,8 @@
 //! 3. From the start on, each instruction is decoded up to the `syscall`. Compilers put no data
 //!    there.
 //!
-//! If a step fails (no table, an encoding that compilers do not use, unknown bytes), the answer is
-//! no, and the site keeps trapping.
+//! If a step fails (no table, an encoding that compilers do not use, unknown bytes), the site is
+//! not rewritten and keeps trapping.
 
 use crate::entry::maps::CodeArea;
 use core::ops::Range;
@@ -41,13 +41,13 @@ pub fn byte(address: usize) -> u8 {
     unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
 }
 
-/// Returns the four bytes behind an opcode.
+/// Returns the four bytes after an opcode.
 pub fn immediate(address: usize) -> [u8; 4] {
     [1, 2, 3, 4].map(|offset| byte(address + offset))
 }
 
 /// Returns the start and length of each instruction, from the start of `code` to the first that is
-/// unknown or not inside.
+/// unknown or reaches beyond `code`.
 fn instructions(code: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     let mut at = code.start;
     core::iter::from_fn(move || {
@@ -75,7 +75,7 @@ pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
 /// A site that can be rewritten.
 pub struct Form {
     pub number: u32,
-    /// Address of the `mov`, and of the instruction behind the `syscall`.
+    /// Address of the `mov`, and of the instruction after the `syscall`.
     pub start: usize,
     pub end: usize,
     /// The bytes between the `mov` and the `syscall`, and their number.
@@ -90,7 +90,7 @@ impl Form {
         if address.checked_sub(function)? > MOST_CODE {
             return None;
         }
-        // Finds the last `mov` of the number; only moves between registers may follow it.
+        // Finds the last `mov` that loads the number; only moves between registers may follow it.
         let (mut start, mut call) = (None, None);
         for (at, length) in instructions(function..address + SYSCALL.len()) {
             if at >= address {
@@ -104,7 +104,7 @@ impl Form {
         }
         let start = start.filter(|_| call == Some(address))?;
         let length = address - start - MOV;
-        // The `mov`, the `syscall` and all between must lie on one page.
+        // The `mov`, the `syscall` and all bytes between them must lie on one page.
         if length > MOST_BETWEEN || start / PAGE != (address + 1) / PAGE {
             return None;
         }
@@ -116,7 +116,7 @@ impl Form {
     }
 }
 
-/// Whether an instruction is `mov` or `xor` between registers, which works at any address.
+/// Returns whether an instruction is `mov` or `xor` between registers, which works at any address.
 fn is_between_registers(start: usize, length: usize) -> bool {
     let has_prefix = matches!(byte(start), 0x40..=0x4f);
     let opcode = start + usize::from(has_prefix);
@@ -170,7 +170,7 @@ fn relative(base: u64, offset: i32) -> u64 {
     base.wrapping_add_signed(i64::from(offset))
 }
 
-/// Returns the start of the function that holds an address of `area`.
+/// Returns the start of the function that contains an address of `area`.
 pub fn function_around(address: usize, area: &CodeArea) -> Option<usize> {
     let address = address as u64;
     let header = unwind_table(area.image? as u64)?;

@@ -1,14 +1,14 @@
-//! Functions for programs that are linked to this library (`include/usring.h`) and that the kernel
-//! does not have. Each reaches `dispatch` as a system call does, by a number that no system call
-//! can have. Polled AIO's io_setup2 is here, too: its own number belongs to another call now, so no
-//! number is trapped for it. [`crate::swap::functions`] has those of swap.
+//! Functions that the kernel does not have, for programs that are linked to this library
+//! (`include/usring.h`). Each reaches `dispatch` as a system call does, by a number that no system
+//! call can have. The io_setup2 of polled AIO is here, too: its number in those patches now belongs
+//! to another call, so no number is trapped for it. [`crate::swap::functions`] has the functions of
+//! swap.
 
 use crate::files::contexts::SETUP2;
 use crate::runtime::assembler::begin_frame;
 use crate::swap::functions::{FIRST, for_each_function};
 
-/// Defines a function that goes through the entry point by this number, with at most five
-/// arguments.
+/// Defines a function that calls the entry point with this number, and with at most five arguments.
 macro_rules! exported {
     ($(#[$attribute:meta])* $name:ident, $number:expr) => {
         $(#[$attribute])*

@@ -9,8 +9,8 @@
 //! | `clone` without CLONE_VM | the symbol, at the child's first instruction |
 //! | a `syscall` instruction, `syscall(SYS_fork)` | its first call that reaches an entry point |
 //!
-//! A child that shares its parent's memory (vfork, posix_spawn) has descriptors of its own, which
-//! end with its exec.
+//! A child that shares its parent's memory (vfork, posix_spawn) needs no handler: it has
+//! descriptors of its own, and they end with its exec.
 
 use crate::process::{self, ChildDescriptors};
 use crate::runtime::assembler::settle;
@@ -80,8 +80,8 @@ pub unsafe extern "C" fn _Fork() {
     )
 }
 
-/// Replaces libc's `clone`: a child with its own memory begins in [`begin_clone`]. The values that
-/// it needs lie on the child's stack, above libc's.
+/// Replaces libc's `clone`. A child with its own memory begins in [`begin_clone`], which finds the
+/// values that it needs on the child's stack, above libc's.
 ///
 /// # Safety
 /// The requirements are those of libc's function.
@@ -119,7 +119,8 @@ pub unsafe extern "C" fn clone() {
     )
 }
 
-/// The child's first instructions. rdi points to the values that `clone` has put on its stack.
+/// The child's first instructions. rdi points to the values that `clone` has put on the child's
+/// stack.
 #[unsafe(naked)]
 #[unsafe(link_section = "usring_entry")]
 unsafe extern "C" fn begin_clone() {

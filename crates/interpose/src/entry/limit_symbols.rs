@@ -1,7 +1,7 @@
-//! The functions of libc that read or set how many files the program may open. If the kernel's
-//! limit is raised for usring's own numbers ([`own_numbers`]), the program sees its own limit.
+//! The functions of libc that read or set how many files the program may open. usring may raise the
+//! kernel's limit for its own numbers ([`own_numbers`]). The program still sees its own limit.
 //!
-//! A program that makes these calls by instructions of its own reads and sets the kernel's limit.
+//! A program that makes these calls by its own instructions reads and sets the kernel's limit.
 
 use crate::runtime::libc;
 use core::arch::naked_asm;
@@ -12,7 +12,7 @@ use usring_uapi::general as linux;
 /// The resource: number of open files.
 const FILES: u32 = linux::RLIMIT_NOFILE;
 
-/// Defines a function that is a system call; `$register` holds its resource.
+/// Defines a libc function that is a single system call; `$register` holds its resource.
 macro_rules! limit_call {
     ($real:ident, $number:expr, $register:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -35,7 +35,7 @@ macro_rules! limit_call {
                     "jmp usring_symbol_call",
                     "2:",
                     "jmp [r11]",
-                    // libc's function is not found yet, so the bare system call is made.
+                    // libc's function is not found yet, so the system call is made here.
                     "3:",
                     "mov r10, rcx",
                     "mov eax, {number}",
@@ -55,7 +55,7 @@ limit_call!(REAL_GETRLIMIT, linux::__NR_getrlimit, "edi", getrlimit getrlimit64)
 limit_call!(REAL_SETRLIMIT, linux::__NR_setrlimit, "edi", setrlimit setrlimit64);
 limit_call!(REAL_PRLIMIT, linux::__NR_prlimit64, "esi", prlimit prlimit64);
 
-/// Defines a function that returns the limit itself, if `$condition` sets the flag "equal".
+/// Defines a function that returns the limit itself, if `$condition` sets the zero flag.
 macro_rules! limit_question {
     ($real:ident, $name:ident, $condition:literal) => {
         static $real: AtomicUsize = AtomicUsize::new(0);

@@ -1,34 +1,34 @@
-//! Reads /proc/self/maps: the mapping that holds a call site, other mappings of its file, and free
-//! room near by. Uses a small buffer on the stack, and allocates nothing.
+//! Reads /proc/self/maps: the mapping that contains a call site, other mappings of its file, and
+//! free space near it. Uses a small buffer on the stack, and allocates nothing.
 
 use core::ops::Range;
 use usring_sys::mapping::PAGE;
 use usring_sys::process_maps::{Area, Line, Maps};
 use usring_uapi::general as linux;
 
-/// The mapping of a call site, from /proc/self/maps.
+/// The mapping that contains a call site, from /proc/self/maps.
 pub struct CodeArea {
-    /// The mapping, and readable code of its file that lies directly before it: a page that was
-    /// written to is a mapping of its own.
+    /// The mapping, and readable code of its file that lies directly before it. (A page that was
+    /// written to is a mapping of its own.)
     pub code: Range<usize>,
     pub protection: u32,
     /// The mapping is private and of a file.
     is_private_file: bool,
-    /// Address of the file's beginning: the nearest mapping below of its first page.
+    /// Address of the file's beginning: the nearest mapping of its first page below the site.
     pub image: Option<usize>,
-    /// End of the nearest free room below.
+    /// End of the nearest free space below.
     pub room_below: usize,
 }
 
 impl CodeArea {
-    /// Whether the mapping holds ordinary code: read-only, of a file, and copied on write. (Code of
-    /// a run-time compiler is left to the compiler.)
+    /// Returns whether the mapping holds ordinary code: read-only, of a file, and copied on write.
+    /// (Code of a run-time compiler is left to the compiler.)
     pub fn may_be_rewritten(&self) -> bool {
         self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
     }
 }
 
-/// Returns the mapping that holds an address.
+/// Returns the mapping that contains an address.
 pub fn area_of(address: usize) -> Option<CodeArea> {
     let maps = Maps::open()?;
     let mut lines = maps.lines();
@@ -44,8 +44,8 @@ pub fn area_of(address: usize) -> Option<CodeArea> {
             code_start = range.start;
         }
         code_of = is_code.then_some(inode);
-        // The kernel lists mappings in order. The room must have two pages: the lower one stays
-        // free, so that no mapping grows into the stubs.
+        // The kernel lists mappings in order. The space must have two pages: the lower one stays
+        // free, so that no other mapping grows into the stubs.
         if range.start >= end_before + 2 * PAGE && range.start <= address {
             room_below = range.start;
         }

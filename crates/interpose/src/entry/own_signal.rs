@@ -2,12 +2,13 @@
 //! - SIGSYS: a trapped call, or a request to a worker;
 //! - SIGSEGV and SIGBUS: a fault in one of usring's copies.
 //!
-//! For any other cause the program's handler runs, or the signal has its default effect.
+//! If a signal has any other cause, the program's handler runs, or the signal has its default
+//! effect.
 //!
 //! The handler never runs the engine. For a trapped call it moves the instruction pointer to the
-//! entry point and returns. Ordinary code on the program's own stack then makes the call, as if by
-//! a function call. (Inside a handler, changes of the mask would be undone, waits would not be
-//! interrupted, and nested signals would land on a small alternate stack.)
+//! entry point and returns. Ordinary code on the program's own stack then serves the call, as in a
+//! function call. (Inside a handler, the return would undo changes of the signal mask, waits would
+//! not be interrupted, and nested signals would run on a small alternate stack.)
 
 use crate::entry::{patch, point};
 use crate::filter::TAG;
@@ -26,12 +27,13 @@ use usring_uapi::general as linux;
 
 /// `si_code` of a fault that has no address, such as that of `hlt` (SI_KERNEL).
 const FROM_KERNEL: i32 = 0x80;
-/// `si_code` of a memory error that no thread has touched yet: going on does not raise it again
-/// (BUS_MCEERR_AO).
+/// `si_code` of a memory error that no thread has touched yet. The interrupted instruction does not
+/// raise it again (BUS_MCEERR_AO).
 const ACTION_OPTIONAL: i32 = 5;
 
-// Entered by the kernel with all signals blocked: rdi signal, rsi siginfo_t, rdx ucontext_t. If the
-// program has a handler, it runs on the kernel's frame, under the mask that it would have had.
+// The kernel enters here with all signals blocked: rdi signal, rsi siginfo_t, rdx ucontext_t. If
+// the program has a handler, it runs on the kernel's frame, under the mask that it would have
+// without usring.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_own_signal_entry, usring_restorer_of_own",
@@ -130,14 +132,14 @@ impl Arrival<'_> {
         *self.word(CONTEXT_INSTRUCTION_POINTER) = address as u64;
     }
 
-    /// Whether a call has sent the signal (kill(2) and the like). `false`: an instruction raised
+    /// Returns whether a call such as kill(2) has sent the signal. `false`: an instruction raised
     /// it.
     fn was_sent(&self) -> bool {
         self.information.code <= 0
     }
 }
 
-/// Returns the program's handler, which is to run under `*mask`, or 0.
+/// Returns the program's handler, which is to run under `*mask`; 0 if none is to run.
 extern "C" fn own_signal(_: u32, information: &SignalInformation, context: *mut u8, mask: &mut SignalSet) -> u64 {
     let mut arrival = Arrival { information, context };
     let served = match information.signal as u32 {
@@ -155,8 +157,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
             change_credentials(arrival, number);
             return true;
         }
-        // A system call leaves the return address in rcx, where the entry point expects it; rax
-        // holds the number again.
+        // A system call leaves the return address in rcx, where the entry point expects it. rax
+        // holds the call's number here.
         let return_address = arrival.instruction_pointer();
         *arrival.word(context::RCX) = return_address as u64;
         arrival.continue_at(point::trap_entry() as usize);
@@ -172,8 +174,8 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
     true
 }
 
-/// Makes the program's call here, in the handler. glibc changes the user of all threads by a signal
-/// of its own, which may find a thread in the engine. No entry point may be entered there.
+/// Makes the program's call here, in the handler. glibc changes the credentials of all threads by a
+/// signal to each, which may find a thread in the engine. No entry point may be entered from there.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [context::RDI, context::RSI, context::RDX].map(|register| *arrival.word(register));
     *arrival.word(context::RAX) = match process::caller() {
@@ -221,7 +223,7 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
 }
 
 /// Puts off a signal that found its thread in the engine. `false`: it found the thread elsewhere,
-/// or no slot is free, and its handler has to run now.
+/// or no slot is free. Its handler then runs now.
 fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is the kernel's.
     let found = unsafe { wrapper::interrupted_by(arrival.context) };
@@ -239,8 +241,8 @@ fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     true
 }
 
-/// Takes the default action, which for all three signals is to kill with a core dump. The
-/// instruction raises a fault again; other signals are sent again.
+/// Takes the default action, which for all three signals is to kill with a core dump. If an
+/// instruction raised the signal, it raises it again; other signals are sent again.
 fn die(arrival: &mut Arrival, signal: u32) {
     let _ = table::kernel_exchange(signal, Some(&Action::default()));
     *arrival.word(context::MASK) &= !set_of(signal);

@@ -1,10 +1,10 @@
-//! Rewrites call sites after their first traps: a call then costs a few ns instead of some 2 µs.
+//! Rewrites call sites after their first traps. A call then costs a few ns instead of about 2 µs.
 //!
 //! The site is `mov $number,%eax; syscall`, as compilers and libc write it, perhaps with a few
 //! moves between registers in between. Only the `mov`, five bytes, is overwritten, by a jump to a
-//! stub near by. The stub loads the number, executes the moves in between, loads the return address
-//! into rcx (which the instruction would destroy) and jumps to the entry point. A thread that is
-//! already past the `mov`, or jumps there, still executes `syscall` and traps.
+//! stub near it. The stub loads the number, executes the moves, and loads the return address into
+//! rcx (which the `syscall` would destroy). Then it jumps to the entry point. A thread that is
+//! already past the `mov`, or jumps there, still executes the `syscall` and traps.
 //!
 //! # Writing code that other threads execute
 //! 1. The first byte of the `mov` is replaced by `hlt`. It faults in user space, and the SIGSEGV
@@ -12,15 +12,14 @@
 //! 2. The other four bytes are written.
 //! 3. The first byte of the jump is written.
 //!
-//! After each step every processor synchronises its instruction stream (membarrier(2)). So no
-//! thread ever executes half of one instruction and half of the other, whatever the alignment. A
-//! child forked in between goes on by way of the handler.
+//! After each step membarrier(2) makes every processor synchronise its instruction stream. So no
+//! thread ever executes a mixture of both instructions, whatever their alignment. A child that is
+//! forked in between continues by way of the handler.
 //!
 //! [`code`] decides which bytes are the `mov`.
 //!
-//! Some sites cannot be rewritten: another form, code that is not exactly understood, no room near
-//! by, a policy that forbids writable code. They keep trapping, which is slower and just as
-//! correct.
+//! Some sites cannot be rewritten: another form, code that is not fully understood, no free space
+//! near, a policy that forbids writable code. They keep trapping, which is slower but as correct.
 
 use crate::call::Call;
 use crate::entry::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
@@ -36,12 +35,12 @@ use usring_uapi::general as linux;
 const JUMP: u8 = 0xe9;
 const HALT: u8 = 0xf4;
 
-/// Most sites that are recorded. A power of two; when three quarters are used, no more sites are
+/// Size of the table of sites, a power of two. When three quarters are used, no more sites are
 /// rewritten.
 const SITES: usize = 1024;
 
-/// A site is rewritten at this trap. Rewriting costs as much as some twenty traps. (A site of
-/// io_uring_enter is rewritten at its first trap, because it will be used again.)
+/// A site is rewritten at its trap of this number. Rewriting costs as much as about twenty traps.
+/// (A site of io_uring_enter is rewritten at its first trap, because it will be used again.)
 const PATIENCE: u32 = 12;
 
 struct Site {
@@ -54,8 +53,8 @@ struct Site {
 }
 
 impl Site {
-    /// Returns the stub of this site, if the code at `start` still jumps there; else `None`. Only
-    /// the bytes in memory decide: since the rewriting, other code may have been mapped there.
+    /// Returns the stub of this site, if the code at `start` still jumps to it. Only the bytes in
+    /// memory decide: other code may have been mapped there since the rewriting.
     fn rewritten(&self, start: usize) -> Option<usize> {
         let stub = self.stub.load(Ordering::Acquire);
         let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
@@ -83,7 +82,7 @@ fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 
-/// Returns the entry of a site; takes one if it has none.
+/// Returns the entry of a site; claims one if the site has none.
 fn place_of(address: usize) -> Option<&'static Site> {
     for site in places_of(address) {
         match site.address.load(Ordering::Acquire) {
@@ -104,9 +103,9 @@ fn place_of(address: usize) -> Option<&'static Site> {
     None
 }
 
-/// For the SIGSEGV handler: returns the stub at which a thread continues that has executed usring's
-/// `hlt`. `None`: the `hlt` at `start` is not usring's. The instruction itself raised the fault, so
-/// its bytes can be read.
+/// Returns, for the SIGSEGV handler, the stub at which a thread continues that has executed
+/// usring's `hlt`. `None`: the `hlt` at `start` is not usring's. The bytes at `start` can be read,
+/// because the instruction there has just raised the fault.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
@@ -126,13 +125,13 @@ pub fn consider(call: &Call) {
     let may_share = matches!(call.number as u32, linux::__NR_clone | linux::__NR_vfork);
     if environment::forbids_patching() || text::is_library(address) || may_share {
         // A call that shares memory (clone, vfork) could return at the site on another stack, or
-        // twice on one stack. So these sites keep trapping.
+        // twice on one stack. So these sites are never rewritten.
         return;
     }
     let Some(site) = place_of(address) else { return };
     let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
-    // A site is rewritten once. If other code lies there since, it is rewritten once more.
+    // A site is rewritten once. If other code lies there since, it is rewritten again.
     let is_anew = || {
         let is_old = site.stub.load(Ordering::Acquire) != 0;
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
@@ -142,11 +141,11 @@ pub fn consider(call: &Call) {
     }
 }
 
-/// Rewrites the call sites at the beginning of a libc function, before any has trapped. For a call
-/// that a filter cannot always trap.
+/// Rewrites the call sites at the beginning of a libc function before any of them has trapped. For
+/// a call that a filter cannot always trap.
 pub fn rewrite_ahead(function: usize, number: u32) {
-    /// Bytes of the function that are searched: more than lie before its `syscall` instructions,
-    /// with and without threads.
+    /// Bytes of the function that are searched. Its `syscall` instructions (for processes with one
+    /// thread and with several) lie well within.
     const REACH: usize = 192;
     if environment::forbids_patching() {
         return;
@@ -166,7 +165,7 @@ fn rewrite(site: &Site, address: usize, number: u32) {
     let mut patching = process::current().patching.lock();
     let Some(area) = maps::area_of(address).filter(CodeArea::may_be_rewritten) else { return };
     let Some(function) = code::function_around(address, &area) else { return };
-    // Checked under the lock: another thread may have come first.
+    // Checked under the lock, because another thread may have rewritten the site by now.
     let Some(form) = Form::of(function, address, number) else { return };
     if !*patching.get_or_insert_with(register_for_membarrier) {
         return;
@@ -205,7 +204,7 @@ fn write_jump(address: usize, stub: usize, area: &CodeArea) -> Result<(), Errno>
     synchronise();
     put(0, JUMP);
     synchronise();
-    // The jump is written. If this fails, the page stays writable, which does no harm.
+    // The jump is written. If this call fails, the page stays writable, which does no harm.
     let _ = protect(page, area.protection);
     Ok(())
 }
@@ -214,7 +213,7 @@ fn protect(page: usize, protection: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_mprotect, [page as u64, PAGE as u64, u64::from(protection), 0, 0]).run().map(drop)
 }
 
-/// Whether every processor can be made to synchronise its instruction stream.
+/// Returns whether every processor can be made to synchronise its instruction stream.
 fn register_for_membarrier() -> bool {
     membarrier(linux::membarrier_cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE as u32)
 }
@@ -237,7 +236,7 @@ mod stubs {
     /// Offset of the entry point's address.
     const ENTRY: usize = 40;
     const PAGES: usize = 64;
-    /// How far a jump reaches, less room for rounding.
+    /// Reach of a jump in bytes, less some for rounding.
     const REACH: usize = (1 << 31) - (1 << 20);
 
     struct Page {
@@ -262,7 +261,7 @@ mod stubs {
         Some(stub)
     }
 
-    /// Whether an existing stub holds the code that this site needs.
+    /// Returns whether an existing stub holds the code that this site needs.
     pub fn serves(stub: usize, form: &Form) -> bool {
         // SAFETY: the address is not 0, so `make` made the stub; its page stays mapped.
         stub != 0 && unsafe { (stub as *const [u8; SIZE]).read() } == code(stub, form)

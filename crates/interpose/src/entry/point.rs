@@ -1,20 +1,21 @@
-//! The entry points in assembler: how a call gets from the program's registers to
+//! The entry points in assembler: they lead a call from the program's registers to
 //! [`crate::dispatch`] and back.
 //!
-//! A system call changes only rax, rcx and r11, so the entry points must preserve all else. They
-//! skip the red zone, and save the flags, the general registers and the 16 xmm registers. (Higher
-//! vector registers are never touched: the whole library is compiled for baseline x86-64.)
+//! A system call changes only rax, rcx and r11, so the entry points must preserve everything else.
+//! They skip the red zone, and save the flags, the general registers and the 16 xmm registers.
+//! (Nothing touches the upper parts of vector registers: the whole library is compiled for baseline
+//! x86-64.)
 //!
 //! # The two kinds of code in this library
 //! The section `usring_entry` holds the entry points; all other code is the engine. Signals that
 //! find a thread in the engine are put off. In the entry points the program's handlers may run: no
-//! lock is held there, and the frames can be left by `siglongjmp` or unwound (hence the CFI). So
-//! the entry points call engine code only to run it to its end.
+//! lock is held there, and a handler may leave the frames by `siglongjmp` or unwind them (hence the
+//! CFI). So an entry point calls engine code only to run it to its end.
 //!
 //! # The exit
 //! Every call leaves through `usring_run_call`, which reads the counter of put-off signals. If this
-//! thread has one, it is delivered here (`settle`). The program sees its handler run at its call,
-//! before the call returns.
+//! thread has one, it is delivered here (`settle`). To the program, its handler runs during its
+//! call, before the call returns.
 
 use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
@@ -47,8 +48,8 @@ fn serve_other(call: &mut Call) -> Outcome {
 const XMM_SIZE: usize = 16 * 16;
 const FRAME: usize = CALL_SIZE + XMM_SIZE;
 
-/// Makes the call in `Call::forward`; rbx is the [`Call`]. Afterwards r9 is 0: libc's next call may
-/// not set it, and must not carry the mark.
+/// Makes the call in `Call::forward`; rbx points to the [`Call`]. Afterwards r9 is 0: it may have
+/// held the mark, and libc's next call may not set it.
 macro_rules! make_forwarded_call {
     () => {
         concat!(
@@ -131,7 +132,7 @@ global_asm!(
 );
 
 /// Saves the program's registers to a [`Call`] and calls `usring_run_call`. rbp is the frame, rsp
-/// the stack to run on; rax is free.
+/// the stack to run on; rax may be overwritten.
 macro_rules! run {
     () => {
         concat!(
@@ -192,8 +193,8 @@ macro_rules! run {
     };
 }
 
-/// Skips the red zone and makes the frame: saved rbp above the return address, as walkers of frame
-/// pointers expect; below it rax and the flags.
+/// Skips the red zone and makes the frame. The saved rbp is below the return address, as walkers of
+/// frame pointers expect. Further below are rax and the flags.
 macro_rules! enter {
     () => {
         concat!(
@@ -217,7 +218,7 @@ macro_rules! enter {
     };
 }
 
-/// Both entrances of an entry point, and its frame.
+/// The two entrances of an entry point, and its frame.
 macro_rules! entrance {
     ($trap:literal, $patch:literal) => {
         concat!(
@@ -261,7 +262,7 @@ macro_rules! entrance {
     };
 }
 
-/// Removes the frame and goes on in the program. `$last` runs when only r11 is still usring's.
+/// Removes the frame and returns to the program. `$last` runs when only r11 is still free.
 macro_rules! leave {
     ($last:literal) => {
         concat!(
@@ -286,7 +287,7 @@ macro_rules! leave {
 
 // The entry points are entered by a jump, with all registers as at the program's `syscall`
 // instruction. Only rcx, which a system call destroys, differs: it holds the return address. r11,
-// which is destroyed too, distinguishes the trap from a patched site.
+// which a system call destroys, too, distinguishes the trap from a patched site.
 global_asm!(
     entrance!("usring_trap_entry", "usring_patched_entry"),
     run!(),
@@ -301,7 +302,8 @@ global_asm!(
 );
 
 // Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's,
-// unless this thread is already on it. That happens if a handler interrupted usring's exit.
+// unless this thread is on it already. The latter happens if a handler has interrupted usring's
+// exit.
 global_asm!(
     entrance!("usring_trap_entry_aside", "usring_patched_entry_aside"),
     "push rdi",

@@ -1,4 +1,4 @@
-//! The symbol of libc by which a program chooses where a thread has its stack. Swapped memory
+//! The symbol of libc by which a program chooses the memory of a thread's stack. Swapped memory
 //! cannot hold a stack.
 
 use crate::call::{CALL_SIZE, Call};
@@ -11,7 +11,8 @@ use core::sync::atomic::AtomicUsize;
 /// libc's own function.
 pub static REAL: AtomicUsize = AtomicUsize::new(0);
 
-/// Replaces libc's `pthread_attr_setstack`: releases the memory to the kernel if it is swapped.
+/// Replaces libc's `pthread_attr_setstack`. If the memory is swapped, it is first released to the
+/// kernel.
 ///
 /// # Safety
 /// The requirements are those of libc's function.

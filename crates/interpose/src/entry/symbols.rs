@@ -1,12 +1,12 @@
-//! The functions of libc that the loader binds to this library first: the fast path for calls that
-//! would otherwise trap, and the only place where a poll is seen.
+//! The functions of libc that the loader finds in this library first. They are the fast path for
+//! calls that would otherwise trap, and the only place where usring sees a poll call.
 //!
 //! Each function checks its arguments. Unless the call concerns a ring, it jumps to the real
 //! function, with registers and stack unchanged. So no frame of usring's is on the stack while a
-//! call of libc blocks, is cancelled, or returns twice (clone and vfork go through `syscall`).
+//! call of libc blocks, is cancelled, or returns twice (clone and vfork through `syscall`).
 //!
-//! Calls that other code makes without these symbols arrive by the trap. So exec, sigaction and the
-//! like need no symbol here.
+//! Calls that other code makes without these symbols arrive by the trap. So exec, sigaction and
+//! similar calls need no symbol here.
 
 use crate::call::{CALL_SIZE, Call};
 use crate::entry::{fork_symbols, limit_symbols, stack_symbol};
@@ -27,8 +27,8 @@ use usring_uapi::general as linux;
 /// Whether usring is ready; the symbols take calls from then on.
 pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// How many numbers, from the reserved base on, may be rings: compared with a 32-bit unsigned
-/// difference, which is larger for −1.
+/// How many numbers, from the reserved base on, may be rings. The symbols compare it with an
+/// unsigned 32-bit difference, which is larger for −1.
 const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
 
 const SLOW_FRAME: usize = CALL_SIZE + 16;
@@ -61,7 +61,7 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "jmp usring_symbol_answer",
     ".cfi_restore_state",
-    // Goes on to libc.
+    // The call does not concern a ring: continues in libc's function.
     "7:",
     "mov rdi, [rsp + 8]",
     "mov rsi, [rsp + 16]",
@@ -103,8 +103,8 @@ global_asm!(
     "lea rdi, [rsp + 8]",
     "ret",
     ".cfi_endproc",
-    // Converts the kernel's answer in rax to C's convention. r9 may hold the mark, which would let
-    // the program's next call pass the filter.
+    // Converts the kernel's answer in rax to C's convention. Clears r9, which may hold the mark: it
+    // would let the program's next call pass the filter.
     ".p2align 4",
     "usring_symbol_answer:",
     ".cfi_startproc",
@@ -140,8 +140,8 @@ global_asm!(
     bound = sym BOUND,
 );
 
-/// Defines a symbol of libc. `$register` holds its descriptor, and `$second` another one, as a
-/// 32-bit register.
+/// Defines a symbol of libc. `$register` holds its descriptor, and `$second` another one, if the
+/// function has two. Both are 32-bit registers.
 macro_rules! with_descriptor {
     ($real:ident, $fallback:ident, $number:expr, $register:literal, $second:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -187,7 +187,7 @@ macro_rules! with_descriptor {
     };
 }
 
-/// Defines a symbol that concerns usring only if the run has devices: then each call is checked.
+/// Defines a symbol that concerns usring only if the run has devices. Then each call is checked.
 macro_rules! with_devices {
     ($real:ident, $fallback:ident, $number:expr, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -256,8 +256,8 @@ macro_rules! sleeping {
     };
 }
 
-/// The bare system call: used before the constructor has found libc's function, and if libc has
-/// none.
+/// Defines the system call without libc. It is used before the constructor has found libc's
+/// function, and if libc has no such function.
 macro_rules! raw {
     ($name:ident, $number:expr, $adjust:literal) => {
         #[unsafe(naked)]
@@ -299,12 +299,12 @@ with_devices!(REAL_FALLOCATE, raw_fallocate, linux::__NR_fallocate, fallocate fa
 with_devices!(REAL_OPEN, raw_open, linux::__NR_open, open open64);
 with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 
-// The size of a signal set is an argument that C's functions do not have.
+// The system calls take the size of the signal set, which C's functions do not have.
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
-// This bare call passes no mask, which would have to be wrapped with its size. No caller has a mask
-// before libc's function is found.
+// This system call is made without a mask, which would have to be wrapped with its size. No caller
+// has a mask before libc's function is found.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
@@ -312,8 +312,9 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
-/// Replaces libc's `syscall`. io_uring's and libaio's calls go straight to the engine. So does
-/// prlimit64 if the limit of open files is raised. A poll by its number is recognised as a poll.
+/// Replaces libc's `syscall`. The calls of io_uring and libaio go straight to the engine. So does
+/// prlimit64 if the limit of open files is raised. Other calls may be poll calls, and are treated
+/// as such.
 ///
 /// # Safety
 /// The requirements are those of libc's function.
@@ -376,8 +377,8 @@ pub unsafe extern "C" fn syscall() {
     )
 }
 
-// A call by its number, with the arguments of `syscall`, which may poll a ring; then the jump to
-// libc's function, or the bare call.
+// A call by its number, with the arguments of `syscall`, which may poll a ring. Then the jump to
+// libc's function, or the system call itself.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_symbol_number, usring_symbol_libc",
@@ -476,9 +477,9 @@ pub fn libc_writev() -> Option<usize> {
     Some(REAL_WRITEV.load(Ordering::Acquire)).filter(|address| *address != 0)
 }
 
-/// Whether usring has to answer a call by a symbol; else libc does.
+/// Returns whether usring has to answer a call that came by a symbol. If not, libc does.
 extern "C" fn concerns(call: &Call) -> u64 {
-    // A child disowns what it has inherited before it makes objects of its own.
+    // In a child, this disowns what the child has inherited before it makes objects of its own.
     process::current();
     let is_ours = |number: u64| {
         let number = number as i32;
@@ -511,8 +512,9 @@ extern "C" fn before_call(call: &Call) {
     }
 }
 
-/// Prepares a call that sleeps until a descriptor is ready. Rings among its descriptors keep their
-/// readiness up to date from now on. Rings that the program has emptied become unreadable.
+/// Prepares a call that sleeps until a descriptor is ready. From now on, rings among its
+/// descriptors keep their readiness up to date. Rings that the program has emptied become
+/// unreadable.
 extern "C" fn before_sleep(call: &Call) {
     process::current();
     if UNWATCHED.load(Ordering::Relaxed) != 0 {
@@ -520,7 +522,7 @@ extern "C" fn before_sleep(call: &Call) {
         match call.number as u32 {
             linux::__NR_poll | linux::__NR_ppoll => watch_polled(UserAddress(first), second),
             linux::__NR_select | linux::__NR_pselect6 => watch_selected(first as i32, [second, third, fourth]),
-            // Rings in an epoll set were noted when they were added to it.
+            // Rings in an epoll set were noted when the program added them.
             _ => {}
         }
     }

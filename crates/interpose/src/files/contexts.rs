@@ -1,8 +1,8 @@
 //! The calls of libaio: reads their arguments, and calls `aio`, which implements them.
 //!
-//! libaio makes them by libc's `syscall()` or by an instruction of its own. So no symbol of libaio,
-//! in any of its versions, has to be known here. libaio reads a context's ring in memory itself,
-//! and so do programs.
+//! libaio makes its calls by libc's `syscall()` or by an instruction of its own. So usring need not
+//! know the symbols of any version of libaio. libaio, and some programs, read a context's ring in
+//! memory themselves.
 
 use crate::call::Call;
 use crate::runtime::ALLOCATOR;

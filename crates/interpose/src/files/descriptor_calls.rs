@@ -1,10 +1,10 @@
-//! Other calls on descriptors: close, duplicate, map and poll them. A call on a number that is no
-//! ring goes on to the kernel unchanged.
+//! Other calls on descriptors: closes, duplicates, maps and polls them. A call on a number that is
+//! not a ring's or device's goes on to the kernel unchanged.
 //!
-//! A vfork child has descriptors of its own but shares usring's tables. So its changes to numbers
-//! are made in the kernel and not recorded. It also shares usring's memory, and brings in swapped
-//! pages as its parent does. So it, too, must leave usring's private numbers alone. (They end with
-//! the program that it executes.)
+//! A vfork child has descriptors of its own but shares usring's tables. So its changes of numbers
+//! are made in the kernel and not recorded. It also uses usring's memory, and brings in swapped
+//! pages as its parent does. So the child, too, must leave usring's private numbers alone. (They
+//! end with the child's exec.)
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, Found};
@@ -30,7 +30,8 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     if descriptor::is_private(number) {
         return Some(Err(Errno::EBADF));
     }
-    // The owning process matters only for the few numbers that may be a ring's or a device's.
+    // Only these few numbers may be a ring's or a device's, so the process is checked only for
+    // them.
     let known = descriptors::is_known(number);
     if !(known || may_be_device(number)) || !process::is_own() {
         return None;
@@ -40,15 +41,15 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
         devices::forget(number);
         return Some(closed);
     }
-    // First the table, then the number: no thread may find a ring behind a number that the kernel
-    // has already allocated to another file.
+    // First the table, then the number: once the number is closed, the kernel may give it to
+    // another file, behind which no thread may find a ring.
     let file = descriptors::remove(number);
     let closed = descriptor::close(number);
     drop(file);
     Some(closed)
 }
 
-/// Whether a number may be recorded as a device's; does not examine its file.
+/// Returns whether a number may be recorded as a device's. Does not examine its file.
 fn may_be_device(number: i32) -> bool {
     devices::exist() && number >= RESERVED_BASE
 }
@@ -56,7 +57,8 @@ fn may_be_device(number: i32) -> bool {
 // linux/close_range.h.
 const UNSHARE: u64 = 2;
 
-/// Answers close_range(2). With CLOSE_RANGE_CLOEXEC nothing is closed now.
+/// Answers close_range(2). A call with CLOSE_RANGE_CLOEXEC is passed on, because it closes nothing
+/// now.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (first as u32, last as u32);
@@ -109,7 +111,7 @@ pub fn control(call: &mut Call) -> Outcome {
     duplicate_from(call, number as i32, lowest as i32, close_on_exec)
 }
 
-/// Duplicates a descriptor. The duplicate of a ring's or device's descriptor lies in the reserved
+/// Duplicates a descriptor. The duplicate of a ring's or device's descriptor is in the reserved
 /// range, too.
 fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
     if descriptor::is_private(number) {
@@ -136,7 +138,8 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let (old, new) = (old as i32, new as i32);
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
-        // Linux answers EBUSY when another thread is just about to take the number.
+        // For a private number, usring returns what Linux returns while another thread is taking
+        // the number: EBUSY.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);
@@ -151,7 +154,7 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     if done.is_ok() {
         let replaced = descriptors::remove(new);
         if let Some(file) = file {
-            // A number beyond the table cannot be a ring. The duplicate is then a plain eventfd,
+            // A number beyond the table cannot be a ring's. The duplicate is then a plain eventfd,
             // and io_uring calls on it fail.
             let _ = descriptors::insert(new, file);
         }
@@ -189,8 +192,8 @@ pub fn map(call: &mut Call) -> Outcome {
     }
 }
 
-/// Restricts the protection of a mapped ring, which is readable and writable at first, to the
-/// requested one.
+/// Restricts a mapped ring, which is readable and writable at first, to the protection that the
+/// program asked for.
 fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
     if protection == linux::PROT_READ | linux::PROT_WRITE {
         return Ok(());

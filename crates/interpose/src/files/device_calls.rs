@@ -1,5 +1,5 @@
-//! A program's plain system calls if the run has devices: decides which of them concern a device,
-//! and updates the table of devices after the others.
+//! A program's plain system calls if the run has devices. Decides which of them concern a device,
+//! and updates the table of devices after all others.
 
 use crate::call::{Call, Outcome};
 use crate::files::{devices, numbers};
@@ -31,7 +31,7 @@ pub fn between_files(call: &mut Call) -> Outcome {
 }
 
 /// Refuses ioctl(2) requests by which the kernel itself would read the file that stands for the
-/// device. That file is empty, and cp(1) would copy the emptiness.
+/// device. That file is empty, so cp(1) would copy nothing.
 pub fn control(call: &mut Call) -> Outcome {
     let [number, command, argument, ..] = call.arguments;
     let is_device = |number: u64| devices::is_device(number as i32);
@@ -62,7 +62,7 @@ pub fn open(call: &mut Call) -> Outcome {
     if is_path_of_device(call) { open_device(call).into() } else { call.pass() }
 }
 
-/// Whether an open call names a device.
+/// Returns whether an open call names a device.
 pub fn is_path_of_device(call: &Call) -> bool {
     let [first, second, ..] = call.arguments;
     let (directory, path) = match call.number as u32 {
@@ -72,7 +72,7 @@ pub fn is_path_of_device(call: &Call) -> bool {
     usring_engine::devices::of_path(directory as i32, UserAddress(path)).is_some()
 }
 
-/// Members of `struct open_how`.
+/// Words of `struct open_how`.
 const HOW: usize = 3;
 
 fn open_device(call: &Call) -> Result<u64, Errno> {

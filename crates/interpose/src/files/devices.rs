@@ -1,12 +1,12 @@
 //! The descriptor numbers of the run's devices.
 //!
-//! open(2) of a device returns a number in the reserved range, so that the filter sees it closed
-//! and duplicated. A device may also have a lower number: by dup2(2), by inheritance, or from
-//! another process.
+//! open(2) of a device returns a number in the reserved range, so that the filter sees calls that
+//! close or duplicate it. A device may also have a lower number: by dup2(2), by inheritance, or
+//! from another process.
 //!
-//! The file's inode identifies a device when its number is first used. The table remembers the
-//! result until the number is closed or replaced by a duplicate. Low numbers are opened and closed
-//! unseen, so a low number is checked at each use. Dropping an entry too early does no harm.
+//! When a number is first used, its file's inode shows whether it is a device. The table remembers
+//! that until the number is closed or replaced by a duplicate. usring does not see low numbers
+//! opened and closed, so they are checked at each use. Dropping an entry too early does no harm.
 
 use crate::call::{Call, Outcome};
 use crate::files::numbers::{self, NUMBERS};
@@ -20,9 +20,9 @@ use usring_engine::{OpenDevice, devices};
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, hazard};
 
-/// Entry of a number that was not examined since it was last closed.
+/// Entry of a number whose file was not examined since the number was last closed.
 const UNKNOWN: usize = 0;
-/// Entry of a number that stands for a file of the kernel's, and no device.
+/// Entry of a number that stands for an ordinary file and not for a device.
 const OTHER: usize = 1;
 
 /// Each entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
@@ -31,22 +31,22 @@ static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUM
 /// One more than the highest number that was ever entered.
 static END: AtomicU32 = AtomicU32::new(0);
 
-/// How often an entry was dropped; changes under the table's lock. A thread that looks a number up
-/// while it is being closed finds the old file, and must not record it.
+/// Number of entries dropped so far; changes under the table's lock. A thread that looks a number
+/// up while another closes it finds the old file, and must not record it.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
 pub static EXIST: AtomicBool = AtomicBool::new(false);
 
-/// Whether the run has devices.
+/// Returns whether the run has devices.
 #[inline]
 pub fn exist() -> bool {
     EXIST.load(Ordering::Relaxed)
 }
 
-/// Learns the devices of the run at a program's start, if there are any.
+/// Connects to the run's devices at a program's start, if the run has any.
 ///
-/// Errors: one sentence.
+/// Errors: a message of one sentence.
 pub fn learn() -> Result<(), &'static str> {
     let Some(socket) = environment::devices() else { return Ok(()) };
     devices::connect(socket).map_err(|error| {
@@ -64,11 +64,11 @@ pub fn learn() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// First argument and answer of the call that detects whether the filter for devices is installed.
+/// First argument and answer of the call that tests whether the filter for devices is installed.
 const PROBE_ARGUMENT: u64 = 0x7573_6465;
 const PROBE_ANSWER: u64 = 0x7573_0001;
 
-/// Whether calls on files reach usring.
+/// Returns whether calls on files reach usring.
 fn traps() -> bool {
     // SAFETY: the kernel has no such call, and usring reads no memory for it.
     unsafe { usring_sys::syscall::syscall6(filter::PROBE, [PROBE_ARGUMENT, 0, 0, 0, 0, 0]) == PROBE_ANSWER }
@@ -113,7 +113,7 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
     }
     let forgotten = FORGOTTEN.load(Ordering::Acquire);
     let device = devices::recognise(number);
-    // A vfork child has numbers of its own, and this table belongs to its parent.
+    // A vfork child has numbers of its own, but this table is its parent's.
     if process::is_own() {
         remember(number, device.as_ref(), forgotten);
     }
@@ -147,26 +147,26 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
     Some(work(&file))
 }
 
-/// Whether a number still stands for the device. A number below the reserved range may have become
-/// another file unseen.
+/// Returns whether a number still stands for the device. usring does not see what becomes of
+/// numbers below the reserved range.
 #[inline]
 fn is_still(file: &OpenDevice, number: i32) -> bool {
     number >= RESERVED_BASE || devices::is_still(file, number)
 }
 
-/// Whether a number is a device.
+/// Returns whether a number is a device.
 pub fn is_device(number: i32) -> bool {
     with(number, |_| ()).is_some()
 }
 
-/// Whether the table has an entry for a number.
+/// Returns whether the table has an entry for a number.
 pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
 
 /// Forgets which device a number stands for. The caller calls this before it closes or replaces the
-/// number, and once more afterwards. A thread that looked the number up in between has entered the
-/// old file again.
+/// number, and again afterwards: a thread that looked the number up in between has entered the old
+/// file again.
 #[inline]
 pub fn forget(number: i32) {
     if exist()
@@ -186,7 +186,7 @@ fn forget_entry(entry: &'static AtomicUsize) {
     give_up(old);
 }
 
-/// Gives a device's new number to the program, which closes it.
+/// Gives the program a device's new number. From now on the program has to close it.
 pub fn enter(number: OwnedDescriptor) -> i32 {
     let number = number.into_raw();
     forget(number);
@@ -231,8 +231,8 @@ unsafe fn drop_share(object: usize) {
     drop(unsafe { Arc::from_raw(object as *const OpenDevice) });
 }
 
-/// Clears the table in a forked child: the devices' queue pairs belong to the parent. They are left
-/// alone, and the devices opened again when they are used.
+/// Clears the table in a forked child. The devices' queue pairs belong to the parent and are left
+/// alone. The child opens the devices again when it uses them.
 pub fn disown() {
     for entry in &TABLE[..END.load(Ordering::Relaxed) as usize] {
         if entry.load(Ordering::Relaxed) != UNKNOWN {
@@ -241,7 +241,7 @@ pub fn disown() {
     }
 }
 
-/// Updates a device after fcntl(2) F_SETFL has changed its file's status flags.
+/// Updates a device after fcntl(2) with F_SETFL has changed its file's status flags.
 pub fn flags_changed(number: i32) {
     with(number, |file| {
         if let Ok(flags) = descriptor::status_flags(number) {

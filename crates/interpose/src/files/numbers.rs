@@ -4,7 +4,7 @@ use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, SystemCall, hazard, own_numbers};
 use usring_uapi::general as linux;
 
-/// Numbers from here on are neither rings nor devices.
+/// Numbers from here on belong to neither rings nor devices.
 pub const NUMBERS: usize = 65536;
 
 /// Ends the use of a table's object while a ring's lock is held. If this was the last use, the
@@ -21,7 +21,7 @@ pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Resu
     let lowest = lowest.max(RESERVED_BASE);
     let arguments = [number as u64, u64::from(command), lowest as u64, 0, 0];
     match SystemCall::new(linux::__NR_fcntl, arguments).run() {
-        // The program's soft limit leaves no room there.
+        // The program's soft limit allows no number there.
         Err(Errno::EINVAL | Errno::EMFILE) => own_numbers::duplicate_for_program(number, close_on_exec),
         made => made.map(|new| OwnedDescriptor::from_raw(new as i32)),
     }
@@ -47,7 +47,7 @@ pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let label = b"eventfd-id:";
     let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
     let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
-    // Never 0, which means "not known".
+    // Never returns 0, which means that no id is known.
     Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 

@@ -1,9 +1,9 @@
 //! Rings registered with a thread (IORING_REGISTER_RING_FDS): indices 0 to 15 that stand for rings
 //! in the calls of this one thread, without a descriptor.
 //!
-//! A thread is identified by its thread pointer, the cheapest way. Only the thread itself changes
-//! its row, so its own look-ups need no lock. The rows of ended threads are cleared when the next
-//! thread registers.
+//! A thread is identified by its thread pointer, which is the cheapest way. Only the thread itself
+//! changes its row, so its own look-ups need no lock. When a thread registers a ring, the rows of
+//! ended threads are cleared.
 
 use crate::files::descriptors::{self, File, Found};
 use crate::process;
@@ -20,14 +20,14 @@ const MOST_RINGS: usize = 16;
 /// Most threads with registered rings at the same time; more get `ENOMEM`.
 const ROWS: usize = 1024;
 
-/// Stands for the thread of a released row. A search goes on behind it, because rows in use may
+/// Thread pointer in a released row. A search goes on after such a row, because rows in use may
 /// follow.
 const GIVEN_UP: usize = 1;
 
 struct ThreadRings {
     thread: AtomicUsize,
     id: AtomicU32,
-    /// Each is an `Arc` from `into_raw`.
+    /// Each is an `Arc` in raw form, or null.
     files: [AtomicPtr<File>; MOST_RINGS],
 }
 
@@ -57,8 +57,8 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
     None
 }
 
-/// Claims a row for the calling thread, which has made a ring. From now on the thread gets `EBADF`
-/// for an index without a ring, as on the kernel, and no longer `EINVAL`.
+/// Claims a row for the calling thread, which has made a ring. From now on an index without a ring
+/// is answered by `EBADF` and no longer by `EINVAL`, as in the kernel.
 pub fn acquaint() {
     let _ = claim();
 }
@@ -168,8 +168,8 @@ pub fn unregister(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     })
 }
 
-/// Handles an array of updates, in order, up to the first that fails. Returns how many were done;
-/// if none was, the error.
+/// Handles an array of updates in order, up to the first that fails. Returns how many were done. If
+/// the first one fails, returns its error.
 fn for_each(
     argument: UserAddress,
     count: u32,
@@ -199,8 +199,8 @@ pub fn not_a_ring(number: i32) -> Errno {
     }
 }
 
-/// Clears the table in a forked child: the registrations belong to the parent, and their objects
-/// are left alone.
+/// Clears the table in a forked child. The registrations are the parent's, so their objects are
+/// left alone.
 pub fn disown() {
     // Writes only where a change is needed: the child shares these pages with its parent.
     for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {

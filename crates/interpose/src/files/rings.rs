@@ -10,7 +10,7 @@ use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;
 
-/// A value of `to_submit` that asks, with descriptor −1, whether io_uring calls reach usring.
+/// A value of `to_submit` that, with descriptor −1, asks whether io_uring calls reach usring.
 const PROBE: u64 = 0x7573_7270;
 /// The answer to the probe, which no other call returns.
 const PROBE_ANSWER: u64 = 0x0050_524f;
@@ -22,9 +22,9 @@ pub fn enter(call: &Call) -> Result<u64, Errno> {
     if to_submit == PROBE && descriptor as i32 == -1 {
         return Ok(PROBE_ANSWER);
     }
-    // Most calls have no argument, and its size then means nothing. (Read together, the two would
-    // be one load of words that the entry point has just stored separately. Such a load waits until
-    // both stores are done.)
+    // Most calls have no argument, and its size then means nothing. (If both were read, the
+    // compiler would read them by one load of words that the entry point has just stored
+    // separately. Such a load waits until both stores are done.)
     let has_argument = argument != 0 || flags as u32 & abi::IORING_ENTER_EXT_ARG != 0;
     let argument_size = if has_argument { argument_size } else { 0 };
     let enter = EnterCall {
@@ -88,7 +88,7 @@ pub fn register(call: &Call) -> Result<u64, Errno> {
     answer.map(u64::from)
 }
 
-/// Answers the requests without a ring, made by the descriptor −1.
+/// Answers the register calls that need no ring; their descriptor is −1.
 fn register_without_ring(opcode: u32, argument: UserAddress, count: u32) -> Result<u64, Errno> {
     if opcode == abi::io_uring_register_op::IORING_REGISTER_SEND_MSG_RING as u32 {
         return usring_engine::send_without_ring(argument, count).map(u64::from);

@@ -1,5 +1,5 @@
-//! The file in which the rings of this process are counted (`USRING_STATS`). The launcher makes it
-//! for `--stats`. Without a launcher the first process makes it, and `usring stats` prints it.
+//! The file in which this process counts its rings (`USRING_STATS`). The launcher makes it for
+//! `--stats`. Without a launcher the first process makes it, and `usring stats` prints it.
 
 use crate::process::environment;
 use crate::runtime::message;
@@ -27,7 +27,7 @@ pub fn count_for(process: u32) {
             FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
             usring_engine::set_statistics(statistics, process);
         }
-        // A process without the launcher's rights is not counted.
+        // A process without the launcher's rights counts nothing.
         Err(_) if environment::is_strict() => {}
         Err(error) => message::say(format_args!(
             "nothing is counted: {} cannot be used for USRING_STATS ({error})",
@@ -38,7 +38,7 @@ pub fn count_for(process: u32) {
 
 /// Opens and maps the file. Fills it if it is empty.
 ///
-/// Errors: those of the calls; `EEXIST` if it is a file of other content.
+/// Errors: those of the calls; `EEXIST` if the file has other contents.
 fn open(path: &CStr) -> Result<&'static Statistics, Errno> {
     let creates = if environment::is_strict() { 0 } else { linux::O_CREAT };
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC | creates);
@@ -57,7 +57,7 @@ fn open(path: &CStr) -> Result<&'static Statistics, Errno> {
     // SAFETY: 1. The mapping is as long as the structure, page-aligned, and never unmapped. 2. The
     // structure consists of atomics, for which any bytes are valid.
     let statistics = unsafe { &*(address as *const Statistics) };
-    // A new file is all zeroes. Two processes may fill it at one time: they write equal words.
+    // A new file is all zeroes. If two processes fill it at the same time, both write equal words.
     if statistics.is_empty() {
         statistics.fill_header();
     }

@@ -1,11 +1,11 @@
-//! The environment: reads the launcher's variables from it, and keeps the library in it without the
-//! program seeing it.
+//! The environment: reads the launcher's variables from it, and hides them and the library from the
+//! program.
 //!
 //! The constructor takes usring's own variables, and its part of LD_PRELOAD, out of the
 //! environment. So a program that prints, compares or empties its environment finds it as it would
 //! be without usring. Each exec puts them in again ([`crate::program::exec`]), whatever environment
-//! the program passes. The environment of a program that usring does not serve stays as it is: the
-//! programs that it executes find the library there.
+//! the program passes. If usring does not serve a program, it leaves that program's environment as
+//! it is, so that the programs that it executes find the library.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -20,7 +20,7 @@ const POLLING_ENTER: &[u8] = b"USRING_POLLING_ENTER=";
 const AIO_POLL: &[u8] = b"USRING_AIO_POLL=";
 const SPIN: &[u8] = b"USRING_SPIN=";
 const PROBE: &[u8] = b"USRING_PROBE_FD=";
-/// Padding: makes the number of usring's variables even.
+/// A variable that is added if the number of usring's variables would be odd: see [`hide`].
 const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
@@ -30,13 +30,13 @@ const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
 const SWAP_STATISTICS: &[u8] = b"USRING_SWAP_STATS=";
 const STRICT: &[u8] = b"USRING_STRICT=";
 const LOG: &[u8] = b"USRING_LOG=";
-/// A library that is in LD_PRELOAD for usring's sake: a sanitizer's runtime, which has to be loaded
-/// before this library.
+/// The library that stands in LD_PRELOAD on behalf of usring: a sanitizer's runtime, which has to
+/// be loaded before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
-/// Variables for this process alone; the next program does not get them.
+/// Variables for one process alone; the next program does not get them.
 const OF_ONE_PROCESS: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
-/// Variables that each further program gets as well.
+/// Variables that each further program gets, too.
 const OF_ALL_PROCESSES: [&[u8]; 11] =
     [NO_PATCH, POLLING_ENTER, AIO_POLL, SPIN, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, LOG];
 
@@ -48,7 +48,7 @@ pub struct Kept {
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
-    /// The library that is preloaded for usring's sake; empty if there is none.
+    /// The runtime that is preloaded on behalf of usring; empty if there is none.
     runtime: Vec<u8>,
     pub no_patch: bool,
     probe: Option<i32>,
@@ -93,9 +93,10 @@ pub unsafe fn read(variables: *mut *mut u8) {
 /// Takes usring's variables out of the environment, an array that ends with null. Called after
 /// [`read`].
 ///
-/// The auxiliary vector lies behind it, and Go's runtime finds that vector by reading the
-/// environment to its end. So the gap that the variables leave is filled with ignored entries of
-/// that vector. Entries are pairs, so usring's variables come in an even number ([`PAD`]).
+/// The auxiliary vector lies behind that array. Go's runtime finds it by reading the environment to
+/// its end. So the gap that the variables leave is filled with entries of the auxiliary vector that
+/// readers ignore. Such entries are pairs of words, so the number of usring's variables is even
+/// ([`PAD`]).
 ///
 /// # Safety
 /// `variables` must be the process's environment as the loader passes it to constructors. No other
@@ -116,7 +117,7 @@ pub unsafe fn hide(variables: *mut *mut u8) {
             }
             from = from.add(1);
         }
-        // With an odd number, one variable stays visible.
+        // If their number is odd, one variable stays visible.
         if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
             *to = last;
             to = to.add(1);
@@ -160,7 +161,7 @@ impl Kept {
     }
 }
 
-/// Whether the program may see this variable. Takes the library out of LD_PRELOAD.
+/// Returns whether the program may see this variable. Takes the library out of LD_PRELOAD.
 ///
 /// # Safety
 /// `variable` must be a writable string that ends with NUL.
@@ -178,7 +179,8 @@ unsafe fn keeps(kept: &Kept, variable: *mut u8) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == kept.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // The program's own list was empty, and stays: an exec appends to it behind a separator.
+    // The program's own list was empty and stays as an empty list: an exec will append to it after
+    // a separator.
     let has_own_list = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
@@ -210,12 +212,12 @@ fn number_of(digits: &[u8]) -> Option<i32> {
     core::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// Whether call sites must not be rewritten.
+/// Returns whether call sites must not be rewritten.
 pub fn forbids_patching() -> bool {
     kept().is_some_and(|kept| kept.no_patch)
 }
 
-/// Signals to the launcher that calls reach usring.
+/// Notifies the launcher that calls reach usring.
 pub fn report_probe() {
     if let Some(probe) = kept().and_then(|kept| kept.probe) {
         eventfd::signal(probe);
@@ -243,7 +245,7 @@ pub fn swap_statistics() -> Option<&'static CStr> {
     path(SWAP_STATISTICS)
 }
 
-/// Whether a program that usring cannot serve must not run. The launcher sets this for each
+/// Returns whether a program that usring cannot serve must not run. The launcher sets this for each
 /// program.
 pub fn is_strict() -> bool {
     value_of(STRICT).is_some_and(|value| !matches!(value, b"" | b"0"))

@@ -1,8 +1,9 @@
-//! State of one process, and how a process notices that it is a forked child.
+//! The state of one process, and how a process notices that it is a forked child.
 //!
-//! A forked child finds [`Process`] gone and makes its own. At that moment it disowns all that it
-//! has inherited ([`set_disown`]). A vfork child (or posix_spawn's) runs in its parent's memory and
-//! notices nothing. So code that would change tables for good checks [`is_own`] first.
+//! A forked child finds that it has no [`Process`] and makes its own. At that moment it disowns all
+//! that it has inherited ([`set_disown`]). A vfork child (also posix_spawn's) runs in its parent's
+//! memory and notices nothing. So code that would change tables permanently checks [`is_own`]
+//! first.
 //!
 //! | file | content |
 //! |---|---|
@@ -24,12 +25,12 @@ use usring_uapi::general as linux;
 /// State that a forked child must not inherit.
 pub struct Process {
     id: u32,
-    /// Held while the kernel's action of a signal and the table's are changed together.
+    /// Held while the kernel's action for a signal and the one in the table are changed together.
     pub actions: Mutex<()>,
-    /// Held while descriptors of rings change.
+    /// Held while the tables of rings' and devices' descriptors change.
     pub descriptors: Mutex<()>,
-    /// Held while code is rewritten. The content says whether every processor can be made to
-    /// synchronise its instruction stream; `None`: not known yet.
+    /// Held while code is rewritten. The content says whether membarrier(2) can make every
+    /// processor synchronise its instruction stream; `None`: not known yet.
     pub patching: Mutex<Option<bool>>,
     /// Held while threads' rows of registered rings change.
     pub registered: Mutex<()>,
@@ -37,13 +38,14 @@ pub struct Process {
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// Whether this process has begun. (In another PID namespace a child's id may equal its parent's.)
+/// Whether this process has begun. (The process id cannot tell: in another PID namespace a child's
+/// id may equal its parent's.)
 static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
 /// Whether this process or one of its ancestors has begun.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
-/// Disowns, in a forked child, all that it has inherited. Arguments: how the child was made, and
-/// the id of the process that began last, its parent.
+/// The function that disowns, in a forked child, all that it has inherited. Arguments: how the
+/// child was made, and the id of the last process that began, which is its parent.
 pub type Disown = fn(ChildDescriptors, u32);
 
 static DISOWN: SetOnce<Disown> = SetOnce::new();
@@ -69,7 +71,7 @@ fn begin() -> &'static Process {
     let is_first = !BEGUN.get_or_make(|| AtomicBool::new(false)).swap(true, Ordering::Relaxed);
     if HAS_TABLES.swap(true, Ordering::Relaxed) && is_first {
         // A child starts with one thread, and begins here before it makes another
-        // (`entry::fork_symbols`). So there is no other thread.
+        // (`entry::fork_symbols`). So no other thread exists.
         let descriptors = ChildDescriptors::take();
         if let Some(disown) = DISOWN.get() {
             disown(descriptors, LAST_BEGUN.load(Ordering::Relaxed));
@@ -96,7 +98,7 @@ pub enum ChildDescriptors {
 }
 
 impl ChildDescriptors {
-    /// Returns how this child was made, and forgets it: the child's own children start as
+    /// Returns how this child was made, and resets it: for the child's own children it is
     /// `Unknown`.
     fn take() -> ChildDescriptors {
         const OWN: u8 = ChildDescriptors::Own as u8;
@@ -111,7 +113,7 @@ impl ChildDescriptors {
 
 /// A [`ChildDescriptors`], of this process or of one of its ancestors.
 static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
-/// The last process that has begun: the parent, in a child that begins now.
+/// The id of the last process that has begun. When a child begins, that is its parent.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
 /// Begins a child that has just been made, if it has not begun yet.
@@ -146,8 +148,8 @@ pub fn caller() -> Caller {
     }
 }
 
-/// Whether the caller is the process that owns this memory, and not a vfork child that borrows it.
-/// Makes a system call.
+/// Returns whether the caller is the process that owns this memory, and not a vfork child that
+/// borrows it. Makes a system call.
 pub fn is_own() -> bool {
     getpid() == current().id
 }

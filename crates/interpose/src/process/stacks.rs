@@ -1,11 +1,11 @@
 //! usring's own stacks, for programs whose stacks are small. Go's goroutines make system calls with
-//! a few hundred bytes left, and other objects lie below their stacks. musl's posix_spawn gives its
+//! a few hundred bytes of stack left, and other objects lie below. musl's posix_spawn gives its
 //! child 5 KiB. In such a program the entry points run each call on a stack of usring's, one per
 //! thread.
 //!
 //! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, and
-//! uses its parent's stack, which the parent cannot need meanwhile. The child never returns from a
-//! successful exec, so the kernel then marks the stack as free.
+//! uses its parent's stack, which the parent does not need meanwhile. The child does not return
+//! from a successful exec, so the kernel then marks the stack as free.
 
 use crate::process;
 use crate::runtime::libc;
@@ -19,8 +19,8 @@ pub const ROWS: usize = 16384;
 /// Bytes of a stack. The kernel allocates pages when they are touched.
 pub const SIZE: usize = 128 * 1024;
 
-/// Read by the entry points: a thread pointer and the top of its stack. The word at the top says
-/// whether the stack is in use.
+/// A thread pointer and the top of that thread's stack; the entry points read both. The word at the
+/// top says whether the stack is in use.
 #[repr(C)]
 pub struct OwnStack {
     thread: AtomicU64,
@@ -33,13 +33,13 @@ const _: () = assert!(size_of::<OwnStack>() == 16 && ROWS.is_power_of_two());
 
 static SMALL: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this program has small stacks.
+/// Returns whether this program has small stacks.
 pub fn are_small() -> bool {
     SMALL.load(Ordering::Relaxed) != 0
 }
 
-/// Returns the word that says whether the calling thread is on its own stack of usring's. `None`:
-/// the thread has no such stack.
+/// Returns the word that says whether the calling thread is on its stack of usring's. `None`: the
+/// thread has no such stack.
 fn in_use() -> Option<&'static AtomicU32> {
     let thread = thread::current().0 as u64;
     let start = spread::row(thread as usize, ROWS);
@@ -59,8 +59,8 @@ fn in_use() -> Option<&'static AtomicU32> {
 }
 
 /// Runs `exec`, which returns only if it fails. If it succeeds in a vfork child, the kernel clears
-/// the top word of the child's stack (set_tid_address(2)). So the parent, which has that stack too,
-/// finds it free. Until then handlers in the child find it in use.
+/// the word at the top of the child's stack (set_tid_address(2)), which is its parent's stack, too.
+/// So the parent finds the stack free. Until then, signal handlers in the child find it in use.
 pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     let Some(word) = in_use().filter(|_| !process::is_own()) else { return exec() };
     let clear_at_end = |word: u64| {
@@ -72,8 +72,8 @@ pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Marks all stacks as free but the calling thread's, in a forked child. The parent's other threads
-/// do not exist there, and threads of the child may take over their stacks.
+/// Marks all stacks but the calling thread's as free, in a forked child. The parent's other threads
+/// do not exist there, and new threads of the child may take over their stacks.
 pub fn forget_after_fork() {
     if !are_small() {
         return;
@@ -126,7 +126,7 @@ pub fn look(auxiliary: *const [u64; 2]) {
     }
 }
 
-/// Whether the library at an address was made by Go (`-buildmode=c-shared`).
+/// Returns whether the library at an address was made by Go (`-buildmode=c-shared`).
 fn is_go_library(base: usize) -> bool {
     let base = UserAddress(base as u64);
     const ELF: u32 = u32::from_le_bytes(*b"\x7fELF");
@@ -138,8 +138,8 @@ fn is_go_library(base: usize) -> bool {
     has_go_note(base.offset(offset), u64::from(count), Some(base.0))
 }
 
-/// Whether program headers lead to a note of Go's. Without `base`, the table itself says where it
-/// was loaded.
+/// Returns whether program headers lead to a note of Go's. Without `base`, the load address is
+/// found from the headers themselves.
 fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     let header = |index: u64| user_memory::read::<[u64; 7]>(headers.offset(index * PHENTSIZE)).ok();
     let all = || (0..count).filter_map(header);
@@ -148,7 +148,7 @@ fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     all().filter(|header| header[0] as u32 == PT_NOTE).any(|header| is_go(base.wrapping_add(header[2]), header[5]))
 }
 
-/// Whether one of these notes is Go's.
+/// Returns whether one of these notes is Go's.
 fn is_go(start: u64, size: u64) -> bool {
     let mut at = 0;
     while at + NOTE_HEAD <= size {

@@ -1,20 +1,20 @@
-//! execve(2) and execveat(2): takes the library along into the next program.
+//! execve(2) and execveat(2): has the library loaded into the next program.
 //!
-//! The filter survives exec and the handler does not. So a program without the library would be
-//! killed by SIGSYS at its first trapped call. Therefore:
+//! The filter survives exec, but the handler does not. So the first trapped call of a program
+//! without the library would kill it by SIGSYS. Therefore:
 //! - The new environment always names the library.
-//! - A program into which no loader will load the library is refused with a message on standard
-//!   error and `ELIBBAD`. Such programs are of another machine, or started where the library
+//! - A program into which no loader will load the library is refused, with a message on standard
+//!   error and `ELIBBAD`. Such a program is of another machine, or it starts where the library
 //!   cannot be read.
-//! - A sanitizer's runtime that the program is linked to is named before the library, as the
-//!   runtime demands.
+//! - If the program is linked to a sanitizer's runtime, the runtime is named before the library, as
+//!   it demands.
 //!
 //! A static program runs without usring ([`crate::program::unserved`]), and a message says so. It
-//! is refused where the run has devices or swap, and where the process cannot be traced.
+//! is refused if the run has devices or swap, or if the process cannot be traced.
 //!
-//! The caller is often a vfork child, which borrows its parent's memory. A block that is allocated
-//! here and not freed before a successful exec is lost to the parent. So the new environment is
-//! built on the stack, in one of a few sizes.
+//! The caller is often a vfork child, which runs in its parent's memory. If it allocates a block
+//! and then executes, the parent loses that block. So the new environment is built on the stack, in
+//! one of a few sizes.
 
 use crate::call::{Call, Outcome};
 use crate::process::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
@@ -70,7 +70,7 @@ impl Execution {
     }
 }
 
-/// Runs the call; returns only if it failed.
+/// Makes the call; returns only if it failed.
 pub fn execute(call: &mut Call) -> Outcome {
     let mut execution = Execution::of(call);
     let runtime = match judge(&execution) {
@@ -104,16 +104,16 @@ fn judge(execution: &Execution) -> Verdict {
         Verdict::Static if environment::swap().is_some() => {
             Verdict::Refused("it is statically linked, and its memory would not be swapped")
         }
-        // The caller may not execute the file: the kernel answers why, and usring says nothing that
-        // contradicts it.
+        // The caller may not execute the file. The kernel returns the reason, and usring says
+        // nothing that contradicts it.
         Verdict::Static if !is_executable(execution) => Verdict::Fine,
         verdict => verdict,
     }
 }
 
-/// Whether the effective user or group differs from the real one. The kernel then makes the loader
-/// ignore libraries in the environment (AT_SECURE). Files with set-user-ID bits do not matter: the
-/// filter requires no_new_privs.
+/// Returns whether the effective user or group differs from the real one. The kernel then makes the
+/// loader ignore libraries in the environment (AT_SECURE). Files with set-user-ID bits do not
+/// matter: the filter requires no_new_privs.
 fn has_other_ids() -> bool {
     [linux::__NR_getresuid, linux::__NR_getresgid].into_iter().any(|number| {
         let mut ids = [0u32; 3];
@@ -123,8 +123,8 @@ fn has_other_ids() -> bool {
     })
 }
 
-/// Whether the loader will find the library: the process may have changed its root directory or its
-/// user since.
+/// Returns whether the loader will find the library. It may not, if the process has changed its
+/// root directory or its user.
 fn is_library_visible() -> bool {
     const READ: u64 = 4;
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else { return true };
@@ -132,7 +132,7 @@ fn is_library_visible() -> bool {
     SystemCall::new(linux::__NR_faccessat, arguments).run().is_ok()
 }
 
-/// Whether the caller may execute the file.
+/// Returns whether the caller may execute the file.
 fn is_executable(execution: &Execution) -> bool {
     const EXECUTE: u64 = 1;
     let flags = u64::from(execution.flags & (linux::AT_EMPTY_PATH | linux::AT_SYMLINK_NOFOLLOW));
@@ -140,7 +140,7 @@ fn is_executable(execution: &Execution) -> bool {
     SystemCall::new(linux::__NR_faccessat2, arguments).run() != Err(Errno::EACCES)
 }
 
-/// Says why the program cannot be served.
+/// Prints why the program cannot be served.
 fn explain(execution: &Execution, why: &str) {
     let name = user_memory::read_c_string(execution.path, linux::PATH_MAX as usize).unwrap_or_default();
     let name = name.strip_suffix(b"\0").unwrap_or(&name);
@@ -157,7 +157,7 @@ fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    // The kernel answers the same error for a bad array.
+    // For a bad array, the kernel would return this error, too.
     let size = measure(execution.call.arguments[execution.environment], kept, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
         on_stack::<64, 512>(execution, kept, &size)
@@ -187,7 +187,7 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     build(execution, kept, size, &mut variables, &mut bytes)
 }
 
-/// The size of the new environment, and the parts that the program's own already has.
+/// The size of the new environment, and which parts the program's own one already has.
 struct Size<'a> {
     /// Variables that the program passes.
     given: usize,
@@ -195,13 +195,13 @@ struct Size<'a> {
     variables: usize,
     /// Bytes of the new strings, including their NULs.
     bytes: usize,
-    /// The library that LD_PRELOAD has to name first; empty if there is none, or if it is named
-    /// already.
+    /// The runtime that LD_PRELOAD has to name first; empty if there is none, or if LD_PRELOAD
+    /// names it already.
     runtime: &'a [u8],
-    /// The program's own LD_PRELOAD, and the last if there are several: musl's loader uses the
-    /// first, glibc's the last.
+    /// The first and the last LD_PRELOAD that the program passes: musl's loader uses the first,
+    /// glibc's the last.
     preloads: [Option<Preload>; 2],
-    /// The variables of usring that the program passes itself, one bit each.
+    /// One bit for each of usring's variables that the program passes itself.
     present: u32,
 }
 
@@ -210,11 +210,11 @@ struct Size<'a> {
 struct Preload {
     index: usize,
     length: usize,
-    /// Whether the variable names the library (the launcher's does).
+    /// Whether the variable names the library, as the launcher's does.
     names_library: bool,
 }
 
-/// Most variables that are counted: more than any program passes. (The kernel limits only their
+/// Most variables that are counted, more than any program passes. (The kernel limits only their
 /// bytes.)
 const MOST_VARIABLES: usize = 1 << 20;
 
@@ -260,7 +260,7 @@ fn starts_with(address: u64, prefix: &[u8]) -> bool {
     prefix.iter().enumerate().all(|(index, byte)| user_memory::read(UserAddress(address + index as u64)) == Ok(*byte))
 }
 
-/// Whether a list of paths contains the library's.
+/// Returns whether a list of paths contains the library's.
 fn names(address: u64, length: usize, library: &[u8]) -> bool {
     let byte = |at: usize| user_memory::read::<u8>(UserAddress(address + at as u64)).unwrap_or(0);
     let ends = |at: usize| matches!(byte(at), 0 | b':' | b' ');
@@ -294,8 +294,8 @@ fn build(
     run(execution, variables.as_ptr() as u64)
 }
 
-/// Changes every LD_PRELOAD that a loader uses to name the library, or adds one; returns the new
-/// end of the array.
+/// Changes each LD_PRELOAD that a loader uses so that it names the library, or adds one. Returns
+/// the new end of the array.
 fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut [u8]) -> Result<usize, Errno> {
     let mut end = size.given;
     let (mut bytes, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
@@ -334,8 +334,8 @@ fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: us
 }
 
 /// Writes an LD_PRELOAD: the sanitizer's runtime, the program's own list, then the library. `own`
-/// has the address and length of the program's variable; its list is a part of its own even if it
-/// is empty. Returns the length, including the NUL.
+/// is the address and length of the program's variable, whose list is kept even if it is empty.
+/// Returns the length, including the NUL.
 fn write_preload(kept: &Kept, size: &Size<'_>, own: Option<(u64, usize)>, bytes: &mut [u8]) -> Result<usize, Errno> {
     let separator = |length: usize| if length > PRELOAD.len() { &b":"[..] } else { b"" };
     let mut length = write(bytes, &[PRELOAD, size.runtime]);

@@ -1,16 +1,17 @@
-//! Makes execve(2), which replaces the program, in the section of the entry points.
+//! Makes execve(2), which replaces the program, by code in the section of the entry points.
 //!
 //! The signal mask at the moment of a successful exec becomes the next program's, so it has to be
-//! the program's own. The kernel holds signals back while it prepares an exec. The engine does so
+//! the program's own. While the kernel prepares an exec, it holds signals back. The engine does so
 //! by putting them off:
 //! 1. A signal that arrives during the preparation is put off, and blocks all others.
 //! 2. When the preparation is done, [`call`] enters the section of the entry points, and delivers
 //!    the put-off signal.
 //! 3. A signal that arrives later runs its handler, which returns to the next instruction.
 //!
-//! So no preparation is repeated, and a program that execs under a storm of signals makes progress.
+//! So no preparation is repeated, and a program that executes under a storm of signals makes
+//! progress.
 //!
-//! An exec that takes more than one call is made with all signals blocked
+//! If an exec takes more than one call, it is made with all signals blocked
 //! ([`with_signals_blocked`]).
 //!
 //! A handler may leave by `siglongjmp`, so the caller of [`call`] must hold no lock.
@@ -51,7 +52,7 @@ global_asm!(
     "ret",
     ".cfi_endproc",
     ".size usring_make_exec, . - usring_make_exec",
-    // usring_block(rdi: *const SignalSet) -> the mask before. C calling convention.
+    // usring_block(rdi: *const SignalSet) -> the previous mask. C calling convention.
     ".globl usring_block",
     ".hidden usring_block",
     ".type usring_block,@function",
@@ -84,8 +85,8 @@ unsafe extern "C" {
     fn usring_block(all: &SignalSet) -> SignalSet;
 }
 
-/// Runs `work` with all signals blocked, after the handlers of those that were put off. Its
-/// argument is the program's mask.
+/// Runs the handlers of put-off signals, and then `work` with all signals blocked. The argument of
+/// `work` is the program's mask.
 pub fn with_signals_blocked<T>(work: impl FnOnce(SignalSet) -> T) -> T {
     // SAFETY: 1. `usring_block` keeps the C ABI, and the set lives across it. 2. The handlers that
     // run in between find nothing of ours held or half done.

@@ -1,5 +1,5 @@
-//! Decides whether the loader will load the library into a program: examines the file of an exec as
-//! the kernel will. In doubt the exec goes on, and the kernel decides.
+//! Decides whether the loader will load the library into a program. Examines the file of an exec as
+//! the kernel will. In doubt the exec is made, and the kernel decides.
 
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{SystemCall, UserAddress, user_memory};
@@ -10,7 +10,7 @@ pub enum Verdict {
     Fine,
     /// The program can be served if this library is loaded before usring's.
     FineBehind(Runtime),
-    /// The program is statically linked: it can run, unserved.
+    /// The program is statically linked: it can run, but without usring.
     Static,
     /// The program cannot be served, for this reason.
     Refused(&'static str),
@@ -45,7 +45,7 @@ impl Runtime {
 
 const FOREIGN: &str = "it is not a 64-bit x86-64 program";
 
-/// Most scripts whose interpreter is a script; Linux's limit.
+/// Most interpreters in a row that are scripts themselves; Linux's limit.
 const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a file to recognise its format (BINPRM_BUF_SIZE).
 const HEAD: usize = 256;
@@ -102,7 +102,7 @@ fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     Some(read_at(file, head, 0))
 }
 
-/// Ends the interpreter's name in a `#!` line with a NUL; returns its range.
+/// Ends the interpreter's name in a `#!` line with a NUL; returns the name's range.
 fn isolate_interpreter(head: &mut [u8; HEAD], length: usize) -> Option<core::ops::Range<usize>> {
     if !head[..length].starts_with(b"#!") {
         return None;
@@ -129,7 +129,7 @@ const DT_SONAME: u64 = 14;
 /// Size of a program header, and how many are examined.
 const PROGRAM_HEADER: usize = 56;
 const MOST_HEADERS: u16 = 64;
-/// Size of an entry of a dynamic section; most bytes of a section that are examined, and bytes read
+/// Size of an entry of a dynamic section, most bytes of a section that are examined, and bytes read
 /// at a time.
 const DYNAMIC_ENTRY: usize = 16;
 const MOST_DYNAMIC: u64 = 4096;
@@ -164,8 +164,8 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
     if has_loader {
         dynamic.runtime(file, head).map_or(Fine, FineBehind)
     } else if dynamic.names_itself {
-        // The loader itself, started with a program as its argument: it has no interpreter, but it
-        // is a library with a name.
+        // This is the loader itself, started with a program as its argument. It has no interpreter,
+        // but it is a library with a name.
         Fine
     } else {
         Static
@@ -201,11 +201,11 @@ fn segments(file: i32, head: &[u8]) -> impl Iterator<Item = Option<Segment>> {
 /// The relevant entries of the dynamic section.
 #[derive(Default)]
 struct Dynamic {
-    /// Whether it gives the file a library's name.
+    /// Whether an entry names the file as a library (DT_SONAME).
     names_itself: bool,
-    /// Offset of the first needed library's name in the strings.
+    /// Offset, in the string table, of the name of the first library that the program needs.
     needed: Option<u64>,
-    /// Address of the strings.
+    /// Address of the string table.
     strings: u64,
 }
 
@@ -228,8 +228,8 @@ impl Dynamic {
         dynamic
     }
 
-    /// Returns the first library that the program needs, if it is a sanitizer's runtime. Runtimes
-    /// are linked first, because they have to be loaded first.
+    /// Returns the first library that the program needs, if it is a sanitizer's runtime. A runtime
+    /// is linked first, because it has to be loaded first.
     fn runtime(&self, file: i32, head: &[u8]) -> Option<Runtime> {
         let address = self.strings.checked_add(self.needed?)?;
         let holds = |segment: &Segment| {

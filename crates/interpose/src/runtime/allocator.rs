@@ -1,21 +1,21 @@
 //! The allocator of all of usring's data. It maps its own pages by mmap(2), so a call that arrives
-//! while the program is inside malloc meets no lock of the program's.
+//! while the program is inside malloc needs no lock of the program's.
 //!
 //! Blocks have size classes with a free list each, and are cut off a region that grows by mmap(2).
 //! Blocks of more than [`LARGEST`] bytes are mappings of their own. One lock protects all lists. No
-//! call on a ring's busy path allocates in the steady state, and no signal handler interrupts a
-//! holder (signals are put off, see `signals`).
+//! call on a ring's hot path allocates in the steady state. No signal handler interrupts a holder
+//! of the lock, because signals are put off (see `signals`).
 //!
 //! # When the kernel has no more memory
-//! The allocator keeps a reserve of [`RESERVE`] bytes of addresses ([`Allocator::keep_reserve`]). A
-//! block for which the kernel has no memory comes off the reserve's end, and is freed like any
-//! other. From then on [`memory_reserve`] refuses the program's calls until [`Allocator::refill`]
-//! has succeeded.
+//! The allocator keeps a reserve of [`RESERVE`] bytes of addresses ([`Allocator::keep_reserve`]).
+//! If the kernel has no memory for a block, the block comes off the end of the reserve, and is
+//! freed like any other. From then on [`memory_reserve`] refuses the program's calls until
+//! [`Allocator::refill`] has succeeded.
 //!
 //! # fork
 //! The lists and the lock lie on a page that is zeroed in a forked child (MADV_WIPEONFORK). So a
 //! child never waits for a lock that another thread of its parent held. The parent's blocks stay
-//! readable in the child and may even be freed there: they then go to the child's lists.
+//! readable in the child and may even be freed there: then they go to the child's lists.
 //!
 //! # Limits
 //! Freed small blocks are kept for their class and never returned to the kernel. Alignment beyond a
@@ -28,7 +28,7 @@ use usring_sys::mapping::{self, PAGE};
 use usring_sys::{Errno, SystemCall, futex, memory_reserve};
 use usring_uapi::general as linux;
 
-/// Largest block that is cut off a region, in bytes.
+/// Bytes of the largest block that is cut off a region.
 const LARGEST: usize = 32 * 1024;
 /// Bytes of the reserve: more than any one call of the program allocates.
 const RESERVE: usize = 8 << 20;
@@ -40,7 +40,7 @@ const CLASSES: usize = 22;
 /// Alignment of every block.
 const ALIGNED: usize = 16;
 
-/// The content of the page.
+/// The contents of the page of lists.
 #[repr(C)]
 struct Lists {
     /// 0: free, 1: held, 2: held, and a thread waits.
@@ -61,7 +61,7 @@ pub struct Allocator {
     reserve: Reserve,
 }
 
-/// Reserved addresses. They change under the lists' lock; a forked child has them, too.
+/// Reserved addresses. They change under the lists' lock. A forked child has a copy.
 struct Reserve {
     start: AtomicUsize,
     /// Bytes that are left; 0 while the reserve is being filled.
@@ -69,8 +69,8 @@ struct Reserve {
 }
 
 impl Reserve {
-    /// Takes pages off the end, which are a mapping of their own from then on; null if there are
-    /// too few.
+    /// Takes pages off the end, which are a mapping of their own from then on. Returns null if
+    /// there are too few.
     #[cold]
     fn take(&self, length: usize) -> *mut u8 {
         let length = length.next_multiple_of(PAGE);
@@ -107,7 +107,7 @@ const fn class_of(size: usize) -> usize {
     if size <= 32 {
         return 1;
     }
-    // The smallest power of two that holds it, and whether three quarters of that power do, too.
+    // The smallest power of two that is large enough, and whether three quarters of it are, too.
     let power = usize::BITS - (size - 1).leading_zeros();
     let upper = 1usize << power;
     let index = 1 + 2 * (power as usize - 5);
@@ -136,8 +136,8 @@ const _: () = {
     }
 };
 
-/// Returns the size for a layout. For more than the usual alignment this is a power of two, whose
-/// blocks are aligned to their size (up to a page).
+/// Returns the size of the block for a layout. For more than the usual alignment it is a power of
+/// two, because such blocks are aligned to their size (up to a page).
 fn rounded(layout: Layout) -> usize {
     if layout.align() <= ALIGNED { layout.size() } else { layout.size().max(layout.align()).next_power_of_two() }
 }
@@ -237,7 +237,8 @@ impl Lists {
         self.free[class] = block;
     }
 
-    /// Cuts a new block off the region. Powers of two are aligned to themselves.
+    /// Cuts a new block off the region. A block whose size is a power of two is aligned to that
+    /// size (up to a page).
     fn carve(&mut self, size: usize, reserve: &Reserve) -> *mut u8 {
         let alignment = if size.is_power_of_two() { size.min(PAGE) } else { ALIGNED };
         let start = self.next.next_multiple_of(alignment);

@@ -1,8 +1,8 @@
 //! Pieces of assembler that several sections share. The user of a piece supplies its operands.
 
-/// Calls rt_sigprocmask(2), past usring's own filter: `$how` is the operand that says how the set
-/// at rsi changes the mask. The mask before goes to rdx unless that is 0. Operands: `mark`,
-/// `rt_sigprocmask`. The mark stays in r9.
+/// Calls rt_sigprocmask(2) with the mark that usring's filter lets pass. `$how` is the operand that
+/// says how the set at rsi changes the mask. If rdx is not 0, the previous mask goes there.
+/// Operands: `mark`, `rt_sigprocmask`. The mark stays in r9.
 macro_rules! change_mask {
     ($how:literal) => {
         concat!("mov edi, ", $how, "\nmov r10d, 8\nmov r9, {mark}\nmov eax, {rt_sigprocmask}\nsyscall\n")
@@ -10,8 +10,8 @@ macro_rules! change_mask {
 }
 pub(crate) use change_mask;
 
-/// Delivers this thread's put-off signals, if any thread has some. Uses the label 2. Operand:
-/// `deferred`.
+/// Delivers this thread's put-off signals, if any thread has put-off signals. Uses the label 2.
+/// Operand: `deferred`.
 macro_rules! settle {
     () => {
         "cmp dword ptr [rip + {deferred}], 0\nje 2f\ncall usring_settle\n2:\n"
@@ -19,7 +19,7 @@ macro_rules! settle {
 }
 pub(crate) use settle;
 
-/// Begins a frame by rbp, and its unwind information.
+/// Begins a frame with rbp, and its unwind information.
 macro_rules! begin_frame {
     () => {
         concat!(
@@ -49,7 +49,7 @@ macro_rules! load_mmap {
 }
 pub(crate) use load_mmap;
 
-/// Waits for the child edi. Operands: those in `$options`, `wait4`.
+/// Waits for the child with the id edi. Operands: those in `$options`, `wait4`.
 macro_rules! wait_for_child {
     ($options:literal) => {
         concat!("xor esi, esi\nmov edx, ", $options, "\nxor r10d, r10d\nmov eax, {wait4}\nsyscall\n")

@@ -1,11 +1,11 @@
-//! Finds the few things that the entry points need from the program's libc, if it has one: the
-//! functions behind usring's symbols, and `errno`.
+//! Finds what the entry points need from the program's libc, if it has one: the functions behind
+//! usring's symbols, and `errno`.
 //!
-//! The library is linked against nothing. The loader writes what it can bind into a small table
-//! (weak references: zero without a libc). The functions behind usring's own symbols are found in
-//! the loader's list of libraries behind this one, as dlsym(RTLD_NEXT) would find them. But this
-//! search takes none of its locks and no malloc, because the first call of a symbol may come from
-//! inside malloc.
+//! The library is linked against nothing. The loader fills a small table with the addresses that it
+//! can bind (weak references: zero without a libc). A function behind one of usring's own symbols
+//! is searched in the libraries that follow this one in the loader's list, as dlsym(RTLD_NEXT)
+//! would do. But this search takes no lock of the loader's and calls no malloc, because the first
+//! call of a symbol may come from inside malloc.
 
 use crate::runtime::text;
 use core::arch::global_asm;
@@ -78,18 +78,18 @@ impl Bound {
     }
 }
 
-/// Whether the program's libc is glibc.
+/// Returns whether the program's libc is glibc.
 pub fn is_glibc() -> bool {
     bound().glibc != 0
 }
 
-/// Whether the program has a sanitizer's runtime that tracks memory.
+/// Returns whether the program has a sanitizer's runtime that tracks memory.
 pub fn has_sanitizer() -> bool {
     bound().sanitizers.iter().any(|function| *function != 0)
 }
 
-/// Lets glibc's malloc map each block of this size separately, for good. Otherwise it stops doing
-/// so once such a block has been freed.
+/// Lets glibc's malloc map each block of this size separately from now on. By default it stops
+/// doing so once such a block has been freed.
 pub fn map_large_blocks(bytes: usize) {
     const M_MMAP_THRESHOLD: i32 = -3;
     if let (true, Some(mallopt), Ok(bytes)) = (is_glibc(), bound().mallopt, i32::try_from(bytes)) {
@@ -100,8 +100,8 @@ pub fn map_large_blocks(bytes: usize) {
 }
 
 /// Returns the environment of the process, in a constructor that got `given` as an argument. With
-/// glibc, constructors get the environment as an argument, and the variable is set later. With
-/// musl, the variable is set already, and constructors get nothing.
+/// glibc, constructors get the environment, and the variable `environ` is set later. With musl, the
+/// variable is set already, and constructors get nothing.
 pub fn environment(given: *mut *mut u8) -> *mut *mut u8 {
     match (bound().glibc, bound().environment) {
         (0, Some(environment)) => *environment,
@@ -147,7 +147,7 @@ const FUNCTION: u8 = 2;
 /// Flag of a version that is not the default one.
 const HIDDEN_VERSION: u16 = 0x8000;
 
-/// The parts of a library's dynamic section that a look-up needs.
+/// The parts of a library's dynamic section that a search for a symbol needs.
 struct Tables {
     base: usize,
     strings: usize,
@@ -241,8 +241,8 @@ pub fn libraries() -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the function that the program would call without usring's symbol of this name; `None`:
-/// there is none.
+/// Returns the function that the program would call if usring had no symbol of this name, if there
+/// is one.
 pub fn next(name: &CStr) -> Option<usize> {
     let loader = bound().loader()?;
     let own = text::base();
@@ -264,7 +264,7 @@ pub fn next(name: &CStr) -> Option<usize> {
     None
 }
 
-/// Finds the clock function of the vDSO, which the loader lists like a library.
+/// Finds the clock function of the vDSO, which is in the loader's list like a library.
 pub fn name_clock() {
     let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
     // SAFETY: 1. No thread changes the loader's list while the program starts. 2. The function of
@@ -279,7 +279,7 @@ pub fn name_clock() {
     }
 }
 
-/// Lets libc run `handler` in each child that it forks.
+/// Has libc run `handler` in each child that it forks.
 pub fn run_in_children(handler: unsafe extern "C" fn()) {
     // SAFETY: pthread_atfork(3); the library is never unloaded.
     unsafe {
@@ -291,7 +291,7 @@ pub fn run_in_children(handler: unsafe extern "C" fn()) {
     }
 }
 
-/// Stores the signal by which this libc changes the user of every thread.
+/// Stores the number of the signal by which this libc changes the credentials of every thread.
 pub fn name_change_of_user() {
     if !is_glibc() {
         thread::CHANGE_USER.store(thread::CHANGE_USER_MUSL, Ordering::Relaxed);

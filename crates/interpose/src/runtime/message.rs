@@ -51,7 +51,8 @@ pub fn say(text: fmt::Arguments) {
     }
 }
 
-/// Errors: those of opening the log and writing to it; `ENOENT` if there is none.
+/// Writes a line to the log. Errors: those of opening the log and writing to it; `ENOENT` if there
+/// is none.
 fn write_to_log(line: &Line) -> Result<u64, Errno> {
     let path = LOG.load(Ordering::Relaxed);
     if path.is_null() {
@@ -69,7 +70,7 @@ pub fn abort() -> ! {
         let _ = usring_sys::signals::send_to_thread(usring_sys::signals::thread_id(), signal);
     };
     kill(linux::SIGABRT);
-    // The first signal was blocked or ignored, or a handler returned.
+    // The first signal was blocked or ignored, or its handler returned.
     kill(linux::SIGKILL);
     loop {
         let _ = SystemCall::new(linux::__NR_exit_group, [134, 0, 0, 0, 0]).run_once();

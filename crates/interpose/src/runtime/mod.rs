@@ -1,4 +1,4 @@
-//! Stands in for libc and a standard library, which this library does not have.
+//! Replaces the parts of libc and of a standard library that this library needs but does not have.
 //!
 //! | file | content |
 //! |---|---|

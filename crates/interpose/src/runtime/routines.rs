@@ -1,6 +1,6 @@
-//! The routines that compiled code calls implicitly: memcpy and its kin. libc's routines use vector
-//! registers that a system call leaves alone, and the library must not call libc. These use the low
-//! 16 bytes of a few xmm registers, which the entry points save.
+//! The routines that compiled code calls implicitly, such as memcpy. libc's routines use vector
+//! registers that a system call leaves unchanged, and the library must not call libc. These
+//! routines use the low 16 bytes of a few xmm registers, which the entry points save.
 //!
 //! All symbols are hidden: the program keeps its own.
 
@@ -8,8 +8,8 @@ use core::arch::global_asm;
 
 // void *memcpy(rdi to, rsi from, rdx count), void *memmove(rdi to, rsi from, rdx count)
 //
-// Up to 32 bytes are all loaded before any is stored, so both are equal there. Above, the last 16
-// bytes are loaded first and stored last, so the loop may stop early.
+// Up to 32 bytes are all loaded before any is stored, so memcpy and memmove are the same there. For
+// more, the last 16 bytes are loaded first and stored last, so the loop may stop early.
 global_asm!(
     ".globl memcpy, memmove",
     ".hidden memcpy, memmove",
@@ -34,7 +34,7 @@ global_asm!(
     "sub rdx, 32",
     "cmp rdx, 32",
     "ja 5b",
-    // 1 to 32 bytes are left; the first 16 of them were loaded.
+    // 1 to 32 bytes are left; the first 16 of them were loaded at the beginning.
     "cmp rdx, 16",
     "jbe 7f",
     "movups xmm0, [rsi + rdx - 16]",
@@ -158,7 +158,7 @@ global_asm!(
     ".size memset, . - memset",
 );
 
-// int memcmp(rdi, rsi, rdx count); its answer is valid for bcmp, too.
+// int memcmp(rdi, rsi, rdx count). Its answer is valid for bcmp, too.
 global_asm!(
     ".globl memcmp, bcmp",
     ".hidden memcmp, bcmp",
@@ -193,7 +193,7 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // The first byte in memory decides, so it has to be the highest.
+    // The first different byte in memory decides, so it has to be the most significant one.
     "6:",
     "bswap rax",
     "bswap rcx",

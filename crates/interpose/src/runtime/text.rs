@@ -2,7 +2,7 @@
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// A range of addresses that assembler reads: start, length.
+/// A range of addresses that assembler code reads: start and length.
 #[repr(C)]
 pub struct Range {
     start: AtomicUsize,
@@ -44,7 +44,7 @@ const PHENTSIZE: usize = 56;
 const PT_LOAD: u32 = 1;
 const PF_X: u32 = 1;
 
-/// Reads the library's own program headers, before the first handler is installed.
+/// Reads the library's own program headers. Called before the first handler is installed.
 pub fn find() {
     let base = &raw const __ehdr_start;
     // SAFETY: the loader mapped the header and, right behind it, the program headers; they are
@@ -64,7 +64,7 @@ pub fn find() {
     ENTRY_POINTS.set(&raw const __start_usring_entry as usize, &raw const __stop_usring_entry as usize);
 }
 
-/// Whether an interrupted thread is inside the engine.
+/// Returns whether a thread that was interrupted at this address is inside the engine.
 pub fn is_engine(instruction_pointer: usize) -> bool {
     LIBRARY.contains(instruction_pointer) && !ENTRY_POINTS.contains(instruction_pointer)
 }
@@ -74,7 +74,7 @@ pub fn base() -> usize {
     &raw const __ehdr_start as usize
 }
 
-/// Whether an address is code of the library.
+/// Returns whether an address is code of the library.
 pub fn is_library(address: usize) -> bool {
     LIBRARY.contains(address)
 }

@@ -1,4 +1,4 @@
-//! Symbols that the precompiled `core` and `alloc` need for unwinding, which never happens here: a
+//! Symbols for unwinding that the precompiled `core` and `alloc` refer to. They are never used: a
 //! panic ends the process.
 
 use core::arch::global_asm;

@@ -12,7 +12,7 @@ use usring_sys::thread::CHANGE_USER;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// Answers rt_sigprocmask(2); usring's signals stay open.
+/// Answers rt_sigprocmask(2). usring's own signals stay unblocked.
 pub fn change_mask(call: &mut Call) -> Outcome {
     let [_, set, _, size, ..] = call.arguments;
     if size != 8 {
@@ -56,7 +56,7 @@ fn read_action(address: UserAddress) -> Result<Action, Errno> {
 fn exchange_own(signal: u32, new: Option<Action>) -> Action {
     let before = installed(signal);
     // A vfork child has handlers of its own but shares this table. Its actions for these three
-    // signals last only until its exec, which resets them.
+    // signals would last only until its exec, which resets them.
     if let Some(new) = new
         && process::is_own()
     {
@@ -76,10 +76,11 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
         if process::is_own() {
             entry.set(&new);
         }
-        // Without SA_SIGINFO the kernel would not write the siginfo_t.
+        // The wrapper needs the siginfo_t, which the kernel writes only with SA_SIGINFO.
         let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
-        // This handler runs wherever it finds the thread. A signal on top of it could not see that
-        // the engine was interrupted, so all are blocked.
+        // This handler also runs when the signal finds the thread in the engine. A second signal
+        // could not see that the engine was interrupted, so all signals are blocked during the
+        // handler.
         let alone = if signal == CHANGE_USER.load(Ordering::Relaxed) { ALL_BLOCKED } else { 0 };
         Action { handler: wrapper::address(), flags, mask: (new.mask | alone) & !KEPT_OPEN, ..new }
     });
@@ -87,8 +88,8 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
     Ok(if in_kernel.handler == wrapper::address() { before } else { in_kernel })
 }
 
-/// Takes over, at the start, the handlers that were installed before. `install` installs usring's
-/// handler of each signal that belongs to usring, and returns the action before.
+/// Takes over the handlers that are installed when usring starts. `install` installs usring's
+/// handler of a signal that belongs to usring, and returns the previous action.
 pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno> {
     for signal in (1..=LAST_SIGNAL as u32).filter(|signal| !OWN.contains(signal)) {
         let before = kernel_exchange(signal, None)?;
@@ -98,7 +99,7 @@ pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno>
     }
     for signal in OWN {
         let before = install(signal)?;
-        // No code has run before that could have a handler of SIGSYS: it is the one of
+        // No code that could install a handler of SIGSYS has run before. So this handler is that of
         // `program::unserved`, from the program that executed this one.
         let is_unserved = signal == linux::SIGSYS && before.handler > IGNORE;
         TABLE[signal as usize].set(&if is_unserved { Action::default() } else { before });

@@ -1,5 +1,5 @@
-//! The kernel's layout of a signal's frame: offsets in a `ucontext_t`, in bytes, and `si_code`.
-//! The instruction pointer's is in [`usring_sys::wait`].
+//! The kernel's layout of a signal's frame: offsets in a `ucontext_t`, in bytes, and `si_code`. The
+//! offset of the instruction pointer is in [`usring_sys::wait`].
 
 pub const ALTERNATE_STACK: usize = 16;
 pub const R8: usize = 40;

@@ -2,13 +2,13 @@
 //!
 //! The kernel puts a frame on the stack for a handler: a return address, the ucontext_t, the
 //! siginfo_t, and above them the state of the floating-point and vector registers. The library
-//! copies the frame away when the signal arrives. When the signal may be delivered, the library
-//! puts the frame back, perhaps at another address. So the handler sees all that the kernel
-//! provided, and rt_sigreturn(2) accepts the frame.
+//! copies the frame away when the signal arrives, and puts it back when the signal may be
+//! delivered, perhaps at another address. So the handler sees all that the kernel provided, and
+//! rt_sigreturn(2) accepts the frame.
 //!
-//! Of the register state only the upper parts of the vectors matter by then, which no code of
-//! usring has changed. The lower parts hold the engine's values; the entry point sets them
-//! afterwards.
+//! Of the register state in the frame, only the upper parts of the vector registers still matter
+//! then: no code of usring has changed them. The lower parts hold the engine's values, which the
+//! entry point replaces afterwards.
 
 use crate::signals::context;
 use core::cell::UnsafeCell;
@@ -16,11 +16,11 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 /// Frames kept at the same time: one for each thread with a put-off signal.
 const MOST_FRAMES: usize = 64;
-/// Room for the largest frame on x86-64 processors (11 KiB with AMX).
+/// Bytes for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
 
-/// Offsets in the register state, and the magic number there if the state exceeds the legacy 512
-/// bytes.
+/// Offsets in the register state, and the magic number at the first one if the state is longer than
+/// the legacy 512 bytes.
 const STATE_MAGIC: usize = 464;
 const STATE_SIZE: usize = 468;
 const MAGIC: u32 = 0x4650_5853;
@@ -53,7 +53,8 @@ fn place_of(note: u32) -> Option<&'static KeptFrame> {
     TABLE.get((note as usize).wrapping_sub(1))
 }
 
-/// Copies a frame away. Returns the note that identifies it, never 0; `None` if there is no room.
+/// Copies a frame away. Returns its note, a number that is never 0; `None` if no slot is free or
+/// large enough.
 ///
 /// # Safety
 /// `frame` must be a signal frame of the kernel's on this thread's stack.
@@ -63,7 +64,8 @@ pub unsafe fn keep(frame: *const u8) -> Option<u32> {
     if length > SIZE {
         return None;
     }
-    // Acquire and release: the thread that had the place before has finished with it.
+    // Partner: the releasing store in `give_back`, after which the slot's last user is done with
+    // it.
     let free = |place: &KeptFrame| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(free)?;
     let place = &TABLE[index];
@@ -79,8 +81,8 @@ pub unsafe fn keep(frame: *const u8) -> Option<u32> {
 /// # Safety
 /// `frame` must be a signal frame of the kernel's.
 unsafe fn length_of(frame: *const u8) -> usize {
-    // SAFETY: this is the layout of the kernel's frames. The state, if there is one, lies above the
-    // head and contains its length.
+    // SAFETY: this is the layout of the kernel's frames. The register state, if there is one, lies
+    // above the head and contains its length.
     unsafe {
         let state = *frame.add(8 + context::REGISTER_STATE).cast::<*const u8>();
         if state.is_null() {
@@ -92,14 +94,14 @@ unsafe fn length_of(frame: *const u8) -> usize {
     }
 }
 
-/// Frees a place without using its frame.
+/// Frees a slot without using its frame.
 pub fn give_back(note: u32) {
     if let Some(place) = place_of(note) {
         place.used.store(0, Ordering::Release);
     }
 }
 
-/// Frees all places, in a forked child: they belong to other threads of the parent. (The forking
+/// Frees all slots, in a forked child: they belong to other threads of the parent. (The forking
 /// thread has none: `swap::fork` delivers a put-off signal before the fork.)
 pub fn forget_after_fork() {
     // Writes only where a change is needed: the child shares these pages with its parent.
@@ -108,9 +110,9 @@ pub fn forget_after_fork() {
     }
 }
 
-/// Returns how many bytes of stack putting the frame back may need.
+/// Returns how many bytes of stack [`place`] may need for a frame.
 pub fn room_for(note: u32) -> u64 {
-    // The state needs its old offset relative to 64-byte lines.
+    // The state must keep its offset relative to 64-byte lines.
     place_of(note).map_or(0, |place| place.length.load(Ordering::Relaxed) as u64 + 64)
 }
 
@@ -138,8 +140,8 @@ pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
     }
 }
 
-/// Whether the kept frame was on the alternate stack, and neither the interrupted code nor the
-/// present code runs on that stack.
+/// Returns whether the kept frame was on the alternate stack, and neither the interrupted code nor
+/// the present code runs on that stack.
 ///
 /// # Safety
 /// `kept` must be a frame.

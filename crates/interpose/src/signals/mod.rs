@@ -8,15 +8,15 @@
 //! | the program, or an entry point | runs the program's handler, on the kernel's own frame |
 //! | the engine | puts the signal off, and keeps its frame (`frames`) until the call leaves |
 //!
-//! Signals that arrive later are blocked meanwhile and wait in the kernel, so all signals keep
-//! their order.
+//! Signals that arrive after it are blocked and wait in the kernel, so all signals keep their
+//! order.
 //!
 //! In the kernel SIGSYS, SIGSEGV and SIGBUS belong to usring (`entry::own_signal`). The program's
-//! actions for them exist in the table only. They are removed from every mask, because a trap or a
-//! fault would kill the process while they are blocked.
+//! actions for them exist only in the table. They are removed from every mask: if they were
+//! blocked, a trap or a fault would kill the process.
 //!
-//! SA_RESETHAND never reaches the kernel: a signal that was put off would find the default action
-//! when it comes again. The wrapper implements the flag.
+//! SA_RESETHAND never reaches the kernel. If it did, a put-off signal would find the default action
+//! when it is sent again. The wrapper implements the flag.
 //!
 //! | file | content |
 //! |---|---|

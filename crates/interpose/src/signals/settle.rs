@@ -14,17 +14,18 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, SignalInformation};
 use usring_uapi::general as linux;
 
-/// The state of the exit while it delivers put-off signals; on its stack.
+/// The state of an entry point's exit while it delivers put-off signals. It lies on the exit's
+/// stack.
 #[repr(C)]
 pub struct Delivery {
     pub delivery_mask: u64,
     pub original_mask: u64,
     pub has_delivery_mask: u64,
-    /// Signals to be sent again.
+    /// Signals that have to be sent again.
     pub resend: u64,
     pub process: u32,
     pub thread: u32,
-    /// The kept frame of the first signal, or 0, and the stack that it needs in bytes.
+    /// The kept frame of the first signal, or 0, and the bytes of stack that it needs.
     pub frame: u64,
     pub frame_room: u64,
     /// The first signal's handler, and the mask under which it runs.
@@ -33,14 +34,14 @@ pub struct Delivery {
 }
 
 const DELIVERY_SIZE: usize = size_of::<Delivery>();
-/// Bytes of the `Delivery`, the mask before, and eight bytes to align the stack.
+/// Bytes of the `Delivery`, the previous mask, and eight bytes to align the stack.
 const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 
-// usring_settle(): some thread has a put-off signal; if it is this thread, delivers it. C calling
+// usring_settle(): some thread has a put-off signal. If it is this thread, delivers it. C calling
 // convention. Every signal is blocked while the slots are searched: a signal that arrived then
-// would be put off without a later exit to deliver it.
+// would be put off, and no later exit would deliver it.
 //
-// The first signal's frame is put back on the stack, and its handler entered as the kernel would
+// The first signal's frame is put back on the stack, and its handler is entered as the kernel would
 // enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only rbp is
 // known. The kernel delivers the other signals once they are unblocked.
 global_asm!(
@@ -84,8 +85,8 @@ global_asm!(
     "call {place_put_off}",
     "cmp qword ptr [rbx + {handler}], 0",
     "je 3f",
-    // From here on the frame is the top of the stack, whichever stack that is. So the next signal's
-    // frame lands below it.
+    // From here on the frame is the top of its stack, whichever stack that is. So the frame of the
+    // next signal goes below it.
     "mov rsp, rax",
     "lea rsi, [rbx + {handler_mask}]",
     "xor edx, edx",
@@ -97,8 +98,8 @@ global_asm!(
     "xor eax, eax",
     "xor r9d, r9d",
     "jmp usring_run_handler",
-    // The handler has returned. The mask in force is the one in its frame: a change that the
-    // handler made there is in force after this call.
+    // The handler has returned. The mask in force is that of its frame. If the handler changed it
+    // there, the change stays in force after this call.
     "9:",
     "lea rsp, [rbp - 40 - {room}]",
     "lea rsi, [rip + {every}]",
@@ -117,7 +118,7 @@ global_asm!(
     "xor edx, edx",
     "cmp qword ptr [rsp + {resend}], 0",
     "je 4f",
-    // No signal is unblocked before all of them are sent: a handler may not return.
+    // No signal is unblocked before all of them are sent, because a handler may not return.
     "lea rsi, [rip + {every}]",
     "call 8f",
     "3:",
@@ -192,8 +193,8 @@ global_asm!(
     tgkill = const linux::__NR_tgkill,
 );
 
-/// For an entry point's exit, with every signal blocked: takes this thread's put-off state into
-/// `delivery`. Returns 0 if there is none.
+/// Takes this thread's put-off state into `delivery`, for an entry point's exit, with every signal
+/// blocked. Returns 0 if there is none.
 extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     let Some(put_off) = signals::take() else { return 0 };
     *delivery = Delivery {
@@ -211,8 +212,8 @@ extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     1
 }
 
-/// Puts the kept frame of a signal back on a stack: into the room at `room`, or where the kernel
-/// had put it on the alternate stack. When its handler returns, the thread goes on at `resume` with
+/// Puts the kept frame of a signal back on a stack: into `room`, or where the kernel had put it on
+/// the alternate stack. When its handler returns, the thread continues at `resume` with
 /// `frame_pointer`, under the next mask. Returns the frame's address.
 extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
     // SAFETY: the room is as large as `frames::room_for` said.
@@ -231,7 +232,7 @@ extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64,
     };
     let action = installed(signal);
     delivery.handler_mask = mask_in_handler(signal, delivery.handler_mask);
-    // If the program has set the action to default or ignore meanwhile, the signal is lost, as an
+    // If the program has meanwhile set the action to default or ignore, the signal is lost, as an
     // ignored pending signal would be.
     delivery.handler = if action.handler > IGNORE { action.handler } else { DEFAULT };
     if action.flags & RESET_HANDLER != 0 {

@@ -81,7 +81,7 @@ pub static EVERY: SignalSet = SignalSet::MAX;
 pub static OPEN: SignalSet = KEPT_OPEN;
 pub static DEFAULT_ACTION: Action = Action { handler: DEFAULT, flags: 0, restorer: 0, mask: 0 };
 
-/// All of these signals are in the lower half of the mask.
+/// All of these signals are in the lower half of a mask.
 const _: () = assert!(KEPT_OPEN <= i32::MAX as u64);
 
 /// Returns the mask under which the kernel would run the program's handler of a signal that arrives
@@ -92,7 +92,7 @@ pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
     ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
 }
 
-/// Calls rt_sigaction(2), past usring's own filter.
+/// Calls rt_sigaction(2), which usring's filter lets pass.
 pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
     let new = new.map_or(0, |new| &raw const *new as u64);
@@ -100,8 +100,9 @@ pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errn
     SystemCall::new(linux::__NR_rt_sigaction, arguments).run_once().map(|_| old)
 }
 
-/// Runs `exec`. A signal that the program ignores stays ignored in the next program: for those that
-/// belong to usring, the kernel learns it here. If `exec` returns, their actions are restored.
+/// Runs `exec`. A signal that the program ignores stays ignored in the next program. For the
+/// signals that belong to usring, the kernel has to be set so here. If `exec` returns, usring's
+/// actions are restored.
 pub fn with_ignored<T>(exec: impl FnOnce() -> T) -> T {
     let ignore = Action { handler: IGNORE, ..Action::default() };
     let ours = OWN.map(|signal| {

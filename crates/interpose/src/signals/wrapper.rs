@@ -19,10 +19,10 @@ use usring_uapi::general as linux;
 // The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the kernel's frame, and
 // the ucontext_t begins eight bytes above it.
 //
-// A second signal may interrupt this wrapper before `usring_signal_decided`. Up to there the
+// A second signal may interrupt this wrapper before `usring_signal_decided`. Until there, the
 // wrapper pushes nothing, so the interrupted rsp still points at the first signal's frame. The
-// second wrapper reads the first one's ucontext_t there (rsp + 8), and decides by the code that
-// both signals interrupted.
+// second wrapper reads the first one's ucontext_t there (rsp + 8), and decides by the code that the
+// first signal interrupted.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_signal_entry, usring_signal_decided",
@@ -33,8 +33,9 @@ global_asm!(
     ".cfi_startproc",
     ".cfi_def_cfa rsp, 8",
     "endbr64",
-    // libc requests a change of user from every thread by this signal, and waits for each. That
-    // includes usring's threads, which never leave the engine. So its handler may run anywhere.
+    // By this signal libc requests a change of credentials from every thread, and waits for each.
+    // That includes usring's threads, which never leave the engine. So its handler may run
+    // anywhere.
     "cmp edi, [rip + {change_user}]",
     "je 5f",
     "mov r8, rdx",
@@ -57,12 +58,12 @@ global_asm!(
     "sub rcx, [rip + {entry_points}]",
     "cmp rcx, [rip + {entry_points} + 8]",
     "jb 5f",
-    // The engine was interrupted. No further signal may arrive from here on, not even those that
-    // are never blocked in the engine.
+    // The engine was interrupted. From here on no signal may arrive, not even those that are never
+    // blocked in the engine.
     "lea rsi, [rip + {every}]",
     "xor edx, edx",
     change_mask!("{set_mask}"),
-    // Decided: a wrapper that interrupts this code may push.
+    // Decided: code that interrupts this wrapper may push from here on.
     "usring_signal_decided:",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
@@ -84,7 +85,7 @@ global_asm!(
     change_mask!("{set_mask}"),
     "pop rax",
     ".cfi_def_cfa_offset 8",
-    // The program's handler. It may run under the mask of a sigsuspend(2) or ppoll(2) that usring
+    // Runs the program's handler. The mask may be that of a sigsuspend(2) or ppoll(2) that usring
     // has not seen, so usring's signals are unblocked here.
     "5:",
     "lea rsi, [rip + {kept_open}]",
@@ -143,8 +144,8 @@ global_asm!(
 );
 
 // usring_run_handler(rcx: the program's handler; rdi, rsi, rdx: its arguments; rsp: the kernel's
-// frame): runs it and returns to the restorer. A handler may change the mask in its ucontext_t,
-// which is in force afterwards. usring's signals stay open in that mask, too.
+// frame): runs the handler and returns to the restorer. The handler may change the mask in its
+// ucontext_t, which is in force afterwards. usring's signals stay unblocked in that mask.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_run_handler",
@@ -172,8 +173,8 @@ unsafe extern "C" {
     fn usring_signal_decided();
 }
 
-/// Returns the ucontext_t of the interrupted code. Looks through wrappers that were interrupted
-/// before they had decided (see the wrapper).
+/// Returns the ucontext_t of the interrupted code. Skips wrappers that were interrupted before they
+/// had decided (see the wrapper).
 ///
 /// # Safety
 /// `found` must be the ucontext_t of a signal frame of the kernel's.
@@ -201,8 +202,8 @@ struct Decision {
     mask: SignalSet,
 }
 
-/// Puts a signal off that found its thread in the engine. `first` is the ucontext_t of the frame
-/// that interrupted the engine, `own` that of this signal. Every signal is blocked.
+/// Puts off a signal that found its thread in the engine. `first` is the ucontext_t of the frame
+/// that interrupted the engine, `own` that of this signal. Every signal must be blocked.
 extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Decision {
     // SAFETY: these are the kernel's frames on this stack. They may be changed until the handlers
     // return.
@@ -215,8 +216,8 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
         )
     };
     let runs = |own_mask| Decision { runs: 1, mask: mask_in_handler(information.signal as u32, own_mask) };
-    // An instruction of the engine raised the signal. It would raise the signal again if this were
-    // put off, so the handler runs now.
+    // An instruction of the engine raised the signal. If the signal were put off, the instruction
+    // would raise it again, so the handler runs now.
     if information.code > 0 && matches!(information.signal as u32, linux::SIGILL | linux::SIGFPE) {
         return runs(*own_mask);
     }
@@ -233,8 +234,8 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
                 // again.
                 signals::send_again(itself);
             } else {
-                // It goes to the end of the kernel's queue. It may lose its position among signals
-                // of its number, but nothing else.
+                // The signal goes to the end of the kernel's queue. It may lose its position among
+                // signals of its number, but nothing else.
                 queue_again(information);
             }
         }

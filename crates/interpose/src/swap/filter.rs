@@ -1,21 +1,21 @@
-//! The seccomp filter of a run whose memory is swapped: traps the calls that may name memory that
-//! is not resident.
+//! The seccomp filter of a run whose memory is swapped: traps calls that may name memory that is
+//! not resident.
 //!
 //! Swapped memory lies in a window of addresses that is the same in every process ([`WINDOW`]). So
 //! the filter is constant, as the others are, and need not know what a call means. A call traps if
 //! one of its arguments is an address in the window. Only these calls are known by number:
 //! - calls that name memory by other memory (vectors, messages);
 //! - calls that could make such memory (mmap);
-//! - calls that must not be trapped, whatever is left in the registers that they do not use.
+//! - calls that must not be trapped, whatever their unused registers contain.
 //!
 //! The loader of the next program runs before there is a handler, so it must not trap:
 //! - It knows no address of the window.
 //! - Of the calls that trap by number it uses only writev(2), for error messages. (libc's own
 //!   writev, which programs use, is rewritten when they start.)
-//! - It maps anonymous memory at fixed addresses or in small pieces. The largest holds thread-local
-//!   data: of a program or library, or ThreadSanitizer's 800 KiB.
+//! - It maps anonymous memory at fixed addresses or in small pieces. The largest piece holds
+//!   thread-local data: of a program or library, or ThreadSanitizer's 800 KiB.
 //!
-//! So there is a filter for each of several sizes ([`SIZES`]), and a run gets the one that traps no
+//! So there is one filter for each of several sizes ([`SIZES`]). A run gets the one that traps no
 //! smaller pieces than necessary.
 
 use crate::filter::{
@@ -27,20 +27,20 @@ use usring_sys::Errno;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::general as linux;
 
-/// create_module(2), which Linux 2.6 and later do not have. By this call a program detects a filter
-/// that traps pieces of memory as large as its second argument.
+/// create_module(2), which Linux 2.6 and later do not have. By this call a program tests for the
+/// filter that traps pieces of memory as large as its second argument.
 pub const PROBE: u32 = linux::__NR_create_module;
 
-/// First argument and answer of the call that detects whether the filter is installed.
+/// First argument and answer of the call that tests whether the filter is installed.
 pub const PROBE_ARGUMENT: u64 = 0x7573_7377;
 pub const PROBE_ANSWER: u64 = 0x7573_0002;
 
-/// Calls that never trap: they take nothing from registers, or do not return. (clone(2) and its kin
-/// are checked before.)
+/// Calls that never trap, because they take nothing from registers or do not return. (clone(2) and
+/// similar calls are checked before.)
 const EXEMPT: [u32; 4] =
     [linux::__NR_rt_sigreturn, linux::__NR_restart_syscall, linux::__NR_exit, linux::__NR_exit_group];
 
-/// Calls that always trap: they name memory by other memory, or could; or they copy all memory.
+/// Calls that always trap. They name memory by other memory, or may do so, or they copy all memory.
 const ALWAYS: [u32; 23] = [
     linux::__NR_fork,
     linux::__NR_readv,
@@ -68,13 +68,13 @@ const ALWAYS: [u32; 23] = [
 ];
 
 /// The mark in a register's upper half. Every call of usring has it in its sixth argument. If that
-/// is an address, the mark is in the first argument, a number of 32 bits.
+/// argument is an address, the mark is in the first argument, a number of 32 bits.
 const MARK: u32 = (PASS_MARK >> 32) as u32;
 
 /// An option of prctl(2).
 const PR_SET_SECCOMP: u32 = 22;
 
-/// Where the loader writes its error messages.
+/// The descriptor to which the loader writes its error messages.
 const STANDARD_ERROR: u32 = 2;
 
 /// Flags of mmap(2) for kinds of memory that the region does not provide.
@@ -89,7 +89,7 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// By filter: the least length of mapped memory that traps, in bytes.
+/// Least length of mapped memory that traps, in bytes, for each of the filters.
 const SIZES: [u32; 4] = [LEAST_MINIMUM as u32, 256 << 10, 512 << 10, 1 << 20];
 
 /// Assembles a filter; `size` is one of [`SIZES`].
@@ -162,8 +162,8 @@ const fn look_at_clone(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// vfork(2) has no argument, so the mark is in a register that no other call checks. If the mark
-/// stays there, no other call passes by it.
+/// vfork(2): trapped unless marked. It has no argument, so its mark is in a register that no other
+/// call checks. If the mark stays there, it lets no other call pass.
 const fn look_at_vfork(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
     filter.load(high(VFORK_MARKED));
@@ -192,7 +192,7 @@ fn index_for(minimum: usize) -> usize {
     SIZES.iter().rposition(|size| *size as usize <= minimum).unwrap_or(0)
 }
 
-/// Whether the filter for `minimum` is installed, and its traps reach usring.
+/// Returns whether the filter for `minimum` is installed, and its traps reach usring.
 pub fn is_installed(minimum: usize) -> bool {
     let arguments = [PROBE_ARGUMENT, u64::from(SIZES[index_for(minimum)]), 0, 0, 0, 0];
     // SAFETY: the kernel has no such call, and usring reads no memory for it.

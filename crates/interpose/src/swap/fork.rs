@@ -1,13 +1,13 @@
 //! fork(2) of a process whose memory is swapped. The child gets a copy of that memory, as of all
-//! other memory; `usring_swap::inheritance` describes how.
+//! other memory. `usring_swap::inheritance` describes how.
 //!
-//! This file makes the call itself, with all signals blocked. No code of the program or of libc may
-//! run from the moment at which all swapped memory is at rest until parent and child go on. So the
-//! filter traps the call; a handler of libc's (pthread_atfork) would not do.
+//! This file makes the call itself, with all signals blocked. From the moment at which all swapped
+//! memory is at rest until parent and child continue, no code of the program or of libc may run. So
+//! the filter traps the call; a handler of libc's (pthread_atfork) would not be enough.
 //!
-//! A copy made in any other way holds zeroes for the pages that are out. So every process with
-//! memory of its own is made here, one after the other. That includes children that do not inherit
-//! the swapped memory:
+//! A copy that is made in any other way has zeroes in the pages that are evicted. So every process
+//! with memory of its own is made here, one at a time. That includes children that do not inherit
+//! the swapped memory, for one of these reasons:
 //! - they share their parent's descriptors;
 //! - they have a stack of their own;
 //! - or the memory cannot be brought to rest.
@@ -16,8 +16,8 @@
 //! ENOSYS ([`crate::swap::filter`]).
 //!
 //! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
-//! parent waits, or on another stack. So the program makes that call itself. Before it does, the
-//! memory that this process inherited is taken over. The child could not do that: its fault slots
+//! parent waits, or on another stack. So the program makes that call itself. Before that, this
+//! process takes over the memory that it has inherited. The child could not do so: its fault slots
 //! and threads would end with it.
 
 use crate::call::{Call, Outcome};
@@ -37,13 +37,13 @@ use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
 use usring_sys::{Errno, descriptor, signals, thread};
 use usring_uapi::general as linux;
 
-/// Lock for forking a child. A vfork child may hold it too, and may be killed meanwhile.
+/// Lock for forking a child. A vfork child may hold it, too, and may be killed meanwhile.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
 /// One bit for each kind of refusal that has been reported.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
-/// How long a fork waits for memory to come to rest before other threads may go on for a moment
-/// (and a signal may end the wait), and how often. It waits for requests that are with the device.
+/// How long a fork waits for memory to come to rest, which means for requests on the device. After
+/// each of `ROUNDS` rounds, other threads run for a moment, and a signal may end the wait.
 const ROUND_SECONDS: u64 = 5;
 const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
 const ROUNDS: u64 = 12;
@@ -77,16 +77,17 @@ fn share(call: &mut Call, flags: u32) -> Outcome {
 fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let mappings = if region::is_on() { region::mappings() } else { None };
     // A vfork child does not have its parent's threads. A child with a stack of its own often ends
-    // by exit(2), which ends the process only if it has one thread.
+    // by exit(2), which ends the process only if it has a single thread.
     let inherits = flags & (linux::CLONE_FILES | linux::CLONE_VFORK) == 0 && stack == 0 && process::is_own();
     let inherited = mappings.filter(|_| inherits);
     let _closed = thread::close_signals();
     if signals::interrupted() {
-        // The put-off signal is delivered first: the mask in force here would become the child's.
+        // The put-off signal is delivered first, because the mask in force here would become the
+        // child's.
         return Outcome { answer: 0, kind: Outcome::AGAIN };
     }
-    // Signals are checked before the lock. A thread that released the lock for each signal might
-    // never fork under an interval timer.
+    // Signals are checked before the lock is taken. If a thread released the lock for each signal,
+    // it might never fork under an interval timer.
     let _one_at_a_time = FORKING.get_or_make(OwnerLock::new).lock();
     let held = match inherited.map(hold).transpose() {
         Ok(held) => held.filter(|held| descriptor::keep_after_fork(held.descriptors())),
@@ -97,13 +98,13 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
             None
         }
     };
-    // A vfork child may be killed while it forks, so it must not hold a lock of its parent's.
+    // A vfork child may be killed while it forks, so it must hold no lock of its parent's.
     let is_ours = process::is_own();
     let withheld = if held.is_none() { mappings.and_then(|mappings| mappings.withhold(is_ours)) } else { None };
     let calls = held.is_some().then(in_flight::hold);
     region::set_child_inherits(held.is_some());
     let [first, _, third, fourth, fifth, _] = call.arguments;
-    // The child goes on in its copy of this stack at first.
+    // The child continues in its copy of this stack at first.
     let arguments = [first, 0, third, fourth, fifth, PASS_MARK];
     // SAFETY: these are the program's own arguments. The child shares no memory with its parent.
     let answer = unsafe { syscall6(call.number as u32, arguments) };
@@ -127,7 +128,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     syscall::check(answer).into()
 }
 
-/// Brings swapped memory to rest. Errors: `EBUSY` if a signal came meanwhile or it took too long.
+/// Brings swapped memory to rest. Errors: `EBUSY` if a signal came or it took too long.
 fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
     for round in 1..=ROUNDS {
         let held = mappings.hold(ROUND);
@@ -149,8 +150,8 @@ fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
     Err(Errno::EBUSY)
 }
 
-/// Where a child with a stack of its own goes on. It is a single thread, so one variable of each is
-/// enough.
+/// The stack and the address at which a child with a stack of its own continues. The child is a
+/// single thread, so one variable for each is enough.
 static STACK: AtomicU64 = AtomicU64::new(0);
 static RETURN_ADDRESS: AtomicU64 = AtomicU64::new(0);
 
@@ -196,8 +197,7 @@ fn begin(held: Held, calls: OfThread) {
     if calls.is_empty() {
         return;
     }
-    // The program forked in a handler that interrupted a call. The child goes on with that call,
-    // too.
+    // The program forked in a handler that interrupted a call. The child continues that call, too.
     let mappings = region::mappings();
     for (address, mut pinned) in calls.into_calls() {
         match mappings {
@@ -210,7 +210,7 @@ fn begin(held: Held, calls: OfThread) {
     }
 }
 
-/// Ends a child that could read zeroes in place of its parent's memory.
+/// Ends a child that could read zeroes instead of its parent's memory.
 fn die_of_zeroes() -> ! {
     message::say(format_args!("swap: a forked child cannot be kept from its parent's swapped memory, and ends"));
     message::abort()

@@ -1,5 +1,5 @@
 //! Swap regions for C (`include/usring.h`): functions for programs that are linked to this library.
-//! Each call goes through the entry point as a system call does, so signals are put off meanwhile.
+//! Each call goes through the entry point as a system call does, so signals are put off during it.
 //! Its number is one that no system call can have. `usring_swap` implements the functions.
 
 use crate::call::Call;
@@ -9,7 +9,7 @@ use core::ops::Range;
 use usring_swap::{Access, Arena, Mechanism, Refusal, SwapRegion};
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// The first number that stands for one of these functions in a [`Call`].
+/// The first of the numbers that stand for these functions in a [`Call`].
 pub const FIRST: u32 = 0x7573_0100;
 
 /// `struct usring_swap_options`, in words.
@@ -17,7 +17,7 @@ const OPTIONS: usize = 6;
 /// Longest text of an option, including its NUL.
 const LONGEST: usize = 4096;
 
-/// Hands the functions to the macro `$with`: number, name, and implementation of each.
+/// Passes the functions to the macro `$with`: number, name, and implementation of each.
 macro_rules! for_each_function {
     ($with:ident) => {
         $with! {

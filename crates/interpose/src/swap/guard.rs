@@ -1,8 +1,8 @@
-//! Guards system calls on swapped memory, made by the program or by usring for it. The memory that
-//! a call names is pinned until the kernel has answered ([`usring_call_memory`]).
+//! Guards system calls on swapped memory, made by the program or by usring for it. Pins the memory
+//! that a call names until the kernel has answered ([`usring_call_memory`]).
 //!
-//! The entry point makes the program's call in its own place ([`Outcome::PINNED`]), so that signals
-//! interrupt it as they would interrupt the program's. It then calls [`after`].
+//! The entry point makes the program's call ([`Outcome::PINNED`]), so that a signal interrupts the
+//! call as it would interrupt the program's own. Then it calls [`after`].
 
 use crate::call::{Call, Outcome};
 use crate::runtime::message;
@@ -21,7 +21,7 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     if !region::exists() {
         return Ok(0);
     }
-    // A ring makes no call that names memory in another way. (The calls of a pager name the region
+    // A ring makes no call that names memory indirectly. (The calls of a pager name the region
     // directly, on a thread that has taken a page.)
     if !call_memory::may_name_memory(call) || pinned_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
@@ -54,7 +54,7 @@ fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Optio
     pinned.proceed(call, answer)
 }
 
-/// Serves a call. If the kernel is to answer the call, its memory is pinned first.
+/// Serves a call. If the kernel has to answer the call, pins its memory first.
 pub fn guard(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     if !region::exists() {
         return serve(call);
@@ -95,7 +95,7 @@ fn hold(call: &mut Call) -> Outcome {
     }
 }
 
-/// For the entry point: handles the kernel's answer to a call that is [`Outcome::PINNED`].
+/// Handles the kernel's answer to a call that is [`Outcome::PINNED`]. The entry point calls this.
 pub extern "C" fn after(call: &mut Call, answer: u64) -> Outcome {
     let address = core::ptr::from_ref(call) as usize;
     let done = |answer| Outcome { answer, kind: Outcome::DONE };

@@ -1,9 +1,9 @@
-//! In-flight calls: the memory that is kept for calls of the program that have not returned yet.
+//! In-flight calls: keeps the pinned memory of the program's calls until they return.
 //!
 //! Some calls never return: a signal's handler leaves by siglongjmp(3), a vfork child executes a
-//! program or is killed, a thread ends inside. The entry point keeps each call on the stack on
-//! which it was made. Once another call occupies that address, wholly or in part, the first one
-//! cannot return any more. The memory kept for it is then released.
+//! program or is killed, or a thread ends inside the call. The entry point keeps each call on the
+//! stack on which it was made. When another call occupies that address, wholly or in part, the
+//! first call cannot return any more. Then its pinned memory is released.
 
 use crate::call::CALL_SIZE;
 use alloc::vec::Vec;
@@ -14,7 +14,7 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::spread;
 use usring_sys::thread::{self, ThreadId};
 
-/// An in-flight call: its address on its stack, its thread, and the memory kept for it.
+/// An in-flight call: its address on its stack, its thread, and its pinned memory.
 struct InFlight {
     address: usize,
     thread: ThreadId,
@@ -23,7 +23,7 @@ struct InFlight {
 
 const ROWS: usize = 256;
 
-/// Indexed by a hash of the page that a call begins on: threads hardly ever share one.
+/// Indexed by a hash of the page that a call begins on. Two threads hardly ever share such a page.
 static TABLE: PerProcess<[Mutex<Vec<InFlight>>; ROWS]> = PerProcess::new();
 
 fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
@@ -31,21 +31,22 @@ fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
     &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row]
 }
 
-/// Keeps memory until the call at this address of a stack returns.
+/// Keeps pinned memory until the call at this address of a stack returns.
 pub fn keep(address: usize, pinned: PinnedCall) {
     let mut row = row(address).lock();
     row.retain(|other| other.address.abs_diff(address) >= CALL_SIZE);
     row.push(InFlight { address, thread: thread::current(), pinned });
 }
 
-/// Removes the memory kept for a call that has returned.
+/// Removes and returns the pinned memory of a call that has returned.
 pub fn take(address: usize) -> Option<PinnedCall> {
     let mut row = row(address).lock();
     let index = row.iter().position(|other| other.address == address)?;
     Some(row.swap_remove(index).pinned)
 }
 
-/// Locked rows with calls of the calling thread, which forks in a handler that interrupted one.
+/// Locked rows that contain calls of the calling thread, which forks in a handler that interrupted
+/// such a call.
 pub struct OfThread {
     thread: ThreadId,
     rows: Vec<Guard<'static, Vec<InFlight>>>,
@@ -64,9 +65,9 @@ impl OfThread {
         self.rows.is_empty()
     }
 
-    /// In the child, whose table is empty: takes this thread's calls out of its copy of the rows,
-    /// each with its address. The other calls belong to threads that the child does not have, and
-    /// are left alone.
+    /// Takes this thread's calls, each with its address, out of the child's copy of the rows. (The
+    /// child's own table is empty.) The other calls belong to threads that the child does not have,
+    /// and are left alone.
     pub fn into_calls(self) -> Vec<(usize, PinnedCall)> {
         let mut calls = Vec::new();
         for mut row in self.rows {

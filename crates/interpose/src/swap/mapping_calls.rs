@@ -1,12 +1,12 @@
-//! System calls on mappings that concern swapped memory. They are answered as if all of the range
-//! belonged to the kernel, whatever mixture of paged memory, memory released to the kernel, and
-//! holes it is.
+//! System calls on mappings that concern swapped memory. They are answered as if the kernel had
+//! mapped the whole range, although it may be a mixture of paged memory, memory released to the
+//! kernel, and holes.
 //!
-//! The kernel does not know the region's holes, because it sees the region there. So it is asked
-//! for each part that belongs to it, and a call that has to stop at a hole stops there.
+//! The kernel does not know the region's holes, because to the kernel the region is mapped there.
+//! So it is called for each part that belongs to it. A call that has to stop at a hole stops there.
 //!
 //! Some requests are impossible on paged memory: another protection, a lock, a stack. For these the
-//! memory is released to the kernel in its place, until it is unmapped. If the release fails (a
+//! memory is released to the kernel, which keeps it until it is unmapped. If the release fails (a
 //! system call uses the memory), the call is refused, and a message goes to standard error once.
 
 use crate::call::{Call, Outcome};
@@ -26,7 +26,7 @@ use usring_uapi::general as linux;
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// Number by which a [`Call`] announces a stack that the program has made.
+/// The number in a [`Call`] by which the program's choice of a stack is announced.
 pub const STACK: u32 = 0x7573_0200;
 
 /// Answer to a call on mappings; `None`: the kernel has to answer.
@@ -125,8 +125,8 @@ fn map(arguments: [u64; 6]) -> Answer {
         return if is_in_window(address) { map_over(mappings()?, arguments, is_ours) } else { None };
     }
     if !is_ours || (length as usize) < region::minimum() {
-        // A hint to an address in the window is ignored: the kernel must not fill holes of the
-        // region.
+        // A hint to an address in the window is ignored, because the kernel must not fill the
+        // region's holes.
         let elsewhere = || map_by_kernel([0, length, protection, u64::from(flags), arguments[4], arguments[5]]);
         return (is_in_window(address) && flags & linux::MAP_ANONYMOUS != 0).then(elsewhere);
     }
@@ -134,7 +134,7 @@ fn map(arguments: [u64; 6]) -> Answer {
     if start.is_none() {
         report_no_room(length);
     }
-    // Without room in the region, the kernel maps the memory.
+    // If the region has no space, the kernel maps the memory.
     start.map(|start| Ok(start as u64))
 }
 
@@ -176,18 +176,18 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
             Err(error) => return Some(Err(error)),
         }
     }
-    // To the kernel the region is mapped there, whatever the program knows of.
+    // To the kernel the whole region is mapped, even where the program sees a hole.
     let flags = flags as u32 & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
-        // A later layer knows a descriptor of usring's: the call goes there, with a range that
-        // belongs to the kernel alone.
+        // A later layer handles a descriptor of usring's. So the call is passed on, with a range
+        // that belongs to the kernel alone.
         Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Unsupported::MapOver))),
         answer => Some(answer.map_err(|error| busy(error, Unsupported::MapOver))),
     }
 }
 
-/// Releases all of a range to the kernel, with its content; maps its holes.
+/// Releases all of a range to the kernel, with its contents; maps its holes.
 fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
     changes.release_to_kernel(range)?;
     let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Nobody);
@@ -213,7 +213,7 @@ fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
 fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: Option<u64>) -> Result<u64, Errno> {
     let number = if key.is_some() { linux::__NR_pkey_mprotect } else { linux::__NR_mprotect };
     let ask = |start, length| kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
-    // This call changes nothing: it has the kernel check the other arguments.
+    // This call changes nothing. It has the kernel check the other arguments.
     ask(start, 0)?;
     const KNOWN: u32 = READ_WRITE | linux::PROT_EXEC | linux::PROT_SEM;
     if protection & !KNOWN != 0 && length != 0 {
@@ -231,9 +231,9 @@ fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -
     in_order(mappings, &around(start, length)?, Some(Unsupported::Lock), ask)
 }
 
-/// Makes the kernel's call for the parts of a range that belong to the kernel, up to the first
-/// hole. With `becomes`, all that is mapped is released to the kernel before; a failure is refused
-/// as `becomes`. Errors: `ENOMEM` at a hole.
+/// Makes the kernel's call for those parts of a range that belong to the kernel, up to the first
+/// hole. With `becomes`, first releases all that is mapped to the kernel; if that fails, the call
+/// is refused as `becomes`. Errors: `ENOMEM` at a hole.
 fn in_order(
     mappings: &Mappings,
     range: &Range<usize>,
@@ -289,7 +289,7 @@ fn advise_parts(mappings: &Mappings, parts: &[Part], advice: u32) -> Result<u64,
 
 fn advise_paged(mappings: &Mappings, range: &Range<usize>, advice: u32) -> Result<(), Errno> {
     match advice {
-        // The content of freed memory may vanish at any time; here it does so at once.
+        // The contents of freed memory may vanish at any time; here they do so at once.
         linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.zero(range),
         linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
             range.clone().step_by(PAGE).try_for_each(|page| user_memory::read::<u8>(UserAddress(page as u64)).map(drop))
@@ -310,7 +310,7 @@ fn synchronise(mappings: &Mappings, start: u64, length: u64, flags: u64) -> Resu
     for part in parts.iter().filter(|part| part.owner == Owner::Kernel) {
         ask(part.range.start as u64, part.range.len() as u64)?;
     }
-    // A hole does not end the call, but decides its answer.
+    // A hole does not end the call, but decides the answer.
     if parts.iter().any(|part| part.owner == Owner::Nobody) { Err(Errno::ENOMEM) } else { Ok(0) }
 }
 
@@ -383,7 +383,7 @@ fn kernel_remap(arguments: [u64; 5]) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_mremap, arguments).run()
 }
 
-/// Answers mremap(2) without a given target address.
+/// Answers mremap(2) that names no target address.
 fn remap_freely(
     changes: &mut Changes,
     old: &Range<usize>,
@@ -425,28 +425,29 @@ fn remap_freely(
     }
 }
 
-/// Releases the memory of a stack to the kernel. If a page of it was out, the kernel would kill the
-/// thread that is to run there: it writes signal frames to it. (Also for other memory that the
-/// kernel writes when it switches or ends threads.)
+/// Releases the memory of a stack to the kernel. The kernel writes signal frames to a stack. If the
+/// page were evicted, it would kill the thread that runs there. (Also called for other memory that
+/// the kernel writes when it switches or ends threads.)
 fn keep_stack(start: u64, length: u64) {
     let Some((mappings, range)) = mappings().zip(around(start, length).ok()).filter(|_| is_in_window(start)) else {
         return;
     };
     if mappings.change().release_to_kernel(&range).is_err() {
         refused(Unsupported::Stack);
-        // The memory could not be released, so it is pinned for good instead.
+        // The memory could not be released, so it is pinned permanently instead.
         let _ = mappings.pin(&range, Access::Write, Pins::Fitting, |_| {});
     }
 }
 
-/// Releases an alternate signal stack (sigaltstack(2)) to the kernel, which may write there at any
-/// time.
+/// Releases an alternate signal stack (sigaltstack(2)) to the kernel, because the kernel may write
+/// there at any time.
 fn keep_alternate_stack(new: u64) {
     let Ok([start, _, length]) = user_memory::read::<[u64; 3]>(UserAddress(new)) else { return };
     keep_stack(start, length);
 }
 
-/// Requests that are refused on memory of the region if it cannot be released to the kernel.
+/// Requests that are refused on memory of the region if that memory cannot be released to the
+/// kernel.
 #[derive(Clone, Copy)]
 enum Unsupported {
     MapOver,
@@ -458,13 +459,13 @@ enum Unsupported {
     Stack,
 }
 
-/// Returns the error of a call that failed because memory could not be released to the kernel
+/// Returns the errno of a call that failed: because memory could not be released to the kernel
 /// (`EBUSY`), or for the kernel's own reason.
 fn busy(error: Errno, what: Unsupported) -> Errno {
     if error == Errno::EBUSY { refused(what) } else { error }
 }
 
-/// Reports the refusal, once, and returns `ENOMEM`.
+/// Reports a refusal, once for each kind, and returns `ENOMEM`.
 fn refused(what: Unsupported) -> Errno {
     let call = match what {
         Unsupported::MapOver => "something else mapped over it",

@@ -1,13 +1,13 @@
 //! The region of an unmodified program's swapped memory (`usring run --swap`, `USRING_SWAP`).
 //!
 //! The region serves mappings that are private, without a file, readable and writable, and large
-//! enough. It is made at the first such mapping, so that processes that need none leave the backing
-//! store to those that do. All other mappings are the kernel's. [`crate::swap::mapping_calls`]
+//! enough. It is made at the first such mapping. So processes without such mappings leave the
+//! backing store to others. All other mappings are the kernel's. [`crate::swap::mapping_calls`]
 //! answers later calls on mappings.
 //!
 //! A forked child has a copy of the region ([`crate::swap::fork`]), which it takes over when it
-//! first uses it. If that is not possible, a touch of its parent's memory ends it. A vfork child
-//! borrows its parent's region and notices nothing.
+//! first uses it. If that is not possible, a touch of its parent's memory ends the child. A vfork
+//! child uses its parent's region and notices nothing.
 
 use crate::process::{self, environment};
 use crate::runtime::message;
@@ -29,7 +29,7 @@ pub static ON: AtomicBool = AtomicBool::new(false);
 static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(null_mut());
 /// The memory that this process has inherited and not used yet.
 static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(null_mut());
-/// Whether a child that is forked now inherits.
+/// Whether a child that is forked now inherits the region.
 static CHILD_INHERITS: AtomicBool = AtomicBool::new(false);
 /// Lock for making the region.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
@@ -50,12 +50,12 @@ pub fn minimum() -> usize {
     MINIMUM.load(Ordering::Relaxed)
 }
 
-/// Whether memory was inherited that this process has not used yet.
+/// Returns whether this process has inherited memory that it has not used yet.
 fn has_inherited() -> bool {
     !INHERITANCE.load(Ordering::Relaxed).is_null()
 }
 
-/// Returns the region, if there is one. Inherited memory is taken over now.
+/// Returns the region, if there is one. If it is inherited, this process takes it over now.
 pub fn mappings() -> Option<&'static Mappings> {
     known().or_else(|| if has_inherited() { take_over() } else { None })
 }
@@ -66,7 +66,7 @@ fn known() -> Option<&'static Mappings> {
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
 }
 
-/// Whether there is a region, also one that is inherited and not taken over yet.
+/// Returns whether there is a region, including an inherited one that is not taken over yet.
 #[inline]
 pub fn exists() -> bool {
     !MAPPINGS.load(Ordering::Relaxed).is_null() || has_inherited()
@@ -75,7 +75,7 @@ pub fn exists() -> bool {
 /// Publishes the process's region.
 fn publish(mappings: Mappings) {
     static FIRST_TOUCH: fn() -> bool = || {
-        // A child that does not inherit may have made no call to usring yet.
+        // A child that does not inherit may not have made a call to usring yet.
         process::current();
         self::mappings().is_some()
     };
@@ -95,14 +95,14 @@ fn options() -> Option<Options<'static>> {
     Some(Options { text: TEXT.get()?, statistics, socket: environment::swap_socket() })
 }
 
-/// Returns the least length of a mapping that is to be swapped; `None`: no memory is.
+/// Returns the least length of a mapping that is to be swapped; `None`: no memory is swapped.
 pub fn wanted_minimum() -> Option<usize> {
     TEXT.get().map(|text| text.minimum)
 }
 
 /// Parses the environment's text about swapped memory, if there is any.
 ///
-/// Errors: one sentence.
+/// Errors: a message of one sentence.
 pub fn read_environment() -> Result<(), &'static str> {
     let Some(bytes) = environment::swap() else { return Ok(()) };
     let parsed = core::str::from_utf8(bytes).map_err(|_| "USRING_SWAP is not UTF-8")?;
@@ -121,20 +121,20 @@ pub fn read_environment() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Lets mappings of at least `minimum` bytes come from a region. `hook` pins what a system call
-/// names in it.
+/// Lets mappings of at least `minimum` bytes come from a region. `hook` pins the memory in it that
+/// a system call names.
 pub fn allow(minimum: usize, hook: &'static PinHook) {
     HOOK.set(hook);
     MINIMUM.store(minimum, Ordering::Relaxed);
     ON.store(true, Ordering::Relaxed);
 }
 
-/// Announces whether a child that is forked now inherits.
+/// Sets whether a child that is forked now inherits the region.
 pub fn set_child_inherits(inherits: bool) {
     CHILD_INHERITS.store(inherits, Ordering::Relaxed);
 }
 
-/// Resets the state in a forked child, which may be about to inherit.
+/// Resets the state in a forked child, which may inherit afterwards.
 pub fn begin_after_fork() {
     MAPPINGS.store(null_mut(), Ordering::Relaxed);
     // The parent's unused inheritance is not this child's.
@@ -174,7 +174,7 @@ fn take_over() -> Option<&'static Mappings> {
         return None;
     }
     let _one_at_a_time = TAKING_OVER.get_or_make(|| Mutex::new(())).lock();
-    // This thread's own calls use no swapped memory.
+    // The calls that this thread makes here use no swapped memory.
     let _exempt = pinned_memory::exempt();
     let inheritance = INHERITANCE.load(Ordering::Acquire);
     if !inheritance.is_null() {

@@ -38,7 +38,8 @@ impl CompletionRing {
         Some(CompletionRing { memory, entries: header.nr, first_event, head: header.head, tail: header.head })
     }
 
-    /// Whether there is no event to read. Reads the kernel's tail if all known events were read.
+    /// Returns whether there is no event to read. Reads the kernel's tail if all known events were
+    /// read.
     #[inline]
     pub fn is_empty(&mut self) -> bool {
         if self.head == self.tail {

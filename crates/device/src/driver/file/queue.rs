@@ -122,8 +122,8 @@ impl DeviceTarget {
         if self.is_aligned(request.segments) { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Whether every segment is aligned. For a misaligned segment, a file system may silently use
-    /// the page cache and make the transfer within the call.
+    /// Returns whether every segment is aligned. For a misaligned segment, a file system may
+    /// silently use the page cache and make the transfer within the call.
     #[inline]
     fn is_aligned(&self, segments: &[IoVector]) -> bool {
         segments.iter().fold(0, |bits, segment| bits | segment.base | segment.length) & self.misaligned == 0

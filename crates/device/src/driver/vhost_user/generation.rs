@@ -44,7 +44,7 @@ pub fn present(memory: &SharedMemory, at: usize) -> u32 {
     memory.word(at).load(Edge::Generation.acquire())
 }
 
-/// Whether there will be no other back end.
+/// Returns whether there will be no other back end.
 #[inline]
 pub fn is_end(generation: u32) -> bool {
     generation & 1 != 0

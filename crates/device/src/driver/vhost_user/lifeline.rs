@@ -48,8 +48,8 @@ impl Lifeline {
         self.either.as_ref().map(Epoll::number)
     }
 
-    /// Whether the connection has ended, which ends the device for the whole run. An unread answer
-    /// on the connection does not count, nor does a descriptor that the program has closed.
+    /// Returns whether the connection has ended, which ends the device for the whole run. An unread
+    /// answer on the connection does not count, nor does a descriptor that the program has closed.
     pub fn is_cut(&self) -> bool {
         let connection = self.connection.as_ref();
         connection

@@ -14,8 +14,8 @@
 //! - The kernel runs the handler under the interrupted mask (SA_NODEFER, empty `sa_mask`). So
 //!   execve(2) passes the program's own mask on, and other signals arrive as they would without
 //!   the trap.
-//! - SIGSYS is open at each instruction. A handler of the program's that runs on top of this one
-//!   may trap.
+//! - SIGSYS is unblocked at each instruction. A handler of the program's that runs on top of this
+//!   one may trap.
 //! - The program's memory is copied only after the kernel has read it (`usring_unserved_probe`).
 
 use super::SET_SIZE;
@@ -31,8 +31,8 @@ const SIGSYS_BIT: u32 = linux::SIGSYS - 1;
 /// An operation that rt_sigprocmask(2) refuses once it has read the set.
 const NO_OPERATION: u32 = 99;
 
-// Entered by the kernel: rdi signal, rsi siginfo_t, rdx ucontext_t. rbx is the ucontext_t; the
-// 32 bytes at rsp are scratch.
+// The kernel enters here with rdi signal, rsi siginfo_t, rdx ucontext_t. From here on rbx is the
+// ucontext_t; the 32 bytes at rsp are scratch.
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".globl usring_unserved_handler, usring_unserved_restorer",
@@ -76,8 +76,8 @@ global_asm!(
     "add rsp, 32",
     "pop rbx",
     "ret",
-    // Without a tracer the exec is made all the same: a dynamic program brings the library along.
-    // [rsp] the mask, [rsp + 8] all signals, [rsp + 16] the tracer.
+    // If there is no tracer, the exec is made without one: a dynamic program brings the library
+    // along. [rsp] is the mask, [rsp + 8] all signals, [rsp + 16] the tracer.
     "2:",
     "mov qword ptr [rsp + 8], -1",
     "lea rsi, [rsp + 8]",
@@ -102,14 +102,14 @@ global_asm!(
     "xor edx, edx",
     "call usring_unserved_set_mask",
     "jmp usring_unserved_return",
-    // mmap(2) uses its sixth argument; the mark is a flag.
+    // mmap(2) uses its sixth argument, so its mark is a flag.
     "3:",
     "call usring_unserved_load",
     "or r10d, {map_mark}",
     "mov r9, [rbx + {r9}]",
     "syscall",
     "jmp usring_unserved_answer",
-    // So does io_pgetevents(2), for the mask.
+    // io_pgetevents(2) uses its sixth argument for the mask.
     "4:",
     "mov rax, -{ENOSYS}",
     "cmp qword ptr [rbx + {r9}], 0",
@@ -129,17 +129,18 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, [rbx + {rax}]",
     "ret",
-    // Sets the mask to the one at rsi; the one before goes to rdx.
+    // Sets the mask to the one at rsi; the previous one goes to the address in rdx.
     "usring_unserved_set_mask:",
     change_mask!("{set_mask}"),
     "ret",
-    // Whether the kernel can read 8 bytes at rsi: "not equal" if it can.
+    // Tests whether the kernel can read 8 bytes at rsi. Result: the zero flag is clear if it can.
     "usring_unserved_probe:",
     "xor edx, edx",
     change_mask!("{no_operation}"),
     "cmp rax, -{EFAULT}",
     "ret",
-    // io_uring is not there. io_uring_setup(0, NULL) makes no ring, and shows whether it is denied.
+    // Answers as if there were no io_uring. io_uring_setup(0, NULL) makes no ring, but shows
+    // whether a filter denies it.
     "usring_unserved_absent:",
     "xor edi, edi",
     "xor esi, esi",
@@ -203,7 +204,8 @@ global_asm!(
     "xor esi, esi",
     "syscall",
     "jmp usring_unserved_answer",
-    // Another filter's trap, or a signal that was sent: the default action, with this handler gone.
+    // Another filter's trap, or a signal that was sent: removes this handler and takes the default
+    // action.
     "usring_unserved_die:",
     "xor eax, eax",
     "mov [rsp], rax",

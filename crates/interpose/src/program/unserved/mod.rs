@@ -1,15 +1,16 @@
-//! Lets a program run that libusring.so cannot be loaded into (a static one), without usring.
+//! Lets a (static) program into which libusring.so cannot be loaded run without usring.
 //!
-//! The filter is inherited and traps some of its calls. Therefore it needs a handler of SIGSYS that
-//! makes these calls again and answers io_uring calls as a kernel without io_uring does:
+//! The filter is inherited and traps some of the program's calls. So the program needs a handler of
+//! SIGSYS. The handler makes these calls again, and answers io_uring calls as a kernel without
+//! io_uring does:
 //!
 //! - [`handler`]: that handler.
 //! - [`tracer`]: installs it in an image that an exec has just made.
 //!
 //! Both are one section of assembler (`usring_unserved`), which is copied to the image as it is.
-//! The section has no relocations, uses no thread pointer, and refers to nothing outside of it. The
-//! copy installs itself in the next image, so descendants of an unserved program run as well. A
-//! dynamic one among them brings the library along, whose handler replaces this one.
+//! The section has no relocations, uses no thread pointer, and refers to nothing outside it. The
+//! copy installs itself in the next image, so descendants of an unserved program run, too. If one
+//! of them is a dynamic program, its loader loads the library, whose handler replaces this one.
 
 mod handler;
 mod tracer;
@@ -26,8 +27,8 @@ unsafe extern "C" {
 }
 
 /// Makes `exec` with a tracer that installs the handler in the new image and sets its mask. All
-/// signals are blocked. `None` if no process can trace the caller; then `exec` was not made. Else
-/// the result is that of an exec that failed.
+/// signals must be blocked. `None`: no process can trace the caller, and `exec` was not made.
+/// Otherwise returns the result of `exec`, which returns only if it fails.
 pub fn attended<T>(mask: SignalSet, exec: impl FnOnce() -> T) -> Option<T> {
     // SAFETY: 1. The function keeps the C ABI. 2. The process that it makes has a copy of this
     // memory, runs the section's code alone, and ends in it.

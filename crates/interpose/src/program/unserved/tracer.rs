@@ -1,12 +1,12 @@
 //! The process that installs the handler in the next image, in assembler.
 //!
-//! The kernel resets every handler at an exec. So the process that is about to make one calls
+//! The kernel resets every handler at an exec. So the process that is about to make an exec calls
 //! `usring_unserved_attend`, which makes a tracer for it (ptrace(2)):
 //!
-//! 1. The process blocks all signals. So they wait, as they do while the kernel makes an exec. It
-//!    forks the tracer, and sleeps on a word in a page that the two share.
+//! 1. The process blocks all signals, so that they wait, as they do while the kernel makes an exec.
+//!    It forks the tracer, and sleeps on a word in a page that the two share.
 //! 2. The tracer closes its files, seizes the process, sets the word, and wakes the process. Until
-//!    the exec each of the process's system calls stops.
+//!    the exec, the tracer stops the process at each system call.
 //! 3. The process makes its exec.
 //!    - It fails: the tracer lets the process go and ends. The process reaps it, and restores its
 //!      mask.
@@ -22,9 +22,9 @@
 //! | the tracer is killed after the exec | the kernel kills the process (PTRACE_O_EXITKILL) |
 //! | the memory of the new image cannot be written (a file that may not be read) | the image runs without a handler |
 //!
-//! The tracer has all signals blocked, and a session of its own, so that no signal for the
-//! program's process group reaches it. It has no exit signal: the program gets no SIGCHLD, and
-//! wait(2) without `__WALL` does not find it.
+//! The tracer has all signals blocked, and a session of its own, so that no signal to the program's
+//! process group reaches it. It has no exit signal: the program gets no SIGCHLD, and wait(2)
+//! without `__WALL` does not find it.
 
 use super::SET_SIZE;
 use crate::runtime::assembler::{load_mmap, wait_for_child};
@@ -33,7 +33,7 @@ use core::mem::offset_of;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::{general as linux, prctl, ptrace};
 
-/// Time after which the process looks whether the tracer still lives.
+/// Nanoseconds after which the process checks whether the tracer still lives.
 const LOOK_NS: u32 = 20_000_000;
 const PAGE_SIZE: u32 = 4096;
 /// Stop at a system call, with PTRACE_O_TRACESYSGOOD.
@@ -44,7 +44,7 @@ const ANY_TRACER: i64 = -1;
 const CODE_SEGMENT_64: u64 = 0x33;
 /// The `syscall` instruction, as the low half of a word.
 const SYSCALL_INSTRUCTION: u32 = 0x050f;
-/// Room for the handler's `struct kernel_sigaction`, behind the code.
+/// Bytes for the handler's `struct kernel_sigaction`, after the code.
 const ACTION_SIZE: u32 = 32 + 8;
 const ACTION_FLAGS: u32 = linux::SA_SIGINFO | linux::SA_ONSTACK | linux::SA_RESTORER | linux::SA_NODEFER;
 
@@ -74,16 +74,16 @@ struct Frame {
     status: u64,
     mask: u64,
     word: u64,
-    /// The new image's at its first instruction.
+    /// The registers of the new image at its first instruction.
     first: Registers,
-    /// Those of a call that the new image makes for the tracer.
+    /// The registers of a call that the new image makes for the tracer.
     call: Registers,
 }
 
 const _: () = assert!(size_of::<Registers>() == 27 * 8);
 
 // usring_unserved_attend(rdi: *const u64) -> eax: the tracer's id, or 0 if there is none. All
-// signals are blocked; rdi is the address of the new image's mask. C calling convention.
+// signals must be blocked; rdi is the address of the new image's mask. C calling convention.
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".globl usring_unserved_attend",
@@ -104,7 +104,7 @@ global_asm!(
     "cmp rax, -4095",
     "jae 5f",
     "mov r13, rax",
-    // Yama lets ancestors trace, and whom the process names.
+    // Yama lets only ancestors trace a process, and processes that it names.
     "mov rsi, {any_tracer}",
     "call usring_unserved_permit",
     "mov eax, {gettid}",
@@ -154,7 +154,7 @@ global_asm!(
     "pop rbx",
     "ret",
     ".size usring_unserved_attend, . - usring_unserved_attend",
-    // rsi may trace this process.
+    // Allows the process rsi to trace this one.
     "usring_unserved_permit:",
     "mov edi, {set_ptracer}",
     "xor edx, edx",
@@ -168,8 +168,8 @@ global_asm!(
     "mov eax, {exit_group}",
     "syscall",
     "ud2",
-    // The new image's first code: the tracer edi ends, and is reaped. The program begins at rbx,
-    // with the registers as the kernel has them at an exec.
+    // The new image's first code: waits for the end of the tracer edi. Then the program begins at
+    // rbx, with the registers as the kernel has them at an exec.
     "usring_unserved_begin:",
     wait_for_child!("{wait_all}"),
     "mov rcx, rbx",
@@ -197,9 +197,9 @@ global_asm!(
     exit_group = const linux::__NR_exit_group,
 );
 
-// At the beginning: ebx is the thread that will exec, r13 the shared page, r14 the address of the
-// mask. Later: r12d is the traced process, rbp the Frame, r14d whether the exec has begun, r15d a
-// stop signal that is put off.
+// At the beginning, ebx is the thread that will exec, r13 the shared page, r14 the address of the
+// mask. Later, r12d is the traced process, rbp the Frame, r14d whether the exec has begun, and r15d
+// a stop signal that is put off.
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".p2align 4",
@@ -236,7 +236,7 @@ global_asm!(
     "syscall",
     "mov eax, r14d",
     "xor r14d, r14d",
-    // eax is a stop's status.
+    // eax is the status of a stop.
     "2:",
     "mov ecx, eax",
     "shr ecx, 16",
@@ -247,7 +247,7 @@ global_asm!(
     "je 4f",
     "cmp edx, {call_stop}",
     "je 5f",
-    // A signal: the process is to have it.
+    // A signal, which is passed on to the process.
     "mov r10d, edx",
     "3:",
     "mov edi, {PTRACE_SYSCALL}",
@@ -255,7 +255,7 @@ global_asm!(
     "call usring_unserved_trace",
     "call usring_unserved_wait",
     "jmp 2b",
-    // A stop of the whole process is left as it is until SIGCONT.
+    // If the whole process is stopped, it stays so until SIGCONT.
     "4:",
     "xor r10d, r10d",
     "sub edx, {SIGSTOP}",
@@ -266,7 +266,7 @@ global_asm!(
     "call usring_unserved_trace",
     "call usring_unserved_wait",
     "jmp 2b",
-    // A system call begins or ends. Where the exec ends with this stop, it has failed.
+    // A system call begins or ends. If the exec ends with this stop, it has failed.
     "5:",
     "test r14d, r14d",
     "jnz usring_unserved_detach",
@@ -288,14 +288,14 @@ global_asm!(
     "mov r10d, r15d",
     "call usring_unserved_trace",
     "jmp usring_unserved_end",
-    // ptrace(edi, r12d, rdx, r10). Flags for rax.
+    // ptrace(edi, r12d, rdx, r10). Sets the flags by rax.
     "usring_unserved_trace:",
     "mov esi, r12d",
     "mov eax, {ptrace}",
     "syscall",
     "test rax, rax",
     "ret",
-    // Waits for the next stop; eax is its status. A thread has another id after its exec.
+    // Waits for the next stop; eax is its status. After its exec, a thread may have another id.
     "usring_unserved_wait:",
     "mov rdi, -1",
     "lea rsi, [rbp + {status}]",
@@ -310,8 +310,8 @@ global_asm!(
     "cmp al, 0x7f", // WIFSTOPPED
     "jne usring_unserved_end",
     "ret",
-    // On to the next beginning or end of a system call. All signals are blocked; of those that
-    // cannot be, SIGSTOP is put off.
+    // Continues to the next beginning or end of a system call. All signals that can be blocked are
+    // blocked. SIGSTOP cannot be and is put off.
     "usring_unserved_step:",
     "mov edi, {PTRACE_SYSCALL}",
     "xor edx, edx",
@@ -356,7 +356,7 @@ global_asm!(
     setsid = const linux::__NR_setsid,
 );
 
-// The new image stands before its first instruction, still inside execve(2).
+// The new image is stopped before its first instruction, still inside execve(2).
 global_asm!(
     ".pushsection usring_unserved,\"ax\",@progbits",
     ".p2align 4",
@@ -365,7 +365,7 @@ global_asm!(
     "lea r10, [rbp + {first}]",
     "call usring_unserved_trace",
     "js 4f",
-    // The filter traps nothing of a 32-bit image.
+    // The filter traps no call of a 32-bit image.
     "cmp qword ptr [rbp + {first} + {cs}], {code_segment_64}",
     "jne 4f",
     "mov edi, {PTRACE_SETOPTIONS}",
@@ -378,7 +378,7 @@ global_asm!(
     "lea r10, [rbp + {word}]",
     "call usring_unserved_trace",
     "call usring_unserved_step",
-    // The first instruction becomes `syscall` for a while.
+    // The first instruction is replaced by `syscall` for a while.
     "mov edi, {PTRACE_PEEKTEXT}",
     "mov rdx, [rbp + {first} + {rip}]",
     "lea r10, [rbp + {word}]",
@@ -402,7 +402,7 @@ global_asm!(
     "cmp rax, -4095",
     "jae 3f",
     "mov r13, rax",
-    // A word at a time. r14 is the place in the section.
+    // Copies the section word by word. r14 is the offset in the section.
     "xor r14d, r14d",
     "2:",
     "lea rax, [rip + __start_usring_unserved]",
@@ -415,7 +415,7 @@ global_asm!(
     "sub rdx, rax",
     "cmp r14, rdx",
     "jb 2b",
-    // The action lies behind it: handler, flags, restorer, mask. Fresh memory is zero.
+    // The action comes after the section: handler, flags, restorer, mask. Fresh memory is zero.
     "lea r10, [rip + usring_unserved_handler]",
     "call usring_unserved_relocate",
     "mov r10d, {action_flags}",
@@ -432,7 +432,7 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, {rt_sigaction}",
     "call usring_unserved_call",
-    // The program begins by waiting for this process.
+    // The program begins by waiting for this process to end.
     "mov rax, [rbp + {first} + {rip}]",
     "mov [rbp + {first} + {rbx}], rax",
     "mov eax, {getpid}",
@@ -447,7 +447,7 @@ global_asm!(
     "jmp 5f",
     "3:",
     "mov rdx, [rbp + {first} + {rip}]",
-    // The first instruction and the registers become what they were.
+    // Restores the first instruction and the registers.
     "5:",
     "mov edi, {PTRACE_POKETEXT}",
     "mov r10, [rbp + {word}]",
@@ -462,7 +462,7 @@ global_asm!(
     "lea r10, [rbp + {mask}]",
     "call usring_unserved_trace",
     "jmp usring_unserved_detach",
-    // Has the new image make a call, of which the registers here are the number and the arguments.
+    // Has the new image make a call. The registers here are its number and arguments.
     "usring_unserved_call:",
     "mov [rbp + {call} + {rax}], rax",
     "mov [rbp + {call} + {rdi}], rdi",
@@ -484,12 +484,12 @@ global_asm!(
     "call usring_unserved_trace",
     "mov rax, [rbp + {call} + {rax}]",
     "ret",
-    // Writes the address in the copy of what lies at r10 here.
+    // Writes the address that the code at r10 has in the copy.
     "usring_unserved_relocate:",
     "lea rax, [rip + __start_usring_unserved]",
     "sub r10, rax",
     "add r10, r13",
-    // Writes r10 at the place r14 of the copy.
+    // Writes r10 at the offset r14 of the copy.
     "usring_unserved_poke:",
     "mov edi, {PTRACE_POKEDATA}",
     "lea rdx, [r13 + r14]",
