@@ -24,22 +24,22 @@ const PAUSE: u64 = 1_000_000;
 
 /// A deferred submit. After [`DeferredSubmit::run`] it contains the requests that the kernel did
 /// not take.
-pub struct DeferredSubmit(pub(super) Box<Parcel>);
+pub struct DeferredSubmit(pub(super) Box<PendingBatch>);
 
 impl DeferredSubmit {
     pub fn run(&mut self) {
         let mut next = Some(&mut self.0);
-        while let Some(parcel) = next {
-            parcel.hand_over();
-            next = parcel.next.as_mut();
+        while let Some(pending) = next {
+            pending.hand_over();
+            next = pending.next.as_mut();
         }
     }
 }
 
 /// A batch of requests for an AIO context of the kernel, with the descriptors that must stay open
 /// until the batch is submitted.
-pub(super) struct Parcel {
-    pub batch: Batch,
+pub(super) struct PendingBatch {
+    pub iocbs: Batch,
     /// The file whose descriptor number the requests contain, if it is the device's own.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub file: Option<Arc<HeldDescriptor>>,
@@ -52,14 +52,14 @@ pub(super) struct Parcel {
     pub is_denied: bool,
     /// The next batch, of requests that were accepted later: this batch had no room for their
     /// segments.
-    pub next: Option<Box<Parcel>>,
+    pub next: Option<Box<PendingBatch>>,
 }
 
-impl Parcel {
+impl PendingBatch {
     pub fn hand_over(&mut self) {
         let mut patience = PATIENCE;
-        while !self.batch.is_empty() {
-            let error = match self.batch.submit() {
+        while !self.iocbs.is_empty() {
+            let error = match self.iocbs.submit() {
                 // The kernel never returns 0 here, but a seccomp filter may.
                 Ok(0) => Errno::EAGAIN,
                 Ok(_) => continue,
@@ -70,9 +70,9 @@ impl Parcel {
                 let _ = wait::nanosleep(PAUSE);
                 continue;
             }
-            self.is_denied = self.is_denied || is_filters(error) && self.batch.is_call_refused();
+            self.is_denied = self.is_denied || is_filters(error) && self.iocbs.is_call_refused();
             // The error is the first request's; the kernel may accept the others.
-            let data = self.batch.drop_first();
+            let data = self.iocbs.drop_first();
             self.refused.push(IoEvent { data, res: error.negative().into(), ..IoEvent::default() });
         }
     }

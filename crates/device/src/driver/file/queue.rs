@@ -2,7 +2,7 @@
 //! request that it cannot complete immediately.
 
 use super::durability;
-use crate::driver::deferred_submit::{DeferredSubmit, Parcel};
+use crate::driver::deferred_submit::{DeferredSubmit, PendingBatch};
 use crate::driver::{MOST_SEGMENTS, QueuePair, Submission};
 use crate::geometry::Geometry;
 use crate::request::{Completion, Completions, DeviceRequest, Operation};
@@ -64,13 +64,13 @@ fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
 pub struct AioQueue {
     context: Context,
     /// The current batch: requests accepted since the last submission to the kernel.
-    parcel: Box<Parcel>,
+    open: Box<PendingBatch>,
     /// Earlier batches, which had no room for further segments.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
-    closed: Vec<Box<Parcel>>,
+    closed: Vec<Box<PendingBatch>>,
     /// Empty batches for reuse.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
-    spare: Vec<Box<Parcel>>,
+    spare: Vec<Box<PendingBatch>>,
     /// Completions of requests that the kernel did not take.
     refused: Vec<IoEvent>,
     /// Whether a seccomp filter of the program refuses io_submit(2), whatever the call submits.
@@ -147,10 +147,10 @@ impl AioQueue {
             template.aio_resfd = eventfd.number().cast_unsigned();
         }
         let interrupt = interrupt_by(eventfd);
-        let parcel = empty_parcel(&context, &target, &interrupt, depth)?;
+        let pending = empty_batch(&context, &target, &interrupt, depth)?;
         Ok(AioQueue {
             context,
-            parcel,
+            open: pending,
             closed: Vec::new(),
             spare: Vec::new(),
             refused: Vec::new(),
@@ -165,37 +165,37 @@ impl AioQueue {
     }
 
     /// Replaces the current batch by an empty one and returns it.
-    fn close_parcel(&mut self) -> Result<Box<Parcel>, Errno> {
+    fn close_batch(&mut self) -> Result<Box<PendingBatch>, Errno> {
         let fresh = match self.spare.pop() {
             Some(spare) => spare,
-            None => empty_parcel(&self.context, &self.target, &self.interrupt, self.depth)?,
+            None => empty_batch(&self.context, &self.target, &self.interrupt, self.depth)?,
         };
-        Ok(core::mem::replace(&mut self.parcel, fresh))
+        Ok(core::mem::replace(&mut self.open, fresh))
     }
 
     /// Replaces the current batch because it has no room for this many segments. Returns whether
     /// there is room now.
     #[cold]
     fn begin_another(&mut self, segments: usize) -> bool {
-        match self.close_parcel() {
+        match self.close_batch() {
             Ok(full) => self.closed.push(full),
             Err(_) => return false,
         }
-        self.parcel.batch.has_room(segments)
+        self.open.iocbs.has_room(segments)
     }
 
     /// Submits all batches in this thread, because there is no memory for another batch.
     #[cold]
-    fn tell_here(&mut self) {
-        for mut parcel in core::mem::take(&mut self.closed) {
-            self.context.expect(parcel.batch.length());
-            parcel.hand_over();
-            self.put_aside(parcel);
+    fn submit_here(&mut self) {
+        for mut pending in core::mem::take(&mut self.closed) {
+            self.context.expect(pending.iocbs.length());
+            pending.hand_over();
+            self.put_aside(pending);
         }
-        self.context.expect(self.parcel.batch.length());
-        self.parcel.hand_over();
-        let mut refused = core::mem::take(&mut self.parcel.refused);
-        self.note_refused(&mut refused, self.parcel.is_denied);
+        self.context.expect(self.open.iocbs.length());
+        self.open.hand_over();
+        let mut refused = core::mem::take(&mut self.open.refused);
+        self.note_refused(&mut refused, self.open.is_denied);
     }
 
     #[inline]
@@ -222,27 +222,27 @@ impl AioQueue {
 
     /// Keeps a submitted batch for reuse, and records the requests that the kernel did not take.
     #[inline]
-    fn put_aside(&mut self, mut parcel: Box<Parcel>) {
-        self.note_refused(&mut parcel.refused, parcel.is_denied);
+    fn put_aside(&mut self, mut pending: Box<PendingBatch>) {
+        self.note_refused(&mut pending.refused, pending.is_denied);
         if self.spare.len() < SPARE {
-            self.spare.push(parcel);
+            self.spare.push(pending);
         }
     }
 }
 
-fn empty_parcel(
+fn empty_batch(
     context: &Context,
     target: &Target,
     interrupt: &Option<Interrupt>,
     depth: u32,
-) -> Result<Box<Parcel>, Errno> {
+) -> Result<Box<PendingBatch>, Errno> {
     let file = match target {
         Target::Device(device) => Some(device.file.clone()),
         Target::Named => None,
     };
     let interrupt = interrupt.as_ref().map(|interrupt| interrupt.eventfd.clone());
-    let batch = Batch::new(context, depth as usize, VECTORS)?;
-    Ok(Box::new(Parcel { batch, file, interrupt, refused: Vec::new(), is_denied: false, next: None }))
+    let iocbs = Batch::new(context, depth as usize, VECTORS)?;
+    Ok(Box::new(PendingBatch { iocbs, file, interrupt, refused: Vec::new(), is_denied: false, next: None }))
 }
 
 impl QueuePair for AioQueue {
@@ -267,7 +267,7 @@ impl QueuePair for AioQueue {
             return Submission::Refused(error);
         }
         let segments = request.segments.len();
-        if !self.parcel.batch.has_room(segments) && !self.begin_another(segments) {
+        if !self.open.iocbs.has_room(segments) && !self.begin_another(segments) {
             return Submission::Full;
         }
         let data = u64::from(request.token) | self.template.aio_data;
@@ -280,7 +280,7 @@ impl QueuePair for AioQueue {
             // A flush has no offset; the kernel refuses one.
             Operation::Flush => {
                 self.count_out();
-                self.parcel.batch.push(iocb, &[], vectored);
+                self.open.iocbs.push(iocb, &[], vectored);
                 return Submission::Accepted;
             }
             Operation::Write => iocb.aio_rw_flags |= durability(request).cast_signed(),
@@ -292,7 +292,7 @@ impl QueuePair for AioQueue {
         }
         iocb.aio_offset = request.offset.cast_signed();
         self.count_out();
-        self.parcel.batch.push(iocb, request.segments, vectored);
+        self.open.iocbs.push(iocb, request.segments, vectored);
         Submission::Accepted
     }
 
@@ -312,16 +312,16 @@ impl QueuePair for AioQueue {
     #[inline]
     fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
         let mut first = None;
-        if !self.parcel.batch.is_empty() {
-            let Ok(parcel) = self.close_parcel() else {
-                self.tell_here();
+        if !self.open.iocbs.is_empty() {
+            let Ok(pending) = self.close_batch() else {
+                self.submit_here();
                 return None;
             };
-            self.context.expect(parcel.batch.length());
-            first = Some(parcel);
+            self.context.expect(pending.iocbs.length());
+            first = Some(pending);
         }
         while let Some(mut earlier) = self.closed.pop() {
-            self.context.expect(earlier.batch.length());
+            self.context.expect(earlier.iocbs.length());
             earlier.next = first;
             first = Some(earlier);
         }
@@ -331,9 +331,9 @@ impl QueuePair for AioQueue {
     #[inline]
     fn end_deferred(&mut self, batch: DeferredSubmit) {
         let mut next = Some(batch.0);
-        while let Some(mut parcel) = next {
-            next = parcel.next.take();
-            self.put_aside(parcel);
+        while let Some(mut pending) = next {
+            next = pending.next.take();
+            self.put_aside(pending);
         }
     }
 
