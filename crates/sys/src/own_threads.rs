@@ -115,7 +115,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
 }
 
 /// Returns the calling thread's slot, without a system call. `None`: it is a thread of the program,
-/// or a thread of usring's before [`Place::begin`] or after [`Place::end`].
+/// or a thread of usring's before [`ThreadSlot::begin`] or after [`ThreadSlot::end`].
 pub(crate) fn current() -> Option<&'static Slot> {
     let ThreadId(locals) = thread::current();
     // A raw clone(2) may make a thread whose block begins with 0, the word of an unused slot.
@@ -170,17 +170,17 @@ pub(crate) fn forget() {
 /// A thread's reserved slot. The kernel frees a bare thread's slot; for other threads, dropping
 /// this value does.
 #[derive(Debug)]
-pub struct Place {
+pub struct ThreadSlot {
     index: usize,
     origin: Origin,
 }
 
-impl Place {
+impl ThreadSlot {
     /// Reserves a slot for a thread that the caller is about to make. `generation` is the last
     /// generation that the caller knows.
     ///
     /// Errors: `EAGAIN` if there are too many threads.
-    pub fn reserve(kind: Credentials, generation: u32) -> Result<Place, Errno> {
+    pub fn reserve(kind: Credentials, generation: u32) -> Result<ThreadSlot, Errno> {
         let origin = match current().filter(|creator| creator.has(Credentials::OfSpawn)) {
             Some(creator) => Origin::Inherited(creator.generation()),
             None => Origin::Seen(generation),
@@ -190,7 +190,7 @@ impl Place {
         TABLE[index].kind.store(kind as u32, Ordering::Release);
         TABLE[index].generation.store(UNKNOWN, Ordering::Release);
         TABLE[index].follower.answer(0, 0);
-        Ok(Place { index, origin })
+        Ok(ThreadSlot { index, origin })
     }
 
     /// Returns the word to which clone(2) writes the thread's id, and which the kernel clears.
@@ -219,7 +219,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ThreadSlot {
     fn drop(&mut self) {
         TABLE[self.index].thread.store(FREE, Ordering::Release);
     }

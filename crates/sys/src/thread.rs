@@ -9,7 +9,7 @@
 //!   SIGBUS) and [`CHANGE_USER`]. The program's handlers run on the program's threads.
 
 use crate::mapping::{PAGE, private_pages, unmap};
-use crate::own_threads::Place;
+use crate::own_threads::ThreadSlot;
 use crate::syscall::PASS_MARK;
 use crate::{Errno, SystemCall, capability, credentials, syscall};
 use alloc::boxed::Box;
@@ -79,7 +79,7 @@ const NAME_MAX: usize = 15;
 struct Start {
     name: [u8; NAME_MAX + 1],
     work: Box<dyn FnOnce() + Send>,
-    place: Place,
+    slot: ThreadSlot,
     gives_up_capabilities: bool,
     /// The thread ends without libc, and the kernel frees its slot in the table.
     is_bare: bool,
@@ -104,12 +104,12 @@ fn spawn_by(
     kind: Credentials,
     work: Box<dyn FnOnce() + Send>,
 ) -> Result<(), Errno> {
-    let place = Place::reserve(kind, credentials::generation())?;
-    let thread_word = place.thread_word();
+    let slot = ThreadSlot::reserve(kind, credentials::generation())?;
+    let thread_word = slot.thread_word();
     let gives_up_capabilities = kind == Credentials::Service;
     let name_buffer = [0; NAME_MAX + 1];
     let is_bare = spawner.is_none();
-    let mut start = Box::new(Start { name: name_buffer, work, place, gives_up_capabilities, is_bare });
+    let mut start = Box::new(Start { name: name_buffer, work, slot, gives_up_capabilities, is_bare });
     let length = name.len().min(NAME_MAX);
     start.name[..length].copy_from_slice(&name.as_bytes()[..length]);
     let argument = Box::into_raw(start);
@@ -130,16 +130,16 @@ fn spawn_by(
 extern "C" fn run(argument: *mut c_void) {
     // SAFETY: `spawn` passed `argument` to this thread alone.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
-    let Start { name, work, place, gives_up_capabilities, is_bare } = *start;
+    let Start { name, work, slot, gives_up_capabilities, is_bare } = *start;
     let (generations, order) = credentials::words();
-    place.begin(generations, order);
+    slot.begin(generations, order);
     block_signals();
     if gives_up_capabilities {
         let _ = capability::keep_identity_only();
     }
     let _ = SystemCall::new(linux::__NR_prctl, [PR_SET_NAME, name.as_ptr() as u64, 0, 0, 0]).run();
     work();
-    place.end(is_bare);
+    slot.end(is_bare);
 }
 
 /// The signal that libc's setuid() and its kin send to every thread that libc knows, and wait for:

@@ -6,7 +6,7 @@
 //! - [`Watcher`] is the state of the watchdog's thread. It sleeps while no thread calls, and a
 //!   caller that finds it asleep wakes it.
 //!
-//! The watchdog interrupts a call when two looks find the caller inside it:
+//! The watchdog interrupts a call when two checks find the caller inside it:
 //! 1. It announces a signal in the caller's word.
 //! 2. It sends the signal.
 //! 3. It notes in the word that the signal was sent.
@@ -64,7 +64,7 @@ impl WatchedCalls {
         self.thread.store(thread, Ordering::Relaxed);
         let inside = (self.state.load(Ordering::Relaxed) & !phase::MASK).wrapping_add(phase::CALL) | phase::INSIDE;
         self.state.swap(inside, Edge::BreakOff.both());
-        // Partner: `Watcher::lie_down`.
+        // Partner: `Watcher::prepare_sleep`.
         Edge::Watch.barrier_beside_rmw(Side::Waker);
         Begun(inside)
     }
@@ -100,7 +100,7 @@ impl WatchedCalls {
     }
 
     /// Reads the caller's word, for the watchdog.
-    pub fn look(&self) -> Seen {
+    pub fn observe(&self) -> Seen {
         Seen(self.state.load(Edge::BreakOff.acquire()))
     }
 
@@ -134,7 +134,7 @@ mod doing {
     /// A caller is about to start the thread.
     pub const STARTING: u32 = 1;
     pub const SLEEPING: u32 = 2;
-    pub const LOOKING: u32 = 3;
+    pub const CHECKING: u32 = 3;
 }
 
 /// The watchdog's own word, a futex.
@@ -146,7 +146,7 @@ pub struct Watcher {
 /// A caller's next step with regard to the watchdog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rouse {
-    /// Nothing: the watchdog looks, or will.
+    /// Nothing: the watchdog checks, or will.
     Nothing,
     /// Wake the thread that sleeps on the word.
     Wake,
@@ -155,16 +155,16 @@ pub enum Rouse {
 }
 
 impl Watcher {
-    /// Returns whether the watchdog looks. Asked by a caller after [`WatchedCalls::begin`].
+    /// Returns whether the watchdog checks. Asked by a caller after [`WatchedCalls::begin`].
     #[inline]
-    pub fn is_looking(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == doing::LOOKING
+    pub fn is_checking(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == doing::CHECKING
     }
 
-    /// Decides what the caller does about a watchdog that does not look.
+    /// Decides what the caller does about a watchdog that does not check.
     #[cold]
     pub fn rouse(&self) -> Rouse {
-        if self.change(doing::SLEEPING, doing::LOOKING) {
+        if self.change(doing::SLEEPING, doing::CHECKING) {
             return Rouse::Wake;
         }
         if self.change(doing::NOTHING, doing::STARTING) {
@@ -183,16 +183,16 @@ impl Watcher {
 
     /// Begins the watchdog's thread; `false` if there is another one.
     pub fn begin(&self) -> bool {
-        self.change(doing::STARTING, doing::LOOKING)
+        self.change(doing::STARTING, doing::CHECKING)
     }
 
-    /// Prepares to sleep, unless a last look finds a caller inside a call.
-    pub fn lie_down(&self, look: impl FnOnce() -> bool) {
+    /// Prepares to sleep, unless a last check finds a caller inside a call.
+    pub fn prepare_sleep(&self, check: impl FnOnce() -> bool) {
         self.state.store(doing::SLEEPING, Ordering::Relaxed);
         // Partner: `WatchedCalls::begin`.
         Edge::Watch.barrier(Side::Sleeper);
-        if look() {
-            self.state.store(doing::LOOKING, Ordering::Relaxed);
+        if check() {
+            self.state.store(doing::CHECKING, Ordering::Relaxed);
         }
     }
 

@@ -22,7 +22,7 @@ fn a_caller_is_interrupted() {
             let caller = caller.clone();
             thread::spawn(move || {
                 for _ in 0..2 {
-                    let seen = caller.calls.look();
+                    let seen = caller.calls.observe();
                     if seen.is_inside() {
                         caller.calls.break_off(seen, |_| caller.signals.set(1));
                     }
@@ -64,20 +64,20 @@ fn a_call_begins_while_the_watchdog_goes_to_sleep() {
         let watcher = Arc::new(Watcher::default());
         assert_eq!(watcher.rouse(), Rouse::Start { first: true });
         assert!(watcher.begin());
-        let nothing = calls.look();
+        let nothing = calls.observe();
         let caller = {
             let (calls, watcher) = (calls.clone(), watcher.clone());
             thread::spawn(move || {
                 let call = calls.begin(1);
-                if !watcher.is_looking() {
+                if !watcher.is_checking() {
                     watcher.rouse();
                 }
                 calls.end(call);
             })
         };
-        watcher.lie_down(|| calls.look() != nothing);
+        watcher.prepare_sleep(|| calls.observe() != nothing);
         caller.join().unwrap();
-        assert!(watcher.is_looking(), "nobody watches a call");
+        assert!(watcher.is_checking(), "nobody watches a call");
     });
 }
 

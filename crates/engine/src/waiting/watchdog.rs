@@ -19,7 +19,7 @@ const NAME: &str = "usring-watchdog";
 const INTERVAL: Nanoseconds = 5_000_000;
 
 /// After this many checks in which no call was made, the watchdog sleeps.
-const QUIET_LOOKS: u32 = 20;
+const QUIET_CHECKS: u32 = 20;
 
 /// Nanoseconds of sleep after which the watchdog ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
@@ -57,7 +57,7 @@ pub(crate) fn watchdog() -> &'static Watchdog {
 impl Watchdog {
     #[inline]
     fn rouse(&'static self) {
-        if !self.watcher.is_looking() {
+        if !self.watcher.is_checking() {
             self.rouse_now();
         }
     }
@@ -95,11 +95,11 @@ impl Watchdog {
         loop {
             let _ = futex::wait(&never, 0, Some(INTERVAL));
             quiet = if self.check() { 0 } else { quiet + 1 };
-            if quiet < QUIET_LOOKS {
+            if quiet < QUIET_CHECKS {
                 continue;
             }
             quiet = 0;
-            self.watcher.lie_down(|| self.check());
+            self.watcher.prepare_sleep(|| self.check());
             while let Some((word, value)) = self.watcher.asleep() {
                 let slept = futex::wait(word, value, Some(IDLE_LIMIT));
                 if slept == Err(Errno::ETIMEDOUT) && self.watcher.retire() {
@@ -113,7 +113,7 @@ impl Watchdog {
     fn check(&self) -> bool {
         let mut busy = false;
         self.watches.lock().retain_mut(|(watch, last)| {
-            let now = watch.look();
+            let now = watch.observe();
             if now == *last && now.is_inside() {
                 watch.break_off(now, wait::interrupt_worker);
             }
