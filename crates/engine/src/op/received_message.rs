@@ -55,7 +55,7 @@ fn head_size(message: &SocketMessage) -> u64 {
 
 /// Checks the space for name and control messages that a multishot asks for. Error: `EOVERFLOW` if
 /// no buffer is large enough.
-pub(crate) fn check_rooms(message: &SocketMessage) -> Result<(), Errno> {
+pub(crate) fn check_sizes(message: &SocketMessage) -> Result<(), Errno> {
     let fits = message.name_room as i32 >= 0
         && message.header.control_length <= i32::MAX as u64
         && head_size(message) <= i32::MAX as u64;

@@ -146,7 +146,7 @@ fn read_received(
         return message.members.read(vector, count, true);
     }
     if transfer.has(MULTISHOT) {
-        received_message::check_rooms(message)?;
+        received_message::check_sizes(message)?;
     }
     transfer.wanted = match count {
         0 => 0,

@@ -27,7 +27,7 @@ use crate::request::conditions::{Purpose, RequestId};
 use crate::request::operation::Operation;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::waiting::poll_table::{Place, TIMER_DATA};
+use crate::waiting::poll_table::{AssignedSlot, TIMER_DATA};
 use crate::waiting::{leaders, workers};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor;
@@ -79,9 +79,9 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
     let socket = purpose == Purpose::Retry && request.has_met_socket();
     let attached = ensure_set(locked).and_then(|()| locked.waiting.polls.attach(&mut request.file, interest, socket));
     match (attached, begins) {
-        (Ok(place), Begins::Retry(slice)) => locked.waiting.polls.push(place.tag, request, purpose, slice),
-        (Ok(place), Begins::First) => begin_first(locked, request, interest, place),
-        (Ok(place), Begins::Report) => begin_report(locked, request, interest, place),
+        (Ok(assigned), Begins::Retry(slice)) => locked.waiting.polls.push(assigned.tag, request, purpose, slice),
+        (Ok(assigned), Begins::First) => begin_first(locked, request, interest, assigned),
+        (Ok(assigned), Begins::Report) => begin_report(locked, request, interest, assigned),
         // The descriptor number has come to mean another file, which cannot be polled. The request
         // is issued again, now that this is known: the driver issues all issuable requests before
         // it leaves.
@@ -93,33 +93,33 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
 /// Returns the events that the file has now and that its registration would not report. A
 /// registration that has reported an event only reports later ones. The earlier event may have gone
 /// to a request that no longer exists.
-fn is_there(request: &Request, interest: Interest, place: Place) -> u32 {
-    if !place.has_reported {
+fn is_there(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
+    if !assigned.has_reported {
         return 0;
     }
     epoll::poll_now(request.file.number, interest.events).unwrap_or(0)
 }
 
-fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
-    let there = is_there(&request, interest, place);
+fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
+    let there = is_there(&request, interest, assigned);
     let slice = if there == 0 { TimeSlice::Over } else { TimeSlice::Runnable };
     request.ready_for = there;
-    locked.waiting.polls.push(place.tag, request, Purpose::Retry, slice);
+    locked.waiting.polls.push(assigned.tag, request, Purpose::Retry, slice);
 }
 
 /// Begins a multishot POLL_ADD, which first reports the events that are there now, even if a later
 /// request takes their data. So it is runnable at once. If the set reports an event first, that
 /// event is reported instead, as wake-ups that come together do in the kernel.
-fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, place: Place) {
+fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
     // If the registration reports what is there, and another thread sleeps on the set, that thread
     // gets the event.
-    let is_left_to_sleeper = !place.has_reported && locked.ring.is_led();
+    let is_left_to_sleeper = !assigned.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {
         request.ready_for = epoll::poll_now(request.file.number, interest.events).unwrap_or(0);
         slice = if request.ready_for == 0 { TimeSlice::Over } else { TimeSlice::Runnable };
     }
-    locked.waiting.polls.push(place.tag, request, Purpose::Report, slice);
+    locked.waiting.polls.push(assigned.tag, request, Purpose::Report, slice);
 }
 
 /// Handles a request whose file epoll_ctl(2) refuses.

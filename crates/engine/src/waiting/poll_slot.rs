@@ -8,7 +8,7 @@ use alloc::sync::{Arc, Weak};
 
 /// The slot of the poll table that a request was given.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct AssignedSlot {
     pub tag: Tag,
     /// The set has reported an event since the registration was switched on. From then on it
     /// reports only new events, not those that are already there.

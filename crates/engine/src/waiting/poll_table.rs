@@ -48,7 +48,7 @@
 //! each event of output as well.
 
 use super::expected::Expected;
-pub(crate) use super::poll_slot::Place;
+pub(crate) use super::poll_slot::AssignedSlot;
 use super::poll_slot::{Home, NONE, Number, Slot, Switch, tag_of};
 pub(crate) use super::waiters::Waiter;
 use crate::registered::registered_files::RegisteredFile;
@@ -138,13 +138,13 @@ impl PollTable {
     ///
     /// Errors: those of epoll_ctl(2), `EPERM` if the file cannot be polled. The request then has a
     /// hold of its own.
-    pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
+    pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<AssignedSlot, Errno> {
         match &file.hold {
             Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
             Hold::Shared(hold) => {
                 let tag = hold.tag;
                 if let Some(slot) = self.slot(tag).filter(|slot| slot.interest == interest) {
-                    return Ok(Place { tag, has_reported: slot.has_reported });
+                    return Ok(AssignedSlot { tag, has_reported: slot.has_reported });
                 }
             }
             Hold::Submitter | Hold::Kept(_) | Hold::Duplicate(_) => {}
@@ -197,16 +197,16 @@ impl PollTable {
         }
     }
 
-    fn share(&self, index: u32, file: &mut FileUse) -> Place {
+    fn share(&self, index: u32, file: &mut FileUse) -> AssignedSlot {
         let slot = &self.slots[index as usize];
         if let (Hold::Submitter, Home::Duplicate { hold, .. }) = (&file.hold, &slot.home) {
             file.number = hold.descriptor.number();
             file.hold = Hold::Shared(hold.clone());
         }
-        Place { tag: tag_of(index, slot), has_reported: slot.has_reported }
+        AssignedSlot { tag: tag_of(index, slot), has_reported: slot.has_reported }
     }
 
-    fn register(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<Place, Errno> {
+    fn register(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<AssignedSlot, Errno> {
         let of = file.number;
         let mut descriptor = descriptor::hold_settled(of)?;
         let settled = descriptor.is_settled(of);
@@ -277,7 +277,7 @@ impl PollTable {
         self.slots.iter().position(is_it).map(|index| index as u32)
     }
 
-    fn attach_registered(&mut self, file: &Arc<RegisteredFile>, interest: Interest) -> Result<Place, Errno> {
+    fn attach_registered(&mut self, file: &Arc<RegisteredFile>, interest: Interest) -> Result<AssignedSlot, Errno> {
         let mut registrations = file.registrations.lock();
         if let Some(known) = registrations.iter().find(|known| known.interest == interest) {
             let (number, tag) = (known.number, known.tag);
@@ -288,7 +288,7 @@ impl PollTable {
                 slot.has_reported = false;
                 self.switch_to(number, interest, Switch::On, tag, true)?;
             }
-            return Ok(Place { tag, has_reported });
+            return Ok(AssignedSlot { tag, has_reported });
         }
         let own = if registrations.is_empty() { None } else { Some(descriptor::duplicate_private(file.number())?) };
         let number = own.as_ref().map_or(file.number(), OwnedDescriptor::number);
@@ -305,7 +305,7 @@ impl PollTable {
         slot.interest = interest;
         slot.switch = Switch::On;
         slot.has_reported = false;
-        Ok(Place { tag, has_reported: false })
+        Ok(AssignedSlot { tag, has_reported: false })
     }
 
     /// Switches a registration in the epoll set. `known`: the registration is probably there, so
