@@ -40,7 +40,7 @@ pub struct Context {
     /// The eventfd that an iocb has named last, while a request under way still has to signal it.
     /// Most iocbs name the same eventfd. The reference is weak, so that the program's close of the
     /// eventfd takes effect.
-    told: Mutex<Weak<EventDescriptor>>,
+    last_eventfd: Mutex<Weak<EventDescriptor>>,
 }
 
 impl Context {
@@ -58,7 +58,15 @@ impl Context {
         let (length, capacity) = ring.events_size();
         let address = ring.map_events().inspect_err(|_| ring.close())? as u64;
         let address = AtomicU64::new(address);
-        Ok(Context { ring, address, length, capacity, kind, taking: Mutex::new(()), told: Mutex::new(Weak::new()) })
+        Ok(Context {
+            ring,
+            address,
+            length,
+            capacity,
+            kind,
+            taking: Mutex::new(()),
+            last_eventfd: Mutex::new(Weak::new()),
+        })
     }
 
     #[inline]
@@ -113,7 +121,7 @@ impl Context {
             return Err(Errno::EAGAIN);
         }
         let file = submission.file(iocb.aio_fildes.cast_signed())?;
-        let told = match iocb.aio_flags & IOCB_FLAG_RESFD {
+        let eventfd = match iocb.aio_flags & IOCB_FLAG_RESFD {
             0 => None,
             _ if self.kind == ContextKind::Polled => return Err(Errno::EINVAL),
             _ => Some(self.eventfd(iocb.aio_resfd.cast_signed())?),
@@ -121,14 +129,14 @@ impl Context {
         const KEY: u64 = core::mem::offset_of!(Iocb, aio_key) as u64;
         user_memory::write(address.offset(KEY), iocb::KEY)?;
         let sqe = iocb::translate(&iocb, address.0, &file, self.kind)?;
-        submission.add(&sqe, told)
+        submission.add(&sqe, eventfd)
     }
 
     /// Returns the eventfd with this descriptor number. All requests that still have to signal this
     /// eventfd share one value.
     #[cold]
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
-        let mut last = self.told.lock();
+        let mut last = self.last_eventfd.lock();
         if let Some(known) = last.upgrade()
             && known.is(number)
         {

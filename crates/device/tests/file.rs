@@ -232,10 +232,10 @@ fn paths_other_than_regular_files_and_block_devices_are_refused() {
     let mode = u64::from(linux::S_IFIFO | 0o600);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, mode, 0, 0];
     SystemCall::new(linux::__NR_mknodat, arguments).run().unwrap();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let texts = [file.text(""), file.text(",read-only=on")];
-    thread::spawn(move || tell.send(texts.map(|text| try_open(&text).err())));
-    let answers = told.recv_timeout(LONGEST).expect("a request waits for a writer");
+    thread::spawn(move || sender.send(texts.map(|text| try_open(&text).err())));
+    let answers = receiver.recv_timeout(LONGEST).expect("a request waits for a writer");
     assert_eq!(answers, [Some(Errno::EINVAL); 2]);
 }
 
@@ -302,7 +302,7 @@ fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let memory = Memory::new(4096);
         let mut rig = Rig::new(&*driver, POLLED);
@@ -311,9 +311,9 @@ fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
             rig.submit(&transfer(token, Operation::Read, 0, &[memory.segment(0, 4096)]));
         }
         rig.queue.ring_doorbell();
-        tell.send(rig.wait().iter().map(|completion| completion.result).collect::<Vec<_>>())
+        sender.send(rig.wait().iter().map(|completion| completion.result).collect::<Vec<_>>())
     });
-    assert_eq!(told.recv_timeout(LONGEST).expect("no answer"), [Errno::EAGAIN.negative(); 2]);
+    assert_eq!(receiver.recv_timeout(LONGEST).expect("no answer"), [Errno::EAGAIN.negative(); 2]);
 }
 
 /// Reads alone and then in pairs, in a thread for which `refuse` changes io_submit(2). Returns the
@@ -322,7 +322,7 @@ fn read_when(refuse: impl FnOnce() + Send + 'static) -> (i32, Vec<i32>, bool) {
     let file = Place::on_disk();
     file.make(SIZE);
     let driver = open(&file.text(""));
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let memory = Memory::new(4096);
         let mut rig = Rig::new(&*driver, POLLED);
@@ -337,9 +337,9 @@ fn read_when(refuse: impl FnOnce() + Send + 'static) -> (i32, Vec<i32>, bool) {
         while rig.in_flight > 0 {
             pair.extend(rig.wait().iter().map(|completion| completion.result));
         }
-        tell.send((alone, pair, by_workers))
+        sender.send((alone, pair, by_workers))
     });
-    told.recv_timeout(LONGEST).expect("no answer")
+    receiver.recv_timeout(LONGEST).expect("no answer")
 }
 
 /// A security module refuses a request, and a filter the call: both may answer EPERM.

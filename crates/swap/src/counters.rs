@@ -47,7 +47,7 @@ impl Counters {
     }
 
     /// Stores the limit and the unit, which a reader of the counters needs.
-    pub fn tell(&self, limit: usize, unit: usize) {
+    pub fn set_sizes(&self, limit: usize, unit: usize) {
         self.0[LIMIT].store(limit as u64, Ordering::Relaxed);
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
     }

@@ -126,7 +126,7 @@ impl Pager {
             store: parts.store,
             limit: Limit::new(parts.limit),
             counters: {
-                parts.counters.tell(parts.limit, unit);
+                parts.counters.set_sizes(parts.limit, unit);
                 parts.counters
             },
             streams: Streams::new(parts.readahead)?,

@@ -114,7 +114,7 @@ pub enum Urgency {
 
 /// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "the taker has to be told, and a sealed queue has none"]
+#[must_use = "the taker has to be notified, and a sealed queue has none"]
 pub struct Pushed {
     /// This pusher has to announce the entry. Either the list was empty, and later pushers rely on
     /// this announcement. Or the taker stopped at a broken list, and this push may have broken it.

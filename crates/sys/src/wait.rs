@@ -477,11 +477,11 @@ mod tests {
         let flags = [never.number() as u64, u64::from(linux::F_SETFL), 0, 0, 0];
         SystemCall::new(linux::__NR_fcntl, flags).run().unwrap();
         let cancelled = Arc::new(AtomicU32::new(0));
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (done, ended) = mpsc::channel();
         let word = cancelled.clone();
         let worker = thread::spawn(move || {
-            tell.send(signals::thread_id()).unwrap();
+            sender.send(signals::thread_id()).unwrap();
             let mut buffer = 0u64;
             let arguments = [never.number() as u64, &raw mut buffer as u64, 8, 0, 0];
             while blocking(&SystemCall::new(linux::__NR_read, arguments), &word) == Err(Errno::EINTR) {
@@ -492,7 +492,7 @@ mod tests {
                 }
             }
         });
-        let thread = told.recv().unwrap();
+        let thread = receiver.recv().unwrap();
         const ROUNDS: u32 = 20_000;
         for round in 1..=ROUNDS {
             for _ in 0..round % 64 {

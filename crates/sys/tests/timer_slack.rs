@@ -28,14 +28,14 @@ fn slack_of(thread: u32) -> u64 {
 fn an_interrupted_precise_sleep_restores_the_programs_timer_slack() {
     const SLACK: u64 = 50_000_000;
     assert!(wait::catch_worker_interrupts());
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let sleeper = thread::spawn(move || {
         control(PR_SET_TIMERSLACK, SLACK);
-        tell.send(signals::thread_id()).unwrap();
+        sender.send(signals::thread_id()).unwrap();
         let slept = sleep_precisely(60_000_000_000);
         (slept, control(PR_GET_TIMERSLACK, 0))
     });
-    let thread = told.recv().unwrap();
+    let thread = receiver.recv().unwrap();
     let start = Instant::now();
     while slack_of(thread) != 1 {
         assert!(start.elapsed() < LONGEST, "{} ns", slack_of(thread));

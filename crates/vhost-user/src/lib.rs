@@ -196,7 +196,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, what: fmt::Arguments<'_>) {
+    fn say(&self, what: fmt::Arguments<'_>) {
         (self.report)(format_args!("the back end on {} {what}", self.socket));
     }
 
@@ -224,7 +224,7 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the socket or an eventfd has news, or the next attempt to reconnect or to free
+    /// Sleeps until the socket or an eventfd is readable, or the next attempt to reconnect or to free
     /// a queue is due.
     fn wait(&self) {
         let state = self.lock();
@@ -250,11 +250,9 @@ impl Shared {
         state.connection = None;
         state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
         if self.reconnect {
-            self.tell(format_args!("{why}; its requests wait until it returns"));
+            self.say(format_args!("{why}; its requests wait until it returns"));
         } else {
-            self.tell(format_args!(
-                "{why}: its requests fail with EIO from now on (with reconnect=on they would wait)"
-            ));
+            self.say(format_args!("{why}: its requests fail with EIO from now on (with reconnect=on they would wait)"));
             self.end(state);
         }
     }
@@ -284,14 +282,14 @@ impl Shared {
                 state.last_failure.clear();
                 self.arena.begin_generation();
                 state.call_all();
-                self.tell(format_args!("is back"));
+                self.say(format_args!("is back"));
             }
             Err(failure) => {
                 let failure: Failure = failure;
                 // The loss of the back end was reported already, so "cannot be reached" would say
                 // nothing new.
                 if failure != state.last_failure && !failure.starts_with("cannot be reached") {
-                    self.tell(format_args!("{failure}"));
+                    self.say(format_args!("{failure}"));
                 }
                 state.last_failure = failure;
             }
@@ -363,7 +361,7 @@ impl Shared {
             if is_hopeless || start.elapsed() > QUEUE_WAIT {
                 if !std::mem::replace(&mut state.has_told_busy, true) {
                     let count = state.queues.len();
-                    self.tell(format_args!(
+                    self.say(format_args!(
                         "offers {count} queue{}, all in use; start it with num-queues=… for more",
                         if count == 1 { "" } else { "s" }
                     ));

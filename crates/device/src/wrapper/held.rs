@@ -64,11 +64,11 @@ impl Held {
 
     pub fn ring_doorbell(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.inner.ring_doorbell();
-        self.told(due);
+        self.after_doorbell(due);
     }
 
     /// Takes in, after a doorbell, the requests that the inner device has completed at once.
-    fn told(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
+    fn after_doorbell(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
         self.timer.advance(self.timeline.earliest());
     }
@@ -80,14 +80,14 @@ impl Held {
     pub fn begin_deferred(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) -> Option<DeferredSubmit> {
         let batch = self.inner.begin_deferred();
         if batch.is_none() {
-            self.told(due);
+            self.after_doorbell(due);
         }
         batch
     }
 
     pub fn end_deferred(&mut self, batch: DeferredSubmit, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.inner.end_deferred(batch);
-        self.told(due);
+        self.after_doorbell(due);
     }
 
     pub fn poll(&mut self, completions: &mut Completions, due: impl FnMut(&Completion, Ticks) -> Ticks) {
