@@ -224,8 +224,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the socket or an eventfd is readable, or the next attempt to reconnect or to free
-    /// a queue is due.
+    /// Sleeps until the socket or an eventfd is readable, or the next attempt to reconnect or to
+    /// free a queue is due.
     fn wait(&self) {
         let state = self.lock();
         let socket = state.connection.as_ref().map_or(-1, |connection| connection.socket().as_raw_fd());
