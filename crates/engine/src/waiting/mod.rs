@@ -12,9 +12,9 @@
 //! `cq_estimate`, `expected`, `lone_wait`.
 //!
 //! `leaders` ends the lead of waiters whose ring another process begins to use. `tasks` has the
-//! ring watcher start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a driver
-//! out of a call that should not have slept (`stuck_calls`). `cancel` ends a wait. The threads that
-//! bring requests back are in `driving`.
+//! ring watcher start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a
+//! driver out of a call that should not have slept (`stuck_calls`). `cancel` ends a wait. The
+//! threads that bring requests back are in `driving`.
 
 pub(crate) mod cancel;
 pub(crate) mod cq_estimate;
