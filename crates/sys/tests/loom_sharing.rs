@@ -115,8 +115,13 @@ impl Ring {
         }
     }
 
-    /// Waits until there are `wanted` CQEs, as a waiter in enter does.
+    /// Waits until there are `wanted` CQEs, as a waiter in enter does that watches files.
     fn wait(&self, wanted: u32) {
+        self.wait_with(wanted, !self.is_adopted);
+    }
+
+    /// `may_lead`: the ring has an epoll set, in this process.
+    fn wait_with(&self, wanted: u32, may_lead: bool) {
         let Memory { sharing, sleep, completed, .. } = &*self.memory;
         let mut seen = 0;
         loop {
@@ -126,7 +131,7 @@ impl Ring {
                 drop(locked);
                 return self.run_if_unattended();
             }
-            let leads = !self.is_adopted && sharing.lead(sleep);
+            let leads = may_lead && sharing.lead(sleep);
             let ticket = sleep.announce(if leads { Sleeper::Epoll } else { Sleeper::Futex }, 1);
             drop(locked);
             match leads {
@@ -247,9 +252,33 @@ fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
                 ring.wait(1);
             })
         };
-        let worker = thread::spawn(move || creator.bring());
+        creator.bring();
         waiter.join().unwrap();
-        worker.join().unwrap();
+        child.join().unwrap();
+    });
+}
+
+/// A waiter of the creator gives up leading, because a child has begun. With that it claims the
+/// announcement of another waiter, which began before there was an epoll set, and wakes it.
+#[test]
+fn a_waiter_that_gives_up_leading_leaves_no_sleeper_without_announcement() {
+    bounded(3, || {
+        let memory = memory();
+        let creator = Ring::of(&memory, CREATOR);
+        let waiter = {
+            let ring = creator.clone();
+            thread::spawn(move || ring.wait_with(1, false))
+        };
+        let child = {
+            let ring = Ring::of(&memory, CHILD);
+            thread::spawn(move || _ = ring.memory.sharing.join(&ring.memory.sleep))
+        };
+        let locked = creator.lock();
+        if memory.sharing.lead(&memory.sleep) && memory.sleep.resign() == Wake::Futex {
+            memory.sleep.wake_futex();
+        }
+        creator.complete(locked, 1);
+        waiter.join().unwrap();
         child.join().unwrap();
     });
 }
