@@ -28,6 +28,7 @@ pub mod eventfd;
 pub mod file;
 pub mod futex;
 pub mod hazard;
+pub mod hazard_table;
 pub mod kernel_aio;
 pub mod mapping;
 pub mod membarrier;

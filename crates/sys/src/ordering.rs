@@ -74,6 +74,10 @@ pub enum Edge {
     /// A change of credentials: the changing thread publishes the counts of changes and the change
     /// to follow. A service thread publishes its answer.
     Change,
+    /// A user announces an object in its hazard pointer, then looks whether the object can be
+    /// found. A remover takes the object out of its table, then reads the pointers. The remover's
+    /// barrier is membarrier(2).
+    Hazard,
     /// The watchdog announces that it sleeps, then reads the calls. A caller announces its call,
     /// then reads whether the watchdog sleeps.
     Watch,
@@ -142,6 +146,36 @@ impl Edge {
         }
         #[cfg(not(all(target_arch = "x86_64", not(loom))))]
         self.barrier(side);
+    }
+
+    /// Passes the barrier of the side that runs often, where the other side makes membarrier(2)
+    /// ([`Edge::barrier_everywhere`]): it orders only the compiler. A model gets a real fence.
+    #[inline(always)]
+    pub fn light_barrier(self, side: Side) {
+        #[cfg(not(loom))]
+        {
+            let _ = side;
+            perturb();
+            core::sync::atomic::compiler_fence(Ordering::SeqCst);
+        }
+        #[cfg(loom)]
+        self.barrier(side);
+    }
+
+    /// Passes a barrier in all threads of the process. Returns whether it reached them all. A model
+    /// gets a fence in this thread: its other side has one, too.
+    pub fn barrier_everywhere(self, side: Side) -> bool {
+        #[cfg(not(loom))]
+        {
+            let _ = side;
+            perturb();
+            crate::membarrier::everywhere()
+        }
+        #[cfg(loom)]
+        {
+            self.barrier(side);
+            true
+        }
     }
 
     #[cfg(not(loom))]

@@ -123,18 +123,17 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
 #[inline(never)]
 fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     if let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire)) {
-        if object <= OTHER {
-            return None;
-        }
-        // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does not
-        // drop it while `held` lives.
-        let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
-        let answer = work(&file);
+        let answer = (object > OTHER).then(|| {
+            // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does
+            // not drop it while `held` lives.
+            let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
+            work(&file)
+        });
         // The engine calls this with a ring's lock held.
         if let Some(held) = held {
             numbers::end_inside(held);
         }
-        return Some(answer);
+        return answer;
     }
     let file = {
         let _removers_wait = process::current().descriptors.lock();

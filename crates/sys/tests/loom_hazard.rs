@@ -1,0 +1,168 @@
+//! Models of the hazard pointers. loom reports a use of an object that is being freed. Each model
+//! checks that the object is freed once. For membarrier(2) there is a fence on both sides
+//! ([`Edge::light_barrier`]).
+#![cfg(loom)]
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+use usring_sys::hazard_table::{AsideList, Table};
+use usring_sys::mutex::Mutex;
+use usring_sys::ordering::{Edge, Side, weaken};
+use usring_sys::sync::{Arc, AtomicU32, AtomicUsize, Ordering};
+
+/// Rows of the table: the least number.
+const ROWS: usize = 2;
+
+struct Object {
+    content: UnsafeCell<u32>,
+    freed: AtomicU32,
+}
+
+/// A place of a table of objects, and the hazard pointers of those that look there.
+struct World {
+    place: AtomicUsize,
+    pointers: Table<ROWS>,
+    list: AsideList,
+    objects: [Object; 2],
+}
+
+unsafe fn free(object: usize) {
+    // SAFETY: an object of `World::objects`, which lives until the model is over.
+    let object = unsafe { &*(object as *const Object) };
+    // SAFETY: loom reports every access at the same time.
+    object.content.with_mut(|content| unsafe { *content = 0 });
+    object.freed.fetch_add(1, Ordering::Relaxed);
+}
+
+impl World {
+    fn new() -> Arc<World> {
+        let object = |content| Object { content: UnsafeCell::new(content), freed: AtomicU32::new(0) };
+        let world = World {
+            place: AtomicUsize::new(0),
+            pointers: Table::model(),
+            list: Mutex::new(Vec::new()),
+            objects: [object(1), object(2)],
+        };
+        let world = Arc::new(world);
+        world.place.store(world.address(0), Ordering::Release);
+        world
+    }
+
+    fn address(&self, index: usize) -> usize {
+        &raw const self.objects[index] as usize
+    }
+
+    fn find(&self) -> usize {
+        self.place.load(Ordering::Acquire)
+    }
+
+    /// Uses the object that is found, as a thread with this pointer. `is_inside`: the thread holds
+    /// a lock that an object may contain, and leaves the sweep to another thread. Returns whether
+    /// that sweep is to be made.
+    fn use_one(&self, thread: usize, is_inside: bool) -> bool {
+        let pointer = self.pointers.free_pointer(thread).expect("each thread has a row");
+        let (object, is_announced) = Table::<ROWS>::protect(pointer, || self.find());
+        if object > 1 {
+            // SAFETY: an object of `World::objects`, which lives until the model is over.
+            let content = unsafe { &(*(object as *const Object)).content };
+            // SAFETY: loom reports every access at the same time.
+            assert_ne!(content.with(|content| unsafe { *content }), 0, "an object is used after its end");
+        }
+        if !is_announced {
+            return false;
+        }
+        let is_aside = self.pointers.end(pointer);
+        if is_aside && !is_inside {
+            self.pointers.sweep(&self.list);
+        }
+        is_aside && is_inside && self.pointers.request_sweep()
+    }
+
+    /// Puts another object, or none (0), in the place of the first one, which is freed.
+    fn replace(&self, other: usize) {
+        self.place.store(other, Ordering::Release);
+        // SAFETY: no thread can find the object any more.
+        unsafe { self.pointers.retire(|| &self.list, self.address(0), free) };
+    }
+
+    fn assert_freed_once(&self) {
+        assert_eq!(self.objects[0].freed.load(Ordering::Relaxed), 1, "an object is never freed");
+        assert_eq!(self.objects[1].freed.load(Ordering::Relaxed), 0);
+    }
+}
+
+/// Runs a model with a bounded number of preemptions; all interleavings would take hours.
+fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// An object is replaced while a thread looks it up.
+fn an_object_is_replaced() {
+    bounded(4, || {
+        let world = World::new();
+        let user = {
+            let world = world.clone();
+            thread::spawn(move || world.use_one(8, false))
+        };
+        world.replace(world.address(1));
+        user.join().unwrap();
+        world.assert_freed_once();
+    });
+}
+
+#[test]
+fn an_object_is_freed_once_and_after_its_last_use() {
+    an_object_is_replaced();
+}
+
+#[test]
+#[should_panic]
+fn a_user_without_barrier_uses_an_object_that_is_freed_or_leaves_one_behind() {
+    weaken(Edge::Hazard, Side::Sleeper, an_object_is_replaced);
+}
+
+#[test]
+#[should_panic]
+fn a_remover_without_barrier_frees_an_object_in_use_or_leaves_one_behind() {
+    weaken(Edge::Hazard, Side::Waker, an_object_is_replaced);
+}
+
+/// Two threads take their rows at the same time, and both begin their search at one row.
+#[test]
+fn threads_that_take_their_rows_together_protect_their_objects() {
+    bounded(3, || {
+        let world = World::new();
+        let users = [8, 16].map(|thread| {
+            let world = world.clone();
+            thread::spawn(move || world.use_one(thread, false))
+        });
+        world.replace(0);
+        users.into_iter().for_each(|user| _ = user.join().unwrap());
+        world.assert_freed_once();
+    });
+}
+
+/// Two threads leave the sweep to a third one, and only the first of them asks for it.
+#[test]
+fn an_object_is_freed_by_the_sweep_that_its_last_user_relies_on() {
+    bounded(3, || {
+        let world = World::new();
+        let users = [8, 16].map(|thread| {
+            let world = world.clone();
+            thread::spawn(move || {
+                if world.use_one(thread, true) {
+                    world.pointers.sweep(&world.list);
+                }
+            })
+        });
+        let remover = {
+            let world = world.clone();
+            thread::spawn(move || world.replace(0))
+        };
+        users.into_iter().for_each(|user| user.join().unwrap());
+        remover.join().unwrap();
+        world.assert_freed_once();
+    });
+}
