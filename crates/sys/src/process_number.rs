@@ -1,4 +1,5 @@
-//! Numbers of processes that share memory by fork(2), and whether such a process is alive.
+//! Numbers of processes that share memory by fork(2), whether such a process is alive, and how one
+//! wakes the others.
 //!
 //! A process id cannot serve: the kernel gives it to another process later, and a process has one
 //! in each PID namespace.
@@ -10,10 +11,16 @@
 //!   The kernel releases the lock when the process ends or executes another program. A child does
 //!   not inherit it. So a process is alive while its byte is locked.
 //!
+//! - With the register goes an eventfd, which its descendants inherit, too. A process writes it to
+//!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
+//!   that has it edge-triggered reports a write ([`watch_wake_ups`]).
+//!
 //! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares the
 //! locks, too, so neither could see the other's end. Such a child has no number.
 
 use crate::descriptor::{self, OwnedDescriptor};
+use crate::epoll::{self, Epoll};
+use crate::eventfd;
 use crate::mapping;
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
@@ -28,6 +35,8 @@ pub const MOST: u32 = (1 << 29) - 1;
 
 /// Descriptor of the register, plus 1; 0 before it is made. Children inherit the value.
 static REGISTER: AtomicI32 = AtomicI32::new(0);
+/// Descriptor of the eventfd that wakes all processes, plus 1; 0 before the register is made.
+static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);
 /// The last number that a process has taken, in the register. Null before the register is made.
 static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
 /// This process's number.
@@ -81,9 +90,11 @@ fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     let file: OwnedDescriptor = mapping::memory_file(c"usring-processes", mapping::PAGE as u64)?;
     let last = &mapping::shared_words(&file)?[0];
     last.store(u64::from(ALONE), Ordering::Relaxed);
-    if !descriptor::keep_in_children(file.number()) {
+    let wake_event = eventfd::create()?.into_private()?;
+    if !descriptor::keep_in_children(file.number()) || !descriptor::keep_in_children(wake_event.number()) {
         return Err(Errno::EMFILE);
     }
+    WAKE_EVENT.store(wake_event.into_raw() + 1, Ordering::Release);
     LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
     let number = file.into_raw();
     REGISTER.store(number + 1, Ordering::Release);
@@ -96,6 +107,22 @@ pub fn is_alive(number: u32) -> bool {
     let register = REGISTER.load(Ordering::Acquire) - 1;
     // Without an answer the process counts as alive: its lock may not be taken from it.
     record_lock(register, linux::F_GETLK, number) != Ok(linux::F_UNLCK)
+}
+
+/// Adds the eventfd to `set`, with the event data `data`. From then on the set reports one event,
+/// or several, after each [`wake_all`] of any process. Takes a number for this process if it has
+/// none.
+///
+/// Errors: those of [`own`] and of epoll_ctl(2).
+pub fn watch_wake_ups(set: &Epoll, data: u64) -> Result<(), Errno> {
+    own()?;
+    set.add(WAKE_EVENT.load(Ordering::Acquire) - 1, epoll::IN | epoll::EDGE, data)
+}
+
+/// Wakes all processes that watch the eventfd, also the calling one. For rare use: the cost grows
+/// with the number of processes. The calling process must have a number.
+pub fn wake_all() {
+    eventfd::signal(WAKE_EVENT.load(Ordering::Acquire) - 1);
 }
 
 /// Runs a command of fcntl(2) on the lock of byte `number`. Returns the kind of lock that the

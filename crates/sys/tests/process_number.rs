@@ -1,7 +1,9 @@
-//! Numbers of processes: each forked child gets another one, and a process's end is seen.
+//! Numbers of processes: each forked child gets another one, a process's end is seen, and each
+//! process can wake all others.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
+use usring_sys::epoll::{Epoll, Event};
 use usring_sys::process_mutex::{ProcessMutex, Since};
 use usring_sys::{per_process, process_number};
 
@@ -77,4 +79,59 @@ fn a_lock_of_a_killed_process_is_taken_from_it() {
     drop(lock.lock(|(), since| caught_up = since == Since::HolderDied));
     assert!(caught_up, "the holder of the lock has died");
     assert!(start.elapsed().as_millis() < 1000, "{:?}", start.elapsed());
+}
+
+/// Waits for an event of the set, at most for 10 s. Returns its data.
+fn event_of(set: &Epoll) -> Option<u64> {
+    let mut events = [Event::default(); 4];
+    (set.wait(&mut events, Some(10_000)) == Ok(1)).then(|| events[0].data)
+}
+
+/// A child watches the wake-ups, says so by `ready`, and ends with 0 once it has seen two. It asks
+/// for the second one by `ready`, too.
+fn sleeping_child(ready: &std::io::PipeWriter) -> libc::pid_t {
+    // SAFETY: the child makes system calls only, and ends by _exit.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let set = Epoll::new();
+        let watches = set.as_ref().is_ok_and(|set| process_number::watch_wake_ups(set, 7).is_ok());
+        let mut seen = 0;
+        // SAFETY: one byte of a local.
+        let tell = || unsafe { libc::write(ready.as_raw_fd(), [0u8].as_ptr().cast(), 1) };
+        while watches && seen < 2 && tell() == 1 && set.as_ref().is_ok_and(|set| event_of(set) == Some(7)) {
+            seen += 1;
+        }
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(2 - seen) };
+    }
+    child
+}
+
+#[test]
+fn a_process_wakes_its_parent_and_its_siblings_each_time() {
+    per_process::prepare().unwrap();
+    process_number::own().unwrap();
+    let set = Epoll::new().unwrap();
+    process_number::watch_wake_ups(&set, 9).unwrap();
+    let (mut reader, ready) = std::io::pipe().unwrap();
+    let sleepers = [sleeping_child(&ready), sleeping_child(&ready)];
+    for _ in 0..2 {
+        reader.read_exact(&mut [0; 2]).unwrap();
+        // SAFETY: the child makes system calls only, and ends by _exit.
+        let caller = unsafe { libc::fork() };
+        if caller == 0 {
+            process_number::wake_all();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(0) };
+        }
+        wait_for(caller);
+        assert_eq!(event_of(&set), Some(9), "this process is woken, too");
+        assert_eq!(set.ready(&mut [Event::default()]), Ok(0), "a wake-up is reported once");
+    }
+    for sleeper in sleepers {
+        let mut status = 0;
+        // SAFETY: the status is a local.
+        assert_eq!(unsafe { libc::waitpid(sleeper, &raw mut status, 0) }, sleeper);
+        assert_eq!(status, 0, "the child has seen both wake-ups");
+    }
 }
