@@ -33,7 +33,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use usring_ring::{CompletionQueue, Control, Journal, Memory, SubmissionQueue};
 use usring_sys::Errno;
 use usring_sys::clock::Clock;
@@ -91,6 +91,12 @@ pub struct Ring {
     process: &'static Process,
     /// Another process made the ring.
     is_adopted: bool,
+    /// This process takes part in the sharing of the ring with other processes: see
+    /// `waiting::process_rings`.
+    pub(crate) takes_part: AtomicBool,
+    /// The count of news that this process has heard of ([`Control::news`]). Changed under the
+    /// ring's lock.
+    pub(crate) heard_news: AtomicU32,
     /// The wake eventfd of the ring watcher in the process that made the ring. Descendants of that
     /// process keep the number open.
     pub(crate) creators_watcher: i32,
@@ -233,6 +239,8 @@ impl Ring {
             expected_requests: 0,
             process: process::this(),
             is_adopted: false,
+            takes_part: AtomicBool::new(false),
+            heard_news: AtomicU32::new(0),
             creators_watcher: -1,
             state,
         }
@@ -347,6 +355,17 @@ impl Ring {
             // The next CQEs overwrite those that the dead driver had not published.
             self.journal(state).forget_unpublished(&self.memory);
         }
+        self.hear_of_others(state);
+    }
+
+    /// Returns the number of this process.
+    pub(crate) fn process_number(&self) -> u32 {
+        self.state.own()
+    }
+
+    /// Returns whether this process has inherited the ring.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.is_adopted
     }
 
     /// Returns the journal of a shared ring.
@@ -474,6 +493,7 @@ impl<'a> LockedRing<'a> {
         if let Some(journal) = journal {
             journal.clear_published(cq);
         }
+        self.call_cqe_listeners();
         u32::MAX
     }
 

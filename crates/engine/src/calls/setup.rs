@@ -6,7 +6,7 @@ use crate::host;
 use crate::request::Request;
 use crate::ring::{Queues, Ring, RingState};
 use crate::waiting::device_queues::Departing;
-use crate::waiting::{fast_poll, workers};
+use crate::waiting::{fast_poll, process_rings, workers};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
@@ -87,6 +87,7 @@ impl Ring {
         };
         ring_watcher::start()?;
         let ring = Arc::new(new_ring(params.flags, memory));
+        process_rings::enlist(&ring);
         if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
             ring.issuer.store(thread::current().0, Ordering::Relaxed);
         }

@@ -4,6 +4,7 @@
 use super::setup::new_state;
 use crate::driving::ring_watcher;
 use crate::ring::{Exit, OTHER_PROCESS, Ring};
+use crate::waiting::process_rings;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -37,9 +38,11 @@ impl Ring {
         if ring.has(abi::IORING_SETUP_SINGLE_ISSUER) && !ring.is_disabled() {
             ring.issuer.store(OTHER_PROCESS, Ordering::Relaxed);
         }
-        if ring.control.sharing().join(&ring.wakers.sleep) {
+        let has_leader = ring.control.sharing().join(&ring.wakers.sleep);
+        if has_leader || !ring.control.maker_takes_part() {
             eventfd::signal(ring.creators_watcher);
         }
+        process_rings::enlist(&ring);
         Ok(ring)
     }
 

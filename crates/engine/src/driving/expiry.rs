@@ -20,7 +20,7 @@ pub(crate) fn flush_counted(locked: &mut LockedRing) {
     }
     let completions = locked.waiting.timeouts.count_to(tail);
     while let Some(timer) = locked.waiting.timeouts.pop_counted(completions) {
-        locked.waiting.timeouts.count_ended();
+        locked.count_ended_timeout();
         complete::complete(locked, timer.request, 0.into());
     }
 }
@@ -47,7 +47,7 @@ pub(crate) fn expire(locked: &mut LockedRing) {
 }
 
 fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Deadline, now: Nanoseconds) {
-    locked.waiting.timeouts.count_ended();
+    locked.count_ended_timeout();
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {

@@ -22,7 +22,7 @@ use super::last_thread::LastThread;
 use crate::driving::idle_watch::{self, IdleWatch};
 use crate::driving::{reap, task_work};
 use crate::ring::{LockedRing, Ring};
-use crate::waiting::leaders;
+use crate::waiting::process_rings;
 use crate::waiting::rights::groups;
 use crate::waiting::tasks::{Action, Mailbox, Service, tasks};
 use alloc::boxed::Box;
@@ -35,6 +35,7 @@ use usring_sys::descriptor::{self};
 use usring_sys::epoll::{self, Epoll, Event};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
+use usring_sys::process_number;
 use usring_uapi::io_uring as abi;
 
 /// Event data of the wake eventfd.
@@ -65,6 +66,8 @@ fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
         idle: IdleWatch::default(),
     });
     watcher.set.add(mailbox.number(), epoll::IN, WAKE_EVENT)?;
+    // A process without a number shares no ring.
+    let _ = process_number::watch_wake_ups(&watcher.set, CALLED_BY_PROCESS);
     *self::watcher().lock() = Some(watcher.clone());
     let mailbox = mailbox.clone();
     Ok(Box::new(move || watcher.run(&mailbox)))
@@ -82,6 +85,9 @@ fn running() -> Result<Arc<Watcher>, Errno> {
     start()?;
     watcher().lock().clone().ok_or(Errno::EAGAIN)
 }
+
+/// Event data of the eventfd by which processes call each other.
+const CALLED_BY_PROCESS: u64 = u64::MAX - 1;
 
 /// Event data of the descriptor of the watched thread (`last_thread`).
 const LAST_THREAD: u64 = u64::MAX;
@@ -120,6 +126,7 @@ impl Watcher {
             for event in &events[..count] {
                 match event.data {
                     WAKE_EVENT => run_tasks(mailbox),
+                    CALLED_BY_PROCESS => process_rings::with_news().iter().for_each(call),
                     LAST_THREAD => last_thread.has_ended(&self.set, LAST_THREAD),
                     id => self.drive(id),
                 }
@@ -158,7 +165,7 @@ fn run_tasks(mailbox: &Mailbox) {
         groups().sweep();
     }
     mailbox.run();
-    leaders::wake_of_shared();
+    process_rings::newly_shared().iter().for_each(call);
     if let Some(begun) = tasks().take_anchor_wish() {
         groups().anchor_common(begun);
     }

@@ -26,6 +26,9 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     if memory_reserve::check().is_err() {
         return 0;
     }
+    if locked.ring.is_shared() {
+        locked.take_part();
+    }
     if !credentials::differ() {
         return submit_batch::<false, true>(locked, wanted);
     }

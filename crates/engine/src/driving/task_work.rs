@@ -166,6 +166,9 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {
         if ring.watch.take_call() {
+            if ring.is_shared() {
+                locked.take_part();
+            }
             run_all(&mut locked);
             if ring.is_shared() {
                 locked.flush_overflow();

@@ -34,7 +34,12 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
         IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),
         IssueOutcome::Yield => fast_poll::arm_retry(locked, request, poll_events, TimeSlice::Runnable),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
-        IssueOutcome::AwaitsTime => locked.waiting.timeouts.arm(request),
+        IssueOutcome::AwaitsTime => {
+            locked.waiting.timeouts.arm(request);
+            if locked.ring.is_shared() {
+                locked.listen_for_cqes();
+            }
+        }
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
             // If the request is a sync, the writes before it in this batch reach their devices
             // first, because that costs nothing here. Writes whose submit is deferred may come

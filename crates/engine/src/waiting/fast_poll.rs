@@ -28,7 +28,7 @@ use crate::request::operation::Operation;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::waiting::poll_table::{AssignedSlot, TIMER_DATA};
-use crate::waiting::{leaders, workers};
+use crate::waiting::workers;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Epoll};
@@ -151,7 +151,6 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     let set = Epoll::new()?;
     locked.ring.wakers.join(&set)?;
     locked.waiting.polls.put_set(set);
-    leaders::enlist(locked.ring);
     Ok(())
 }
 

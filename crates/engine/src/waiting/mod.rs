@@ -11,7 +11,7 @@
 //! Estimates that decide how a thread waits: `watcher_entry` (how active a ring's program is),
 //! `cq_estimate`, `expected`, `lone_wait`.
 //!
-//! `leaders` ends the lead of waiters whose ring another process begins to use. `tasks` has the
+//! `process_rings` has the processes of a shared ring call each other. `tasks` has the
 //! ring watcher start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a
 //! driver out of a call that should not have slept (`stuck_calls`). `cancel` ends a wait. The
 //! threads that bring requests back are in `driving`.
@@ -22,10 +22,10 @@ pub(crate) mod device_queues;
 pub(crate) mod expected;
 pub(crate) mod fast_poll;
 pub(crate) mod idle_threads;
-pub(crate) mod leaders;
 pub(crate) mod lone_wait;
 mod poll_slot;
 pub(crate) mod poll_table;
+pub(crate) mod process_rings;
 pub(crate) mod rights;
 pub(crate) mod sq_thread;
 pub(crate) mod stuck_calls;

@@ -36,6 +36,8 @@ pub(crate) struct Timeouts {
     /// Number of TIMEOUTs that ended by time or count. Each ends a wait, however many completions
     /// the wait still needs (the kernel's `cq_timeouts`).
     pub ended: i64,
+    /// The shared count of all processes, as far as it is in `ended`.
+    ended_of_all: u32,
     /// A TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
 }
@@ -58,9 +60,25 @@ impl Timeouts {
         !self.by_clock[clock_index(clock)].is_empty()
     }
 
-    pub fn count_ended(&mut self) {
-        self.ended += 1;
+    /// Counts a TIMEOUT that has ended. `of_all`: the count of all processes since, on a shared
+    /// ring.
+    pub fn count_ended(&mut self, of_all: Option<u32>) {
+        match of_all {
+            Some(of_all) => self.note_ended_of_all(of_all),
+            None => self.ended += 1,
+        }
         self.just_ended = true;
+    }
+
+    /// Adds the TIMEOUTs that have ended in other processes. `of_all`: the count of all processes.
+    pub fn note_ended_of_all(&mut self, of_all: u32) {
+        self.ended += i64::from(of_all.wrapping_sub(self.ended_of_all));
+        self.ended_of_all = of_all;
+    }
+
+    /// Returns whether a timer counts completions.
+    pub fn counts(&self) -> bool {
+        self.counting != 0
     }
 
     /// Returns whether a timer counts completions, and the CQ has new ones.
