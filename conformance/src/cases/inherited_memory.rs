@@ -43,6 +43,11 @@ case!(child_maps_again => "
 /// With MADV_DONTFORK (io_uring_ring_dontfork) a child has no mapping. It can map the ring again.
 fn mapping_without_inheritance(t: &mut Transcript) {
     let mut ring = Ring::new(8);
+    // A mapping below the ring's keeps the child's next mapping from the addresses of the ring's.
+    // SAFETY: a new mapping, which nothing touches.
+    unsafe {
+        libc::mmap(std::ptr::null_mut(), 1 << 20, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    };
     t.result("madvise", ring.advise(libc::MADV_DONTFORK));
     let ending = process::forked(|| ring.sq_head() as i32);
     t.say(format_args!("a child that looks: {ending}"));

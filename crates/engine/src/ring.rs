@@ -353,7 +353,10 @@ impl Ring {
         self.readiness.share();
         if since == Since::HolderDied {
             // The next CQEs overwrite those that the dead driver had not published.
-            self.journal(state).forget_unpublished(&self.memory);
+            self.journal(state);
+            let Queues { journal, cq, .. } = &mut state.queues;
+            journal.iter_mut().for_each(|journal| journal.forget_unpublished(cq));
+            cq.show_overflow();
         }
         self.hear_of_others(state);
     }
@@ -443,11 +446,10 @@ impl<'a> LockedRing<'a> {
             return;
         }
         let is_published = !self.queues.cq.has_unannounced();
-        let Queues { journal, cq, .. } = &mut self.queues;
-        if let Some(journal) = journal.as_mut().filter(|_| is_published) {
+        if let Some(journal) = self.queues.journal.as_mut().filter(|_| is_published) {
             // Requests that succeeded without a CQE cause no publication, so their slots are
             // cleared here.
-            journal.clear_published(cq);
+            journal.clear_published();
         }
         request.journal = self.journal().begin(request.sqe.user_data);
     }
@@ -489,9 +491,8 @@ impl<'a> LockedRing<'a> {
     #[cold]
     #[inline(never)]
     fn published_for_all(&mut self) -> u32 {
-        let Queues { journal, cq, .. } = &mut self.queues;
-        if let Some(journal) = journal {
-            journal.clear_published(cq);
+        if let Some(journal) = &mut self.queues.journal {
+            journal.clear_published();
         }
         self.call_cqe_listeners();
         u32::MAX

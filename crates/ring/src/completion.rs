@@ -1,16 +1,16 @@
 //! The engine's half of the CQ, which produces entries.
 //!
-//! - A CQE that finds no room goes to the backlog, so none is lost. The order is kept: while the
-//!   backlog is not empty, every new CQE is appended to it.
+//! - A CQE that finds no room goes to the backlog (`crate::backlog`), so none is lost. The order is
+//!   kept: while the backlog is not empty, every new CQE is appended to it.
 //! - The SQ's flag `CQ_OVERFLOW` asks the program to enter, and enter calls
 //!   [`CompletionQueue::flush_overflow`].
 //! - The CQ may be an AIO context's ring instead (`crate::events`). Each CQE is then stored as an
 //!   event. Head and tail are slot numbers, and wrap around at a number that is no power of two.
 
+use crate::backlog::Backlog;
 use crate::events;
 use crate::layout;
 use crate::memory::{Memory, flags};
-use alloc::collections::VecDeque;
 use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Cqe;
@@ -30,9 +30,7 @@ pub struct CompletionQueue {
     /// Number of slots known to be free. The program can only free more, so the head is loaded
     /// again only when this number is zero. Always zero while there is a backlog.
     free: u32,
-    backlog: VecDeque<(Cqe, Extension)>,
-    /// Number of CQEs that ever went to the backlog.
-    kept: u32,
+    backlog: Backlog,
     /// Whether the backlog has grown since the last [`CompletionQueue::take_growth`].
     has_grown: bool,
     lost: u32,
@@ -47,8 +45,7 @@ impl CompletionQueue {
             slot: 0,
             published_slot: 0,
             free: memory.layout.cq_entries,
-            backlog: VecDeque::new(),
-            kept: 0,
+            backlog: Backlog::new(memory.backlog_area()),
             has_grown: false,
             lost: 0,
         }
@@ -61,11 +58,24 @@ impl CompletionQueue {
         self.memory.rings.header_word(layout::CQ_TAIL).store(index, Ordering::Relaxed);
     }
 
-    /// Continues behind the CQEs that the engine in another process has published. CQEs that this
-    /// process has added but not published are lost.
+    /// Continues behind the CQEs that the engine in another process has published, or has added to
+    /// the backlog. CQEs that this process has added but not published are lost.
     pub fn catch_up(&mut self) {
         self.tail = self.memory.completions.header_word(layout::CQ_TAIL).load(Ordering::Relaxed);
         (self.published, self.free) = (self.tail, 0);
+        let had_rest = self.backlog.has_rest();
+        self.backlog.catch_up(self.tail);
+        if had_rest {
+            self.show_overflow();
+        }
+    }
+
+    /// Makes the SQ's flag `CQ_OVERFLOW` say whether there is a backlog.
+    pub fn show_overflow(&self) {
+        match self.backlog.is_empty() {
+            true => self.memory.clear_flag(flags::CQ_OVERFLOW),
+            false => self.memory.set_flag(flags::CQ_OVERFLOW),
+        }
     }
 
     pub fn memory(&self) -> &Memory {
@@ -129,17 +139,20 @@ impl CompletionQueue {
     /// Appends a CQE to the backlog.
     #[cold]
     fn keep(&mut self, cqe: Cqe, extension: Extension) {
-        if self.backlog.try_reserve(1).is_err() {
+        let is_first = self.backlog.is_empty();
+        if is_first && !self.memory.layout.has_events() {
+            // The backlog begins at the published tail. `publish` reports these CQEs later.
+            self.memory.completions.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
+        }
+        if !self.backlog.push(self.tail, cqe, extension) {
             // Without memory the CQE is lost and counted, as in the kernel. Enter reports it.
             self.lost = self.lost.wrapping_add(1);
             self.memory.rings.header_word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
             return;
         }
-        if self.backlog.is_empty() {
+        if is_first {
             self.memory.set_flag(flags::CQ_OVERFLOW);
         }
-        self.backlog.push_back((cqe, extension));
-        self.kept = self.kept.wrapping_add(1);
         self.has_grown = true;
     }
 
@@ -149,10 +162,12 @@ impl CompletionQueue {
     }
 
     /// Shows the program all CQEs added so far except the last. [`CompletionQueue::publish`] shows
-    /// the last one, and so returns `true` for the batch. Not for AIO contexts.
+    /// the last one, and so returns `true` for the batch. Not for AIO contexts. With a backlog, the
+    /// program sees all CQEs already.
     pub fn publish_early(&mut self) {
         let shown = self.tail.wrapping_sub(1);
-        if self.published != self.tail && self.published != shown && !self.memory.layout.has_events() {
+        let is_behind = self.published != self.tail && self.published != shown && self.backlog.is_empty();
+        if is_behind && !self.memory.layout.has_events() {
             self.published = shown;
             self.memory.completions.header_word(layout::CQ_TAIL).store(shown, Edge::CqTail.release());
         }
@@ -213,13 +228,13 @@ impl CompletionQueue {
         }
         self.free = self.unused();
         while self.free > 0
-            && let Some((cqe, extension)) = self.backlog.pop_front()
+            && let Some((cqe, extension)) = self.backlog.pop(self.tail)
         {
             self.fill(cqe, || extension);
         }
         let published = self.publish();
+        self.backlog.settle(self.tail);
         if self.backlog.is_empty() {
-            self.backlog = VecDeque::new();
             self.memory.clear_flag(flags::CQ_OVERFLOW);
         }
         published
@@ -263,14 +278,14 @@ impl CompletionQueue {
         !self.backlog.is_empty()
     }
 
-    /// Returns the number of CQEs that ever went to the backlog.
-    pub fn kept(&self) -> u32 {
-        self.kept
+    /// Whether only this process can move some CQEs from the backlog into the CQ.
+    pub fn has_overflow_alone(&self) -> bool {
+        self.backlog.has_rest()
     }
 
-    /// Returns the number of CQEs that have been moved from the backlog into the CQ.
-    pub fn moved(&self) -> u32 {
-        self.kept.wrapping_sub(self.backlog.len() as u32)
+    /// Returns the index after the last CQE in the backlog, or in the ring if there is no backlog.
+    pub fn end(&self) -> u32 {
+        self.tail.wrapping_add(self.backlog.len() as u32)
     }
 
     /// Returns the number of CQEs in the backlog.

@@ -6,21 +6,19 @@
 //!
 //! | word | content |
 //! |---|---|
-//! | 0, low half | number of the process that submitted the request, 0 in a free slot; bit 31: the CQE is in the CQ |
+//! | 0, low half | number of the process that submitted the request, 0 in a free slot; bit 31: the CQE is in the CQ or in the backlog |
 //! | 0, high half | index of that CQE |
 //! | 1 | `user_data` |
 //!
 //! The slots in use lie before `top`, a word in front of the first slot.
 //!
 //! A process frees the slot of a CQE right after it has published the CQE, so no index grows stale.
-//! If it dies before that with the ring's lock, the next holder takes the marks off the slots whose
-//! CQEs lie behind the published tail. All words change under the ring's lock only. A full journal
-//! takes no further requests.
+//! A CQE in the backlog counts as published. If the process dies before that with the ring's lock,
+//! the next holder takes the marks off the slots whose CQEs other processes cannot find. All words
+//! change under the ring's lock only. A full journal takes no further requests.
 
 use crate::completion::CompletionQueue;
-use crate::layout::{self, Layout};
-use crate::memory::Memory;
-use alloc::collections::VecDeque;
+use crate::layout::Layout;
 use alloc::vec::Vec;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
@@ -45,11 +43,8 @@ pub struct Journal {
     own: u32,
     /// Slots before this one were in use when this process last looked.
     lowest: u32,
-    /// Slots whose CQEs are in the CQ and not published yet.
+    /// Slots whose CQEs have been added and not published yet.
     posted: Vec<JournalSlot>,
-    /// Slots whose CQEs are in this process's backlog, in order, each with the number of CQEs that
-    /// the backlog had kept by then.
-    behind: VecDeque<(JournalSlot, u32)>,
 }
 
 /// Returns the number of slots in the journal of a ring.
@@ -68,15 +63,7 @@ pub(crate) fn length(layout: &Layout) -> usize {
 
 impl Journal {
     pub(crate) fn new(memory: Arc<SharedMemory>, start: usize, layout: &Layout, own: u32) -> Journal {
-        Journal {
-            memory,
-            start,
-            slots: slots(layout) as u32,
-            own,
-            lowest: 0,
-            posted: Vec::new(),
-            behind: VecDeque::new(),
-        }
+        Journal { memory, start, slots: slots(layout) as u32, own, lowest: 0, posted: Vec::new() }
     }
 
     fn at(&self, slot: u32) -> usize {
@@ -116,27 +103,15 @@ impl Journal {
         Some(JournalSlot(slot))
     }
 
-    /// Notes that the last CQE of a request has just been added to `cq`. While it waits in the
-    /// backlog, which dies with this process, the slot stays as it is.
+    /// Notes that the last CQE of a request has just been added to `cq`.
     pub fn end(&mut self, slot: JournalSlot, cq: &CompletionQueue) {
-        if cq.has_overflow() {
-            self.behind.push_back((slot, cq.kept()));
-        } else {
-            self.set(slot.0, self.own | POSTED, cq.tail().wrapping_sub(1));
-            self.posted.push(slot);
-        }
+        self.set(slot.0, self.own | POSTED, cq.end().wrapping_sub(1));
+        self.posted.push(slot);
     }
 
     /// Frees the slots whose CQEs have been published.
-    pub fn clear_published(&mut self, cq: &CompletionQueue) {
+    pub fn clear_published(&mut self) {
         while let Some(slot) = self.posted.pop() {
-            self.free(slot.0);
-        }
-        let moved = |kept: u32| cq.moved().wrapping_sub(kept) as i32 >= 0;
-        while let Some((slot, kept)) = self.behind.front().copied()
-            && moved(kept)
-        {
-            self.behind.pop_front();
             self.free(slot.0);
         }
     }
@@ -149,13 +124,12 @@ impl Journal {
         }
     }
 
-    /// Notes that the CQEs behind the published tail do not exist. For a process that has taken the
+    /// Notes that the CQEs behind the end of `cq` do not exist. For a process that has taken the
     /// ring's lock from a dead one, before it adds CQEs of its own.
-    pub fn forget_unpublished(&mut self, memory: &Memory) {
-        let published = memory.rings.header_word(layout::CQ_TAIL).load(Ordering::Relaxed);
+    pub fn forget_unpublished(&mut self, cq: &CompletionQueue) {
         for slot in 0..self.top() {
             if let (owner, Some(index)) = self.owner(slot)
-                && index.wrapping_sub(published) as i32 >= 0
+                && index.wrapping_sub(cq.end()) as i32 >= 0
             {
                 self.set(slot, owner, 0);
             }

@@ -20,6 +20,7 @@
 extern crate alloc;
 
 pub mod application;
+mod backlog;
 mod completion;
 #[cfg(not(loom))]
 mod control;

@@ -1,6 +1,9 @@
 //! A ring's memory, and the words in it that any thread may access without the ring's lock.
 
 #[cfg(not(loom))]
+use crate::backlog;
+use crate::backlog::Area;
+#[cfg(not(loom))]
 use crate::control::{self, Control};
 #[cfg(not(loom))]
 use crate::journal::{self, Journal};
@@ -43,7 +46,7 @@ pub struct Memory {
     pub(crate) completions: Arc<SharedMemory>,
     pub(crate) layout: Layout,
     /// Memory of the words of [`crate::Control`], and their offset in it. The ring's journal lies
-    /// behind them.
+    /// behind them, and its backlog behind the journal.
     #[cfg(not(loom))]
     control: (Arc<SharedMemory>, usize),
 }
@@ -54,8 +57,8 @@ fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates the memory of both queues with the words and the journal behind them, and that of the
-/// SQEs.
+/// Allocates the memory of both queues, with the words, the journal and the backlog behind them,
+/// and that of the SQEs.
 #[cfg(not(loom))]
 pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
     let sqes = layout.sqes_length().next_multiple_of(PAGE);
@@ -71,10 +74,11 @@ pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMem
     Ok((rings, SharedMemory::new(Mapping::shared(layout.sqes_length())?)))
 }
 
-/// Returns the length of the words of [`Control`] and the journal, in bytes.
+/// Returns the length of the words of [`Control`], the journal and the backlog, in bytes. A page of
+/// it that is never written takes no memory.
 #[cfg(not(loom))]
 fn words_length(layout: &Layout) -> usize {
-    control::LENGTH + journal::length(layout)
+    control::LENGTH + journal::length(layout) + backlog::length(layout)
 }
 
 impl Memory {
@@ -186,6 +190,20 @@ impl Memory {
     pub fn journal(&self, own: u32) -> Journal {
         let (memory, control) = &self.control;
         Journal::new(memory.clone(), control + control::LENGTH, &self.layout, own)
+    }
+
+    /// Returns the part of the ring's backlog that all processes share.
+    #[cfg(not(loom))]
+    pub(crate) fn backlog_area(&self) -> Option<Area> {
+        let (memory, control) = &self.control;
+        let start = control + control::LENGTH + journal::length(&self.layout);
+        Area::new(memory.clone(), start, &self.layout)
+    }
+
+    /// Returns `None`: models have one process.
+    #[cfg(loom)]
+    pub(crate) fn backlog_area(&self) -> Option<Area> {
+        None
     }
 
     /// Returns whether a forked child has the same memory, and not a copy.

@@ -51,6 +51,12 @@ impl Cqe {
         const { assert!(cfg!(target_endian = "little")) };
         [self.user_data, (self.flags as u64) << 32 | self.res.cast_unsigned() as u64]
     }
+
+    /// Returns the entry that occupies these two words in memory.
+    #[inline(always)]
+    pub const fn from_words([user_data, rest]: [u64; 2]) -> Cqe {
+        Cqe { user_data, res: rest as u32 as i32, flags: (rest >> 32) as u32 }
+    }
 }
 
 const _: () = {

@@ -96,7 +96,7 @@ const LAST_THREAD: u64 = u64::MAX;
 /// first thread, and parked descriptors: usring may close those only when the program's record
 /// locks on their files are gone (`sys::descriptor`).
 const BETWEEN_LOOKS: u16 = 1000;
-/// Nanoseconds between two attempts to move the backlog of a shared ring into the CQ.
+/// Nanoseconds between two attempts to move CQEs that only this process has into the CQ.
 const BETWEEN_FLUSHES: Nanoseconds = 5_000_000;
 /// The checks also come after this many wake-ups, because the set of a busy ring watcher is never
 /// without an event for a whole interval.
@@ -201,7 +201,7 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // If waiters poll the devices themselves, no interrupt is needed.
     let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.waiters_poll_devices();
     let is_left = locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices;
-    if is_left || locked.queues.cq.has_overflow() && locked.ring.is_shared() {
+    if is_left || locked.queues.cq.has_overflow_alone() && locked.ring.is_shared() {
         take_over_waits(locked);
     }
 }
@@ -242,9 +242,9 @@ fn watch(locked: &mut LockedRing) {
     if interrupts && locked.devices.queues.has_silent() {
         locked.devices.queues.poll_later();
     }
-    // Another process may take CQEs and then wait for those in this process's backlog.
-    let flush =
-        (locked.queues.cq.has_overflow() && locked.ring.is_shared()).then(|| Clock::Monotonic.now() + BETWEEN_FLUSHES);
+    // Another process may take CQEs and then wait for those that only this one has.
+    let flush = (locked.queues.cq.has_overflow_alone() && locked.ring.is_shared())
+        .then(|| Clock::Monotonic.now() + BETWEEN_FLUSHES);
     let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush];
     let due = times.into_iter().flatten().min();
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {

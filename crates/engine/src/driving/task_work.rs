@@ -170,7 +170,7 @@ fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option
                 locked.take_part();
             }
             run_all(&mut locked);
-            if ring.is_shared() {
+            if locked.queues.cq.has_overflow_alone() && ring.is_shared() {
                 locked.flush_overflow();
             }
         } else {

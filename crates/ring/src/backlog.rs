@@ -1,0 +1,175 @@
+//! The backlog: CQEs that found no room in the CQ, in order.
+//!
+//! It lies in the ring's memory, behind the journal, so that every process of the ring finds it.
+//! The CQE with the index *n* lies at place *n* of a circular area. So the CQ's published tail is
+//! also the beginning of the backlog: one store of the tail moves CQEs from the backlog to the CQ.
+//!
+//! | word | content |
+//! |---|---|
+//! | `HAS` | 1 while there may be CQEs in the area |
+//! | `END` | index after the last of them; meaningless without `HAS` |
+//!
+//! - All words change under the ring's lock only.
+//! - A process that dies with the lock leaves whole CQEs: `END` moves after the CQE is written.
+//! - CQEs beyond the area's capacity stay in the memory of the process that posted them
+//!   (the *rest*), and move to the area as soon as there is room. While there is a rest, the area
+//!   is full. Such CQEs end with their process, and the CQEs of another process may overtake them.
+//! - AIO contexts, which one process uses, have no area.
+
+use crate::completion::Extension;
+use crate::layout::Layout;
+use alloc::collections::VecDeque;
+use usring_sys::shared::SharedMemory;
+use usring_sys::sync::{Arc, Ordering};
+use usring_uapi::Cqe;
+
+const HAS: usize = 0;
+const END: usize = 4;
+/// Bytes in front of the first CQE.
+const HEADER: usize = 64;
+/// Least number of CQEs that an area holds.
+const LEAST: u32 = 1024;
+
+/// Returns how many CQEs the area of a ring holds. It is a power of two, and at least what the CQ
+/// holds.
+fn capacity(layout: &Layout) -> u32 {
+    (2 * layout.cq_entries).max(LEAST)
+}
+
+/// Returns the length of a ring's area, in bytes.
+pub(crate) fn length(layout: &Layout) -> usize {
+    if layout.has_events() {
+        return 0;
+    }
+    HEADER + ((capacity(layout) as usize) << layout.cqe_shift)
+}
+
+/// The circular area in the ring's memory.
+pub(crate) struct Area {
+    memory: Arc<SharedMemory>,
+    start: usize,
+    capacity: u32,
+    /// Binary logarithm of the distance between CQEs.
+    shift: u32,
+}
+
+impl Area {
+    /// Returns the area that lies at `start`; `None` for an AIO context.
+    pub fn new(memory: Arc<SharedMemory>, start: usize, layout: &Layout) -> Option<Area> {
+        let (capacity, shift) = (capacity(layout), layout.cqe_shift);
+        (!layout.has_events()).then_some(Area { memory, start, capacity, shift })
+    }
+
+    fn set(&self, word: usize, value: u32) {
+        self.memory.word(self.start + word).store(value, Ordering::Relaxed);
+    }
+
+    fn get(&self, word: usize) -> u32 {
+        self.memory.word(self.start + word).load(Ordering::Relaxed)
+    }
+
+    fn place(&self, index: u32) -> usize {
+        self.start + HEADER + (((index & (self.capacity - 1)) as usize) << self.shift)
+    }
+
+    fn write(&self, index: u32, (cqe, extension): (Cqe, Extension)) {
+        let place = self.place(index);
+        self.memory.write(place, cqe.words());
+        if self.shift > 4 {
+            self.memory.write(place + 16, extension);
+        }
+        self.set(END, index.wrapping_add(1));
+        self.set(HAS, 1);
+    }
+
+    fn read(&self, index: u32) -> (Cqe, Extension) {
+        let place = self.place(index);
+        let extension = if self.shift > 4 { self.memory.read(place + 16) } else { [0; 2] };
+        (Cqe::from_words(self.memory.read(place)), extension)
+    }
+}
+
+/// A process's view of a ring's backlog. Only the holder of the ring's lock uses it.
+pub(crate) struct Backlog {
+    area: Option<Area>,
+    /// Number of CQEs in the area.
+    in_area: u32,
+    /// The CQEs that found no room in the area.
+    rest: VecDeque<(Cqe, Extension)>,
+}
+
+impl Backlog {
+    pub fn new(area: Option<Area>) -> Backlog {
+        Backlog { area, in_area: 0, rest: VecDeque::new() }
+    }
+
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.in_area == 0 && self.rest.is_empty()
+    }
+
+    pub fn len(&self) -> usize {
+        self.in_area as usize + self.rest.len()
+    }
+
+    /// Whether this process alone has some of the CQEs.
+    pub fn has_rest(&self) -> bool {
+        !self.rest.is_empty()
+    }
+
+    /// Appends a CQE. `tail`: the CQ's tail, which is published. Returns `false` if there is no
+    /// memory for it.
+    pub fn push(&mut self, tail: u32, cqe: Cqe, extension: Extension) -> bool {
+        if let Some(area) = self.area.as_ref().filter(|area| self.in_area < area.capacity) {
+            area.write(tail.wrapping_add(self.in_area), (cqe, extension));
+            self.in_area += 1;
+            return true;
+        }
+        let has_room = self.rest.try_reserve(1).is_ok();
+        if has_room {
+            self.rest.push_back((cqe, extension));
+        }
+        has_room
+    }
+
+    /// Takes the first CQE, which gets the index `tail` in the CQ. It also stays in the area until
+    /// that index is published.
+    pub fn pop(&mut self, tail: u32) -> Option<(Cqe, Extension)> {
+        match &self.area {
+            Some(_) if self.in_area == 0 => None,
+            Some(area) => {
+                self.in_area -= 1;
+                Some(area.read(tail))
+            }
+            None => self.rest.pop_front(),
+        }
+    }
+
+    /// Moves the rest to the area, as far as there is room. `tail`: the CQ's tail, which is
+    /// published.
+    pub fn settle(&mut self, tail: u32) {
+        let Some(area) = &self.area else { return };
+        while self.in_area < area.capacity
+            && let Some(entry) = self.rest.pop_front()
+        {
+            area.write(tail.wrapping_add(self.in_area), entry);
+            self.in_area += 1;
+        }
+        if self.in_area == 0 {
+            area.set(HAS, 0);
+        }
+        if self.rest.is_empty() {
+            self.rest = VecDeque::new();
+        }
+    }
+
+    /// Continues behind what other processes have changed. `tail`: the CQ's published tail.
+    pub fn catch_up(&mut self, tail: u32) {
+        let Some(area) = &self.area else { return };
+        let length = area.get(END).wrapping_sub(tail);
+        self.in_area = if area.get(HAS) != 0 && length <= area.capacity { length } else { 0 };
+        if self.has_rest() {
+            self.settle(tail);
+        }
+    }
+}
