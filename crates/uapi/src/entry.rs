@@ -54,8 +54,9 @@ impl Cqe {
 
     /// Returns the entry that occupies these two words in memory.
     #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "each half of the word is a field")]
     pub const fn from_words([user_data, rest]: [u64; 2]) -> Cqe {
-        Cqe { user_data, res: rest as u32 as i32, flags: (rest >> 32) as u32 }
+        Cqe { user_data, res: (rest as u32).cast_signed(), flags: (rest >> 32) as u32 }
     }
 }
 
