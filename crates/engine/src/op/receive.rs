@@ -66,7 +66,7 @@ pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
 pub(crate) enum Rest {
     Nothing,
     Something,
-    /// Only another receive can find out.
+    /// Only another receive can show whether data is left.
     Unknown,
 }
 

@@ -23,11 +23,11 @@ use alloc::collections::VecDeque;
 const MANY: usize = 8;
 /// Most files tried in a row.
 const MOST: usize = 32;
-/// Files tried in vain before the set is asked.
+/// Number of files that a wait tries in vain before it asks the epoll set.
 pub(crate) const MISSES: u32 = 2;
 /// Number of right guesses that save as much time as one wrong guess costs.
 const WORTH: u32 = 4;
-/// Most waits of the set without guesses, after wrong ones.
+/// After wrong guesses, at most this many waits ask the set without guessing.
 const LONGEST_PAUSE: u32 = 1024;
 /// Most entries of the queue. A ring with more files gains nothing by guesses.
 const LIMIT: usize = 4096;
