@@ -46,7 +46,7 @@ fn memmove_copies_overlapping_ranges() {
             let mut bytes = pattern(ROOM, count);
             let expected = copied(&bytes, to, from, count);
             let start = bytes.as_mut_ptr();
-            // SAFETY: both ends lie within the room.
+            // SAFETY: both ends lie within the array.
             let answer = unsafe { memmove(start.add(to).cast(), start.add(from).cast(), count) };
             assert_eq!(answer, start.wrapping_add(to).cast());
             assert!(bytes == expected, "{count} bytes from {from} to {to}");
@@ -76,7 +76,7 @@ fn memset_sets_exactly_its_range() {
         for to in [0, 1, 9, 16] {
             let mut bytes = pattern(ROOM, 1);
             let before = bytes.clone();
-            // SAFETY: within the room. Only the low byte of the number is used.
+            // SAFETY: within the array. Only the low byte of the number is used.
             let answer = unsafe { memset(bytes.as_mut_ptr().add(to).cast(), 0x1_5a, count) };
             assert_eq!(answer, bytes.as_mut_ptr().wrapping_add(to).cast());
             let right = |(index, byte): (usize, &u8)| {
@@ -91,7 +91,7 @@ fn memset_sets_exactly_its_range() {
 fn memcmp_finds_the_first_difference_and_its_sign() {
     for count in lengths() {
         let one = pattern(ROOM, 3);
-        // SAFETY: within the room.
+        // SAFETY: within the array.
         assert_eq!(unsafe { memcmp(one.as_ptr().cast(), one.as_ptr().cast(), count) }, 0);
         for at in [0, 1, 6, 7, 8, 9, 15, 100, count.saturating_sub(1), count] {
             let mut other = one.clone();
@@ -99,10 +99,10 @@ fn memcmp_finds_the_first_difference_and_its_sign() {
             // A later difference in the other direction must not count.
             other[at + 1] = other[at + 1].wrapping_sub(1);
             let expected = if at < count { one[at].cmp(&other[at]) as i32 } else { 0 };
-            // SAFETY: within the room.
+            // SAFETY: within the array.
             let answer = unsafe { memcmp(one.as_ptr().cast(), other.as_ptr().cast(), count) };
             assert_eq!(answer.signum(), expected, "{count} bytes, different at {at}");
-            // SAFETY: within the room.
+            // SAFETY: within the array.
             let differs = unsafe { bcmp(one.as_ptr().cast(), other.as_ptr().cast(), count) } != 0;
             assert_eq!(differs, expected != 0);
         }

@@ -37,7 +37,7 @@ pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     go_on(locked);
 }
 
-/// Calls each runnable request once.
+/// Tries each runnable request once.
 #[inline]
 pub(crate) fn go_on(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {

@@ -15,7 +15,7 @@ use usring_sys::{Errno, signals, timer_slack};
 /// Polls before the ring's lock is released once, so that other threads can take it.
 const POLLS_PER_HOLD: u32 = 16;
 
-/// A time limit of so many nanoseconds (decades) counts as no limit.
+/// A time limit of this length (decades) or more counts as no limit. In nanoseconds.
 const FOR_EVER: Nanoseconds = 1 << 60;
 
 /// Whether enter(2) polls even if the ring has an SQ thread, as in kernels before 5.7. Only for
