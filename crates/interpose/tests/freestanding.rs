@@ -28,7 +28,7 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
     (0..length).map(|index| (index * 7 + index / 251 + seed * 13) as u8).collect()
 }
 
-const ROOM: usize = 6000;
+const BUFFER_LENGTH: usize = 6000;
 
 /// Copies byte by byte, in code that the compiler does not turn into a call of the tested routine.
 fn copied(bytes: &[u8], to: usize, from: usize, count: usize) -> Vec<u8> {
@@ -43,7 +43,7 @@ fn memmove_copies_overlapping_ranges() {
         for (to, from) in
             [(0, 1), (1, 0), (3, 19), (19, 3), (40, 8), (8, 40), (64, 0), (0, 64), (500, 17), (17, 500), (9, 9)]
         {
-            let mut bytes = pattern(ROOM, count);
+            let mut bytes = pattern(BUFFER_LENGTH, count);
             let expected = copied(&bytes, to, from, count);
             let start = bytes.as_mut_ptr();
             // SAFETY: both ends lie within the array.
@@ -56,16 +56,16 @@ fn memmove_copies_overlapping_ranges() {
 
 #[test]
 fn memcpy_copies_every_length_at_every_alignment() {
-    let source = pattern(ROOM, 5);
+    let source = pattern(BUFFER_LENGTH, 5);
     for count in lengths() {
         for (to, from) in [(0, 0), (1, 0), (0, 1), (7, 3), (15, 8), (8, 15)] {
-            let mut target = pattern(ROOM, 9);
+            let mut target = pattern(BUFFER_LENGTH, 9);
             let mut both = target.clone();
             both.extend_from_slice(&source);
-            let expected = copied(&both, to, ROOM + from, count);
+            let expected = copied(&both, to, BUFFER_LENGTH + from, count);
             // SAFETY: two allocations, each with room for `count` bytes at its offset.
             unsafe { memcpy(target.as_mut_ptr().add(to).cast(), source.as_ptr().add(from).cast(), count) };
-            assert!(target[..] == expected[..ROOM], "{count} bytes from {from} to {to}");
+            assert!(target[..] == expected[..BUFFER_LENGTH], "{count} bytes from {from} to {to}");
         }
     }
 }
@@ -74,7 +74,7 @@ fn memcpy_copies_every_length_at_every_alignment() {
 fn memset_sets_exactly_its_range() {
     for count in lengths() {
         for to in [0, 1, 9, 16] {
-            let mut bytes = pattern(ROOM, 1);
+            let mut bytes = pattern(BUFFER_LENGTH, 1);
             let before = bytes.clone();
             // SAFETY: within the array. Only the low byte of the number is used.
             let answer = unsafe { memset(bytes.as_mut_ptr().add(to).cast(), 0x1_5a, count) };
@@ -90,7 +90,7 @@ fn memset_sets_exactly_its_range() {
 #[test]
 fn memcmp_finds_the_first_difference_and_its_sign() {
     for count in lengths() {
-        let one = pattern(ROOM, 3);
+        let one = pattern(BUFFER_LENGTH, 3);
         // SAFETY: within the array.
         assert_eq!(unsafe { memcmp(one.as_ptr().cast(), one.as_ptr().cast(), count) }, 0);
         for at in [0, 1, 6, 7, 8, 9, 15, 100, count.saturating_sub(1), count] {
