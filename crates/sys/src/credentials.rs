@@ -83,11 +83,11 @@ static ORDERING: AtomicU32 = AtomicU32::new(0);
 /// Counts answers; the changing thread sleeps on it.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
 
-/// The last generation in which no two threads differed, if threads differ now.
+/// The last generation in which all threads had the same credentials, if they differ now.
 static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
-/// Number of changes by each thread, at its thread id modulo the length. Two threads that share an
-/// entry only seem to have changed more often.
+/// Number of changes by each thread, at its thread id modulo the length. If two threads share an
+/// entry, each seems to have changed more often than it has.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
 /// Set by [`set_observer`]; null before.
@@ -101,7 +101,7 @@ pub fn see_all() {
     SEEN.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether threads of the program are known not to differ.
+/// Returns whether all threads of the program are known to have the same credentials.
 pub fn are_alike() -> bool {
     SEEN.load(Ordering::Relaxed) && !differ()
 }
@@ -109,8 +109,8 @@ pub fn are_alike() -> bool {
 /// Functions that are called around each change, in a signal handler.
 #[derive(Debug)]
 pub struct Observer {
-    /// Called before a thread changes. `true`: threads are going to differ, for the first time, and
-    /// a thread may keep the rights from before.
+    /// Called before a thread changes. `true`: the threads' credentials are going to differ, for
+    /// the first time, and a thread may keep the earlier rights.
     pub before: fn(bool),
     pub after: fn(),
 }
@@ -141,7 +141,7 @@ pub(crate) fn words() -> (&'static Generations, &'static Order) {
     (&GENERATIONS, &ORDER)
 }
 
-/// Returns the last generation in which no two threads differed, if threads differ now.
+/// Returns the last generation in which all threads had the same credentials, if they differ now.
 pub fn last_alike() -> u32 {
     LAST_ALIKE.load(Ordering::Acquire)
 }
@@ -153,7 +153,7 @@ pub fn generation_of_birth() -> Option<u32> {
 }
 
 /// Returns whether the calling thread has the credentials that all threads of the program share.
-/// The caller has checked that the program's threads do not differ.
+/// The caller has checked that the threads' credentials do not differ ([`differ`]).
 pub fn has_common() -> bool {
     let generation = generation();
     if generation == 0 {
@@ -163,7 +163,8 @@ pub fn has_common() -> bool {
     own_threads::current().filter(is_of_spawn).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
-/// Returns how often a thread has changed. The number may be too high (`CHANGES_BY_THREAD`).
+/// Returns how often a thread has changed its credentials. The number may be too high
+/// (`CHANGES_BY_THREAD`).
 pub fn changes_of(thread: u32) -> u32 {
     changes_word(thread).load(Ordering::Acquire)
 }
@@ -240,7 +241,7 @@ fn may_be_kept(number: u32) -> bool {
     number != linux::__NR_landlock_restrict_self && capability::get().is_ok_and(has_none)
 }
 
-/// Notes that the calling thread differs from others from now on.
+/// Notes that the calling thread's credentials differ from those of others from now on.
 fn note_difference(generation_before: u32) {
     changes_word(thread_id()).fetch_add(1, Ordering::Release);
     if !differ() {

@@ -9,10 +9,10 @@
 //!   only the common group, number 0. The ring watcher, which follows every change, starts its
 //!   workers. Each change begins another generation of the group. A worker that starts in a later
 //!   generation than the one that it was asked for takes no work.
-//! - Just before threads differ, the common group gets an anchor, for requests that were submitted
-//!   until then. Afterwards each thread that submits has a group of its own, until its credentials
-//!   change again. A group without submitters is retired: its idle workers and its anchor end. Its
-//!   busy workers end when their queue is empty.
+//! - Just before the threads' credentials differ, the common group gets an anchor, for requests
+//!   that were submitted until then. Afterwards each thread that submits has a group of its own,
+//!   until its credentials change again. A group without submitters is retired: its idle workers
+//!   and its anchor end. Its busy workers end when their queue is empty.
 //! - A registered personality is a group, made by the thread that registers it.
 //!
 //! Order of a change: pending workers have started → anchor → the call → the service threads
@@ -190,13 +190,13 @@ impl Member {
 #[derive(Default)]
 struct GroupsState {
     common: Option<Arc<Group>>,
-    /// The common group from just before threads differed. It has an anchor.
+    /// The common group from just before the threads' credentials differed. It has an anchor.
     last_alike: Option<Arc<Group>>,
     /// Threads with a group of their own, by thread id.
     members: BTreeMap<u32, Arc<Member>>,
-    /// Generation and group of a personality that was registered while threads did not differ. The
-    /// group has the common rights until the next change. (If changes cannot be observed, the group
-    /// is never taken for the common one.)
+    /// Generation and group of a personality that was registered while all threads had the same
+    /// credentials. The group has the common rights until the next change. (If changes cannot be
+    /// observed, the group is never taken for the common one.)
     personality: (u32, Weak<Group>),
     numbers: BTreeMap<GroupNumber, Weak<Group>>,
     last_number: GroupNumber,
@@ -220,10 +220,10 @@ pub(crate) fn groups() -> &'static Groups {
 const MANY_MEMBERS: usize = 64;
 
 impl Groups {
-    /// Returns the group of threads that do not differ. It is a new group after each change:
-    /// requests queued in the old group keep the rights from before.
+    /// Returns the group of all threads, while their credentials do not differ. It is a new group
+    /// after each change: requests queued in the old group keep the rights from before.
     ///
-    /// `None`: threads differ, and no group has the rights from before.
+    /// `None`: the threads' credentials differ, and no group has the earlier rights.
     pub fn common(&self) -> Option<Arc<Group>> {
         if credentials::differ() {
             let state = self.state.lock();
@@ -248,9 +248,10 @@ impl Groups {
         fresh
     }
 
-    /// Gives the common group an anchor, because threads are going to differ. The ring watcher
-    /// calls this while it still has the rights that all threads have. So requests submitted until
-    /// now keep them. `done` is called when the anchor has started, or when none can be made.
+    /// Gives the common group an anchor, because the threads' credentials are going to differ. The
+    /// ring watcher calls this while it still has the rights that all threads have. So requests
+    /// submitted until now keep them. `done` is called when the anchor has started, or when none
+    /// can be made.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
         if credentials::differ() {
             // Another thread has changed its credentials first, and the group from before that
@@ -404,11 +405,11 @@ pub(crate) struct RingRights {
     last_personality: u16,
     /// Group of the ring's creator, if the SQ thread of another ring serves this ring.
     creator: Option<Arc<Group>>,
-    /// The thread that last submitted while threads differed. Weak, so that the ring keeps no group
-    /// alive.
+    /// The thread that last submitted while the threads' credentials differed. Weak, so that the
+    /// ring keeps no group alive.
     last: Weak<Member>,
-    /// Group of the submission under way. `None`: threads do not differ. `Some(None)`: the
-    /// submitting thread could not be given a group.
+    /// Group of the submission under way. `None`: the threads' credentials do not differ.
+    /// `Some(None)`: the submitting thread could not be given a group.
     submitter: Option<Option<Arc<Group>>>,
 }
 
@@ -430,8 +431,8 @@ impl RingRights {
         self.held.entry(group.number).or_insert_with(|| (group.clone(), 0)).1 += 1;
     }
 
-    /// Begins a submission while threads differ: its requests get the calling thread's group.
-    /// `outstanding`: number of the ring's requests that have not completed yet.
+    /// Begins a submission while the threads' credentials differ: its requests get the calling
+    /// thread's group. `outstanding`: number of the ring's requests that have not completed yet.
     #[cold]
     pub fn begin_submission(&mut self, outstanding: u64) {
         if outstanding == 0 {
@@ -448,7 +449,7 @@ impl RingRights {
         self.submitter = Some(group);
     }
 
-    /// Ends a submission that was begun while threads differ.
+    /// Ends a submission that was begun while the threads' credentials differed.
     #[cold]
     pub fn end_submission(&mut self) {
         self.submitter = None;
