@@ -156,7 +156,7 @@ impl CompletionQueue {
         self.has_grown = true;
     }
 
-    /// Whether CQEs have gone to the backlog since the last call.
+    /// Returns whether CQEs have gone to the backlog since the last call.
     pub fn take_growth(&mut self) -> bool {
         core::mem::take(&mut self.has_grown)
     }
@@ -189,7 +189,7 @@ impl CompletionQueue {
         true
     }
 
-    /// Whether CQEs were added without a notification: to the CQ since the last
+    /// Returns whether CQEs were added without a notification: to the CQ since the last
     /// [`CompletionQueue::publish`], or to the backlog since [`CompletionQueue::take_growth`].
     pub fn has_unannounced(&self) -> bool {
         self.published != self.tail || self.has_grown
@@ -267,7 +267,7 @@ impl CompletionQueue {
         self.published.wrapping_sub(consumed)
     }
 
-    /// Whether a new CQE would go to the backlog.
+    /// Returns whether a new CQE would go to the backlog.
     #[inline]
     pub fn is_full(&mut self) -> bool {
         self.free == 0 && self.room() == 0

@@ -1,5 +1,5 @@
-//! The words behind a ring's queues that the engine shares with itself in other processes: all that
-//! have inherited the ring by fork(2). A program has no use for them.
+//! The words after a ring's queues that the engines of several processes share: of all processes
+//! that have the ring by fork(2). A program does not use them.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::shared::{SharedMemory, View};

@@ -258,8 +258,8 @@ impl Memory {
             .min(self.layout.cq_entries)
     }
 
-    /// Whether the SQ has no room (for `SQ_WAIT`). Reads the shared words, so the caller needs no
-    /// lock.
+    /// Returns whether the SQ has no room (for `SQ_WAIT`). Reads the shared words, so the caller
+    /// needs no lock.
     #[inline]
     pub fn is_submission_full(&self) -> bool {
         self.submitted() >= self.layout.sq_entries
@@ -273,7 +273,7 @@ impl Memory {
         self.rings.header_word(layout::SQ_TAIL).load(Ordering::Acquire).wrapping_sub(head)
     }
 
-    /// Whether the application has switched eventfd notifications off.
+    /// Returns whether the application has switched eventfd notifications off.
     #[inline]
     pub fn is_eventfd_disabled(&self) -> bool {
         self.rings.header_word(layout::CQ_FLAGS).load(Ordering::Relaxed) & uapi::IORING_CQ_EVENTFD_DISABLED != 0

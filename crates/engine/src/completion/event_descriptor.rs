@@ -70,7 +70,7 @@ impl EventDescriptor {
         }
         // A blocking eventfd needs two calls per event:
         // - No write(2) to an eventfd takes RWF_NOWAIT.
-        // - An eventfd cannot be opened anew by /proc.
+        // - An eventfd cannot be opened a second time, by /proc.
         // - O_NONBLOCK would apply to the program's descriptor, too.
         // - Other threads write to the counter, so only the kernel knows how full it is.
         //

@@ -11,7 +11,7 @@ use usring_sys::process_number;
 use usring_uapi::Cqe;
 
 /// Longest sleep of a waiter while other processes have requests in flight. After it the waiter
-/// looks whether they are alive.
+/// checks whether those processes are alive.
 const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
 
 /// Completes the requests of processes that have ended, with −ECANCELED. For a waiter of a shared

@@ -10,7 +10,7 @@
 //! | pushes, which is a full barrier | releases the lock, which is a full barrier |
 //! | looks for a sleeper or a lock holder | looks at the list once more |
 //!
-//! One of the two sees the other.
+//! So at least one of the two sees the other's step.
 //!
 //! The threads of the process share nothing here: each ring has its list, its sleep word, its
 //! eventfd. (Until 5.11, the kernel's notification by signal took a lock that all threads share.)
@@ -32,7 +32,8 @@ use usring_sys::queue::{Rest, Urgency};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
 
-/// How the kernel has a thread run its task work, by the kind of its ring, and the substitute here.
+/// The ways in which the kernel has a thread run its task work, one for each kind of ring, and what
+/// replaces them here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
     /// The thread is not notified: the owner asks for events when it wants them (DEFER_TASKRUN).
@@ -132,7 +133,7 @@ fn show_deferred(ring: &Ring) {
     ring.readiness.announce();
 }
 
-/// Clears the announcements: the owner is about to look at all there is. A thread that brings more
+/// Clears the announcements: the owner is about to look for all work. A thread that brings more
 /// work announces it again.
 pub(crate) fn hear_announcement(locked: &LockedRing) {
     if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
@@ -150,8 +151,8 @@ pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
 }
 
 /// Runs waiting work as [`run_if_unattended`] does, for a caller that is inside another ring or has
-/// a deferred submit. It may not wait for a driver in another process, which may wait for this one:
-/// the ring watcher does.
+/// a deferred submit. The caller must not wait for a driver in another process, which may be
+/// waiting for the caller. The ring watcher waits instead.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedInside, || {
@@ -161,7 +162,8 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
     });
 }
 
-/// Runs waiting work. `wait` gets the lock from a driver in another process, or leaves the work.
+/// Runs waiting work. `wait` waits for the lock that a driver in another process holds, or returns
+/// `None` and leaves the work to another thread.
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {

@@ -329,7 +329,7 @@ impl BufferGroups {
     }
 }
 
-/// Buffers that a request keeps while it waits for all that they have room for.
+/// Buffers that a request keeps until it has received as many bytes as they can hold (MSG_WAITALL).
 pub(crate) struct Kept {
     many: Many,
     /// The identity of the buffer ring that the buffers come from, and its head when they were

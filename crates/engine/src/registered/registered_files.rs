@@ -24,7 +24,7 @@ pub(crate) struct RegisteredFile {
     /// The file system, by fstat(2)'s device, of a regular file or block device that was open with
     /// O_DIRECT when it was registered.
     direct: Option<u64>,
-    /// The block device of usring's that the file stands for; `None`: it stands for none.
+    /// The block device of usring's that the file stands for, if any.
     device: Option<Arc<OpenDevice>>,
 }
 

@@ -1,5 +1,5 @@
-//! Calls and requests that a ring's user may still make (REGISTER_RESTRICTIONS); in force from the
-//! moment the ring is enabled.
+//! The calls and requests that a program may make on a ring (REGISTER_RESTRICTIONS). They are in
+//! force from the moment at which the ring is enabled.
 
 use alloc::boxed::Box;
 use usring_sys::Errno;

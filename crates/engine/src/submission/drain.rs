@@ -17,14 +17,14 @@ pub(crate) struct Drain {
     /// A request with CQE_SKIP_SUCCESS was seen. The kernel refuses drains from then on, because it
     /// counts them by CQEs.
     disabled: bool,
-    /// Requests of this batch were refused while the ring drains. They count as under way
-    /// until the batch ends.
+    /// Number of this batch's requests that were refused while the ring drains. They count as under
+    /// way until the batch ends.
     refused_in_batch: u64,
 }
 
 /// A drain is held back or may be under way: later requests wait until it is done.
 const ACTIVE: u8 = 1;
-/// The next start waits like a drain, because a drain stood inside a chain.
+/// The next request waits like a drain, because the chain before it contained a drain.
 const HOLD_NEXT: u8 = 2;
 
 struct Deferred {
@@ -96,7 +96,7 @@ impl Drain {
         self.deferred.clear();
     }
 
-    /// Queues a request behind those it waits for; starts it at once if there is none.
+    /// Queues a request behind those that it waits for. If there are none, releases it at once.
     pub fn defer(&mut self, mut request: RequestEntry, successors: &mut VecDeque<RequestEntry>) {
         let drains = self.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
         force(&mut request);
@@ -111,8 +111,8 @@ impl Drain {
         self.state = ACTIVE;
         self.deferred.push_back(Deferred { request, drains, members });
         self.release(successors);
-        // A request that did not have to wait, and that no later one has to wait for, ends
-        // draining.
+        // Draining ends with a request that did not have to wait and that no later request has to
+        // wait for.
         let is_active = drains || !self.deferred.is_empty();
         self.state = if is_active { ACTIVE } else { 0 };
     }
@@ -127,8 +127,8 @@ impl Drain {
     /// Releases the oldest request when no other is under way, and those behind it up to the
     /// next drain. So no request overtakes a drain that has been released either.
     ///
-    /// The driver issues released requests behind their batch, as it issues the successors of
-    /// a chain. Requests that follow a drain in its batch wait for it. The ring drains until a
+    /// The driver issues released requests after their batch, as it issues the successors of a
+    /// chain. Requests that follow a drain in its batch wait for it. The ring drains until a
     /// request has found nothing to wait for.
     pub fn release(&mut self, successors: &mut VecDeque<RequestEntry>) {
         let mut first = true;

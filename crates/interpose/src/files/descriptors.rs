@@ -245,7 +245,7 @@ impl Drop for Inside {
 /// Runs `work` on the ring's file behind `number`, inside the engine.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // The mark is only ever taken off an entry, so a look in advance is enough.
+    // The mark is only ever taken off an entry, so a check before the look-up is enough.
     let is_inherited = entry.load(Ordering::Acquire) & INHERITED != 0;
     if number >= RESERVED_BASE
         && !is_inherited
@@ -276,8 +276,8 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
-/// Whether a number below the reserved range is still an alias of the ring. usring may have missed
-/// a call that closed it. Without /proc the answer is always true.
+/// Returns whether a number below the reserved range is still an alias of the ring. usring may have
+/// missed a call that closed it. Without /proc the answer is always true.
 #[cold]
 #[inline(never)]
 fn is_still(file: &File, number: i32) -> bool {
@@ -294,7 +294,7 @@ pub fn get(number: i32) -> Option<Arc<File>> {
     }
 }
 
-/// Whether a number is a ring, or was one of the parent's.
+/// Returns whether a number is a ring, or was one of the parent's.
 pub fn is_known(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
