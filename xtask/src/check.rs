@@ -3,7 +3,7 @@
 use crate::step::{self, Report, Tally};
 use crate::{Outcome, layers, loom, packages, product, prose, size};
 
-const STEPS: usize = 12;
+const STEPS: usize = 11;
 
 /// Runs all steps, and returns whether all succeeded. A failing step does not stop the later ones,
 /// but the tests are left out if the build fails. The last line counts what passed and failed.
@@ -16,9 +16,7 @@ pub fn run() -> bool {
     report.step("prose", |_| prose::run(None, false));
     report.step("lints", |_| lints(&["--all-targets"]));
     report.step("lints of the library", |_| lints(&["--package", "usring-interpose", "--all-targets"]));
-    let built = report.step("build, debug", |_| product::build(false))
-        && report.step("build, release", |_| product::build(true));
-    if built {
+    if report.step("build", |_| product::build_shipped()) {
         report.step("tests", tests);
     }
     report.step("documentation", |_| step::run(step::cargo(&["doc", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings")));
@@ -31,10 +29,13 @@ fn lints(what: &[&str]) -> Outcome {
 }
 
 /// Runs all tests. Tests that start the product use the release build, which is the one that is
-/// shipped.
+/// shipped. Most tests wait most of the time, so twice as many run at a time as there are
+/// processors.
 fn tests(tally: &mut Tally) -> Outcome {
     let mut command = step::cargo(&["test", "--no-fail-fast"]);
     command.env("USRING_BIN", product::folder(true).join("usring"));
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    command.env("RUST_TEST_THREADS", (2 * processors).to_string());
     let node = packages::node_folder();
     if node.exists() {
         let path = std::env::var_os("PATH").unwrap_or_default();

@@ -12,6 +12,12 @@ pub fn build(release: bool) -> Outcome {
     build_beside_library(release, &["--workspace", "--exclude", "usring-interpose", "--exclude", "xtask"])
 }
 
+/// Builds what is shipped, in the release profile. Tests build the programs that they drive
+/// themselves, in the profile of tests.
+pub fn build_shipped() -> Outcome {
+    build_beside_library(true, &["--package", "usring"])
+}
+
 fn build_beside_library(release: bool, packages: &[&str]) -> Outcome {
     let profile: &[&str] = if release { &["--release"] } else { &[] };
     step::run(step::cargo(&["build", "--package", "usring-interpose"]).args(profile))?;
