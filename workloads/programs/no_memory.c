@@ -240,7 +240,7 @@ static void children(void)
 static void by_the_sq_thread(void)
 {
 	int submitted = 0, seen = 0;
-	while (submitted < 20000) {
+	while (submitted < 30000) {
 		struct io_uring_sqe *sqe = io_uring_get_sqe(&ring);
 		for (long long since = milliseconds_now(); sqe == NULL && milliseconds_now() - since < 50;) {
 			HOLDS(is_expected(io_uring_submit(&ring)));
