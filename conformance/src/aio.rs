@@ -1,4 +1,5 @@
-//! Kernel AIO as a program uses it: the system calls, a context, and the context's ring of events.
+//! Kernel AIO for cases: its system calls, a context, and the ring of events that the kernel maps
+//! for the context.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,32 +11,33 @@ use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 use crate::door;
 use crate::transcript::Transcript;
 
-/// Calls io_setup(2), which writes the context's id to `place`.
+/// Calls io_setup(2), which writes the new context's id to `place`. Returns the result or a
+/// negative errno.
 pub fn setup(requests: u32, place: *mut u64) -> i32 {
     // SAFETY: the kernel checks the pointer.
     unsafe { door::call(libc::SYS_io_setup, [requests as usize, place as usize, 0, 0, 0, 0]) as i32 }
 }
 
-/// Calls io_destroy(2).
+/// Calls io_destroy(2), and returns its result or a negative errno.
 pub fn destroy(context: u64) -> i32 {
     // SAFETY: the call accesses no memory but the context's.
     unsafe { door::call(libc::SYS_io_destroy, [context as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
-/// Calls io_submit(2).
+/// Calls io_submit(2), and returns its result or a negative errno.
 pub fn submit(context: u64, count: i64, list: *const *mut Iocb) -> i32 {
     // SAFETY: the kernel checks the pointers. Each case keeps the memory that its iocbs name.
     unsafe { door::call(libc::SYS_io_submit, [context as usize, count as usize, list as usize, 0, 0, 0]) as i32 }
 }
 
-/// Calls io_getevents(2).
+/// Calls io_getevents(2), and returns its result or a negative errno.
 pub fn get(context: u64, least: i64, most: i64, events: *mut IoEvent, timeout: *const Timespec) -> i32 {
     let arguments = [context as usize, least as usize, most as usize, events as usize, timeout as usize, 0];
     // SAFETY: the kernel checks the pointers.
     unsafe { door::call(libc::SYS_io_getevents, arguments) as i32 }
 }
 
-/// Calls io_pgetevents(2).
+/// Calls io_pgetevents(2), and returns its result or a negative errno.
 pub fn get_masked(
     context: u64,
     least: i64,
@@ -49,7 +51,7 @@ pub fn get_masked(
     unsafe { door::call(i64::from(usring_uapi::general::__NR_io_pgetevents), arguments) as i32 }
 }
 
-/// Calls io_cancel(2).
+/// Calls io_cancel(2), and returns its result or a negative errno.
 pub fn cancel(context: u64, iocb: *mut Iocb) -> i32 {
     let mut event = IoEvent::default();
     let arguments = [context as usize, iocb as usize, &raw mut event as usize, 0, 0, 0];
@@ -57,7 +59,7 @@ pub fn cancel(context: u64, iocb: *mut Iocb) -> i32 {
     unsafe { door::call(libc::SYS_io_cancel, arguments) as i32 }
 }
 
-/// An AIO context. Dropping it destroys the context.
+/// An AIO context, which is destroyed when this object is dropped.
 pub struct Context(pub u64);
 
 impl Context {
@@ -72,8 +74,8 @@ impl Context {
         submit(self.0, list.len() as i64, list.as_mut_ptr())
     }
 
-    /// Waits up to half a minute for `least` events and returns them. If it returns fewer, the case
-    /// has failed.
+    /// Waits up to half a minute for `least` events and returns them. A shorter list means that the
+    /// time ran out.
     pub fn wait(&self, least: usize) -> Vec<IoEvent> {
         self.get(least as i64, 64, Duration::from_secs(30)).unwrap_or_default()
     }
@@ -95,7 +97,7 @@ impl Context {
         unsafe { &*((self.0 as usize + offset) as *const AtomicU32) }
     }
 
-    /// Reads the ring's header.
+    /// Reads the header of the context's ring of events.
     pub fn header(&self) -> AioRing {
         let word = |index: usize| self.word(4 * index).load(Ordering::Acquire);
         AioRing {
@@ -118,15 +120,15 @@ impl Context {
         self.word(0).store(id, Ordering::Release);
     }
 
-    /// Takes the next event out of the ring without a system call. `None` if the ring is empty.
+    /// Takes the next event from the ring in memory, without a system call. `None` if the ring is
+    /// empty.
     pub fn reap(&self) -> Option<IoEvent> {
         let header = self.header();
         if header.head == header.tail {
             return None;
         }
         let event = self.0 as usize + header.header_length as usize + 32 * header.head as usize;
-        // SAFETY: the kernel has written the event, because the tail that was read above is past
-        // it.
+        // SAFETY: the event lies before the tail that was read above, so the kernel has written it.
         let event = unsafe { (event as *const IoEvent).read_volatile() };
         self.set_head((header.head + 1) % header.nr);
         Some(event)
@@ -174,7 +176,7 @@ pub fn poll(file: &OwnedFd, events: i16, data: u64) -> Iocb {
     Iocb { aio_buf: u64::from(events as u16), ..iocb(aio::IOCB_CMD_POLL, file.as_raw_fd(), data) }
 }
 
-/// Prints events sorted by their data, with errors as names.
+/// Prints events sorted by their data. Results that are errors appear as names.
 pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     events.sort_by_key(|event| event.data);
     for event in &events {
@@ -185,8 +187,8 @@ pub fn events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     }
 }
 
-/// Prints the events of polls. The kernel reports all bits of a wake-up, also bits for kinds of
-/// data (RDNORM and the like) that the request did not ask for. The output leaves these bits out.
+/// Prints the events of poll requests. The output leaves out the bits for kinds of data (POLLRDNORM
+/// and the like): the kernel reports them although the request did not ask for them.
 pub fn poll_events(t: &mut Transcript, mut events: Vec<IoEvent>) {
     const KINDS: i64 = 0x40 | 0x80 | 0x100 | 0x200;
     events.sort_by_key(|event| event.data);

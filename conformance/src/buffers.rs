@@ -1,4 +1,4 @@
-//! Provided-buffer rings (REGISTER_PBUF_RING), filled by the program.
+//! Buffer rings (REGISTER_PBUF_RING) that a case fills.
 
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -8,10 +8,10 @@ use crate::cases::reg;
 use crate::memory::{Pages, zeroed};
 use crate::ring::Ring;
 
-/// Bytes of a buffer, unless a case says otherwise.
+/// Bytes of a buffer, unless a case chooses another length.
 pub const SIZE: u32 = 16;
 
-/// A buffer ring in memory that the caller has mapped, and its buffers.
+/// A buffer ring at an address of the caller's, and pages for its buffers.
 pub struct Group {
     entries: *mut u8,
     mask: u16,
@@ -20,12 +20,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// Makes a ring of `count` entries in the memory at `entries`.
+    /// Returns a group over the `count` ring entries at `entries`. It has no buffer yet.
     pub fn new(entries: *mut u8, count: u16) -> Group {
         Group { entries, mask: count - 1, tail: 0, buffers: Pages::new(1) }
     }
 
-    /// Appends a buffer of `length` bytes to the ring, with the given id. Its memory begins at slot
+    /// Appends a buffer of `length` bytes with the id `identifier`. The buffer begins at the slot
     /// `slot` of this group's pages.
     pub fn add(&mut self, slot: u16, length: u32, identifier: u16) {
         let address = self.buffers.at(usize::from(slot) * SIZE as usize);
@@ -52,7 +52,8 @@ impl Group {
         unsafe { &*self.entries.add(14).cast::<AtomicU16>() }.store(self.tail, Ordering::Release);
     }
 
-    /// Appends buffers of [`SIZE`] bytes for the given slots. The id of each is its slot's number.
+    /// Appends one buffer of [`SIZE`] bytes for each of these slots. A buffer's id is the number of
+    /// its slot.
     pub fn add_slots(&mut self, slots: std::ops::Range<u16>) {
         for slot in slots {
             self.add(slot, SIZE, slot);
@@ -64,15 +65,15 @@ impl Group {
         String::from_utf8_lossy(&self.buffers.bytes()[start..start + SIZE as usize]).replace('\0', ".")
     }
 
-    /// Returns as text how far the entry's address has advanced in its buffer, and how many bytes
-    /// are left.
+    /// Returns the ring entry `slot` as text: how far its address has moved within its buffer, and
+    /// how many bytes are left.
     pub fn state(&self, slot: u16) -> String {
         // SAFETY: `slot` is the index of an entry of the ring.
         let (address, length) = unsafe {
             let entry = self.entries.add(usize::from(slot) * 16);
             (entry.cast::<u64>().read_volatile(), entry.add(8).cast::<u32>().read_volatile())
         };
-        // The address of an entry that was never added is not in this group's pages.
+        // An entry that no buffer was added to has an address outside of this group's pages.
         match address.checked_sub(self.buffers.at(usize::from(slot) * SIZE as usize)) {
             Some(distance) => format!("at {distance} left {length}"),
             None => format!("elsewhere left {length}"),
@@ -93,14 +94,14 @@ pub fn register(ring: &Ring, registration: &u::io_uring_buf_reg) -> i32 {
     ring.register(reg::PBUF_RING, &raw const *registration, 1)
 }
 
-/// Registers a buffer ring in `memory` as group `group`.
+/// Registers a buffer ring in `memory` with the id `group`.
 pub fn group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 0)), 0);
     Group::new(memory.address, entries as u16)
 }
 
-/// Registers a buffer ring in `memory` as group `group`, whose buffers are consumed piece by piece
-/// (IOU_PBUF_RING_INC).
+/// Registers a buffer ring in `memory` with the id `group` and IOU_PBUF_RING_INC: a receive
+/// consumes only the bytes of a buffer that it fills.
 pub fn incremental_group_of(ring: &Ring, memory: &Pages, entries: u32, group: u16) -> Group {
     assert_eq!(register(ring, &registration(memory.at(0), entries, group, 2)), 0);
     Group::new(memory.address, entries as u16)

@@ -1,9 +1,9 @@
-//! Cases. A case checks one behaviour: a function prints the answers of the system calls that it
-//! makes. The macro `case!` below the function registers the case and has its transcript, the
+//! Cases. A case is a function that checks one behaviour: it makes system calls and prints their
+//! results. The macro `case!` below the function registers the case and has its transcript, the
 //! expected output on Linux 6.18.
 //!
-//! In the output each line begins with the case's name, in the transcript it does not. A transcript
-//! has one of three forms, which `conformance record` chooses:
+//! Each line of the output begins with the case's name. The transcript leaves that name out. A
+//! transcript has one of three forms, which `conformance record` chooses:
 //!
 //! ```text
 //! case!(one_line => "cqe 1: 0");
@@ -26,28 +26,29 @@ use crate::transcript::Transcript;
 pub static CASES: [Case];
 
 pub struct Case {
-    /// Path of the case's module. The first component below `cases` is the case's room: its group.
+    /// Path of the case's module. Its component below `cases` is the case's room, as a group of
+    /// cases is called here.
     pub module: &'static str,
-    /// The identifiers in `case!`: the function's name and, if the case has another, the case's.
+    /// The names in `case!`: that of the function and, after `as`, another name of the case.
     pub identifiers: &'static [&'static str],
     /// Path of the source file, relative to the workspace's root.
     pub file: &'static str,
     pub line: u32,
     pub run: fn(&mut Transcript),
-    /// The transcript of Linux 6.18, as it is written in the source.
+    /// The expected output on Linux 6.18, as it is written in the source.
     pub kernel: &'static str,
     pub difference: Option<Difference>,
 }
 
-/// A difference of usring's that is intended.
+/// An intended difference between usring and the kernel.
 pub struct Difference {
-    /// The transcript of usring, as it is written in the source.
+    /// The expected output on usring, as it is written in the source.
     pub usring: &'static str,
     pub reason: &'static str,
 }
 
-/// Registers the function above as a case with its transcript (see the head of `case.rs`). With
-/// `as` the case has another name than the function.
+/// Registers the function above as a case with its transcript (see the head of `case.rs`). `as`
+/// gives the case another name than the function's.
 macro_rules! case {
     ($run:ident $(as $name:ident)? => $kernel:expr $(, usring => $usring:expr, because $reason:expr)?) => {
         const _: () = {
@@ -67,7 +68,7 @@ macro_rules! case {
     };
 }
 
-/// Returns the element of `given`, the optional part of a `case!`. `None` if it was left out.
+/// Returns the only element of `given`, or `None` if the `case!` names no difference.
 pub const fn first(given: &'static [Difference]) -> Option<Difference> {
     match given {
         [Difference { usring, reason }, ..] => Some(Difference { usring, reason }),
@@ -76,14 +77,14 @@ pub const fn first(given: &'static [Difference]) -> Option<Difference> {
 }
 
 impl Case {
-    /// Returns all cases, sorted by room, and within a room by their place in the source.
+    /// Returns all cases, sorted by room (the group of cases), file and line.
     pub fn all() -> Vec<&'static Case> {
         let mut cases: Vec<&Case> = CASES.iter().collect();
         cases.sort_by_key(|case| (case.room(), case.file, case.line));
         cases
     }
 
-    /// Returns the case's room: its group, named by the module of `cases` that contains it.
+    /// Returns the case's room: the name of its group of cases, which is a module of `cases`.
     pub fn room(&self) -> &'static str {
         let below = self.module.split("::cases::").nth(1).unwrap_or_default();
         below.split("::").next().unwrap_or_default()
@@ -98,7 +99,7 @@ impl Case {
         format!("{}.{}", self.room(), self.behaviour())
     }
 
-    /// Returns the transcript of usring or of the kernel, as it is written in the source.
+    /// Returns the expected output on usring or on the kernel, as it is written in the source.
     pub fn expected(&self, usring: bool) -> &'static str {
         match &self.difference {
             Some(difference) if usring => difference.usring,
@@ -106,7 +107,7 @@ impl Case {
         }
     }
 
-    /// Returns the output that usring or the kernel must produce.
+    /// Returns the output that usring or the kernel must produce, each line with the case's name.
     pub fn transcript(&self, usring: bool) -> String {
         let name = self.name();
         lines(self.expected(usring)).map(|line| format!("{name}: {line}\n")).collect()

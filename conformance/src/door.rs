@@ -1,9 +1,9 @@
-//! The system calls of the suite, in both forms in which programs make them: by libc's `syscall()`,
-//! and by an instruction in the program itself.
+//! System calls for cases, in the two forms that programs use: by libc's `syscall()`, and by an
+//! instruction in the program itself.
 //!
-//! usring sees the two forms at different entry points: a replaced symbol, and a trapped
-//! instruction. So every case can run in either form; `--inline` selects the second. Results are
-//! the kernel's own: a negative errno instead of -1 and `errno`.
+//! usring catches the two forms at different entry points: libc's symbol, and a trapped
+//! instruction. So every case can run in either form; `--inline` selects the second. Results are as
+//! the kernel returns them: a negative errno instead of -1 and `errno`.
 
 use std::arch::asm;
 use std::ffi::c_void;
@@ -17,7 +17,7 @@ const REGISTER: libc::c_long = 427;
 
 static INLINE: AtomicBool = AtomicBool::new(false);
 
-/// From now on makes all calls by an instruction in this program.
+/// Switches to calls by an instruction in this program, for all later calls.
 pub fn use_inline() {
     INLINE.store(true, Ordering::Relaxed);
 }
@@ -64,14 +64,14 @@ unsafe fn instruction(number: libc::c_long, arguments: [usize; 6]) -> i64 {
     value
 }
 
-/// Calls io_uring_setup(2).
+/// Calls io_uring_setup(2), and returns its result or a negative errno.
 pub fn setup(entries: u32, params: *mut io_uring_params) -> i32 {
-    // SAFETY: the kernel checks `params`. Later the ring writes only to addresses that the case's
+    // SAFETY: the kernel checks `params`. Later it writes only to addresses that the case's
     // requests name.
     unsafe { call(SETUP, [entries as usize, params as usize, 0, 0, 0, 0]) as i32 }
 }
 
-/// Calls io_uring_enter(2).
+/// Calls io_uring_enter(2), and returns its result or a negative errno.
 pub fn enter(fd: i32, submit: u32, complete: u32, flags: u32, argument: *const c_void, size: usize) -> i32 {
     let arguments = [fd as isize as usize, submit as usize, complete as usize, flags as usize, argument as usize, size];
     // SAFETY: the kernel checks the argument. Each case keeps the memory that its requests name
@@ -79,7 +79,7 @@ pub fn enter(fd: i32, submit: u32, complete: u32, flags: u32, argument: *const c
     unsafe { call(ENTER, arguments) as i32 }
 }
 
-/// Calls io_uring_register(2).
+/// Calls io_uring_register(2), and returns its result or a negative errno.
 pub fn register(fd: i32, opcode: u32, argument: *const c_void, count: u32) -> i32 {
     let arguments = [fd as isize as usize, opcode as usize, argument as usize, count as usize, 0, 0];
     // SAFETY: the kernel checks the argument. Each case keeps alive the memory that it registers.
@@ -94,7 +94,8 @@ pub fn map(fd: i32, length: usize, offset: u64) -> i64 {
     map_with(fd, length, offset, protection, flags)
 }
 
-/// Calls mmap(2) with the given protection and flags, without a fixed address.
+/// Calls mmap(2) with this protection and these flags, but without MAP_FIXED. Returns the address
+/// or a negative errno.
 pub fn map_with(fd: i32, length: usize, offset: u64, protection: usize, flags: usize) -> i64 {
     if !is_inline() {
         // SAFETY: without MAP_FIXED the call replaces no mapping.
@@ -111,7 +112,7 @@ pub fn map_with(fd: i32, length: usize, offset: u64, protection: usize, flags: u
     unsafe { instruction(libc::SYS_mmap, arguments) }
 }
 
-/// Calls close(2). The descriptor may be a ring's.
+/// Calls close(2) for any descriptor, also a ring's. Returns 0 or a negative errno.
 pub fn close(fd: i32) -> i32 {
     if !is_inline() {
         // SAFETY: the case owns the number, or passes a bad one on purpose.
@@ -122,13 +123,13 @@ pub fn close(fd: i32) -> i32 {
     unsafe { instruction(libc::SYS_close, [fd as isize as usize, 0, 0, 0, 0, 0]) as i32 }
 }
 
-/// Returns the `errno` of the libc call just made.
+/// Returns `errno`, which the last libc call of this thread has set.
 pub fn errno() -> i32 {
     // SAFETY: errno belongs to this thread.
     unsafe { *libc::__errno_location() }
 }
 
-/// Converts a libc result (-1 and `errno`) to the kernel's form.
+/// Converts the result of a libc call (-1 and `errno`) to the kernel's form, a negative errno.
 pub fn answer(value: i32) -> i32 {
     if value == -1 { -errno() } else { value }
 }

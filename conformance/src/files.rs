@@ -1,4 +1,4 @@
-//! Makes descriptors and files for cases, and reads and writes them by ordinary calls.
+//! Files and descriptors for cases, and ordinary calls that read and write them.
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,7 +16,7 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Makes a memory file with the given content, positioned at its start.
+/// Makes a memfd with this content. Its position is 0.
 pub fn memory_file(content: &[u8]) -> OwnedFd {
     // SAFETY: the name is a C string.
     let fd = owned(unsafe { libc::memfd_create(c"conformance".as_ptr(), libc::MFD_CLOEXEC) });
@@ -53,7 +53,7 @@ pub fn pipe() -> (OwnedFd, OwnedFd) {
 
 pub fn pipe_with(flags: i32) -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
-    // SAFETY: two integers are written.
+    // SAFETY: the array has room for the two descriptors.
     assert_eq!(unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | flags) }, 0);
     (owned(ends[0]), owned(ends[1]))
 }
@@ -66,12 +66,12 @@ pub fn sockets() -> (OwnedFd, OwnedFd) {
 pub fn sockets_of(kind: i32) -> (OwnedFd, OwnedFd) {
     let mut ends = [0; 2];
     let kind = kind | libc::SOCK_CLOEXEC;
-    // SAFETY: two integers are written.
+    // SAFETY: the array has room for the two descriptors.
     assert_eq!(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) }, 0);
     (owned(ends[0]), owned(ends[1]))
 }
 
-/// Makes an unconnected socket.
+/// Makes a socket of this domain and type, unconnected.
 pub fn socket(domain: i32, kind: i32) -> OwnedFd {
     // SAFETY: the call touches no memory.
     owned(unsafe { libc::socket(domain, kind | libc::SOCK_CLOEXEC, 0) })
@@ -88,8 +88,7 @@ pub fn tcp() -> (OwnedFd, OwnedFd) {
     (one.into(), other.into())
 }
 
-/// Makes two UDP sockets, of which the second is connected to the first. Also returns the first
-/// one's address.
+/// Makes two UDP sockets, the second connected to the first. Also returns the first one's address.
 pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     let one = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
     let other = std::net::UdpSocket::bind("127.0.0.1:0").expect("a port");
@@ -102,22 +101,22 @@ pub fn udp() -> (OwnedFd, OwnedFd, libc::sockaddr_in) {
     (one.into(), other.into(), raw)
 }
 
-/// Has a TCP socket send a reset when it is closed.
+/// Makes a TCP socket send a reset when it is closed (SO_LINGER with 0).
 pub fn reset_on_close(fd: &OwnedFd) {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let size = size_of_val(&linger) as u32;
     let at = (&raw const linger).cast();
-    // SAFETY: `linger` is read.
+    // SAFETY: the call reads only `linger`.
     assert_eq!(unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, at, size) }, 0);
 }
 
-/// Calls shutdown(2). `how` is 0 to end receiving, or 1 to end sending.
+/// Calls shutdown(2). `how`: 0 ends receiving, 1 ends sending.
 pub fn shut_down(fd: &OwnedFd, how: i32) {
     // SAFETY: the call touches no memory.
     unsafe { libc::shutdown(fd.as_raw_fd(), how) };
 }
 
-/// Opens /dev/null.
+/// Opens /dev/null for reading and writing.
 pub fn null() -> OwnedFd {
     std::fs::File::options().read(true).write(true).open("/dev/null").expect("it is there").into()
 }
@@ -146,7 +145,7 @@ pub fn take(fd: &OwnedFd, most: usize) -> Result<Vec<u8>, i32> {
     Ok(bytes)
 }
 
-/// Returns an eventfd's counter and resets it to 0.
+/// Returns an eventfd's counter and resets it. Returns 0 if the counter is 0.
 pub fn event_count(fd: &OwnedFd) -> u64 {
     match take(fd, 8) {
         Ok(bytes) if bytes.len() == 8 => u64::from_ne_bytes(bytes.try_into().expect("eight bytes")),
@@ -154,7 +153,7 @@ pub fn event_count(fd: &OwnedFd) -> u64 {
     }
 }
 
-/// Sleeps until a descriptor is readable. Returns `false` if it is not within `limit`.
+/// Waits until a descriptor is readable. Returns `false` if it is not readable within `limit`.
 pub fn is_readable_within(fd: i32, limit: Duration) -> bool {
     let mut entry = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: the array has one entry.
@@ -182,12 +181,11 @@ pub fn set_nonblocking(fd: &OwnedFd, on: bool) {
     assert_eq!(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, flags) }, 0);
 }
 
-/// Makes a pseudo-terminal. Returns the terminal's own end (slave) and the controlling end
-/// (master).
+/// Makes a pseudo-terminal. Returns the program's end (slave) and the controlling end (master).
 pub fn terminal() -> (OwnedFd, OwnedFd) {
     let (mut other, mut program) = (-1, -1);
     let null: *mut libc::c_char = std::ptr::null_mut();
-    // SAFETY: two integers are written; no name and no settings are given.
+    // SAFETY: the call writes the two descriptors. The null pointers mean no name and no settings.
     let answer = unsafe { libc::openpty(&raw mut other, &raw mut program, null, std::ptr::null(), std::ptr::null()) };
     assert_eq!(answer, 0);
     (owned(program), owned(other))
@@ -199,13 +197,13 @@ pub fn is_open(fd: i32) -> bool {
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Returns how many descriptors this process has open.
+/// Returns how many descriptors of this process are open.
 pub fn open_numbers() -> usize {
     std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
-/// Returns how many descriptors this process has open after a ring has waited for a file and was
-/// closed. The result then includes the descriptors that a process keeps open for all of its rings.
+/// Returns how many descriptors of this process are open, after a ring with a waiting poll was made
+/// and closed. So the number includes descriptors that usring keeps open for all later rings.
 pub fn settled_numbers() -> usize {
     let (reader, _writer) = pipe();
     let mut ring = crate::ring::Ring::new(2);
@@ -222,8 +220,8 @@ pub fn settled_numbers() -> usize {
     last
 }
 
-/// A FIFO. A request that opens it for reading occupies a worker: the open waits for a writer, and
-/// this wait cannot be replaced by a poll.
+/// A FIFO without a writer. A request that opens it for reading occupies a worker, because open(2)
+/// waits for a writer and no poll can replace that wait.
 pub struct Fifo {
     path: CString,
     _scratch: Scratch,
@@ -238,22 +236,22 @@ impl Fifo {
         Fifo { path, _scratch: scratch }
     }
 
-    /// Returns a request to open the FIFO for reading, with IOSQE_ASYNC.
+    /// Returns a request with IOSQE_ASYNC that opens the FIFO for reading.
     pub fn open(&self, user_data: u64) -> Sqe {
         sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).forced_async().with(|sqe| {
             sqe.addr = self.path.as_ptr() as u64;
         })
     }
 
-    /// Opens the other end, which ends the wait of the open. Keep the returned descriptor to keep
-    /// that end open.
+    /// Opens the FIFO for writing, which ends the wait of the open for reading. The writer stays
+    /// open as long as the returned descriptor.
     pub fn release(&self) -> OwnedFd {
         // SAFETY: the path is a C string. An open for reading and writing does not wait.
         owned(unsafe { libc::open(self.path.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) })
     }
 
-    /// Returns whether no thread waits in an open for reading. (If one does, this check itself ends
-    /// its wait.)
+    /// Returns whether no thread waits in an open of the FIFO for reading. (If a thread does, this
+    /// check ends its wait.)
     pub fn is_deserted(&self) -> bool {
         let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
         // SAFETY: the path is a C string. The descriptor is closed below.
@@ -265,7 +263,7 @@ impl Fifo {
     }
 }
 
-/// A directory of the case. Dropping it removes the directory with its content.
+/// A temporary directory, which is removed with its content when this object is dropped.
 pub struct Scratch {
     pub path: PathBuf,
 }

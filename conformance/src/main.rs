@@ -1,5 +1,5 @@
-//! The conformance suite: an ordinary io_uring program that prints, one behaviour at a time, what
-//! system calls answer. Its output on the kernel and on usring must agree.
+//! The conformance suite: an ordinary io_uring program that prints the results of system calls, one
+//! behaviour at a time. Its output on the kernel and on usring must agree.
 //!
 //! ```text
 //! conformance list [--intended]        every case (or those that differ on purpose, and why)
@@ -14,7 +14,7 @@
 //! conformance kernel                   whether this machine's kernel has io_uring, and its release
 //! ```
 //!
-//! With a single case, `run` runs it in this process. With several, each case runs in a process of
+//! `run` with a single case runs it in this process. With several cases each runs in a process of
 //! its own, for at most a minute. `--inline` makes the system calls of rings by an instruction in
 //! this program instead of libc's `syscall()`.
 
@@ -91,7 +91,7 @@ fn list(intended: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the cases with these names. Without names it returns all cases. `None` if a name is
+/// Returns the cases with these names, or all cases if there are no names. `None` if a name is
 /// neither that of a case nor that of a module.
 fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     if names.is_empty() {
@@ -114,7 +114,7 @@ fn run(names: &[&str]) -> ExitCode {
         return ExitCode::from(2);
     };
     if let ([case], [_]) = (cases.as_slice(), names) {
-        // The recorded transcripts assume this umask, so the caller's is replaced.
+        // The recorded transcripts assume this umask, so it replaces the umask of the caller.
         // SAFETY: the call changes only this process's umask.
         unsafe { libc::umask(0o022) };
         (case.run)(&mut Transcript::new(case.name()));

@@ -4,14 +4,14 @@ use std::ffi::c_void;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Returns a structure of the kernel's interface or of libc with every field zero.
+/// Returns a structure of the kernel or of libc, with every field zero.
 pub fn zeroed<T: Copy>() -> T {
-    // SAFETY: this function is used only for plain structures of io_uring and libc. They consist of
-    // integers, arrays and unions, for which zero is a valid value.
+    // SAFETY: the callers use only structures of io_uring and libc. These consist of integers,
+    // arrays and unions, for which zero is a valid value.
     unsafe { std::mem::zeroed() }
 }
 
-/// Anonymous pages. Dropping them unmaps them.
+/// Anonymous pages, which are unmapped when this object is dropped.
 pub struct Pages {
     pub address: *mut u8,
     pub length: usize,
@@ -19,14 +19,14 @@ pub struct Pages {
 
 pub const PAGE: usize = 4096;
 
-/// The address of the next mapping. It is far from the end of the address space, so that a range of
-/// gigabytes that begins there is still within it.
+/// The address for the next mapping. It is far from the end of the address space, so a range of
+/// gigabytes fits behind it.
 static PLACE: AtomicUsize = AtomicUsize::new(0x1000_0000_0000);
 
 impl Pages {
     pub fn new(pages: usize) -> Pages {
         let length = pages * PAGE;
-        // SAFETY: a new anonymous mapping.
+        // SAFETY: a new anonymous mapping, which replaces no other.
         let address = unsafe {
             libc::mmap(
                 PLACE.fetch_add(length + PAGE, Ordering::Relaxed) as *mut c_void,
@@ -48,14 +48,15 @@ impl Pages {
 
     /// Changes the last page's protection.
     pub fn protect_last(&self, protection: i32) {
-        // SAFETY: the page belongs to this object. Afterwards only cases about bad pointers use it.
+        // SAFETY: the page belongs to this object. After this call only cases about bad addresses
+        // use it.
         let answer = unsafe { libc::mprotect(self.address.add(self.length - PAGE).cast(), PAGE, protection) };
         assert_eq!(answer, 0);
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the pages belong to this object. They are readable and writable unless a case has
-        // protected them.
+        // SAFETY: the pages belong to this object. They are readable and writable, unless a case
+        // has changed that.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.length) }
     }
 
@@ -66,13 +67,13 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`.
+        // SAFETY: `new` made the mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.address.cast::<c_void>(), self.length) };
     }
 }
 
-/// A page that is missing until this process supplies it (userfaultfd(2)). A thread that touches
-/// the page sleeps, and the case can observe that.
+/// A page that does not exist until this process supplies it (userfaultfd(2)). A thread that
+/// touches the page sleeps, and the case can tell that it does.
 pub struct MissingPage {
     page: Pages,
     faults: OwnedFd,

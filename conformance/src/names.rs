@@ -1,5 +1,5 @@
-//! Numbers as words: errnos, and the names of flags. So a transcript contains `-ENOBUFS` and
-//! `MORE|BUFFER`, and can be read without a table.
+//! Names for numbers: errnos, and flags. With them a transcript contains `-ENOBUFS` and
+//! `MORE|BUFFER`.
 
 use usring_uapi::errno as e;
 use usring_uapi::io_uring as u;
@@ -18,7 +18,7 @@ const ERRNOS: &[(i32, &str)] = errno_names! {
     ENOPROTOOPT
 };
 
-/// Formats a system call's result: a count, or `-ENAME`.
+/// Formats a system call's result: its number, or `-ENAME` for an error.
 pub fn result(value: i32) -> String {
     if value >= 0 {
         return value.to_string();
@@ -29,13 +29,13 @@ pub fn result(value: i32) -> String {
     }
 }
 
-/// Formats a result whose value the kernel does not fix (a new descriptor, an address): `ok` or
-/// `-ENAME`.
+/// Formats a result whose exact value the kernel does not promise (a descriptor, an address): `ok`
+/// or `-ENAME`.
 pub fn outcome(value: i64) -> String {
     if value >= 0 { "ok".into() } else { result(value as i32) }
 }
 
-/// Returns the names of the bits of `word`, joined by `|`; `-` if none is set.
+/// Returns the names of the set bits of `word`, joined by `|`, or `-` if none is set.
 pub fn bits(word: u32, names: &[(u32, &str)]) -> String {
     let mut words: Vec<String> = Vec::new();
     let mut left = word;

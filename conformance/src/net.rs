@@ -1,5 +1,4 @@
-//! Sockets for cases: addresses of each family, listeners, and clients that connect by ordinary
-//! calls.
+//! Sockets for cases: addresses of each family, listeners, and clients that connect by connect(2).
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -28,7 +27,7 @@ impl Family {
         }
     }
 
-    /// Returns an address of this machine, whose port or name the kernel chooses at bind(2).
+    /// Returns an address of this machine. The kernel chooses its port or name at bind(2).
     pub fn any(self) -> Address {
         match self {
             Family::V4 => Address::v4(0),
@@ -38,8 +37,8 @@ impl Family {
                 address.sin6_addr.s6_addr[15] = 1;
                 Address::of(&address, size_of_val(&address))
             }
-            // The address consists only of the family. The kernel then chooses a name outside the
-            // file system.
+            // An address that consists only of the family. The kernel chooses an abstract name for
+            // it.
             Family::Unix => {
                 let mut address: libc::sockaddr_un = zeroed();
                 address.sun_family = libc::AF_UNIX as u16;
@@ -49,7 +48,7 @@ impl Family {
     }
 }
 
-/// A `struct sockaddr` of some family, with its length.
+/// A socket address of any family, and its length.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub struct Address {
@@ -61,7 +60,7 @@ impl Address {
     pub fn of<T>(address: &T, length: usize) -> Address {
         let mut bytes = [0; 128];
         assert!(length <= size_of::<T>() && length <= bytes.len());
-        // SAFETY: both ranges lie within their objects, by the line above.
+        // SAFETY: the line above limits both ranges to their objects.
         unsafe { std::ptr::copy_nonoverlapping((&raw const *address).cast::<u8>(), bytes.as_mut_ptr(), length) };
         Address { bytes, length: length as u32 }
     }
@@ -75,8 +74,8 @@ impl Address {
         Address::of(&address, size_of_val(&address))
     }
 
-    /// Returns an empty address of `length` bytes. It is filled with a pattern by which
-    /// [`Address::written`] finds the bytes that a call has written.
+    /// Returns a buffer of `length` bytes for an address that a call writes. The buffer is filled
+    /// with a pattern, by which [`Address::written`] tells the written bytes.
     pub fn room(length: u32) -> Address {
         Address { bytes: [0xaa; 128], length }
     }
@@ -85,13 +84,12 @@ impl Address {
         self.bytes.as_ptr() as u64
     }
 
-    /// Returns the address of the variable that holds the length, for calls that take a `socklen_t
-    /// *`.
+    /// Returns the address of the length, for calls that take a `socklen_t *`.
     pub fn length_at(&self) -> u64 {
         &raw const self.length as u64
     }
 
-    /// Returns how many bytes a call has written to an address made by [`Address::room`].
+    /// Returns how many bytes a call has written to a buffer of [`Address::room`].
     pub fn written(&self) -> usize {
         self.bytes.iter().rposition(|byte| *byte != 0xaa).map_or(0, |last| last + 1)
     }
@@ -159,7 +157,7 @@ pub fn connect_now(fd: i32, address: &Address) -> i32 {
     door::answer(unsafe { libc::connect(fd, address.bytes.as_ptr().cast(), address.length) })
 }
 
-/// Returns an address at which nothing listens: that of a listener that was closed.
+/// Returns an address at which nothing listens: its listener was closed.
 pub fn deserted(family: Family) -> Address {
     listener(family).1
 }

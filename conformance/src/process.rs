@@ -1,17 +1,18 @@
-//! Child processes of cases: forked children, and this executable started again.
+//! Child processes of cases: forked children, and children that execute this program again.
 
 use std::process::ExitCode;
 
-/// Runs `work` in a forked child. Returns in words how the child ended, such as `exit 0` or `signal
-/// 9`. The child ends by `_exit`, so it never runs the parent's code.
+/// Runs `work` in a forked child, whose exit status is the result of `work`. Returns how the child
+/// ended, such as `exit 0` or `signal 9`.
 pub fn forked(work: impl FnOnce() -> i32) -> String {
     let child = start(work);
     ending(child)
 }
 
-/// Starts `work` in a forked child, and returns the child's process id.
+/// Starts `work` in a forked child, whose exit status is the result of `work`. Returns the child's
+/// process id.
 pub fn start(work: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: cases that fork have one thread, so the child finds no lock held.
+    // SAFETY: cases that fork have one thread, so no lock is held in the child.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "fork failed");
     if child == 0 {
@@ -22,7 +23,7 @@ pub fn start(work: impl FnOnce() -> i32) -> i32 {
     child
 }
 
-/// Waits for a child, and returns in words how it ended.
+/// Waits for a child, and returns how it ended, such as `exit 0` or `signal 9`.
 pub fn ending(child: i32) -> String {
     let mut status = 0;
     loop {
@@ -42,7 +43,7 @@ pub fn ending(child: i32) -> String {
     }
 }
 
-/// Runs `conformance child NAME …`: the program that some cases start.
+/// Runs `conformance child NAME …`: a part that some cases execute as a new program.
 pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
     match crate::cases::child(name, arguments) {
         Some(status) => ExitCode::from(status),
@@ -50,23 +51,23 @@ pub fn child(name: &str, arguments: &[&str]) -> ExitCode {
     }
 }
 
-/// From now on the kernel refuses this system call to this process with EPERM.
+/// Installs a seccomp filter that denies one system call with EPERM to this process from now on.
 pub fn deny(call: i64) {
     deny_with(call, libc::EPERM);
 }
 
-/// Makes the kernel refuse one system call to this process with this errno from now on.
+/// Installs a seccomp filter that denies one system call with `errno` to this process from now on.
 pub fn deny_with(call: i64, errno: i32) {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let mut filter = [
-        // The call's number is the first word of struct seccomp_data.
+        // The system call's number is the first word of struct seccomp_data.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
         libc::sock_filter { jf: 1, ..statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, call as u32) },
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | errno as u32),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program and the memory that it points to live through the call.
+    // SAFETY: the filter and the instructions that it points to live through the call.
     let answer = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)

@@ -1,6 +1,6 @@
-//! Random programs: short sequences of requests and plain calls. They are made from a seed, and
-//! print their results. A seed's output on the kernel and on usring must agree. If it differs,
-//! either one side is wrong, or the kernel promises nothing in that situation.
+//! Random programs: short sequences of requests and plain calls. A seed determines a program, which
+//! prints its results. A seed's output on the kernel and on usring must agree. If the outputs
+//! differ, either usring is wrong, or the kernel promises nothing in that situation.
 //!
 //! The generator avoids situations in which the kernel promises nothing:
 //!
@@ -15,8 +15,8 @@
 //! - A timeout either expires before the program looks for completions, or is far in the future.
 //! - The completions of a step are sorted. The notifications of SEND_ZC are checked but not
 //!   printed, because the step in which they arrive varies.
-//! - After a plain call the program waits for the effects before it continues. The patience says
-//!   how long it waits for further completions. A busy machine needs more patience.
+//! - After a plain call the program waits for its completions before it continues. A busy machine
+//!   needs longer waits: the patience is a factor for their length.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -37,22 +37,22 @@ mod requests;
 
 pub use compare::{check, compare, record};
 
-/// Number of steps of a program. A step makes some plain calls and submits one batch of requests.
+/// Steps of a program. A step makes some plain calls and submits one batch of requests.
 const STEPS: u32 = 14;
-/// Largest number of requests in a batch.
+/// Most requests in a batch.
 const BATCH: u32 = 6;
-/// Bytes of memory that each request may use.
+/// Bytes of memory that belong to one request.
 const ROOM: usize = 512;
-/// A step ends after so many waits in a row without a completion.
+/// A step ends after this many waits in a row have brought no completion.
 const QUIET_LOOKS: u32 = 4;
-/// Duration of one wait, if the patience is 1.
+/// Length of one wait with a patience (factor) of 1.
 const LOOK: Duration = Duration::from_millis(2);
-/// Result of a SEND_ZC's notification if the kernel has copied the data.
+/// Result of a SEND_ZC's notification that says that the kernel has copied the data.
 const COPIED: i32 = u::IORING_NOTIF_USAGE_ZC_COPIED as i32;
-/// Offset in the memory of the number that requests write to the eventfd.
+/// Offset in [`Program::memory`] of the number that requests write to the eventfd.
 const COUNT_AT: usize = 8128;
 
-/// A random number generator whose sequence is the same everywhere (xorshift64*).
+/// A random number generator (xorshift64*), whose sequence depends only on the seed.
 struct Random(u64);
 
 impl Random {
@@ -76,7 +76,7 @@ impl Random {
     }
 }
 
-/// The kind of a file that a program uses.
+/// What a file of the program is. Its place in the list of files is fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     PipeOut,
@@ -97,14 +97,14 @@ struct File {
     fd: OwnedFd,
 }
 
-/// A request that will post another completion.
+/// A request from which another completion is expected.
 struct Pending {
     user_data: u64,
-    /// Index of the file from which the request receives, if it does.
+    /// Index of the file from which the request reads or receives, if any.
     reads: Option<usize>,
     /// Index of the file that the request polls, if it is a poll.
     polls: Option<usize>,
-    /// Buffer group from which the request selects, if it does.
+    /// Buffer group from which the request selects a buffer, if any.
     group: Option<u16>,
 }
 
@@ -121,40 +121,42 @@ struct Program {
     #[expect(clippy::vec_box, reason = "requests name their addresses")]
     headers: Vec<Box<libc::msghdr>>,
     pending: Vec<Pending>,
-    /// Completions that were not printed yet.
+    /// Completions that this step has not printed yet.
     entries: Vec<Entry>,
-    /// User data of zero-copy sends. `notified` has those whose notification has arrived.
+    /// User data of the zero-copy sends. `notified` has those whose notification has come.
     without_copy: BTreeSet<u64>,
     notified: BTreeSet<u64>,
     /// User data of all poll requests.
     polls: BTreeSet<u64>,
-    /// Factor for the duration of waits.
+    /// Factor for the length of waits.
     patience: u32,
     user_data: u64,
     soon: Timespec,
     never: Timespec,
-    /// Whether the program uses drains. If not, it uses chains.
+    /// Whether the program uses IO_DRAIN. Otherwise it uses chains.
     drains: bool,
-    /// Whether the program has used a drain.
+    /// Whether the program has submitted a request with IO_DRAIN.
     has_drained: bool,
-    /// Buffer group of the request that is being made.
+    /// Buffer group that the request under construction uses.
     group: Option<u16>,
-    /// Index of the file that the request that is being made polls.
+    /// Index of the file that the request under construction polls.
     polled: Option<usize>,
-    /// Files that this batch may not use again: it receives from them, or workers may write to
-    /// them.
+    /// Indices of files that this batch may not use again, because it receives from them or workers
+    /// may write to them.
     used: BTreeSet<usize>,
-    /// The pairs of files to which this batch sends, and whether a request inside a chain does so.
+    /// Pairs of files to which this batch sends. The value says whether the sender is inside a
+    /// chain.
     sent: BTreeMap<usize, bool>,
-    /// Stream sockets that will receive no more data, without a FIN of TCP.
+    /// Indices of stream sockets that will receive no more data because of a shutdown, not because
+    /// of a TCP FIN.
     shut: BTreeSet<usize>,
-    /// Whether the request that is being made follows another one in a chain.
+    /// Whether the request under construction follows another request of its chain.
     is_successor: bool,
-    /// A LINK_TIMEOUT that must be the next request.
+    /// A LINK_TIMEOUT that must be the next request of the batch.
     watcher: Option<Sqe>,
-    /// Whether the `fd` of the request being made is a descriptor. In some opcodes it is a count.
-    /// The SQE alone does not show that: its opcode may have been spoiled, and a count may equal a
-    /// descriptor.
+    /// Whether the `fd` of the request under construction is a descriptor. In some opcodes it is a
+    /// count. The SQE alone does not say so: its opcode may have been changed to a wrong one, and a
+    /// count may equal a descriptor.
     names_file: bool,
 }
 
@@ -296,7 +298,7 @@ impl Program {
         }
     }
 
-    /// Makes up to two plain calls.
+    /// Makes up to two plain calls, such as a write to a file.
     fn act(&mut self) {
         for _ in 0..self.random.below(3) {
             let index = self.random.below(self.files.len());
@@ -332,7 +334,7 @@ impl Program {
         }
     }
 
-    /// Notes which stream sockets receive no more data after a shutdown.
+    /// Records which stream sockets receive no more data after a shutdown.
     fn note_shutdown(&mut self, index: usize, how: i32) {
         let (is_unix, peer) = (self.files[index].kind != Kind::Tcp, index ^ 1);
         if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
@@ -379,8 +381,8 @@ impl Program {
         for place in 1..=count {
             let mut sqe = self.request(place == 1);
             if place == count || sqe.opcode == opcode::SHUTDOWN {
-                // The last request of a batch must not have a link flag: the kernel would pass such
-                // a chain to a worker.
+                // The last request of a batch must not have a link flag: the kernel would leave
+                // such a chain to a worker.
                 sqe.flags &= !(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK);
                 self.watcher = None;
             }
@@ -397,7 +399,7 @@ impl Program {
         }
         let mut answer = self.ring.submit();
         println!("  submit {count} = {}", names::result(answer));
-        // A refused request ends a submission. Each further call submits the requests after one.
+        // A refused request ends a submission. Each further call submits the requests behind it.
         while answer > 0 && (answer as u32) < count {
             count -= answer as u32;
             answer = self.ring.enter(count, 0, 0);
@@ -410,7 +412,7 @@ impl Program {
         let mut quiet = 0;
         while quiet < QUIET_LOOKS {
             // The program must wait in the kernel: with deferred task work the kernel starts no
-            // workers before.
+            // workers before that.
             self.ring.enter_for(0, 1, LOOK * self.patience);
             let new = self.ring.reap();
             quiet = if new.is_empty() { quiet + 1 } else { 0 };
@@ -418,27 +420,29 @@ impl Program {
         }
     }
 
-    /// Takes this step's completions and prints them, without what the kernel does not promise.
+    /// Takes this step's completions and prints them, without the bits that the kernel does not
+    /// promise.
     fn settle(&mut self) {
         self.collect();
         let mut entries = std::mem::take(&mut self.entries);
         entries.retain(|entry| !self.is_notification(entry));
         entries.sort_by_key(|entry| entry.user_data);
         for entry in &mut entries {
-            // The kernel does not promise which of these errors an interrupted worker reports.
+            // The kernel does not promise which of these errors a request gets whose worker was
+            // interrupted.
             match -entry.res {
                 libc::EINTR => entry.res = -libc::ECANCELED,
                 libc::EALREADY => entry.res = -libc::ENOENT,
                 _ => {}
             }
             if entry.flags & u::IORING_CQE_F_MORE == 0 {
-                // After a single receive, whether the end of the stream is already known depends on
-                // timing.
+                // After a single receive, it depends on timing whether the end of the stream is
+                // already known.
                 entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY;
             }
             if self.polls.contains(&entry.user_data) && entry.res & i32::from(libc::POLLOUT) != 0 {
-                // The kernel reports the events of all wake-ups that have come before it looks at
-                // them. Whether a hang-up is among them depends on timing.
+                // The kernel reports the events of all wake-ups up to its check of the file. It
+                // depends on timing whether a hang-up is among them.
                 entry.res &= !i32::from(libc::POLLRDHUP | libc::POLLHUP);
             }
             println!("  cqe {entry}");
@@ -447,7 +451,7 @@ impl Program {
             }
         }
         println!("  memory {} {}", digest(self.memory.bytes()), digest_groups(&mut self.groups));
-        // Entries that the kernel has not taken from the SQ are not in flight.
+        // SQEs that the kernel has not taken yet are not in flight.
         let mine = self.ring.sq_tail().wrapping_sub(self.ring.sq_head());
         if mine != 0 {
             println!("  left in the queue {mine}");
@@ -466,8 +470,8 @@ impl Program {
         }
     }
 
-    /// Returns whether the entry is the notification of a SEND_ZC. (The kernel posts it once the
-    /// receiver has taken the data.) Prints the notification if it should not have come.
+    /// Returns whether `entry` is the notification of a SEND_ZC, which the kernel posts once the
+    /// receiver has taken the data. Prints a notification that no request expects.
     fn is_notification(&mut self, entry: &Entry) -> bool {
         if entry.flags & u::IORING_CQE_F_NOTIF == 0 {
             return false;
@@ -480,7 +484,8 @@ impl Program {
     }
 }
 
-/// Registers the groups that are buffer rings. Each gets six buffers.
+/// Registers the buffer rings of the program, with six buffers in each. Returns their memory and
+/// groups.
 fn buffer_rings(ring: &Ring) -> (Vec<Pages>, Vec<Group>) {
     let make = |(index, number): (usize, u16)| {
         let memory = Pages::new(1);

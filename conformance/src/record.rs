@@ -1,13 +1,14 @@
-//! Writes a transcript into the source, in the `case!` below the case's function. A transcript of
-//! more than [`MOST_LINES`] lines goes to a file beside the source, which the `case!` includes.
+//! Writes a case's transcript into the source, in the `case!` below the case's function. A
+//! transcript of more than [`MOST_LINES`] lines goes to a file beside the source, which `case!`
+//! includes.
 
 use std::path::{Path, PathBuf};
 
 use crate::case::Case;
 
-/// Most lines of a transcript that is written in the source itself.
+/// Most lines of a transcript that is a string in the source.
 const MOST_LINES: usize = 25;
-/// Most columns of a transcript that is written on the line of its `case!`.
+/// Most columns of a transcript that is on the same line as its `case!`.
 const MOST_COLUMNS: usize = 60;
 
 /// Makes `output` the expected transcript of the case, for usring or for the kernel.
@@ -24,14 +25,14 @@ pub fn record(case: &Case, usring: bool, output: &str) -> Result<(), String> {
         write(&kept.path, &(lines.join("\n") + "\n"))?;
         format!("include_str!(\"{}\")", kept.name)
     } else {
-        // The file exists only if the previous transcript was long.
+        // The previous transcript may have been in this file. The file may also not exist.
         let _ = std::fs::remove_file(&kept.path);
         literal(&lines)
     };
     write(&path, &format!("{}{text}{}", &source[..start], &source[end..]))
 }
 
-/// The file that holds a long transcript.
+/// The file beside the source that holds a long transcript.
 struct Kept {
     path: PathBuf,
     /// Path of the file, relative to the source file's folder.
@@ -54,7 +55,8 @@ fn write(path: &Path, text: &str) -> Result<(), String> {
     written.map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Returns the byte range of the transcript's expression in the source. `None` if there is none.
+/// Returns the byte range of the transcript (a string or `include_str!`) in the source text. `None`
+/// if the case has none.
 fn place(source: &str, case: &Case, usring: bool) -> Option<(usize, usize)> {
     let call = format!("\ncase!({} => ", case.identifiers.join(" as "));
     let start = source.find(&call)? + call.len();
@@ -95,8 +97,8 @@ fn literal(lines: &[&str]) -> String {
     }
 }
 
-/// Returns a line as a part of a string literal. A space at the end of a line is written as an
-/// escape, because editors would remove it.
+/// Returns a line, escaped for a string literal. A space at the end of the line becomes an escape,
+/// because editors would remove it.
 fn escaped(line: &str) -> String {
     let line = line.replace('\\', "\\\\").replace('"', "\\\"");
     line.strip_suffix(' ').map_or(line.clone(), |start| format!("{start}\\x20"))

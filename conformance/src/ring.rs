@@ -1,7 +1,7 @@
 //! A small io_uring client: one thread fills the SQ, enters, and reads the CQ.
 //!
-//! It gives a case exact control over the calls that are made. Only [`Ring::wait`] and the
-//! functions built on it enter the ring without being asked to. Speed does not matter here.
+//! A case controls exactly which calls are made: only [`Ring::wait`] and the functions that use it
+//! call enter by themselves.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -16,16 +16,16 @@ use crate::{door, memory::zeroed, time};
 
 pub type Params = u::io_uring_params;
 
-/// How long [`Ring::wait`] waits for a completion that must arrive.
+/// How long [`Ring::wait`] waits for a completion before it gives up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A completion as a case sees it.
+/// A CQE as a case sees it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     pub user_data: u64,
     pub res: i32,
     pub flags: u32,
-    /// The second half of a CQE32 entry; zero on other rings.
+    /// The second half of a CQE on a ring with CQE32, otherwise zero.
     pub extra: [u64; 2],
 }
 
@@ -39,13 +39,13 @@ impl fmt::Display for Entry {
     }
 }
 
-/// The addresses of a mapped ring.
+/// The addresses at which a ring is mapped.
 #[derive(Clone, Copy)]
 struct Memory {
     sq: *mut u8,
     cq: *mut u8,
     sqes: *mut u8,
-    /// The mappings to remove: address and length.
+    /// Address and length of each mapping to remove. A length of 0 means none.
     owned: [(usize, usize); 3],
 }
 
@@ -54,12 +54,13 @@ pub struct Ring {
     pub fd: i32,
     pub params: Params,
     memory: Memory,
-    /// Number of SQEs that were written and not submitted yet.
+    /// Number of SQEs that were pushed and not submitted yet.
     pending: u32,
     tail: u32,
-    /// Flags added to every io_uring_enter: the flag of a registered ring, if `fd` is an index.
+    /// Flags added to each io_uring_enter: IORING_ENTER_REGISTERED_RING if `fd` is an index.
     pub enter_flags: u32,
-    /// Flags added to every register opcode: the flag of a registered ring, if `fd` is an index.
+    /// Flags added to each register opcode:
+    /// [`USE_REGISTERED_RING`](crate::cases::reg::USE_REGISTERED_RING) if `fd` is an index.
     pub register_flags: u32,
     closed: bool,
 }
@@ -74,13 +75,13 @@ impl Ring {
         Ring::with(entries, |_| ()).expect("a plain ring can be made")
     }
 
-    /// Makes a ring with the given setup flags.
+    /// Makes a ring with these setup flags.
     pub fn flags(entries: u32, flags: u32) -> Ring {
         Ring::with(entries, |params| params.flags = flags)
             .unwrap_or_else(|error| panic!("setup with {flags:#x}: {}", names::result(error)))
     }
 
-    /// Makes a ring whose parameters `choose` has set. The error is the negative errno of
+    /// Makes a ring with the parameters that `choose` sets. The error is the negative errno of
     /// io_uring_setup(2).
     pub fn with(entries: u32, choose: impl FnOnce(&mut Params)) -> Result<Ring, i32> {
         let mut params: Params = zeroed();
@@ -92,7 +93,7 @@ impl Ring {
         Ok(Ring::mapped(fd, params))
     }
 
-    /// Maps the ring `fd`, whose setup has returned `params`.
+    /// Maps the ring of the descriptor `fd`. `params` are what its setup returned.
     pub fn mapped(fd: i32, params: Params) -> Ring {
         let both = sq_length(&params).max(cq_length(&params));
         let shared = must_map(fd, both, u64::from(u::IORING_OFF_SQ_RING));
@@ -120,23 +121,24 @@ impl Ring {
     }
 
     fn sq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel has named this offset, and the mapping lives as long as the ring.
-        // Kernel and program access the word as an atomic.
+        // SAFETY: the kernel gave this offset, and the mapping lives as long as the ring. Kernel
+        // and program access the word as an atomic.
         unsafe { &*self.memory.sq.add(offset as usize).cast::<AtomicU32>() }
     }
 
     fn cq_word(&self, offset: u32) -> &AtomicU32 {
-        // SAFETY: the kernel has named this offset, and the mapping lives as long as the ring.
-        // Kernel and program access the word as an atomic.
+        // SAFETY: the kernel gave this offset, and the mapping lives as long as the ring. Kernel
+        // and program access the word as an atomic.
         unsafe { &*self.memory.cq.add(offset as usize).cast::<AtomicU32>() }
     }
 
-    /// Reads a word of the SQ's mapping.
+    /// Reads a word of the SQ's mapping, at this offset in bytes.
     pub fn word(&self, offset: u32) -> u32 {
         self.sq_word(offset).load(Ordering::Acquire)
     }
 
-    /// Writes a word of the SQ's mapping, even if it belongs to the kernel.
+    /// Writes a word of the SQ's mapping at this offset in bytes, even one that belongs to the
+    /// kernel.
     pub fn set_word(&self, offset: u32, value: u32) {
         self.sq_word(offset).store(value, Ordering::SeqCst);
     }
@@ -146,21 +148,20 @@ impl Ring {
         self.memory.sqes as u64
     }
 
-    /// Removes the mappings. After that only calls on the descriptor are allowed.
+    /// Removes the mappings. After that the case may only make calls on the descriptor.
     pub fn unmap(&mut self) {
         for (address, length) in std::mem::take(&mut self.memory.owned) {
             if length != 0 {
-                // SAFETY: `with` has made the mapping. The caller does not use the memory after
-                // this call.
+                // SAFETY: the ring made the mapping. The caller does not use the memory any more.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }
     }
 
-    /// Calls madvise(2) for the ring's mappings, and returns the first error.
+    /// Calls madvise(2) for each of the ring's mappings. Returns the first error, or 0.
     pub fn advise(&self, advice: i32) -> i32 {
         let owned = self.memory.owned.iter().filter(|(_, length)| *length != 0);
-        // SAFETY: the ring has made the mappings. The advice only says what a fork does with them.
+        // SAFETY: the ring made the mappings. The advice only says what fork(2) does with them.
         let answers = owned.map(|(address, length)| unsafe { libc::madvise(*address as *mut c_void, *length, advice) });
         answers.map(door::answer).find(|answer| *answer < 0).unwrap_or(0)
     }
@@ -197,19 +198,19 @@ impl Ring {
         self.cq_word(self.params.cq_off.flags).store(flags, Ordering::Release);
     }
 
-    /// Returns the number of CQEs in the queue.
+    /// Returns the number of CQEs in the CQ.
     pub fn ready(&self) -> u32 {
         self.cq_tail().wrapping_sub(self.cq_head())
     }
 
-    /// Takes over the SQ's tail from memory, after another process has pushed SQEs. Resets the
-    /// number of SQEs that this process has pushed to 0.
+    /// Reads the SQ's tail from memory after another process has pushed SQEs. Sets the number of
+    /// SQEs that this process has pushed to 0.
     pub fn catch_up(&mut self) {
         self.tail = self.sq_tail();
         self.pending = 0;
     }
 
-    /// Writes an SQE at the SQ's tail. The next submission takes it.
+    /// Writes an SQE at the SQ's tail. The next submission includes it.
     pub fn push(&mut self, sqe: Sqe) {
         self.push_wide(sqe, &[]);
     }
@@ -234,12 +235,12 @@ impl Ring {
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
     }
 
-    /// Writes `value` to an element of the index array, which names the SQE of a later push.
+    /// Writes `value`, an SQE's index, to an element of the SQ's index array.
     pub fn poke_array(&mut self, slot: u32, value: u32) {
         self.sq_word(self.params.sq_off.array + slot * 4).store(value, Ordering::Relaxed);
     }
 
-    /// Moves the SQ's tail without writing an entry.
+    /// Moves the SQ's tail by `by` without writing an SQE.
     pub fn advance_tail(&mut self, by: u32) {
         self.tail = self.tail.wrapping_add(by);
         self.sq_word(self.params.sq_off.tail).store(self.tail, Ordering::Release);
@@ -255,14 +256,14 @@ impl Ring {
         door::enter(self.fd, submit, complete, flags | self.enter_flags, argument, size)
     }
 
-    /// Submits the pushed SQEs by one call, and returns its result.
+    /// Submits the pushed SQEs by one io_uring_enter, and returns its result.
     pub fn submit(&mut self) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, 0, 0)
     }
 
-    /// Submits the pushed SQEs and waits for `complete` completions, by one call. Returns its
-    /// result.
+    /// Submits the pushed SQEs and waits for `complete` completions, by one io_uring_enter. Returns
+    /// its result.
     pub fn submit_and_wait(&mut self, complete: u32) -> i32 {
         let count = std::mem::take(&mut self.pending);
         self.enter(count, complete, u::IORING_ENTER_GETEVENTS)
@@ -276,17 +277,17 @@ impl Ring {
         self.reap()
     }
 
-    /// Returns the number of pushed SQEs and resets it to 0. For cases that call enter themselves.
+    /// Returns the number of pushed SQEs and sets it to 0, for cases that call enter themselves.
     pub fn forget_pending(&mut self) -> u32 {
         std::mem::take(&mut self.pending)
     }
 
-    /// Calls io_uring_register.
+    /// Calls io_uring_register(2), and returns its result or a negative errno.
     pub fn register<T>(&self, opcode: u32, argument: *const T, count: u32) -> i32 {
         door::register(self.fd, opcode | self.register_flags, argument.cast(), count)
     }
 
-    /// Takes the next completion from memory, if there is one. Never enters.
+    /// Takes the next CQE from the CQ in memory, if there is one. Makes no call.
     pub fn peek(&mut self) -> Option<Entry> {
         let head = self.cq_head();
         if head == self.cq_tail() {
@@ -306,13 +307,13 @@ impl Ring {
         Some(Entry { user_data: cqe.user_data, res: cqe.res, flags: cqe.flags, extra })
     }
 
-    /// Takes all completions from memory. Never enters.
+    /// Takes all CQEs from the CQ in memory. Makes no call.
     pub fn reap(&mut self) -> Vec<Entry> {
         std::iter::from_fn(|| self.peek()).collect()
     }
 
-    /// Waits in the kernel until `count` completions have arrived, and returns them. After half a
-    /// minute or an error it returns fewer.
+    /// Waits in enter until `count` completions have arrived, and returns all CQEs. Returns fewer
+    /// after half a minute or an error.
     pub fn wait(&mut self, count: usize) -> Vec<Entry> {
         let mut entries = self.reap();
         let deadline = Instant::now() + PATIENCE;
@@ -330,7 +331,7 @@ impl Ring {
         entries
     }
 
-    /// Submits and waits by one call that returns -ETIME after `limit`.
+    /// Submits and waits by one io_uring_enter, which returns -ETIME after `limit`.
     pub fn enter_for(&self, submit: u32, complete: u32, limit: Duration) -> i32 {
         let time = crate::time::from_duration(limit);
         let mut argument: u::io_uring_getevents_arg = zeroed();
@@ -344,8 +345,8 @@ impl Ring {
         )
     }
 
-    /// Submits requests, waits for one completion of each, and returns these sorted by user_data.
-    /// If a bad SQE ends a submission, another call submits the rest.
+    /// Submits requests and waits for one completion of each. Returns the completions sorted by
+    /// user_data. If a bad SQE ends a submission, another call submits the SQEs behind it.
     pub fn run(&mut self, sqes: &[Sqe]) -> Vec<Entry> {
         for sqe in sqes {
             self.push(*sqe);
@@ -363,8 +364,7 @@ impl Ring {
         entries
     }
 
-    /// Submits one request and returns its completion. Panics if another request completes
-    /// meanwhile.
+    /// Submits one request and returns its completion. Panics if another completion arrives, too.
     pub fn one(&mut self, sqe: Sqe) -> Entry {
         match self.run(&[sqe]).as_slice() {
             [entry] if entry.user_data == sqe.user_data => *entry,
@@ -383,13 +383,13 @@ impl Ring {
         crate::time::until(|| self.ready() >= count)
     }
 
-    /// Closes the descriptor, and returns the result. The mappings stay.
+    /// Closes the descriptor, and returns the result of close(2). The mappings stay.
     pub fn close(&mut self) -> i32 {
         self.closed = true;
         door::close(self.fd)
     }
 
-    /// Lets the drop of this object neither unmap the memory nor close the descriptor.
+    /// Makes the drop of this object neither unmap the memory nor close the descriptor.
     pub fn abandon(&mut self) {
         self.closed = true;
         self.memory.owned = [(0, 0); 3];
@@ -400,7 +400,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for (address, length) in self.memory.owned {
             if length != 0 {
-                // SAFETY: `with` has made the mapping. No pointer into it outlives the ring.
+                // SAFETY: the ring made the mapping. No pointer into it outlives the ring.
                 unsafe { libc::munmap(address as *mut c_void, length) };
             }
         }

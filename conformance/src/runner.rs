@@ -12,7 +12,7 @@ use crate::door;
 /// Time after which a case counts as hung.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a case and returns its output. If the case failed, a last line says how it ended.
+/// Runs a case and returns its output. If the case crashed or hung, the last line says so.
 pub fn transcript(case: &Case) -> String {
     let program = std::env::current_exe().expect("this program has a path");
     let mut command = Command::new(program);
@@ -31,7 +31,8 @@ pub fn transcript(case: &Case) -> String {
     collect(child, &name)
 }
 
-/// Reads all output of a child and waits for its end. Kills the child after [`LIMIT`].
+/// Reads all output of a child and waits for its end, at most [`LIMIT`]. Then kills the child and
+/// all processes that it has forked.
 fn collect(mut child: Child, name: &str) -> String {
     let mut output = child.stdout.take().expect("the output is a pipe");
     let reader = std::thread::spawn(move || {
@@ -47,7 +48,7 @@ fn collect(mut child: Child, name: &str) -> String {
         },
         None => format!("{name}: hang\n"),
     };
-    // Processes that the case has forked are in its process group. None of them may outlive the
+    // The case's forked processes are in the child's process group. None of them may outlive the
     // case.
     // SAFETY: the call accesses no memory. The group was made for this child. The child was reaped
     // just now, if at all, so its number belongs to no other group.

@@ -1,8 +1,8 @@
-//! Means by which the processes of a case work together: shared memory, numbered steps that order
-//! the processes, a lock, and rings of both kinds.
+//! Tools for cases with several processes: shared memory, numbered steps that order the processes,
+//! a lock, and rings of both kinds.
 //!
-//! A forked child inherits all of them. Each wait has a limit: a step that no process reaches ends
-//! the case with a panic after half a minute, and SIGALRM ends a child after that.
+//! A forked child inherits all of them. Each wait has a limit: after half a minute without its step
+//! a process panics, and later SIGALRM ends a child.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,26 +17,27 @@ use crate::time;
 use crate::transcript::Transcript;
 use crate::{door, names};
 
-/// Seconds after which SIGALRM ends a child. More than any wait of a step or of `Ring::wait`.
+/// Seconds after which SIGALRM ends a child. Longer than any wait for a step, and than
+/// `Ring::wait`.
 const CHILD_LIMIT_S: u32 = 45;
-/// How long a process waits for the lock.
+/// How long a process waits for the lock before it panics.
 const LOCK_LIMIT: Duration = Duration::from_secs(30);
-/// Bytes of a slot.
+/// Bytes of a slot of the shared memory.
 pub const SLOT: usize = 64;
 
-/// Index of the word that holds the step which was reached.
+/// Index of the word that holds the last step that was announced.
 const STEP: usize = 0;
 /// Index of the word that is 1 while a process holds the lock.
 const LOCK: usize = 1;
 /// Index of the first word that belongs to the case.
 const FIRST: usize = 2;
 
-/// Memory that this process and its children share: words, and slots of [`SLOT`] bytes.
+/// Memory that this process and its children share: 32-bit words, and slots of [`SLOT`] bytes.
 pub struct Shared {
     address: *mut u8,
 }
 
-/// Bytes of the memory: a page of words, and three pages of slots.
+/// Bytes of the shared memory: a page of words, and three pages of slots.
 const LENGTH: usize = 4 * PAGE;
 
 impl Shared {
@@ -50,17 +51,17 @@ impl Shared {
         unsafe { &*self.address.add(index * 4).cast::<AtomicU32>() }
     }
 
-    /// Returns a word of the case's own, which is 0 at first.
+    /// Returns a word for the case's own use. It is 0 at first.
     pub fn word(&self, index: usize) -> &AtomicU32 {
         self.at_word(FIRST + index)
     }
 
-    /// Announces that step `number` is reached. Steps only rise.
+    /// Announces that step `number` is reached. The number of the step never falls.
     pub fn step(&self, number: u32) {
         self.at_word(STEP).fetch_max(number, Ordering::SeqCst);
     }
 
-    /// Waits until another process has announced the step. Panics after half a minute.
+    /// Waits until a process has announced this step or a later one. Panics after half a minute.
     pub fn until_step(&self, number: u32) {
         let reached = time::until(|| self.at_word(STEP).load(Ordering::SeqCst) >= number);
         assert!(reached, "no process reached step {number}");
@@ -72,7 +73,8 @@ impl Shared {
         assert!(reached, "word {index} did not reach {least}");
     }
 
-    /// Runs `work` while no other process is in this function. Panics after half a minute.
+    /// Runs `work` under a lock that all processes share. Panics after half a minute without the
+    /// lock.
     pub fn exclusively<T>(&self, work: impl FnOnce() -> T) -> T {
         let lock = self.at_word(LOCK);
         let deadline = Instant::now() + LOCK_LIMIT;
@@ -85,14 +87,14 @@ impl Shared {
         value
     }
 
-    /// Returns the address of a slot.
+    /// Returns the address of slot `slot`.
     pub fn slot(&self, slot: usize) -> u64 {
         assert!((slot + 1) * SLOT <= LENGTH - PAGE);
         (self.address as usize + PAGE + slot * SLOT) as u64
     }
 
-    /// Returns the first page, which a case may use as memory of a ring. No other function of this
-    /// object may be used then.
+    /// Returns the address of the first page, for a case that uses this page as a ring's memory.
+    /// The case must then use neither words, nor steps, nor the lock.
     pub fn first_page(&self) -> *mut u8 {
         self.address
     }
@@ -100,8 +102,8 @@ impl Shared {
     /// Returns a slot's bytes before the first zero, as text.
     pub fn text(&self, slot: usize) -> String {
         let mut bytes = [0u8; SLOT];
-        // SAFETY: the slot is in the mapping and has this many bytes. The case orders the accesses
-        // of its processes by steps.
+        // SAFETY: the slot is in the mapping and has this many bytes. By its steps the case orders
+        // the accesses of its processes.
         unsafe { std::ptr::copy_nonoverlapping(self.slot(slot) as *const u8, bytes.as_mut_ptr(), SLOT) };
         let length = bytes.iter().position(|byte| *byte == 0).unwrap_or(SLOT);
         String::from_utf8_lossy(&bytes[..length]).into_owned()
@@ -110,7 +112,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`.
+        // SAFETY: `new` made the mapping, and nothing uses it any more.
         unsafe { libc::munmap(self.address.cast::<c_void>(), LENGTH) };
     }
 }
@@ -119,23 +121,23 @@ impl Drop for Shared {
 fn shared_pages(length: usize) -> *mut u8 {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    // SAFETY: a new anonymous mapping.
+    // SAFETY: a new anonymous mapping, which replaces no other.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, -1, 0) };
     assert!(address != libc::MAP_FAILED, "no memory");
     address.cast()
 }
 
-/// Where a ring's memory is. A program can share rings of both kinds with its children.
+/// Where a ring's memory is. Programs can share rings of either kind with their children.
 #[derive(Clone, Copy)]
 pub enum Kind {
-    /// The kernel's memory, which the program maps.
+    /// Memory of the kernel, which the program maps.
     Mapped,
-    /// Memory that the program has mapped with MAP_SHARED (NO_MMAP, NO_SQARRAY).
+    /// Memory that the program has mapped with MAP_SHARED; the ring has NO_MMAP and NO_SQARRAY.
     OwnMemory,
 }
 
 impl Kind {
-    /// Makes a ring of this kind with `entries` entries, 16 at most, and these further flags.
+    /// Makes a ring of this kind with `entries` SQEs (16 at most) and these additional setup flags.
     pub fn ring(self, entries: u32, flags: u32) -> Ring {
         match self {
             Kind::Mapped => Ring::flags(entries, flags),
@@ -144,7 +146,8 @@ impl Kind {
     }
 }
 
-/// Makes a ring in memory that children share. The memory stays mapped until the process ends.
+/// Makes a ring in memory that child processes share. The memory stays mapped until this process
+/// ends.
 fn ring_in_shared_memory(entries: u32, flags: u32) -> Ring {
     let (rings, sqes) = (shared_pages(PAGE), shared_pages(PAGE));
     let mut params: Params = zeroed();
@@ -156,7 +159,7 @@ fn ring_in_shared_memory(entries: u32, flags: u32) -> Ring {
     Ring::over_memory(fd, params, rings, sqes)
 }
 
-/// Runs a case with a ring of each kind, and with shared memory.
+/// Runs `case` once for each kind of ring, with new shared memory.
 pub fn each_kind(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared)) {
     for (kind, name) in [(Kind::Mapped, "a mapped ring"), (Kind::OwnMemory, "a ring in shared memory")] {
         t.say(format_args!("{name}:"));
@@ -171,7 +174,7 @@ pub fn parent() -> i32 {
     unsafe { libc::getppid() }
 }
 
-/// Starts `work` in a forked child, which SIGALRM ends if it takes too long. Returns the child's
+/// Starts `work` in a forked child, which SIGALRM ends after [`CHILD_LIMIT_S`]. Returns the child's
 /// process id.
 pub fn child(work: impl FnOnce() -> i32) -> i32 {
     process::start(|| {
@@ -203,18 +206,19 @@ pub fn kill(t: &mut Transcript, process: i32) {
 
 /// Sends a signal to a child.
 pub fn signal(process: i32, signal: i32) {
-    // SAFETY: the process is a child of this one, which was not waited for yet.
+    // SAFETY: the process is a child of this one that was not waited for yet.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
 
-/// A child that has submitted requests to a ring and stays until the case dismisses it.
+/// A child that has submitted requests to a ring and lives until the case ends it.
 pub struct Partner {
     process: i32,
     steps: Shared,
 }
 
 impl Partner {
-    /// Starts a child that submits what `push` pushes. Returns once the child has submitted.
+    /// Starts a child that pushes SQEs by `push` and submits them. Returns once the child has
+    /// submitted.
     pub fn start(ring: &mut Ring, push: impl FnOnce(&mut Ring)) -> Partner {
         let steps = Shared::new();
         let process = child(|| {
@@ -240,7 +244,7 @@ impl Partner {
         signal(self.process, libc::SIGCONT);
     }
 
-    /// Lets the child exit, and prints how it ended.
+    /// Makes the child exit, and prints how it ended.
     pub fn leave(self, t: &mut Transcript) {
         self.steps.step(2);
         ended(t, self.process);

@@ -1,14 +1,13 @@
-//! Functions that build submission queue entries. No other file of the suite has to know what an
-//! opcode's fields mean.
+//! Functions that build SQEs. Only this file has to know what an opcode's fields mean.
 
 use usring_uapi::{Sqe, Timespec, opcode, sqe_flags};
 
-/// Returns an entry with this opcode, descriptor and user_data. All other fields are zero.
+/// Returns an SQE with this opcode, descriptor and user_data. All other fields are zero.
 pub fn sqe(opcode: u8, fd: i32, user_data: u64) -> Sqe {
     Sqe { opcode, fd, user_data, ..Sqe::default() }
 }
 
-/// Methods that change an entry and return it, so that they can be chained.
+/// Methods that change an SQE and return it, so that calls can be chained.
 pub trait Change: Sized {
     fn with(self, change: impl FnOnce(&mut Sqe)) -> Sqe;
 
@@ -42,15 +41,15 @@ impl Change for Sqe {
     }
 }
 
-/// A change of an entry: what it is called in a transcript, and the change.
+/// A change of an SQE, with its name in transcripts.
 pub type Field = (&'static str, fn(&mut Sqe));
 
 pub const fn field(name: &'static str, change: fn(&mut Sqe)) -> Field {
     (name, change)
 }
 
-/// Makes a table of changes, each of one field: `fields![len = 1, flags |= FIXED_FILE]`. A string
-/// before the field names the change; without one its name is the field's.
+/// Makes a table of changes of one field each: `fields![len = 1, flags |= FIXED_FILE]`. A string
+/// before a field names that change. Otherwise the change has the field's name.
 macro_rules! fields {
     ($($($name:literal)? $field:ident $set:tt $value:expr),* $(,)?) => {
         [$($crate::sqe::field([$($name,)? stringify!($field)][0], |sqe| sqe.$field $set $value)),*]
@@ -58,7 +57,7 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// The offset by which READ and WRITE use the file's own position.
+/// The offset with which READ and WRITE use the file's current position.
 pub const CURRENT: u64 = u64::MAX;
 
 pub fn nop(user_data: u64) -> Sqe {
@@ -91,7 +90,7 @@ pub fn writev(fd: i32, vectors: &[libc::iovec], offset: u64, user_data: u64) -> 
     Sqe { opcode: opcode::WRITEV, ..readv(fd, vectors, offset, user_data) }
 }
 
-/// Returns an element for an array of iovecs.
+/// Returns an iovec.
 pub fn vector(address: u64, length: usize) -> libc::iovec {
     libc::iovec { iov_base: address as *mut libc::c_void, iov_len: length }
 }
@@ -104,7 +103,7 @@ pub fn poll_remove(target: u64, user_data: u64) -> Sqe {
     Sqe { addr: target, ..sqe(opcode::POLL_REMOVE, -1, user_data) }
 }
 
-/// Builds a TIMEOUT. `time` must live until the entry was submitted.
+/// Returns a TIMEOUT. `time` must live until the SQE is submitted.
 pub fn timeout(time: &Timespec, count: u64, flags: u32, user_data: u64) -> Sqe {
     Sqe { addr: &raw const *time as u64, len: 1, off: count, op_flags: flags, ..sqe(opcode::TIMEOUT, -1, user_data) }
 }
@@ -133,7 +132,7 @@ pub fn recv(fd: i32, bytes: &mut [u8], user_data: u64) -> Sqe {
     Sqe { addr: bytes.as_mut_ptr() as u64, len: bytes.len() as u32, ..sqe(opcode::RECV, fd, user_data) }
 }
 
-/// Builds a SENDMSG or RECVMSG. `header` must live until the request has ended.
+/// Returns a SENDMSG or RECVMSG. `header` must live until the request has completed.
 pub fn message(opcode: u8, fd: i32, header: *const libc::msghdr, user_data: u64) -> Sqe {
     Sqe { addr: header as u64, len: 1, ..sqe(opcode, fd, user_data) }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use usring_uapi::Timespec;
 
-/// A time so long that it never expires in a case.
+/// A time so long that it does not pass during a case.
 pub const LONG: Timespec = Timespec { tv_sec: 1000, tv_nsec: 0 };
 
 pub fn milliseconds(count: i64) -> Timespec {
@@ -15,7 +15,7 @@ pub fn from_duration(duration: Duration) -> Timespec {
     Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
-/// Returns the present time of `clock` plus `milliseconds`.
+/// Returns the current time of `clock` plus `milliseconds`.
 pub fn on_clock(clock: libc::clockid_t, milliseconds: i64) -> Timespec {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `now` is a variable of this function.
@@ -42,14 +42,14 @@ pub fn until(mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Sleeps until a worker has started a request with IOSQE_ASYNC. It takes a fixed time, because no
-/// event announces that moment on the kernel and on usring alike.
+/// Sleeps long enough for a worker to start a request with IOSQE_ASYNC. The time is fixed, because
+/// no event reports that moment on both the kernel and usring.
 pub fn long_enough_to_begin() {
     std::thread::sleep(Duration::from_millis(500));
     until(|| workers().all(|stat| state_in(&stat) == Some('S')));
 }
 
-/// Returns the /proc stat lines of the kernel's workers for this process.
+/// Returns the lines of /proc/self/task/*/stat that belong to io_uring workers.
 fn workers() -> impl Iterator<Item = String> {
     let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
@@ -79,8 +79,8 @@ pub fn until_process_sleeps(process: i32) -> bool {
     until(|| process_state(process) == Some('S'))
 }
 
-/// Returns whether a process goes on sleeping. A waiter may be woken and sleep again; one whose
-/// call has returned ends soon.
+/// Returns whether a process goes on sleeping. A process that was woken may sleep again, but one
+/// whose wait has ended soon exits.
 pub fn still_sleeps(process: i32) -> bool {
     let mut last = None;
     until(|| {
@@ -96,7 +96,7 @@ pub fn process_state(process: i32) -> Option<char> {
     state_in(&std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?)
 }
 
-/// Sleeps for 30 ms. If an event that must not happen did happen, it would have come by then.
+/// Sleeps for 30 ms: long enough for an event that must not happen to show.
 pub fn long_enough_to_notice() {
     std::thread::sleep(Duration::from_millis(30));
 }

@@ -1,6 +1,6 @@
-//! A case's output: lines `case: line`, each printed at once, so that a case that hangs has shown
-//! how far it got. Lines contain results and flags. They never contain times, addresses or
-//! descriptor numbers, because the kernel does not promise these.
+//! A case's output: lines `case: line`. Each line is printed at once, so the output of a case that
+//! hangs shows how far it got. Lines contain results and flags. They never contain times, addresses
+//! or descriptor numbers, which the kernel does not promise.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -24,35 +24,36 @@ impl Transcript {
     /// Prints one line.
     pub fn say(&mut self, line: impl Display) {
         let mut output = std::io::stdout().lock();
-        // An error is ignored: it means that the reader of the output has ended.
+        // The error is ignored: the reader of the output has ended.
         let _ = writeln!(output, "{}: {line}", self.case);
         let _ = output.flush();
     }
 
-    /// Prints a call and its result.
+    /// Prints a call's name and its result.
     pub fn result(&mut self, call: impl Display, value: i32) {
         self.say(format_args!("{call} = {}", names::result(value)));
     }
 
-    /// Prints a call and whether it succeeded. For calls whose result has no fixed value (a
+    /// Prints a call's name and `ok` or an error. For calls whose result has no fixed value (a
     /// descriptor, an address).
     pub fn outcome(&mut self, call: impl Display, value: i64) {
         self.say(format_args!("{call} = {}", names::outcome(value)));
     }
 
-    /// Prints one completion.
+    /// Prints one CQE.
     pub fn entry(&mut self, entry: &Entry) {
         self.say(format_args!("cqe {entry}"));
     }
 
-    /// Carries out a request with each of these changes, and prints the completions.
+    /// Submits the request once with each of these changes, and prints the CQEs.
     pub fn each(&mut self, ring: &mut Ring, request: Sqe, changes: &[Field]) {
         for (_, change) in changes {
             self.entry(&ring.one(request.with(change)));
         }
     }
 
-    /// Carries out a request with each of these changes, and prints their names and outcomes.
+    /// Submits the request once with each of these changes. Prints the names of the changes, and
+    /// whether each succeeded.
     pub fn each_named(&mut self, ring: &mut Ring, request: Sqe, changes: &[Field]) {
         for (name, change) in changes {
             let entry = ring.one(request.with(change));
@@ -60,7 +61,7 @@ impl Transcript {
         }
     }
 
-    /// Prints completions in their order in the queue.
+    /// Prints CQEs in the order in which they were in the CQ.
     pub fn in_order(&mut self, entries: &[Entry]) {
         for entry in entries {
             self.entry(entry);
@@ -70,16 +71,14 @@ impl Transcript {
         }
     }
 
-    /// Prints completions sorted by user_data, for cases in which the kernel does not promise their
-    /// order.
+    /// Prints CQEs sorted by user_data, for cases in which the kernel does not promise an order.
     pub fn sorted(&mut self, entries: &[Entry]) {
         let mut sorted = entries.to_vec();
         sorted.sort_by_key(|entry| entry.user_data);
         self.in_order(&sorted);
     }
 
-    /// Prints in words whether `waited` is between `least` and `most` milliseconds. The time itself
-    /// is not printed.
+    /// Prints whether `waited` is between `least` and `most` milliseconds, but not the time itself.
     pub fn between(&mut self, what: impl Display, waited: Duration, least: u64, most: u64) {
         let verdict = if waited < Duration::from_millis(least) {
             format!("too early (under {least} ms)")

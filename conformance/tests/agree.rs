@@ -2,10 +2,11 @@
 //! by case.
 //!
 //! There is one test per module of cases. Each case runs in a process of its own with a time limit
-//! of a minute; a case that takes longer is reported as `hang`. If the kernel is Linux 6.18, its
-//! answers are taken live, and must match the transcript below the case. On any other kernel, or if
-//! io_uring is off, the test uses the recorded transcripts and says so. A case that differs on
-//! purpose has a second transcript, usring's. A case in `not-yet.txt` runs only on the kernel.
+//! of a minute; a case that takes longer is reported as `hang`. On Linux 6.18 the case also runs on
+//! the kernel, and its output must match the transcript below the case. On any other kernel, or if
+//! io_uring is off, only the recorded transcripts count, and the test says so. A case in which
+//! usring differs on purpose has a second transcript for usring. A case in `not-yet.txt` runs only
+//! on the kernel.
 //!
 //! usring is `$USRING_BIN`, or `target/PROFILE/usring` as `cargo xtask build` leaves it. Each case
 //! uses both entry points: libc's `syscall()`, and a system call instruction in the program itself.
@@ -25,7 +26,7 @@ mod skipped;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_conformance");
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The release whose answers are recorded.
+/// The kernel release whose output is recorded.
 const RECORDED: &str = "6.18";
 
 macro_rules! rooms {
@@ -51,23 +52,23 @@ rooms! {
     socket accept accept_address accept_direct accept_multishot accept_shared connect
 }
 
-/// The transcript of a case that only a superuser can run.
+/// The output of a case that only root can run.
 const NEEDS_SUPERUSER: &str = ": needs a superuser\n";
 
-/// Cases that usring does not hold yet, one per line: `CASE: REASON`. They run on the kernel, and
-/// are skipped on usring.
+/// Cases that fail on usring for now, one per line: `CASE: REASON`. They run on the kernel, and are
+/// skipped on usring.
 const NOT_YET: &str = include_str!("../not-yet.txt");
 
-/// Returns the cases that usring does not hold yet, each with the reason.
+/// Returns the cases that fail on usring for now, each with the reason.
 fn not_yet() -> impl Iterator<Item = (&'static str, &'static str)> {
     let lines = NOT_YET.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
     lines.map(|line| line.split_once(": ").unwrap_or_else(|| panic!("not-yet.txt: no reason in `{line}`")))
 }
 
-/// How the kernel of this machine serves as a reference.
+/// Whether cases also run on the kernel of this machine.
 enum Kernel {
     Live,
-    /// io_uring is off, or the kernel is another release.
+    /// io_uring is off, or this kernel is another release: only the recorded output counts.
     Recorded,
 }
 
@@ -105,7 +106,7 @@ fn usring() -> PathBuf {
     path
 }
 
-/// Returns the transcript that the source expects of usring or of the kernel.
+/// Returns the recorded output of a case on usring or on the kernel.
 fn recorded(name: &str, usring: bool) -> String {
     let mut command = Command::new(PROGRAM);
     command.arg("show").args(usring.then_some("--usring")).arg(name);
@@ -118,7 +119,7 @@ fn listed(arguments: &[&str]) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
 }
 
-/// Returns a case's output. If the case failed, a last line says how it ended.
+/// Runs a case and returns its output. If the case crashed or hung, the last line says so.
 fn transcript(mut command: Command, name: &str) -> String {
     let child = command
         .process_group(0)
@@ -153,7 +154,7 @@ fn collect(mut child: Child, name: &str) -> String {
         }
         std::thread::sleep(Duration::from_millis(1));
     };
-    // Processes that the case forked are in its process group, and may not outlive it.
+    // The case's forked processes are in its process group. None of them may outlive the case.
     // SAFETY: the group was made for this child.
     unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
     let _ = child.wait();
@@ -180,7 +181,8 @@ fn on_kernel(name: &str) -> String {
     transcript(command, name)
 }
 
-/// Returns the transcript of a case that may need a superuser; an empty one if the user is one.
+/// Returns the output of a case on usring if the user is not root, so that the caller can tell
+/// whether the case needs root. For root returns an empty text.
 fn would_say(name: &str) -> String {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } == 0 { String::new() } else { on_usring(name, false) }
@@ -196,15 +198,16 @@ fn on_usring(name: &str, inline: bool) -> String {
     transcript(command, name)
 }
 
-/// The transcripts of a case. `on_kernel`: `None` where the records stand in for the kernel.
+/// The outputs of a case. `on_kernel` is `None` if only the recorded output counts.
 struct Transcripts {
     on_kernel: Option<String>,
-    /// By the entry point.
+    /// One output for each entry point (libc's `syscall()`, an instruction), with the entry point's
+    /// name.
     on_usring: Vec<(&'static str, String)>,
 }
 
-/// Runs a case on the kernel and, if `is_held`, on usring by each entry point, all at the same
-/// time: most cases wait most of the time.
+/// Runs a case on the kernel and, if `is_held`, on usring by each entry point. All runs are at the
+/// same time, because most cases mostly wait.
 fn in_all_ways(name: &str, is_held: bool) -> Transcripts {
     let is_live = matches!(kernel(), Kernel::Live);
     let doors = [("libc", false), ("instruction", true)].into_iter().filter(|_| is_held);
@@ -267,7 +270,8 @@ fn agree(room: &str) {
     assert!(report.is_empty(), "{} disagrees on {room}:\n{report}", usring.display());
 }
 
-/// Runs the fixed seeds of random programs against the answers in `random-seeds.txt`.
+/// Runs the fixed seeds of random programs on usring, against the recorded outputs of the kernel in
+/// `random-seeds.txt`.
 #[test]
 fn random_programs_answer_as_the_kernel() {
     let mut command = Command::new(PROGRAM);
@@ -295,7 +299,7 @@ fn every_case_that_is_not_held_yet_exists() {
     }
 }
 
-/// Transcripts are in the source. Files hold only the long ones, which a `case!` includes.
+/// Each file in `src/cases` that holds a transcript is included by a `case!`.
 #[test]
 fn every_transcript_belongs_to_a_case() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -45,7 +45,7 @@ fn waits_for_connection(t: &mut Transcript) {
         let (listener, address) = net::listener(family);
         ring.push(net::accept(listener.as_raw_fd(), 1));
         t.result("submit", ring.submit());
-        // Other requests are not delayed.
+        // A NOP completes while the ACCEPT waits.
         ring.push(nop(2));
         ring.submit();
         t.in_order(&ring.reap());
@@ -198,7 +198,8 @@ case!(flags => "
     it is close-on-exec non-blocking\x20
 ");
 
-/// SOCK_NONEMPTY: another connection waits after this one.
+/// An ACCEPT's CQE has SOCK_NONEMPTY if the listener's queue holds another connection. A unix
+/// listener never reports SOCK_NONEMPTY.
 fn more_is_queued(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -230,7 +231,7 @@ case!(more_is_queued => "
 /// Returns whether the listener's queue holds a connection.
 pub fn is_ready(listener: &impl AsRawFd) -> bool {
     let mut one = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: the array has one element.
+    // SAFETY: the array has one element, a variable of this function.
     unsafe { libc::poll(&raw mut one, 1, 0) == 1 }
 }
 

@@ -1,4 +1,4 @@
-//! The peer address that ACCEPT reports, and the memory that it writes to.
+//! The peer address that ACCEPT writes to the program's memory, and wrong addresses of that memory.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -37,7 +37,7 @@ fn peer_address(t: &mut Transcript) {
         taken(t, &entry);
         let room = std::hint::black_box(room);
         shown(t, &room, &net::address_of(client.as_raw_fd()));
-        // An ACCEPT that has to wait, and one without a name.
+        // An ACCEPT that waits for its connection, and one that asks for no address.
         let room = Address::room(128);
         ring.push(net::accept_from(listener.as_raw_fd(), &room, 2));
         ring.submit();
@@ -64,7 +64,8 @@ case!(peer_address as peer => "
     length 2, whole true, the client's true
 ");
 
-/// An address that does not fit is cut off, and the length reports its full size.
+/// A peer address that is longer than the program's buffer is truncated. The length word gets its
+/// full size.
 fn peer_address_cut(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -87,7 +88,8 @@ fn peer_address_cut(t: &mut Transcript) {
 }
 case!(peer_address_cut as cut => include_str!("accept_address/cut.txt"));
 
-/// The connection is lost: it was taken from the queue before the write of the address failed.
+/// If the address cannot be written, the connection is lost: ACCEPT had taken it from the
+/// listener's queue before.
 fn peer_address_wrong(t: &mut Transcript) {
     let before = files::settled_numbers();
     let mut ring = Ring::new(4);
@@ -137,7 +139,7 @@ fn peer_address_wrong_while_waiting(t: &mut Transcript) {
     let client = net::connected(Family::V4, &address);
     t.in_order(&ring.wait(1));
     t.say(format_args!("still queued {}", is_ready(&listener)));
-    // The client sees the end of the connection.
+    // The kernel has closed the connection.
     t.say(format_args!("the client reads {:?}", files::take(&client, 1).map(|bytes| bytes.len())));
 }
 case!(peer_address_wrong_while_waiting as wrong_while_waiting => "
@@ -147,7 +149,8 @@ case!(peer_address_wrong_while_waiting as wrong_while_waiting => "
     the client reads Ok(0)
 ");
 
-/// Until a connection arrives, the program may change address and length.
+/// While an ACCEPT waits for a connection, the program may change the address length. The kernel
+/// reads the length when the connection is there.
 fn length_is_read_late(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
@@ -155,7 +158,7 @@ fn length_is_read_late(t: &mut Transcript) {
     ring.push(net::accept_from(listener.as_raw_fd(), &room, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // SAFETY: the word belongs to this case. The request reads it when there is a connection.
+    // SAFETY: the word belongs to this case. The request reads it only when a connection arrives.
     unsafe { (&raw mut room.length).write_volatile(8) };
     let _client = net::connected(Family::V4, &address);
     for entry in ring.wait(1) {

@@ -1,4 +1,4 @@
-//! ACCEPT into direct descriptors, of one connection and of many.
+//! ACCEPT into direct descriptors, of one connection and as a multishot.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -19,7 +19,7 @@ fn into(slot: u32, fd: &OwnedFd, user_data: u64) -> Sqe {
     net::accept(fd.as_raw_fd(), user_data).with(|sqe| sqe.file_index = slot)
 }
 
-/// Returns whether a byte passes from a client to the socket in a slot.
+/// Returns whether a byte that the client sends arrives at the socket in a slot.
 fn reaches(ring: &mut Ring, client: &OwnedFd, slot: i32) -> bool {
     let mut byte = [0u8; 1];
     files::put(client, b"x");
@@ -48,7 +48,7 @@ case!(into_slot => "
     data true true
 ");
 
-/// The file that was in the slot is closed.
+/// ACCEPT into a used slot closes the file that was in the slot.
 fn replaces(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -84,8 +84,8 @@ case!(allocates => "
     cqe 4: 0
 ");
 
-/// A connection that finds no slot is lost. Its CQE also reports whether it was the last in the
-/// queue.
+/// If no slot is free, ACCEPT gets -ENFILE and the connection is lost. SOCK_NONEMPTY in that CQE
+/// still says whether the listener's queue holds another connection.
 fn table_full_and_more(t: &mut Transcript) {
     let mut ring = sparse(1);
     let (listener, address) = net::listener(Family::V4);
@@ -230,7 +230,7 @@ case!(peer_address_wrong => "
     cqe 2: 0
 ");
 
-/// The program's lowest free number stays free.
+/// ACCEPT into a slot uses up no descriptor number: the program's lowest free number stays free.
 fn uses_no_number(t: &mut Transcript) {
     let mut ring = sparse(2);
     let (listener, address) = net::listener(Family::V4);
@@ -410,7 +410,8 @@ case!(many_table_goes as multishot_table_goes => "
     cqe 1: -ENFILE
 ");
 
-/// An allocation of any free slot stays within the range that was set for it.
+/// An ACCEPT that lets the kernel choose the slot gets only slots of the registered allocation
+/// range. A full range ends the multishot with -ENFILE.
 fn many_range(t: &mut Transcript) {
     let mut ring = sparse(6);
     let (listener, address) = net::listener(Family::V4);
@@ -431,7 +432,8 @@ case!(many_range as multishot_range => "
     cqe 1: -ENFILE
 ");
 
-/// A connection whose CQE does not fit into the CQ is in its slot, and is reported later.
+/// If the CQ is full, a connection is nevertheless put into its slot. Its CQE follows from the
+/// backlog.
 fn many_overflow(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let mut ring = Ring::flags(2, setup);

@@ -1,4 +1,4 @@
-//! Multishot ACCEPT: one completion per connection, until it ends.
+//! Multishot ACCEPT: one completion per connection, until the request ends.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -83,8 +83,8 @@ fn one_by_one(t: &mut Transcript) {
 }
 case!(one_by_one => include_str!("accept_multishot/one_by_one.txt"));
 
-/// Connections that arrive while the program does other work. (How many CQEs say that more are
-/// queued depends on when the ring polls.)
+/// A multishot accepts all connections that arrive between two calls of enter. (SOCK_NONEMPTY is
+/// not printed: it depends on when the ring polls.)
 fn bursts(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     for family in FAMILIES {
@@ -123,7 +123,7 @@ case!(flags => "
     it is close-on-exec non-blocking\x20
 ");
 
-/// With DONTWAIT the request ends when no connection is left. With POLL_FIRST it does not.
+/// A multishot with DONTWAIT ends when the listener's queue is empty. One with POLL_FIRST waits on.
 fn with_other_flags(t: &mut Transcript) {
     for (other, ends) in [(u::IORING_ACCEPT_DONTWAIT, 1), (u::IORING_ACCEPT_POLL_FIRST, 0)] {
         for queued in [0, 2] {
@@ -164,7 +164,8 @@ case!(with_other_flags => "
     cqe 1: ok MORE
 ");
 
-/// All completions share the memory for the address, which holds the last one.
+/// All completions of a multishot use the same address memory, which then holds the last peer's
+/// address.
 fn peer_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in [Family::V4, Family::V6] {
@@ -295,7 +296,8 @@ case!(link_timeout_bounds_its_life as link_timeout => "
     no cqe
 ");
 
-/// A linked request starts when the multishot ends. An end by cancellation breaks the chain.
+/// A request linked to a multishot starts when the multishot ends. If the multishot was cancelled,
+/// the linked request is cancelled too.
 fn linked(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);

@@ -1,5 +1,5 @@
-//! A listener on which other threads and processes accept, too, by ordinary blocking calls. The
-//! ring takes the connections that it can get, and is never blocked by these calls.
+//! A listener on which other threads and processes accept, too, by blocking accept4(2) calls. The
+//! ring accepts what it can get, and these calls never block it.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::transcript::Transcript;
 
 const ROUNDS: usize = 200;
 
-/// A call that another acceptor blocks waits until the next connection, which is offered only after
-/// this one has been served.
+/// Time after which an acceptor counts as blocked. The next connection comes only after the current
+/// one is served, so a blocked acceptor stays blocked that long.
 const HELD_UP: Duration = Duration::from_secs(30);
 
-/// Offers connections, one after another, to a ring and to a rival that accepts by blocking calls
-/// on the same listener. The side that gets a connection sends a byte. The rival never blocks the
-/// ring, which answers a NOP after each connection.
+/// Offers connections, one after another, to a ring and to a rival: a thread or process that
+/// accepts by blocking calls on the same listener. The acceptor of a connection sends a byte. The
+/// rival never blocks the ring, which completes a NOP after each connection.
 fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
     let mut ring = Ring::new(8);
     let mut armed = false;
@@ -55,10 +55,10 @@ fn contest(t: &mut Transcript, listener: &OwnedFd, address: &Address) {
     t.say(format_args!("held up {}", longest > HELD_UP));
 }
 
-/// Takes connections by blocking calls until the listener is shut down.
+/// Accepts connections by blocking calls until the listener is shut down.
 fn rival(listener: i32) {
     loop {
-        // SAFETY: no address is asked for; the descriptor is this function's.
+        // SAFETY: no address is asked for. This function owns the descriptor.
         let fd = unsafe { libc::accept(listener, std::ptr::null_mut(), std::ptr::null_mut()) };
         if fd < 0 {
             return;
@@ -104,8 +104,8 @@ case!(other_thread => "
     ended true
 ");
 
-/// A rival accepts from the same listener by blocking calls whenever it can. The ring gets its
-/// connections without being blocked.
+/// A child process accepts from the same listener by blocking calls. The ring's multishot accepts
+/// the other connections and is never blocked.
 fn multishot_and_other_process(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
     let number = listener.as_raw_fd();
@@ -168,8 +168,8 @@ fn serve(listener: i32) -> usize {
     }
 }
 
-/// Connects, one after another, and waits for a greeting each time. Returns how many greetings
-/// arrived before one did not.
+/// Connects, one client after another, and waits for a greeting each time. Stops at the first
+/// greeting that does not arrive, and returns the number of those that did.
 fn visit(address: &Address) -> usize {
     (0..ROUNDS)
         .take_while(|_| {
@@ -181,7 +181,8 @@ fn visit(address: &Address) -> usize {
         .count()
 }
 
-/// Each connection is accepted by one of the rings, and soon.
+/// Three threads each have a ring with a multishot on one listener. One of the rings accepts each
+/// connection without a long wait.
 fn several_rings(t: &mut Transcript) {
     let (listener, address) = net::listener(Family::V4);
     let number = listener.as_raw_fd();

@@ -1,4 +1,4 @@
-//! FADVISE and MADVISE.
+//! The advice requests FADVISE and MADVISE.
 
 use std::os::fd::AsRawFd;
 
@@ -60,7 +60,8 @@ case!(file_wrong => "
     cqe 5: 0
 ");
 
-/// The length is in `addr` if it is not zero (6.10), else in `len`.
+/// The kernel takes the length of a FADVISE from `addr` if that is not zero (since Linux 6.10),
+/// else from `len`.
 fn file_long_range(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = files::Scratch::new();

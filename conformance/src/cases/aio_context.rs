@@ -146,7 +146,7 @@ case!(several => "
     event 9: 7 0
 ");
 
-/// The program makes no call for events, yet they appear in the ring.
+/// Events appear in the ring's memory without any call by the program.
 fn events_in_memory(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"content");
@@ -204,7 +204,8 @@ fn round_the_end(t: &mut Transcript) {
         if context.submit(&mut iocbs) != batch as i32 {
             wrong += 1;
         }
-        // Takes events by the system call and from the ring in turn.
+        // Every second round takes the events by io_getevents, the other rounds from the ring's
+        // memory.
         let mut events = if round % 2 == 0 { context.wait(batch as usize) } else { Vec::new() };
         while round % 2 == 1 && events.len() < batch as usize {
             events.extend(context.reap());
@@ -217,7 +218,8 @@ fn round_the_end(t: &mut Transcript) {
 }
 case!(round_the_end => "wrong: 0");
 
-/// An event that was not taken keeps its slot.
+/// An event that the program has not taken occupies its slot, so io_submit gets EAGAIN once all
+/// slots are used.
 fn no_room(t: &mut Transcript) {
     let context = Context::new(1);
     let file = files::memory_file(b"content");
@@ -232,7 +234,7 @@ fn no_room(t: &mut Transcript) {
         taken += 1;
     };
     t.result("one too many", refused);
-    // Each processor reserves some slots.
+    // The kernel reserves slots for each processor, so fewer requests than slots fit.
     t.say(format_args!("fewer than slots: {}, most of them: {}", taken < slots, taken > slots / 2));
     t.say(format_args!(
         "all there: {}",
@@ -258,7 +260,7 @@ fn scribbled_head(t: &mut Transcript) {
     let file = files::memory_file(b"content");
     let slots = context.header().nr;
     let mut buffer = [0; 3];
-    // A head beyond the end wraps around.
+    // The kernel takes a head beyond the ring's end modulo the ring's size.
     context.set_head(slots * 5);
     t.result("submit", context.submit(&mut [aio::read(file.as_raw_fd(), &mut buffer, 0, 1)]));
     aio::events(t, context.wait(1));
@@ -435,7 +437,7 @@ case!(exit_with_requests_out => "
     exit 7
 ");
 
-/// Submitted writes reach the file, however the submitting program ends.
+/// Submitted writes reach the file, whether the submitting program exits, calls exec or is killed.
 fn what_was_submitted_is_written(t: &mut Transcript) {
     const WRITES: usize = 64;
     const LENGTH: usize = 1 << 16;
@@ -478,16 +480,16 @@ case!(what_was_submitted_is_written => "
     direct, kill: signal 9, 64 written
 ");
 
-/// A call may sleep in the middle of its batch, here where it reads the bytes to write: at a page
-/// that this process supplies. It keeps no other thread from the context. The rest of its batch has
-/// not started yet.
+/// io_submit can sleep in the middle of its batch: here it reads the bytes to write from a page
+/// that this process has not supplied yet. Other threads can use the context meanwhile. The iocbs
+/// behind the sleeping one have not started.
 fn who_stands_still_holds_nobody_up(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");
     };
     let context = Context::new(8);
     let (file, other) = (files::memory_file(b"some content"), files::memory_file(b"some content"));
-    // SAFETY: once supplied, the page exists as long as its owner.
+    // SAFETY: once supplied, the page stays mapped as long as `page` lives.
     let missing = unsafe { std::slice::from_raw_parts(page.address() as *const u8, 4) };
     let mut behind = [0; 12];
     let number = file.as_raw_fd();

@@ -1,4 +1,4 @@
-//! io_getevents, io_pgetevents, io_cancel, and polls.
+//! io_getevents, io_pgetevents, io_cancel, and IOCB_CMD_POLL.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::{null, null_mut};
@@ -68,7 +68,7 @@ fn odd_times(t: &mut Transcript) {
         timed(|| aio::get(context.0, 1, 1, &mut event, &Timespec { tv_sec: 0, tv_nsec: 1_020_000_000 }));
     t.result("nanoseconds beyond a second", answer);
     t.between("time", waited, 1020, 30_000);
-    // A negative time means no limit.
+    // A negative timeout means that the wait has no limit.
     for (name, limit) in [
         ("negative seconds", Timespec { tv_sec: -1, tv_nsec: 0 }),
         ("negative nanoseconds", Timespec { tv_sec: 0, tv_nsec: -1 }),
@@ -107,7 +107,8 @@ fn reads(context: &Context, count: u64, t: &mut Transcript) -> std::os::fd::Owne
     let buffer = Box::leak(Box::new([0; 4]));
     let mut iocbs: Vec<_> = (1..=count).map(|data| aio::read(file.as_raw_fd(), buffer, 0, data)).collect();
     t.result("submit", context.submit(&mut iocbs));
-    // The kernel promises neither when nor in which order they complete.
+    // The kernel promises neither when nor in which order the reads complete, so wait for all of
+    // them.
     time::until(|| u64::from(context.header().tail) == count);
     file
 }
@@ -174,7 +175,7 @@ fn bad_memory(t: &mut Transcript) {
     t.result("nowhere", aio::get(context.0, 1, 1, null_mut(), &AT_ONCE));
     let pages = Pages::new(2);
     pages.spoil_last();
-    // SAFETY: the page has room for one event before the spoiled page.
+    // SAFETY: the first page has room for one event at its end, before the unmapped second page.
     let end = unsafe { pages.address.add(4096 - 32) }.cast::<IoEvent>();
     t.result("room for one of three", aio::get(context.0, 3, 3, end, &AT_ONCE));
     t.say(format_args!("head {}", context.header().head));
@@ -197,14 +198,14 @@ extern "C" fn hear(_: i32) {
     HEARD.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Installs a handler for SIGUSR1, and starts a thread that sends the signal to this thread until
-/// it is asked to stop.
+/// Installs a handler for SIGUSR1, and starts a thread that sends SIGUSR1 to the calling thread
+/// once the calling thread sleeps.
 fn signal_soon(flags: i32) -> std::thread::JoinHandle<()> {
     HEARD.store(0, Ordering::SeqCst);
     let mut action: libc::sigaction = crate::memory::zeroed();
     action.sa_sigaction = hear as *const () as usize;
     action.sa_flags = flags;
-    // SAFETY: the handler only counts. The thread lives until it is joined.
+    // SAFETY: the handler only increments an atomic counter.
     let target = unsafe {
         libc::sigaction(libc::SIGUSR1, &action, null_mut());
         libc::pthread_self() as usize
@@ -297,7 +298,8 @@ case!(mask_refused => "
     nowhere = -EFAULT
 ");
 
-/// A signal that was blocked and is pending is delivered while the mask is in force.
+/// A signal that was blocked and is pending is delivered while io_pgetevents has unblocked it by
+/// its mask.
 fn mask_lets_in(t: &mut Transcript) {
     let context = Context::new(8);
     drop(signal_soon(0).join());
@@ -347,7 +349,8 @@ case!(two_waiters => "
     waiter = 1
 ");
 
-/// A wait may ask for more events than the ring has slots, because other threads submit.
+/// io_getevents may wait for more events than the ring has slots, because other threads submit
+/// meanwhile.
 fn more_than_there_are_slots(t: &mut Transcript) {
     let context = Context::new(1);
     let (address, slots) = (context.0, context.header().nr as usize);
@@ -422,7 +425,7 @@ fn poll_hang_up(t: &mut Transcript) {
     drop(reader);
     t.result("submit", context.submit(&mut [aio::poll(&writer, 0, 2)]));
     aio::poll_events(t, context.wait(1));
-    // A peer that will send no more is not an event that the request asked for.
+    // A poll for POLLPRI does not complete when the peer shuts down its sending side.
     let (one, other) = files::sockets();
     t.result("submit", context.submit(&mut [aio::poll(&one, libc::POLLPRI, 3)]));
     // SAFETY: the call touches no memory.
@@ -566,7 +569,8 @@ case!(cancel_bad_pointers => "
     nowhere, of no context = -EFAULT
 ");
 
-/// After the notification only the program holds the eventfd.
+/// A completed request no longer holds its eventfd: once the program closes it, the eventfd leaves
+/// its epoll set.
 fn eventfd_that_is_closed(t: &mut Transcript) {
     let context = Context::new(8);
     let file = files::memory_file(b"some content");

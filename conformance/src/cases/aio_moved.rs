@@ -9,7 +9,8 @@ use crate::memory::{PAGE, Pages};
 use crate::transcript::Transcript;
 use crate::{files, process, time};
 
-/// Moves a ring to an address that the case owns. From then on that address is the context's id.
+/// Moves a context's ring to an address that the case owns. From then on that address is the
+/// context's id.
 fn move_to(context: &mut Context, to: u64) {
     let header = context.header();
     let length = (header.header_length as usize + size_of::<IoEvent>() * header.nr as usize).next_multiple_of(PAGE);
@@ -21,7 +22,7 @@ fn move_to(context: &mut Context, to: u64) {
     context.0 = to;
 }
 
-/// Returns an address with room for a ring.
+/// Returns an unused address with room for a ring.
 fn room() -> u64 {
     let pages = Pages::new(8);
     let address = pages.at(0);
@@ -65,7 +66,7 @@ fn several_times(t: &mut Transcript) {
         t.result("the old address", events_of(old));
         read_one(t, &context, "submit");
     }
-    // Moves the ring twice without a call in between.
+    // The ring moves twice without a call on the context in between.
     for _ in 0..2 {
         move_to(&mut context, room());
     }
@@ -138,7 +139,7 @@ case!(cancelled_at_its_new_address => "
     event 3: -
 ");
 
-/// A copy of the ring at another address is no context.
+/// A copy of the ring's memory at another address is not a context.
 fn a_copy_is_no_context(t: &mut Transcript) {
     let context = Context::new(8);
     let mut copy = Pages::new(1);

@@ -55,7 +55,8 @@ case!(read_and_write => "
     position 0
 ");
 
-/// A write through the page cache completes before the next iocb is read.
+/// A write through the page cache completes before io_submit reads the next iocb, so a read behind
+/// it sees its bytes.
 fn read_behind_write(t: &mut Transcript) {
     let context = Context::new(8);
     let scratch = files::Scratch::new();
@@ -150,9 +151,9 @@ fn eventfd(t: &mut Transcript) {
         count > 0
     });
     t.say(format_args!("told {count}"));
-    // The event arrived before the iocb.
+    // The event was in the ring before the eventfd was signalled.
     t.say(format_args!("an event is there: {}", context.reap().is_some()));
-    // The request keeps its eventfd open.
+    // A waiting request keeps its eventfd open after the program has closed it.
     t.result("poll", context.submit(&mut [with(aio::poll(&reader, libc::POLLPRI, 4), &other)]));
 }
 case!(eventfd => "
@@ -306,7 +307,7 @@ case!(direct => "
     event 3: 0 0
 ");
 
-/// The file was opened through its directory, but is no directory.
+/// O_TMPFILE opens a file through the path of its directory. AIO requests work on that file.
 fn file_without_a_name(t: &mut Transcript) {
     // SAFETY: the path is a C string.
     let file = unsafe { libc::open(c"/var/tmp".as_ptr(), libc::O_RDWR | libc::O_TMPFILE | libc::O_CLOEXEC, 0o600) };
@@ -366,7 +367,7 @@ case!(stream_that_waits_for_nothing => "
     event 3: -EAGAIN 0
 ");
 
-/// Several threads submit and take at the same time: each event arrives once.
+/// Several threads submit while one takes events: each event arrives once.
 fn threads(t: &mut Transcript) {
     const EACH: u64 = 500;
     let context = Context::new(512);
@@ -383,8 +384,8 @@ fn threads(t: &mut Transcript) {
                         std::thread::yield_now();
                     }
                     if index % 7 == 0 {
-                        // The file is in memory, so the request completes before the buffer is
-                        // freed.
+                        // The file is in the page cache, so each read completes before its buffer
+                        // is freed.
                         std::thread::yield_now();
                     }
                 }

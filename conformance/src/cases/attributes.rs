@@ -1,5 +1,5 @@
 //! SETXATTR, GETXATTR and their variants on descriptors. File systems differ in their answers, so
-//! each answer is compared with the system call's.
+//! each answer is compared with that of the system call.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -38,13 +38,13 @@ fn answer(value: isize) -> i32 {
 }
 
 fn set_now(fd: &OwnedFd, name: &CStr, value: &[u8], flags: i32) -> i32 {
-    // SAFETY: a C string and readable bytes.
+    // SAFETY: the name is a C string, and the value is a readable slice.
     let value = unsafe { libc::fsetxattr(fd.as_raw_fd(), name.as_ptr(), value.as_ptr().cast(), value.len(), flags) };
     answer(value as isize)
 }
 
 fn get_now(fd: &OwnedFd, name: &CStr, room: &mut [u8]) -> i32 {
-    // SAFETY: a C string and writable bytes.
+    // SAFETY: the name is a C string, and the value is a writable slice.
     let value = unsafe { libc::fgetxattr(fd.as_raw_fd(), name.as_ptr(), room.as_mut_ptr().cast(), room.len()) };
     answer(value)
 }
@@ -219,7 +219,7 @@ fn bad_files(t: &mut Transcript) {
     let mut room = [0; 4];
     t.entry(&ring.one(set(-1, NAME, b"value", 0, 1)));
     t.entry(&ring.one(get(-1, NAME, &mut room, 2)));
-    // Errors in the other fields are found before that of the descriptor.
+    // An empty name is reported before a bad descriptor.
     t.entry(&ring.one(set(-1, c"", b"value", 0, 3)));
     t.entry(&ring.one(get(-1, c"", &mut room, 4)));
 }

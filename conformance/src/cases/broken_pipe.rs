@@ -36,7 +36,7 @@ fn show(t: &mut Transcript, entries: &[Entry]) {
     signals(t);
 }
 
-/// Returns names and ends without a reader, with the descriptors that keep them so.
+/// Returns pipes and sockets that no process can read any more: a name and the writing end of each.
 fn broken() -> Vec<(&'static str, OwnedFd)> {
     let (pipe_reader, pipe) = files::pipe();
     let (peer, stream) = files::sockets();
@@ -88,7 +88,8 @@ fn each_write(t: &mut Transcript, end: &OwnedFd, flags: u8) {
     }
 }
 
-/// Returns ends that have no room, with their other ends.
+/// Returns writing ends whose buffers are full: a name, the writing end and the reading end of
+/// each.
 fn full() -> Vec<(&'static str, OwnedFd, OwnedFd)> {
     let (pipe_reader, pipe) = files::pipe();
     let (peer, stream) = files::sockets();
@@ -186,7 +187,8 @@ case!(forced_async_waits => "
     signals 0
 ");
 
-/// The written bytes count, and the next attempt fails with EPIPE.
+/// If the reader closes after part of a write, that write returns the number of written bytes. The
+/// next write gets -EPIPE.
 fn part_of_it(t: &mut Transcript) {
     catch();
     let (reader, writer) = files::pipe();
@@ -206,7 +208,8 @@ case!(part_of_it => "
     signals 1
 ");
 
-/// After the worker's request the submitting thread continues the chain.
+/// A write that is linked behind a worker's request runs in the submitting thread, where it gets
+/// -EPIPE.
 fn behind_a_worker(t: &mut Transcript) {
     catch();
     for unattended in [false, true] {

@@ -32,7 +32,7 @@ pub fn select(fd: i32, length: u32, group: u16, user_data: u64) -> Sqe {
     })
 }
 
-/// Returns a pipe that holds these bytes.
+/// Returns a pipe that contains these bytes.
 fn filled(bytes: &[u8]) -> (std::os::fd::OwnedFd, std::os::fd::OwnedFd) {
     let (reader, writer) = files::pipe();
     files::put(&writer, bytes);
@@ -74,7 +74,7 @@ fn used_up(t: &mut Transcript) {
     for user_data in 2..=4 {
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, user_data)));
     }
-    // A group whose buffers are all used still exists.
+    // A group whose buffers are all used up still exists.
     t.entry(&ring.one(provide(&pages, 1, 1, 5, 5)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 1, 6)));
 }
@@ -230,7 +230,8 @@ case!(identifiers_wrap => "
     cqe 4: 1 BUFFER(65535)
 ");
 
-/// The request's length is an upper bound; zero means the buffer's length.
+/// The request's length limits the bytes that are read into the selected buffer. A length of zero
+/// means the whole buffer.
 fn length_is_a_cap(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(1);
@@ -248,8 +249,8 @@ case!(length_is_a_cap => "
     cqe 1000: 16 BUFFER(3)
 ");
 
-/// Man page (io_uring_provide_buffers): the buffer is selected when there is data to put into it.
-/// The kernel selects it at the first attempt, and a waiting read keeps it.
+/// The manual (io_uring_provide_buffers) says that a buffer is selected when data is there. The
+/// kernel differs: it selects the buffer at the first attempt, and a waiting read keeps it.
 fn waiting_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = Pages::new(1);
@@ -274,8 +275,8 @@ case!(waiting_read => "
     first........... second..........
 ");
 
-/// A waiting read holds its buffer from the first attempt on. When it is cancelled, its CQE names
-/// the buffer, which is used up.
+/// A waiting read holds its buffer from the first attempt on. If the read is cancelled, its CQE
+/// names that buffer, which counts as used.
 fn cancelled_read_uses_buffer_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(1);
@@ -303,7 +304,7 @@ fn end_of_file(t: &mut Transcript) {
     drop(writer);
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 2)));
-    // The buffer of the next read shows whether the first buffer was used up.
+    // The buffer of the next read shows whether the cancelled read used up a buffer.
     let (reader, _writer) = filled(b"x");
     t.entry(&ring.one(select(reader.as_raw_fd(), SIZE, 1, 3)));
 }
@@ -318,7 +319,8 @@ fn error_uses_buffer_up(t: &mut Transcript) {
     let pages = Pages::new(1);
     let (_reader, writer) = files::pipe();
     t.entry(&ring.one(provide(&pages, 1, 1, 7, 1)));
-    // A bad descriptor is detected before a buffer is selected, a wrong direction after.
+    // A bad descriptor fails before a buffer is selected. A descriptor of the wrong direction fails
+    // afterwards.
     t.entry(&ring.one(select(writer.as_raw_fd(), SIZE, 1, 2)));
     t.entry(&ring.one(select(-1, SIZE, 1, 3)));
     let root = std::fs::File::open("/").expect("/");
@@ -334,7 +336,8 @@ case!(error_uses_buffer_up => "
     cqe 5: -ENOBUFS
 ");
 
-/// A bad address is detected when it is used.
+/// PROVIDE_BUFFERS accepts an address that cannot be accessed. The read that selects the buffer
+/// gets -EFAULT.
 fn bad_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let pages = Pages::new(2);
@@ -364,7 +367,7 @@ case!(linked_provide => "
     cqe 2: 1 BUFFER(7)
 ");
 
-/// READV with BUFFER_SELECT takes one vector, whose length bounds the read.
+/// READV with BUFFER_SELECT accepts one vector only, whose length limits the read.
 fn readv(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = Pages::new(1);
@@ -389,7 +392,7 @@ case!(readv => "
     vec.............
 ");
 
-/// Only operations that fill a buffer may select one.
+/// Only operations that fill a buffer accept BUFFER_SELECT.
 fn operations_without(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = filled(b"x");
@@ -455,7 +458,7 @@ case!(forced_async => "
     cqe 3: 1
 ");
 
-/// Buffers are used in the order in which they were provided.
+/// Buffers are selected in the order in which they were provided.
 fn buffers_in_order(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pages = Pages::new(1);
@@ -475,7 +478,7 @@ case!(buffers_in_order => "
     cqe 6: 1 BUFFER(21)
 ");
 
-/// A request without a file takes no buffer of any kind of group.
+/// A request with a bad descriptor uses up no buffer, whatever the kind of its group.
 fn no_file_uses_nothing_up(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let buffers = Pages::new(1);

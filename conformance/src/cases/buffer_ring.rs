@@ -46,7 +46,7 @@ fn empty(t: &mut Transcript) {
     group.add(0, SIZE, 10);
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 2)));
     t.entry(&ring.one(select(reader.as_raw_fd(), 1, 3, 3)));
-    // -ENOBUFS at once, although there is no data to read.
+    // A read from an empty group gets -ENOBUFS at once, although the pipe has no data.
     let (idle, _other) = files::pipe();
     t.entry(&ring.one(select(idle.as_raw_fd(), 1, 3, 4)));
 }
@@ -118,7 +118,7 @@ fn mapped_several(t: &mut Transcript) {
         group.add(0, SIZE, number);
         t.entry(&ring.one(select(reader.as_raw_fd(), 1, number, u64::from(number))));
     }
-    // A group in the program's own memory cannot be mapped.
+    // A group in the program's own memory cannot be mapped by mmap(2).
     let memory = Pages::new(1);
     t.result("own memory", register(&ring, &registration(memory.at(0), 4, 7, 0)));
     t.outcome("map", map_group(&ring, 7, 64));
@@ -280,7 +280,7 @@ case!(status => "
     null = -EINVAL
 ");
 
-/// Classic buffers and ring-provided buffers cannot share a group.
+/// Classic buffers and a buffer ring cannot have the same group id.
 fn with_first_generation(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (memory, buffers) = (Pages::new(1), Pages::new(1));
@@ -320,7 +320,7 @@ fn waiting_read(t: &mut Transcript) {
     ring.push(select(reader.as_raw_fd(), SIZE, 3, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // A waiting read has given its buffer back.
+    // A read that waits has returned its buffer, so another read can use that buffer.
     let (other, _writer) = filled(b"first");
     t.entry(&ring.one(select(other.as_raw_fd(), SIZE, 3, 2)));
     group.add(1, SIZE, 11);
@@ -407,7 +407,7 @@ case!(error_uses_buffer_up => "
     cqe 3: -ENOBUFS
 ");
 
-/// PBUF_RING_INC: a buffer is consumed piece by piece.
+/// In a ring with IOU_PBUF_RING_INC, each read consumes only the bytes that it fills.
 fn incremental(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -430,7 +430,7 @@ case!(incremental => "
     abcdefghijklmnop qrstuv..........
 ");
 
-/// Makes an incremental ring of two buffers in `memory`.
+/// Registers an incremental ring in `memory` and adds two buffers.
 fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     let mut group = incremental_group_of(ring, memory, 4, 3);
     group.add(0, SIZE, 10);
@@ -438,7 +438,7 @@ fn incremental_group(ring: &Ring, memory: &Pages) -> Group {
     group
 }
 
-/// Consumed bytes are taken off the entry in the ring's memory.
+/// The kernel takes consumed bytes off the buffer's entry in the ring's memory.
 fn incremental_entry(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -448,7 +448,7 @@ fn incremental_entry(t: &mut Transcript) {
         t.entry(&ring.one(select(reader.as_raw_fd(), length, 3, user_data)));
         t.say(format_args!("{}, {}", group.state(0), group.state(1)));
     }
-    // A length of zero means the rest of the buffer.
+    // A length of zero means what is left of the buffer.
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 3, 4)));
     t.say(format_args!("{}, {}", group.state(0), group.state(1)));
 }
@@ -463,7 +463,7 @@ case!(incremental_entry => "
     at 6 left 0, at 10 left 6
 ");
 
-/// A read from a file that is always ready consumes the requested length at once.
+/// A read of a regular file consumes the requested length of the buffer at once.
 fn incremental_from_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -486,7 +486,7 @@ case!(incremental_from_file => "
     at 14 left 0, at 0 left 16
 ");
 
-/// A transfer of nothing consumes nothing.
+/// A read that fails or reads 0 bytes consumes nothing of the buffer.
 fn incremental_nothing_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -505,7 +505,8 @@ case!(incremental_nothing_read => "
     at 0 left 16
 ");
 
-/// A waiting read has consumed nothing. Of two reads the second continues where the first ended.
+/// A waiting read has consumed nothing of the buffer. Of two reads, the second to complete
+/// continues where the first ended.
 fn incremental_waits(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);

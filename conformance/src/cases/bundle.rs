@@ -37,7 +37,7 @@ fn ring_of(memory: &Pages, buffers: u16) -> (Ring, Group) {
     (ring, group)
 }
 
-/// Prints how far the group has been consumed.
+/// Prints the group's head: the number of buffers consumed so far.
 fn head(t: &mut Transcript, ring: &Ring) {
     let mut status: u::io_uring_buf_status = crate::memory::zeroed();
     status.buf_group = u32::from(GROUP);
@@ -240,7 +240,7 @@ fn receive_multishot_ends(t: &mut Transcript) {
     ring.submit();
     files::put(&writer, &[b'x'; 16]);
     t.in_order(&ring.wait(1));
-    // The completion that takes the last buffer is the last.
+    // The completion that uses the last buffer of the group ends the multishot.
     files::put(&writer, &[b'x'; 32]);
     t.in_order(&ring.wait(1));
     head(t, &ring);
@@ -327,7 +327,8 @@ case!(no_buffers => "
     cqe 3: -EINVAL
 ");
 
-/// A group that does not exist differs from one without buffers, for bundles and for sends.
+/// A group id that was never registered gives -ENOENT. Only a receive without BUNDLE gets -ENOBUFS.
+/// A bad descriptor or a file that is no socket is reported first.
 fn no_group(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -424,7 +425,8 @@ case!(receive_multishot_bit_by_bit => "
     cqe 1: 1 MORE|BUF_MORE|BUFFER(0)
 ");
 
-/// MSG_TRUNC, with which TCP discards the data instead of copying it.
+/// With MSG_TRUNC, TCP discards the data instead of copying it. The receive still consumes that
+/// much of its buffers.
 fn receive_throws_away(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(16);
@@ -440,7 +442,7 @@ case!(receive_throws_away => "
     head 0
 ");
 
-/// Empty buffers among the others are consumed with them.
+/// A bundle also consumes the buffers of length 0 that lie among the others.
 fn empty_buffers(t: &mut Transcript) {
     for (opcode, wanted) in [(opcode::SEND, 0), (opcode::RECV, 0), (opcode::RECV, 20), (opcode::RECV, 32)] {
         for lengths in [[8, 0, 8, 8], [8, 8, 0, 8], [8, 0, 0, 8], [0, 8, 8, 8]] {

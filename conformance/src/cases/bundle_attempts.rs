@@ -1,5 +1,5 @@
-//! Bundles that receive in more than one attempt: an attempt that finds no data bounds the next
-//! one. A message that does not fit fails the bundle.
+//! Bundles that receive in several attempts: an attempt that finds no data limits the next attempt.
+//! A message that does not fit fails the bundle.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -16,7 +16,8 @@ use crate::transcript::Transcript;
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
-/// Receives until `bytes` bytes have arrived, or the last completion.
+/// Prints completions until `bytes` bytes have arrived or the multishot has ended. Returns whether
+/// it goes on.
 fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
     loop {
         let entries = ring.wait(1);
@@ -29,8 +30,9 @@ fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
     }
 }
 
-/// A receive that waits has seen its group with few buffers. Then the group gets more buffers, and
-/// data arrives. The first attempt bounds the next completion, and decides whether it is the last.
+/// A receive makes its first attempt while its group has few buffers, and waits. Then the group
+/// gets more buffers, and data arrives. The buffers of the first attempt limit the next completion,
+/// and decide whether it is the last.
 fn first_empties_group(t: &mut Transcript) {
     for is_incremental in [false, true] {
         let make = if is_incremental { incremental_group_of } else { group_of };
@@ -64,8 +66,8 @@ fn first_empties_group(t: &mut Transcript) {
 }
 case!(first_empties_group => include_str!("bundle_attempts/first_empties_group.txt"));
 
-/// A multishot that has received its length waits for data before its next attempt. So that attempt
-/// does not see that the group had few buffers. `waits`: the data comes after the submission.
+/// A multishot that has received its length waits for data before its next attempt. So it does not
+/// notice that the group had few buffers. `waits`: whether the data comes after the submission.
 fn waits_after_its_length(t: &mut Transcript) {
     for (kind, waits) in
         [libc::SOCK_STREAM, libc::SOCK_DGRAM].into_iter().flat_map(|kind| [(kind, false), (kind, true)])
@@ -85,7 +87,7 @@ fn waits_after_its_length(t: &mut Transcript) {
             files::put(&writer, &[b'x'; 32]);
         }
         receive(t, &mut ring, 32);
-        // Gives the multishot the time for another attempt.
+        // The wait lets the multishot make another attempt.
         ring.enter_for(0, 1, Duration::from_millis(1));
         group.add_slots(3..5);
         files::put(&writer, &[b'y'; 5]);
@@ -111,7 +113,7 @@ case!(waits_after_its_length => "
     cqe 1: 5 MORE|BUFFER(2)
 ");
 
-/// With MSG_WAITALL a truncated message breaks the chain, though the buffers are full.
+/// With MSG_WAITALL, a truncated message breaks the chain although it fills all buffers.
 fn cut_message_breaks_chain(t: &mut Transcript) {
     for kind in [libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for length in [16, 40, 64, 0] {

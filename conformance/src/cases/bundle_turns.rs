@@ -1,4 +1,4 @@
-//! How multishot receives of several sockets share the completions.
+//! How multishot receives of several sockets take turns in posting completions.
 
 use usring_uapi::io_uring as u;
 
@@ -10,8 +10,8 @@ use crate::ring::Ring;
 use crate::sqe::Change;
 use crate::transcript::Transcript;
 
-/// Two sockets full of data, each with a multishot. After a certain number of bytes or completions
-/// the kernel switches to the other socket.
+/// Two sockets are full of data, and each has a multishot. The kernel switches to the other socket
+/// after a limit of bytes or completions.
 fn two_sockets(t: &mut Transcript) {
     const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let rows = [(true, 32, 600), (true, 1, 40), (true, 20, 300), (true, 0, 600), (false, 0, 600), (false, 5, 200)];
@@ -49,7 +49,7 @@ fn two_sockets(t: &mut Transcript) {
             }
             entries.extend(more);
         }
-        // Groups consecutive completions of one socket.
+        // Groups consecutive completions of one socket into runs.
         let mut runs: Vec<(u64, Vec<i32>)> = Vec::new();
         for entry in entries {
             match runs.last_mut() {

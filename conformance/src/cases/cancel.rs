@@ -1,4 +1,4 @@
-//! ASYNC_CANCEL: every key, and its result.
+//! ASYNC_CANCEL: every key by which it finds requests, and its results.
 
 use std::os::fd::AsRawFd;
 
@@ -124,7 +124,7 @@ fn all_of_user_data(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 0, 1));
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 5));
     ring.submit();
-    // Requests of every kind; the result is their number.
+    // One cancel finds requests of every kind. Its result is their number.
     ring.push(cancel(1, ALL, 2));
     ring.submit();
     t.sorted(&ring.wait(4));
@@ -189,8 +189,8 @@ case!(by_descriptor_all => "
     cqe 6: 0
 ");
 
-/// Cancels by descriptor in a sandbox that denies kcmp(2), as containers' sandboxes do by default.
-/// The files are of the kinds that all share one inode.
+/// Cancels by descriptor under a seccomp filter that denies kcmp(2), as containers do by default.
+/// The files of these kinds all share one inode, so the inode cannot tell them apart.
 fn by_descriptor_in_a_sandbox(t: &mut Transcript) {
     crate::process::deny(libc::SYS_kcmp);
     let mut ring = Ring::new(8);
@@ -214,8 +214,9 @@ case!(by_descriptor_in_a_sandbox => "
     cqe 5: 1
 ");
 
-/// The key is the open file. Another number of this file finds the request. The original number, if
-/// it means another file by then, does not.
+/// A cancel by descriptor compares open files, not numbers. It finds the request by another number
+/// of the same file. It does not find the request by the original number if that number means
+/// another file by then.
 fn descriptor_means_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -223,7 +224,7 @@ fn descriptor_means_file(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
     let second = reader.try_clone().expect("a duplicate");
-    // SAFETY: this case owns both descriptors; the first now means the other pipe.
+    // SAFETY: this case owns both descriptors. The first number now means the other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     t.entry(&ring.one(on_fd(reader.as_raw_fd(), 0, 2)));
     ring.push(on_fd(second.as_raw_fd(), 0, 3));
@@ -236,7 +237,8 @@ case!(descriptor_means_file => "
     cqe 3: 0
 ");
 
-/// A request without a file still has a number in its SQE, which names nothing.
+/// A cancel by descriptor does not find requests without a file, even if its number equals the
+/// unused `fd` field of their SQEs.
 fn by_descriptor_without_a_file(t: &mut Transcript) {
     for flags in [FD, FD | ALL] {
         let mut ring = Ring::new(8);
@@ -270,7 +272,7 @@ fn by_fixed_file(t: &mut Transcript) {
     ring.push(poll(number, libc::POLLIN, 2));
     ring.submit();
     t.entry(&ring.one(on_fd(1, FIXED, 3)));
-    // The slot and the descriptor are one file.
+    // The slot and the descriptor name the same file.
     ring.push(on_fd(0, FIXED | ALL, 4));
     ring.submit();
     t.sorted(&ring.wait(3));
@@ -328,7 +330,8 @@ fn by_opcode(t: &mut Transcript) {
         ring.submit();
         t.sorted(&ring.wait(if opcode == opcode::WRITE { 1 } else { 2 }));
     }
-    // Cancels a POLL_ADD by its opcode, and one that does not exist.
+    // Cancels by opcode: POLL_ADD, of which there is a request, and an opcode of which there is
+    // none.
     ring.push(by(opcode::POLL_ADD, 20));
     ring.submit();
     t.sorted(&ring.wait(2));
@@ -345,7 +348,7 @@ case!(by_opcode => "
     cqe 21: -ENOENT
 ");
 
-/// With several keys all must match.
+/// A cancel with several keys finds only requests that match all of them.
 fn two_keys(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -424,9 +427,9 @@ case!(reserved_fields => "
     cqe 2: -ENOENT
 ");
 
-/// A worker's blocking call can be interrupted. The cancel gets 0 or -EALREADY, the request -EINTR
-/// or -ECANCELED. (For an open, 6.18 leaks its internal number 512, the request to restart the
-/// call.)
+/// A cancel interrupts a worker's blocking call. The cancel gets 0 or -EALREADY, and the request
+/// gets -EINTR or -ECANCELED. (A cancelled open gets -512 on Linux 6.18: the kernel-internal
+/// ERESTARTSYS.)
 fn worker_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let fifo = files::Fifo::new();
@@ -453,7 +456,8 @@ case!(worker_waiting => "
     deserted true
 ");
 
-/// The group has one worker, which is busy with one request: the next request has not started.
+/// The ring has one worker, which is busy. The next request waits in the worker queue, where a
+/// cancel finds it.
 fn queued_on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fifo = files::Fifo::new();
@@ -500,7 +504,7 @@ fn linked_to_target(t: &mut Transcript) {
     let (reader, _writer) = files::pipe();
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1));
     ring.submit();
-    // A request linked after a cancel runs if the cancel found its target.
+    // A request linked after a cancel runs only if the cancel found its target.
     t.sorted(&ring.run(&[cancel(9, 0, 2).linked(), nop(3)]));
     ring.push(cancel(1, 0, 4).linked());
     ring.push(nop(5));
@@ -515,7 +519,7 @@ case!(linked_to_target => "
     cqe 5: 0
 ");
 
-/// Data that arrives after the cancel stays in the file.
+/// Data that arrives after a read was cancelled stays in the pipe.
 fn nothing_read(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! CONNECT: immediate, after a wait, refused, cancelled.
+//! CONNECT: at once, after a wait, refused, cancelled.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -91,7 +91,7 @@ fn refused(t: &mut Transcript) {
         let address = net::deserted(family);
         let client = net::stream(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 1)));
-        // The socket may try again.
+        // After the failure the same socket accepts another CONNECT.
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 2)));
         let (_listener, address) = net::listener(family);
         t.entry(&ring.one(net::connect(client.as_raw_fd(), &address, 3)));
@@ -175,7 +175,7 @@ fn wrong_addresses(t: &mut Transcript) {
     let mut other = address;
     other.bytes[0] = 77;
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &other, 2)));
-    // Port 0 of this machine, and an address that cannot be reached.
+    // Port 0 of this machine, and the broadcast address.
     t.entry(&ring.one(net::connect(net::stream(Family::V4).as_raw_fd(), &Address::v4(0), 3)));
     let mut broadcast = address;
     broadcast.bytes[4..8].copy_from_slice(&[255; 4]);
@@ -220,7 +220,7 @@ case!(bad_address_ends_batch => "
     cqe 1: -EFAULT
 ");
 
-/// The program may reuse the address when the call has returned.
+/// The program may reuse the address memory once io_uring_enter has returned.
 fn address_may_be_reused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -286,7 +286,7 @@ fn datagrams(t: &mut Transcript) {
         t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 2)));
         t.say(format_args!("it is {}", super::socket::describe(here.as_raw_fd())));
     }
-    // A peer with a socket of another kind.
+    // The listener's socket is of another type than the client's.
     let (_listener, address) = net::listener(Family::Unix);
     let here = net::of_kind(Family::Unix, libc::SOCK_DGRAM);
     t.entry(&ring.one(net::connect(here.as_raw_fd(), &address, 3)));

@@ -1,4 +1,5 @@
-//! The ring's descriptor under ordinary calls: duplicated, closed, reused, polled.
+//! Ordinary system calls on the ring's descriptor: dup, close, reuse of the number, poll and
+//! others.
 
 use std::os::fd::AsRawFd;
 
@@ -33,7 +34,7 @@ fn read_and_write(t: &mut Transcript) {
         };
         t.result("read", read);
         t.result("write", write);
-        // A round with a completion in the queue.
+        // In the next round the CQ holds a completion.
         ring.push(nop(round));
         ring.submit();
     }
@@ -248,7 +249,7 @@ fn flags(t: &mut Transcript) {
         t.say(format_args!("O_RDWR {}", status & libc::O_ACCMODE == libc::O_RDWR));
         t.result("O_NONBLOCK", libc::fcntl(ring.fd, libc::F_SETFL, libc::O_NONBLOCK));
     }
-    // The flag does not affect a wait in enter.
+    // O_NONBLOCK on the ring's descriptor does not affect a wait in io_uring_enter.
     let limit = std::time::Duration::from_millis(5);
     t.result("wait", ring.enter_for(0, 1, limit));
 }
@@ -261,7 +262,7 @@ case!(flags => "
     wait = -ETIME
 ");
 
-/// Returns whether a request still holds the reading end.
+/// Returns whether a request still holds the pipe's reading end.
 fn held(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.
@@ -309,7 +310,7 @@ case!(duplicate_keeps_requests => "
     close the duplicate = 0
 ");
 
-/// A mapping keeps the ring alive like a descriptor does.
+/// On the kernel, a mapping keeps the ring and its requests alive after the descriptor is closed.
 fn mapping_keeps_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -367,7 +368,7 @@ case!(registered_as_file => "
 ", because
     "a ring's descriptor is an eventfd underneath: calls that usring does not stand in for reach the eventfd");
 
-/// SCM_RIGHTS: a ring may not be sent.
+/// A ring's descriptor cannot be sent over a unix socket (SCM_RIGHTS).
 fn passed_over_socket(t: &mut Transcript) {
     let ring = Ring::new(8);
     let (here, _there) = files::sockets();

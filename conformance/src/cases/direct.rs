@@ -36,7 +36,8 @@ fn reads(ring: &mut Ring, slot: i32) -> i32 {
     ring.one(read(slot, &mut buffer, 0, 99).fixed()).res
 }
 
-/// The field holds the slot plus one. The result for a fixed slot is 0, not its number.
+/// The SQE's `file_index` is the slot number plus one. The result for a given slot is 0, not the
+/// slot's number.
 fn open_into_slot(t: &mut Transcript) {
     let mut ring = sparse(4);
     t.entry(&ring.one(open(1, 1)));
@@ -65,7 +66,7 @@ fn open_replaces(t: &mut Transcript) {
     t.entry(&ring.one(open(1, 1)));
     let answer = reads(&mut ring, 0);
     t.result("read", answer);
-    // The pipe's last reader was in the slot.
+    // The pipe's last reader was in the slot, so a write now fails.
     // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     t.say(format_args!("writer sees the end: {}", crate::time::until(|| files::put(&writer, b"x") < 0)));
@@ -116,7 +117,7 @@ case!(open_beyond_table => "
     cqe 3: -EINVAL
 ");
 
-/// Close-on-exec does not apply to a direct descriptor, so the flag is refused.
+/// OPENAT into a slot refuses O_CLOEXEC: a direct descriptor has no such flag.
 fn open_close_on_exec(t: &mut Transcript) {
     let mut ring = sparse(2);
     t.entry(&ring.one(open(1, 1).op_flags(libc::O_CLOEXEC as u32)));
@@ -146,7 +147,7 @@ fn close_wrong(t: &mut Transcript) {
     let mut ring = sparse(2);
     t.entry(&ring.one(close_direct(3, 1)));
     t.entry(&ring.one(close_direct(u32::MAX, 2)));
-    // An SQE that names both a descriptor and a slot.
+    // A CLOSE that names both a descriptor and a slot is refused.
     t.entry(&ring.one(close_direct(1, 3).with(|sqe| sqe.fd = 1)));
     t.entry(&ring.one(close_direct(1, 4).fixed()));
     let mut plain = Ring::new(4);
@@ -171,7 +172,7 @@ fn allocation_range(t: &mut Transcript) {
     for user_data in 1..=4 {
         t.entry(&ring.one(open(ALLOCATE, user_data)));
     }
-    // A slot that the SQE names may lie outside of the range.
+    // A slot that the SQE gives may lie outside of the allocation range.
     t.entry(&ring.one(open(8, 5)));
     t.result("range 0..8", range(&ring, 0, 8, 0));
     t.entry(&ring.one(open(ALLOCATE, 6)));
@@ -215,7 +216,7 @@ case!(allocation_range_wrong => "
     no table, one = -EINVAL
 ");
 
-/// The search continues after the last allocated slot, and wraps around.
+/// The kernel searches for a free slot from the last allocated slot on, and wraps around.
 fn allocation_wraps(t: &mut Transcript) {
     let mut ring = sparse(4);
     for user_data in 1..=3 {

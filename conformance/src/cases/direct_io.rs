@@ -24,8 +24,8 @@ pub(super) fn numbered(scratch: &Scratch, blocks: usize, flags: i32) -> OwnedFd 
     open(scratch, flags)
 }
 
-/// Drops the file's pages from the cache. The kernel leaves a write over cached pages to a worker,
-/// and a write that no worker has started ends with the ring.
+/// Drops the file's pages from the page cache. Otherwise the kernel would leave a write over cached
+/// pages to a worker, and would cancel it if the ring closed before the worker started.
 pub(super) fn uncache(file: &OwnedFd) {
     // SAFETY: the call touches no memory.
     unsafe {
@@ -97,7 +97,7 @@ fn end_of_file(t: &mut Transcript) {
     for (first, count) in [(3, 1), (3, 4), (2, 8), (4, 1), (400, 1)] {
         t.entry(&ring.one(read_at(fd, pages.at(0), (count * BLOCK) as u32, at(first), first as u64)));
     }
-    // The last block is not whole.
+    // The file now ends in the middle of a block.
     // SAFETY: the call touches no memory.
     t.say(format_args!("{}", unsafe { libc::ftruncate(fd, at(3) as i64 + 100) }));
     t.entry(&ring.one(read_at(fd, pages.at(0), BLOCK as u32, at(3), 5)));
@@ -267,7 +267,8 @@ case!(flags => "
     length 20480 first 31
 ");
 
-/// The kernel moves the position if the disk answers within the call, so the case sets it anew.
+/// A read at the file's current position. The case sets the position before each read, because the
+/// kernel moves it only if the disk answers within the call.
 fn at_the_position(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! Files on a real file system (under TMPDIR): cached and not, direct, large.
+//! Files on a real file system (under TMPDIR): cached and uncached reads, O_DIRECT, large
+//! transfers.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -19,7 +20,7 @@ fn numbered(scratch: &Scratch, blocks: usize) -> OwnedFd {
     scratch.file("data", &content)
 }
 
-/// Drops the file's pages from the cache, as far as the system does so.
+/// Drops the file's pages from the page cache. (The kernel may keep some of them.)
 fn uncache(file: &OwnedFd) {
     // SAFETY: the call touches no memory.
     unsafe {
@@ -28,8 +29,8 @@ fn uncache(file: &OwnedFd) {
     }
 }
 
-/// Reads every block by a request of its own. Returns the number of complete reads, and of those
-/// with the right content.
+/// Reads every block by a request of its own. Returns how many reads were complete, and how many
+/// had the right content.
 fn read_all(ring: &mut Ring, fd: i32, blocks: usize) -> (usize, usize) {
     let mut buffers = vec![[0u8; BLOCK]; blocks];
     let reads: Vec<_> = buffers
@@ -77,7 +78,7 @@ case!(not_cached => "
     whole and right (100, 100)
 ");
 
-/// A read over pages of which some are cached is not short.
+/// A read of pages of which only some are cached returns all bytes.
 fn partly_cached(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -172,7 +173,7 @@ case!(direct_fixed_buffers => "
     right 8
 ");
 
-/// Writes all over a file, many requests at a time, then checks every block.
+/// Writes all blocks of a file in random order, many requests at a time, then checks every block.
 fn many_random_writes(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let scratch = Scratch::new();

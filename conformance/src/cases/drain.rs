@@ -1,4 +1,5 @@
-//! IO_DRAIN: a request that waits for all requests before it, and holds back all after it.
+//! IO_DRAIN: a request with this flag waits for all earlier requests, and all later requests wait
+//! for it.
 
 use std::os::fd::AsRawFd;
 
@@ -62,7 +63,7 @@ fn holds_what_follows(t: &mut Transcript) {
     t.in_order(&ring.reap());
     files::put(&writer, b"x");
     t.in_order(&ring.wait(3));
-    // The drain is over: requests run again.
+    // The drain is over: the next request runs at once.
     t.entry(&ring.one(nop(4)));
 }
 case!(holds_what_follows => "
@@ -118,7 +119,8 @@ case!(every_request => "
     abcde
 ");
 
-/// After a drain each request waits for all before it, until a request finds none before it.
+/// After a drain, each new request waits for all earlier ones. This ends with the first request
+/// that finds no earlier one in flight.
 fn drains_until_idle(t: &mut Transcript) {
     for waits in [false, true] {
         let mut ring = Ring::new(8);
@@ -142,7 +144,7 @@ fn drains_until_idle(t: &mut Transcript) {
         t.say(format_args!("{} completions", ring.reap().len()));
         files::put(&writer, b"x");
         t.sorted(&ring.wait(3));
-        // One request that still drains, and one that does not.
+        // The first of these two requests still drains, the second does not.
         ring.push(nop(6));
         ring.push(nop(7));
         ring.submit();
@@ -175,7 +177,7 @@ case!(drains_until_idle => "
     cqe 9: 0
 ");
 
-/// A drain that is refused for one of its fields still starts to drain.
+/// An IO_DRAIN request that is refused for one of its fields still makes the ring drain.
 fn refused_drain_drains(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     let (reader, writer) = files::sockets();
@@ -194,8 +196,8 @@ case!(refused_drain_drains => "
     cqe 3: 0
 ");
 
-/// A refused request is under way until its batch ends. The next request finds something to
-/// wait for, so the ring goes on draining.
+/// A refused request counts as in flight until its batch ends. So the next request of the batch
+/// finds an earlier one, and the ring goes on draining.
 fn refused_counts_in_its_batch(t: &mut Transcript) {
     for (flags, chained) in [(u::IORING_SETUP_SUBMIT_ALL, false), (u::IORING_SETUP_SUBMIT_ALL, true), (0, false)] {
         let mut ring = Ring::flags(8, flags);
@@ -246,7 +248,7 @@ case!(refused_counts_in_its_batch => "
     cqe 4: 1
 ");
 
-/// The flag on a chain's head drains before the chain.
+/// IO_DRAIN on a chain's head makes the whole chain wait for earlier requests.
 fn with_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -269,7 +271,8 @@ case!(with_chain => "
     cqe 4: 0
 ");
 
-/// On another member the flag drains before the head, and after the chain.
+/// IO_DRAIN on a later member of a chain makes the head wait for earlier requests, and later
+/// requests wait for the chain.
 fn in_middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -305,8 +308,8 @@ case!(waits_for_timeout => "
     cqe 2: 0
 ");
 
-/// The synchronous cancel does not find a request that waits for the drain. It finds the request
-/// before.
+/// The synchronous cancel (IORING_REGISTER_SYNC_CANCEL) does not find a request that a drain holds
+/// back. It finds the request before the drain.
 fn cancel_deferred(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -401,7 +404,7 @@ fn sq_entry_is_copied(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1));
     ring.push(draining(write(file.as_raw_fd(), b"kept", 0, 2)));
     t.result("submit", ring.submit());
-    // Both SQEs are overwritten while the write still waits.
+    // Both SQEs are overwritten while the write still waits in the drain.
     ring.push(nop(3));
     ring.push(nop(4));
     t.result("submit", ring.submit());
@@ -419,8 +422,8 @@ case!(sq_entry_is_copied => "
     kept
 ");
 
-/// Man page: new entries are not started before the draining one completes, whether that one had to
-/// wait itself or not.
+/// A request behind a draining one starts only after the draining one has completed, even if that
+/// one did not wait itself (manual page).
 fn holds_until_it_is_done(t: &mut Transcript) {
     let long_enough = milliseconds(20);
     let slow = |user_data| timeout(&long_enough, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, user_data);
@@ -441,7 +444,7 @@ fn holds_until_it_is_done(t: &mut Transcript) {
         if program.iter().any(|sqe| sqe.flags & sqe_flags::IO_LINK != 0) {
             continue;
         }
-        // Submits the program one by one.
+        // Submits each SQE of the program by a call of its own.
         for sqe in program {
             ring.push(*sqe);
             ring.submit();

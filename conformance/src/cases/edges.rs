@@ -1,6 +1,6 @@
-//! Requests on a socket on which an earlier request has left data, or has consumed only part of a
-//! readiness event. The next request must find the data, though no new event occurs. The sockets
-//! are registered files, which a ring holds between requests.
+//! Requests on a socket on which an earlier request has left data, or has used only part of a
+//! readiness event. The next request must find the data, although no new event occurs. The sockets
+//! are registered files, which a ring keeps open between requests.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -22,7 +22,7 @@ fn register(ring: &Ring, file: &OwnedFd) {
     assert_eq!(ring.register(super::reg::FILES, &[file.as_raw_fd()], 1), 0);
 }
 
-/// Returns stream sockets, each registered with a ring of its own.
+/// Returns a unix and a TCP stream socket, each registered with a ring of its own, and their peers.
 fn streams(flags: u32) -> impl Iterator<Item = (Ring, OwnedFd)> {
     [files::sockets(), files::tcp()].into_iter().map(move |(reader, writer)| {
         let ring = Ring::flags(4, flags);
@@ -122,8 +122,8 @@ case!(accept_poll_first => "
     Unix: true
 ");
 
-/// A header and a body, of which the peer has sent a part before it closed. All of that part wakes
-/// the receive of the header. The receive of the body finds the end.
+/// The peer sends a header and part of a body, and closes. Both parts arrive before the receive of
+/// the header runs. The receive of the body must return its part and not wait.
 fn end_behind_whole_receive(t: &mut Transcript) {
     for (mut ring, writer) in streams(DEFER) {
         let (mut header, mut body) = ([0; 4], [0; 8]);
@@ -147,8 +147,8 @@ case!(end_behind_whole_receive => "
     body....
 ");
 
-/// A multishot ends for lack of buffers after its peer has closed. The next one finds the rest and
-/// the end.
+/// A multishot ends for lack of buffers after its peer has closed. The next multishot receives the
+/// remaining bytes and then the end.
 fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let memory = Pages::new(1);
@@ -165,7 +165,7 @@ fn end_behind(t: &mut Transcript, options: u32, completions: usize) {
         ring.push(receive(2));
         ring.submit();
         let mut entries = ring.wait(2);
-        // The flag is a hint: see `receive_short.more_behind_the_end`.
+        // SOCK_NONEMPTY is only a hint: see `receive_short.more_behind_the_end`.
         entries.iter_mut().for_each(|entry| entry.flags &= !u::IORING_CQE_F_SOCK_NONEMPTY);
         t.in_order(&entries);
         t.say(group.text(1));
@@ -202,7 +202,8 @@ case!(end_behind_bundle => "
      and so on......
 ");
 
-/// More pieces than one receive takes at once. They have all arrived, so the buffer is filled.
+/// Messages sent to one socket, more than one receive call returns. A receive with MSG_WAITALL
+/// still fills its buffer, because all of them have arrived.
 const PIECES: usize = 70;
 
 fn fill(t: &mut Transcript, kind: i32, put: fn(&OwnedFd)) {

@@ -1,4 +1,4 @@
-//! io_uring_enter(2): which calls are refused, and how many SQEs a call takes.
+//! io_uring_enter(2): which calls fail, and how many SQEs a call submits.
 
 use std::os::fd::AsRawFd;
 
@@ -48,7 +48,7 @@ fn unknown_flags(t: &mut Transcript) {
     for bit in 8..32 {
         t.result(format_args!("1 << {bit}"), ring.enter(0, 0, 1 << bit));
     }
-    // Without EXT_ARG a call that does not wait ignores the argument.
+    // Without EXT_ARG, a call that does not wait ignores its argument.
     t.result("bad argument, unused", ring.enter_with(0, 0, 0, 16 as *const _, 8));
 }
 case!(unknown_flags => "
@@ -151,18 +151,18 @@ fn bad_sqe_ends_batch(t: &mut Transcript) {
     t.say(format_args!("sq head {} tail {}", ring.sq_head(), ring.sq_tail()));
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.in_order(&ring.reap());
-    // Only a bad SQE ends the batch, not a request that fails.
+    // A request that fails does not end the batch. Only a bad SQE does.
     ring.push(nop(1));
     ring.push(read(-1, &mut [0; 4], 0, 2));
     ring.push(nop(3));
     t.result("enter(3)", ring.submit());
     t.in_order(&ring.wait(3));
-    // A bad first SQE counts as submitted.
+    // A bad SQE counts as submitted, even if it is the first.
     ring.push(sqe(200, -1, 1));
     ring.push(nop(2));
     t.result("enter(2)", ring.submit());
     t.in_order(&ring.reap());
-    // A bad SQE ends the batch and the call, which then does not wait either.
+    // A bad SQE ends the batch, and the call then does not wait for completions either.
     ring.push(sqe(200, -1, 3));
     ring.push(nop(4));
     t.result("enter(3, 1, GETEVENTS)", ring.enter(3, 1, u::IORING_ENTER_GETEVENTS));
@@ -241,7 +241,7 @@ case!(unknown_personality => "
     cqe 3: 0
 ");
 
-/// An array entry that names no SQE is dropped and counted. It gets no CQE.
+/// An entry of the SQ array that names no SQE is dropped and counted in `dropped`. It gets no CQE.
 fn bad_sq_array_index(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(nop(1));
@@ -268,8 +268,8 @@ case!(bad_sq_array_index => "
     dropped 2 sq head 4
 ");
 
-/// If the tail is further from the head than there are entries, at most that many entries are taken
-/// at once.
+/// If the program sets the tail further from the head than the SQ has entries, one call takes at
+/// most that many entries.
 fn tail_beyond_entries(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for user_data in 1..=4 {
@@ -318,7 +318,7 @@ case!(sqe_reused_at_once => "
     bytes abc
 ");
 
-/// The indices are free-running 32-bit numbers; only their difference counts.
+/// SQ head and tail are free-running 32-bit numbers: only their difference counts.
 fn sq_wraps(t: &mut Transcript) {
     let mut ring = Ring::new(2);
     for round in 0..7 {
@@ -342,11 +342,11 @@ case!(sq_wraps => "
 fn getevents_without_requests(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.result("enter(0, 1, GETEVENTS) for 20 ms", ring.enter_for(0, 1, std::time::Duration::from_millis(20)));
-    // Completions already in the CQ count.
+    // Completions that are already in the CQ count for the wait.
     ring.push(nop(1));
     ring.submit();
     t.result("enter(0, 1, GETEVENTS)", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
-    // If the call asks for more than the CQ holds, a full CQ is enough.
+    // If the call waits for more completions than the CQ has entries, a full CQ ends the wait.
     for user_data in 2..=4 {
         ring.push(nop(user_data));
     }
@@ -389,7 +389,7 @@ fn submits_and_waits(t: &mut Transcript) {
     t.result("wait for two, one late", ring.submit_and_wait(2));
     t.sorted(&ring.reap());
     drop(thread.join());
-    // The result is the number of submitted SQEs, however the wait ended.
+    // The result is the number of submitted SQEs, even if the wait ended by the timeout.
     ring.push(nop(4));
     t.result("one, waits for two, 20 ms", {
         ring.forget_pending();

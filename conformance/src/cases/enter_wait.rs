@@ -1,5 +1,5 @@
-//! io_uring_enter(2) with EXT_ARG: timeouts, absolute times, minimum wait, and the checks of the
-//! argument.
+//! io_uring_enter(2) with EXT_ARG: relative and absolute timeouts, minimum wait, and the checks of
+//! the argument.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -45,7 +45,7 @@ fn zero_time_out(t: &mut Transcript) {
     ring.submit();
     t.result("zero, one is there", wait(&ring, 1, 0, &until(&milliseconds(0))));
     t.result("zero, two wanted", wait(&ring, 2, 0, &until(&milliseconds(0))));
-    // Without a time the call acts as without EXT_ARG.
+    // An argument without a timeout has no effect on the wait.
     t.result("no time, one is there", wait(&ring, 1, 0, &zeroed()));
 }
 case!(zero_time_out => "
@@ -92,7 +92,7 @@ fn bad_pointers(t: &mut Transcript) {
     argument.sigmask = &raw const mask as u64;
     argument.sigmask_sz = 7;
     t.result("mask of 7 bytes", wait(&ring, 1, 0, &argument));
-    // The argument is read before the queue is checked.
+    // A bad argument is reported before the call looks at the CQ.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();
@@ -114,8 +114,8 @@ case!(bad_pointers => "
     cqe 2: 0
 ");
 
-/// Man page: it does not mention a bad timespec. The kernel accepts it as it stands, unlike that of
-/// a TIMEOUT request.
+/// The kernel accepts an invalid timespec in the argument, unlike that of a TIMEOUT request. (The
+/// manual page says nothing.)
 fn bad_timespec(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut attempt = |name: &str, tv_sec, tv_nsec| {
@@ -183,7 +183,8 @@ case!(absolute_in_the_past => "
     ABS_TIMER alone = 0
 ");
 
-/// Starts a thread that writes to `count` eventfds a little later; polls watch them.
+/// Starts a thread that writes to `count` eventfds a little later. The returned ring has a poll on
+/// each of them.
 fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHandle<()>) {
     let mut ring = Ring::new(8);
     let events: Vec<_> = (0..count).map(|_| files::eventfd(0)).collect();
@@ -196,14 +197,15 @@ fn later(count: usize) -> (Ring, Vec<std::os::fd::OwnedFd>, std::thread::JoinHan
         std::thread::sleep(Duration::from_millis(3));
         for number in numbers {
             let one = 1u64;
-            // SAFETY: the value has eight readable bytes. The caller holds the descriptor.
+            // SAFETY: the value has eight readable bytes. The caller keeps the descriptor open.
             unsafe { libc::write(number, (&raw const one).cast(), 8) };
         }
     });
     (ring, events, thread)
 }
 
-/// Eight completions are wanted and one arrives: after the minimum time it is enough.
+/// The call waits for eight completions and one arrives. Once the minimum time has passed, one is
+/// enough.
 fn min_wait_returns_with_one(t: &mut Transcript) {
     let (mut ring, _events, thread) = later(1);
     let time = milliseconds(30_000);
@@ -268,7 +270,7 @@ case!(ext_arg_without_getevents => "
     cqe 1: 0
 ");
 
-/// EXT_ARG_REG names a registered region; there is none.
+/// EXT_ARG_REG refers to a registered wait region, and none is registered: the call fails.
 fn registered_argument(t: &mut Transcript) {
     let ring = Ring::new(4);
     let flags = WAIT | u::IORING_ENTER_EXT_ARG_REG;
@@ -319,8 +321,8 @@ case!(another_thread_wakes => "
 
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
-/// Waits for eight completions with these limits (milliseconds). Prints whether the wait took at
-/// least `least`.
+/// Waits for eight completions with these limits in milliseconds. Prints whether the wait took at
+/// least `least` milliseconds.
 fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>, flags: u32, least: u64) {
     let time = match (limit, flags) {
         (Some(limit), u::IORING_ENTER_ABS_TIMER) => on_clock(libc::CLOCK_MONOTONIC, limit),
@@ -337,7 +339,7 @@ fn limited(t: &mut Transcript, ring: &mut Ring, minimum: u32, limit: Option<i64>
     t.in_order(&ring.reap());
 }
 
-/// The call waits for the minimum time, even if the limit is shorter.
+/// A minimum time that is longer than the timeout is waited for in full.
 fn min_wait_over_the_time_out(t: &mut Transcript) {
     for flags in [0, DEFER] {
         for timer in [0, u::IORING_ENTER_ABS_TIMER] {
@@ -356,7 +358,7 @@ fn min_wait_over_the_time_out(t: &mut Transcript) {
 }
 case!(min_wait_over_the_time_out => include_str!("enter_wait/min_wait_over_the_time_out.txt"));
 
-/// Without a limit the minimum time is the limit.
+/// Without a timeout the call returns after the minimum time, even without a completion.
 fn min_wait_alone(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let mut ring = Ring::flags(8, flags);
@@ -387,7 +389,7 @@ fn min_wait_with_one_there(t: &mut Transcript) {
         ring.push(nop(1));
         ring.submit();
         limited(t, &mut ring, 100, Some(30_000), 0, 99);
-        // A completion that arrives before the minimum does not end the wait by itself.
+        // A completion that arrives within the minimum time does not end the wait at once.
         let event = files::eventfd(0);
         ring.push(poll(event.as_raw_fd(), libc::POLLIN, 2));
         ring.submit();
@@ -398,7 +400,7 @@ fn min_wait_with_one_there(t: &mut Transcript) {
         });
         limited(t, &mut ring, 400, Some(30_000), 0, 399);
         let _ = thread.join();
-        // A completion that arrives after the minimum does.
+        // A completion that arrives after the minimum time ends the wait.
         ring.push(poll(event.as_raw_fd(), libc::POLLIN, 3));
         files::event_count(&event);
         ring.submit();
@@ -461,7 +463,7 @@ case!(min_wait_zero_time_out => "
     no cqe
 ");
 
-/// A timeout request on the ring ends any wait.
+/// The completion of a TIMEOUT request ends a wait before its minimum time has passed.
 fn min_wait_own_timeout(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let mut ring = Ring::flags(8, flags);

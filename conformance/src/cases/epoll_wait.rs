@@ -1,4 +1,4 @@
-//! EPOLL_WAIT: the events of an epoll set as a request.
+//! EPOLL_WAIT: a request that waits for the events of an epoll set.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -18,7 +18,7 @@ struct Set(OwnedFd);
 
 impl Set {
     fn new() -> Set {
-        // SAFETY: the call touches no memory; the number is new.
+        // SAFETY: the call touches no memory. The descriptor is new, and nothing else owns it.
         Set(unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) })
     }
 
@@ -28,7 +28,7 @@ impl Set {
 
     fn add(&self, fd: i32, events: i32, data: u64) {
         let mut event = libc::epoll_event { events: events as u32, u64: data };
-        // SAFETY: one event is read.
+        // SAFETY: the kernel reads one event, a variable of this function.
         assert_eq!(unsafe { libc::epoll_ctl(self.fd(), libc::EPOLL_CTL_ADD, fd, &mut event) }, 0);
     }
 }
@@ -177,7 +177,7 @@ case!(edge_and_one_shot => "
     event 1: IN
 ");
 
-/// Two requests on one set: each event goes to one of them.
+/// Two EPOLL_WAIT requests on one set: each event goes to one of them.
 fn several(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let set = Set::new();
@@ -320,7 +320,7 @@ case!(nested => "
     event 8: IN
 ");
 
-/// The set contains another ring.
+/// EPOLL_WAIT on a set that contains another ring's descriptor.
 fn of_a_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut watched = Ring::new(4);
@@ -416,7 +416,7 @@ case!(forced_to_a_worker => "
     event 7: IN
 ");
 
-/// EPOLL_CTL takes no registered file, but accepts the flag.
+/// EPOLL_CTL accepts the flag FIXED_FILE but ignores it: the number is a descriptor.
 fn control_of_fixed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for flags in [sqe_flags::FIXED_FILE, sqe_flags::BUFFER_SELECT] {

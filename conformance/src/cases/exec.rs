@@ -1,5 +1,6 @@
-//! Rings and exec: rings that are closed on exec or inherited, requests in flight, and new rings
-//! afterwards. The executed program is this one with `child NAME`.
+//! Rings and execve(2): rings that exec closes or that the new program inherits, requests in
+//! flight, and rings that the new program makes. The executed program is this one with the
+//! arguments `child NAME`.
 
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
@@ -18,7 +19,7 @@ fn program() -> CString {
     CString::new(path.into_os_string().into_encoded_bytes()).expect("no zero byte in a path")
 }
 
-/// Replaces this process by `conformance child NAME ARGUMENT`.
+/// Replaces this process by `conformance child NAME ARGUMENT`. Returns only if execve(2) fails.
 pub(super) fn become_child(name: &str, argument: &str) -> i32 {
     let program = program();
     let words: Vec<CString> = ["conformance", "child", name, argument]
@@ -32,7 +33,7 @@ pub(super) fn become_child(name: &str, argument: &str) -> i32 {
     90
 }
 
-/// Runs the part of the executed program. Returns the exit status.
+/// Runs the part `name` of the executed program. Returns its exit status.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     let number = || arguments.first().and_then(|word| word.parse::<i32>().ok()).unwrap_or(-1);
     match name {
@@ -44,7 +45,7 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             let answer = door::enter(number(), 0, 0, 0, std::ptr::null(), 0);
             Some(if answer < 0 { (-answer) as u8 } else { 200 })
         }
-        // Announces that this program runs, and ends when the other end of a pipe is closed.
+        // Writes a byte to announce itself, then lives until the other end of a pipe is closed.
         "linger" => {
             let (begun, end) = arguments.first()?.split_once(' ')?;
             let (begun, end) = (begun.parse().ok()?, end.parse().ok()?);
@@ -56,7 +57,7 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             }
             Some(0)
         }
-        // Maps an inherited ring and submits the entry that is there.
+        // Maps an inherited ring, and submits the SQE that the earlier program left there.
         "map" => {
             let mapped = door::map(number(), 4096, 0) > 0;
             let entered = door::enter(number(), 1, 0, 0, std::ptr::null(), 0) == 1;
@@ -124,7 +125,7 @@ case!(with_worker_in_flight => "
     deserted true
 ");
 
-/// Uses the standard library's spawn, which uses posix_spawn if it can.
+/// A child made by the standard library's spawn, which uses posix_spawn if it can.
 fn from_spawn(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let path = std::env::current_exe().expect("this program has a path");
@@ -163,7 +164,7 @@ fn script(t: &mut Transcript) {
 }
 case!(script => "child: Some(0)");
 
-/// A child without an environment is served, too.
+/// A child that is executed with an empty environment is served, too.
 fn empty_environment(t: &mut Transcript) {
     let path = std::env::current_exe().expect("this program has a path");
     let status = Command::new(path).args(["child", "nop"]).env_clear().status();
@@ -171,7 +172,7 @@ fn empty_environment(t: &mut Transcript) {
 }
 case!(empty_environment => "child: Some(0)");
 
-/// An exec that fails leaves everything unchanged.
+/// An execve(2) that fails leaves the ring and its requests as they were.
 fn failing(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -214,7 +215,7 @@ fn with_sq_thread(t: &mut Transcript) {
 }
 case!(with_sq_thread => "child: exit 0");
 
-/// fexecve: an exec that names no path.
+/// fexecve(3) executes a descriptor, not a path.
 fn by_descriptor(t: &mut Transcript) {
     let ending = process::forked(|| {
         let program = program();

@@ -11,7 +11,7 @@ use crate::sqe::{Change, nop, poll, read, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
-/// Returns whether every reading end has been closed.
+/// Returns whether the last reading end of the pipe is closed.
 fn deserted(writer: &OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.
@@ -54,7 +54,7 @@ fn with_timeouts(t: &mut Transcript) {
 }
 case!(with_timeouts => "child: exit 5");
 
-/// A worker that waits in a call does not keep the process alive.
+/// A worker that is blocked in a system call does not keep the process alive.
 fn with_worker(t: &mut Transcript) {
     let fifo = files::Fifo::new();
     let ending = process::forked(|| {
@@ -133,7 +133,7 @@ fn with_backlog(t: &mut Transcript) {
 }
 case!(with_backlog => "child: exit 5");
 
-/// exit(3), with handlers that run at exit.
+/// A child ends by exit(3), which runs atexit handlers.
 fn by_return(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let ending = process::forked(|| {
@@ -186,7 +186,7 @@ fn by_abort(t: &mut Transcript) {
         let mut ring = Ring::new(8);
         ring.push(timeout(&LONG, 0, 0, 1));
         ring.submit();
-        // SAFETY: ends this child.
+        // SAFETY: the call ends this child.
         unsafe { libc::abort() }
     });
     t.say(format_args!("child: {ending}"));
@@ -219,8 +219,8 @@ case!(while_another_thread_waits => "
     deserted true
 ");
 
-/// A request belongs to the thread that submitted it. When that thread has ended, the request is
-/// cancelled, though the ring still exists.
+/// When the thread that submitted a request ends, the request is cancelled, though the ring still
+/// exists.
 fn of_submitting_thread(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -269,8 +269,8 @@ case!(of_creating_thread => "
 ");
 
 extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: the call changes this thread's cancellation type. No cleanup is needed when the
-    // thread is cancelled.
+    // SAFETY: the call changes only this thread's cancellation type. The thread owns nothing that a
+    // cancellation would leak.
     unsafe { pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, std::ptr::null_mut()) };
     let fd = argument as isize as i32;
     crate::door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
@@ -278,7 +278,7 @@ extern "C" fn wait_in_enter(argument: *mut libc::c_void) -> *mut libc::c_void {
 }
 
 extern "C" fn wait_in_pause(_argument: *mut libc::c_void) -> *mut libc::c_void {
-    // SAFETY: a cancellation point, at which this thread ends.
+    // SAFETY: the call is a cancellation point, at which this thread ends.
     unsafe { libc::pause() };
     std::ptr::null_mut()
 }
@@ -290,7 +290,8 @@ unsafe extern "C" {
     fn pthread_setcanceltype(kind: i32, before: *mut i32) -> i32;
 }
 
-/// Starts a thread, cancels it, and returns whether it ended by that.
+/// Starts a thread that runs `body`, cancels it by pthread_cancel(3), and returns whether that
+/// ended it.
 fn cancelled(body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, fd: i32) -> bool {
     // SAFETY: the thread gets a number as its argument, and is joined here.
     unsafe {
@@ -305,7 +306,7 @@ fn cancelled(body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, fd: i3
     }
 }
 
-/// pthread_cancel of a thread in a wait.
+/// pthread_cancel(3) ends a thread that waits in io_uring_enter.
 fn by_thread_cancel(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.say(format_args!("in enter: cancelled {}", cancelled(wait_in_enter, ring.fd)));

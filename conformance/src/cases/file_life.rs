@@ -1,4 +1,4 @@
-//! A request holds its file: to close or reuse the number has no effect on it.
+//! A request holds its file: closing or reusing the descriptor number has no effect on the request.
 
 use std::os::fd::{AsRawFd, IntoRawFd};
 
@@ -59,7 +59,7 @@ fn number_reused_by_file(t: &mut Transcript) {
     let mut buffer = [0u8; 8];
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     ring.submit();
-    // SAFETY: this case owns both descriptors; the first now means the file.
+    // SAFETY: this case owns both descriptors. The first number now means the file.
     unsafe { libc::dup2(file.as_raw_fd(), reader.as_raw_fd()) };
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -84,7 +84,7 @@ fn number_reused_by_pipe(t: &mut Transcript) {
     let (mut a, mut b) = ([0u8; 4], [0u8; 4]);
     ring.push(read(reader.as_raw_fd(), &mut a, 0, 1));
     ring.submit();
-    // SAFETY: this case owns both descriptors; the first now means the other pipe.
+    // SAFETY: this case owns both descriptors. The first number now means the other pipe.
     unsafe { libc::dup2(other.as_raw_fd(), reader.as_raw_fd()) };
     ring.push(read(reader.as_raw_fd(), &mut b, 0, 2));
     ring.submit();
@@ -141,8 +141,8 @@ case!(write_survives_close => "
     all read true tail true
 ");
 
-/// If forced to a worker, the request looks up the number in that worker (man page: at submit). So
-/// the worker must have started.
+/// A request with IOSQE_ASYNC looks its descriptor up in the worker (the manual says: at submit).
+/// So the case waits until the worker has started, then closes the descriptor.
 fn worker_survives_close(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -166,7 +166,7 @@ fn pipe_end_held_open(t: &mut Transcript) {
     ring.push(write(writer.as_raw_fd(), b"x", 0, 1));
     ring.submit();
     drop(writer);
-    // The writing end still exists: an empty pipe is not at its end.
+    // The writing end still exists, so the empty pipe is not at its end.
     files::set_nonblocking(&reader, true);
     let mut ended = false;
     let seen = crate::time::until(|| match files::take(&reader, 65536) {
@@ -184,7 +184,7 @@ case!(pipe_end_held_open => "
     cqe 1: 1
 ");
 
-/// Returns whether the last reader of a pipe has gone, as seen from the writing end.
+/// Returns whether the last reading end of a pipe is closed, as its writing end sees it.
 fn reader_gone(writer: &std::os::fd::OwnedFd) -> bool {
     let mut entry = libc::pollfd { fd: writer.as_raw_fd(), events: 0, revents: 0 };
     // SAFETY: the array has one entry.
@@ -265,8 +265,7 @@ fn looked_up_at_submit(t: &mut Transcript) {
     let second = files::memory_file(b"other");
     let mut buffer = [0u8; 5];
     ring.push(read(file.as_raw_fd(), &mut buffer, 0, 1));
-    // The SQE is not submitted yet: the number counts, not the file that it meant when the SQE was
-    // written.
+    // A request uses the file that its number means at submission, not when the SQE was written.
     // SAFETY: this case owns both descriptors.
     unsafe { libc::dup2(second.as_raw_fd(), file.as_raw_fd()) };
     t.result("submit", ring.enter(1, 1, u::IORING_ENTER_GETEVENTS));
@@ -299,7 +298,7 @@ fn record_lock(kind: i32) -> libc::flock {
     lock
 }
 
-/// Returns whether another process finds the file locked.
+/// Returns whether another process finds the file locked by a record lock.
 fn locked(fd: i32) -> bool {
     let ending = crate::process::forked(|| {
         let mut lock = record_lock(libc::F_WRLCK);
@@ -310,8 +309,8 @@ fn locked(fd: i32) -> bool {
     ending == "exit 1"
 }
 
-/// A process loses its record locks on a file when it closes any descriptor of that file. So a
-/// request that held such a descriptor must not close it.
+/// close(2) of any descriptor of a file drops the process's record locks on it. A request that ends
+/// must not drop them.
 fn record_locks_are_kept(t: &mut Transcript) {
     let scratch = files::Scratch::new();
     let file = scratch.file("locked", b"0123456789");

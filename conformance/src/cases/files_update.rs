@@ -1,4 +1,4 @@
-//! FILES_UPDATE: the registered table changed by a request.
+//! FILES_UPDATE: a request that changes the table of registered files.
 
 use std::os::fd::AsRawFd;
 
@@ -110,7 +110,8 @@ case!(skips => "
     slot 0 a = 1
 ");
 
-/// With an offset of ALLOC the kernel chooses the slots and writes them over the numbers.
+/// With IORING_FILE_INDEX_ALLOC as offset, the kernel chooses the slots. It writes their indices
+/// over the descriptor numbers.
 fn allocates(t: &mut Transcript) {
     let mut ring = table(3);
     let (a, b) = (files::memory_file(b"a"), files::memory_file(b"b"));

@@ -11,7 +11,7 @@ use crate::ring::Ring;
 use crate::sqe::{CURRENT, Change, read, read_at, vector, write};
 use crate::transcript::Transcript;
 
-/// Makes a ring with the given pages registered as buffers.
+/// Makes a ring in which these pages are registered buffers.
 fn ring_with(buffers: &[&Pages]) -> Ring {
     let ring = Ring::new(8);
     let vectors: Vec<_> = buffers.iter().map(|pages| vector(pages.at(0), pages.length)).collect();
@@ -51,7 +51,7 @@ fn inside_a_buffer(t: &mut Transcript) {
     let mut pages = Pages::new(3);
     let mut ring = ring_with(&[&pages]);
     let file = files::memory_file(b"0123456789");
-    // Across a page boundary, and up to the last byte.
+    // Reads to a range across a page boundary, then up to the buffer's last byte.
     t.entry(&ring.one(read_fixed(file.as_raw_fd(), pages.at(4090), 10, 0, 1)));
     t.say(String::from_utf8_lossy(&pages.bytes()[4090..4100]).into_owned());
     let end = pages.length as u64;
@@ -186,7 +186,7 @@ fn fixed_file_and_buffer(t: &mut Transcript) {
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(0, &mut buffer, 3, 4).fixed()));
     t.entry(&ring.one(write(0, b"ab", 3, 5).fixed()));
-    // The position belongs to the file, whether a descriptor or a slot names it.
+    // The file has one position, whether a descriptor or a slot names the file.
     t.entry(&ring.one(read(0, &mut buffer, CURRENT, 6).fixed()));
     t.say(format_args!("{} position {}", files::text(&file), files::position(&file)));
 }
@@ -235,7 +235,7 @@ fn several_buffers(t: &mut Transcript) {
     t.sorted(&ring.run(&[
         read_fixed(fd, a.at(0), 3, 0, 1),
         read_fixed(fd, b.at(0), 4, 1, 2),
-        // The right index with another buffer's address.
+        // The index of one registered buffer with an address in another.
         read_fixed(fd, b.at(0), 4, 0, 3),
     ]));
     t.say(format_args!("{} {}", a.bytes()[0], b.bytes()[3]));

@@ -1,6 +1,7 @@
-//! Requests that the kernel leaves to its workers: those with IOSQE_ASYNC, and those that are
-//! submitted while a ring drains. Such a worker waits for a file by a poll. It begins no request
-//! that may post several completions, and uses up a buffer ring's buffer at its first attempt.
+//! Requests that the kernel issues from its workers: those with IOSQE_ASYNC, and those that were
+//! submitted while a ring drains. For such a request a worker polls the file first. It starts no
+//! request that may post several completions. A request from a buffer ring uses up its buffer at
+//! the first attempt.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -17,7 +18,7 @@ use crate::transcript::Transcript;
 const GROUP: u16 = 3;
 const BUNDLE: u16 = u::IORING_RECVSEND_BUNDLE as u16;
 
-/// How a request comes to a worker: by its own flag, or by a drain.
+/// The SQE flags that make the kernel issue a request from a worker, with their names.
 const WAYS: [(&str, u8); 2] = [("IOSQE_ASYNC", sqe_flags::ASYNC), ("IOSQE_IO_DRAIN", sqe_flags::IO_DRAIN)];
 
 fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
@@ -25,7 +26,7 @@ fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
     t.result("submit", ring.submit());
 }
 
-/// Returns a request that takes its buffers from the group.
+/// Returns a request that selects its buffers from the case's group.
 fn selecting(opcode: u8, fd: &OwnedFd, options: u16) -> Sqe {
     sqe(opcode, fd.as_raw_fd(), 1).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
         sqe.ioprio = options;
@@ -33,7 +34,7 @@ fn selecting(opcode: u8, fd: &OwnedFd, options: u16) -> Sqe {
     })
 }
 
-/// Prints how far the group has been used up.
+/// Prints the group's head: the number of buffers used up so far.
 fn print_head(t: &mut Transcript, ring: &Ring) {
     let mut status: u::io_uring_buf_status = crate::memory::zeroed();
     status.buf_group = u32::from(GROUP);
@@ -77,7 +78,7 @@ case!(poll_multishot => "
     cqe 1: 1 MORE
 ");
 
-/// A poll of a file that cannot be polled.
+/// A forced POLL_ADD of a file that does not support poll.
 fn poll_of_unpolled_file(t: &mut Transcript) {
     for (name, way) in WAYS {
         for flags in [0, u::IORING_POLL_ADD_MULTI] {
@@ -95,8 +96,8 @@ fn poll_of_unpolled_file(t: &mut Transcript) {
 }
 case!(poll_of_unpolled_file => include_str!("forced/poll_of_unpolled_file.txt"));
 
-/// A multishot waits for its file before its first attempt. So a missing buffer does not matter
-/// before there is something to read.
+/// A forced multishot waits for its file before its first attempt. So a group without buffers fails
+/// it only when data is there.
 fn multishot_without_buffers(t: &mut Transcript) {
     let receiving = (opcode::RECV, u::IORING_RECV_MULTISHOT as u16);
     for ((name, way), (opcode, options)) in
@@ -125,7 +126,8 @@ fn multishot_without_buffers(t: &mut Transcript) {
 }
 case!(multishot_without_buffers => include_str!("forced/multishot_without_buffers.txt"));
 
-/// A multishot with MSG_DONTWAIT waits, because its worker has made it wait for the file.
+/// A forced multishot with MSG_DONTWAIT waits nevertheless, because the worker polls its file
+/// first.
 fn multishot_that_may_not_wait(t: &mut Transcript) {
     for ((name, way), bundle) in WAYS.into_iter().flat_map(|way| [(way, 0), (way, BUNDLE)]) {
         t.say(format_args!("{name}, options {bundle:#x}"));
@@ -190,7 +192,7 @@ case!(accept_multishot => "
     cqe 1: 1 MORE
 ");
 
-/// A bundle that sends is cancelled if there is room to send to, with or without a group.
+/// A forced bundle that sends is cancelled if the socket has room, with and without a buffer group.
 fn send_bundle(t: &mut Transcript) {
     for (name, way) in WAYS {
         for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM] {
@@ -221,7 +223,7 @@ fn bundle(socket: &OwnedFd, selects: bool) -> Sqe {
     send(socket.as_raw_fd(), b"abc", 1).with(|sqe| sqe.ioprio = BUNDLE)
 }
 
-/// It is cancelled as well when the room that it has waited for is there.
+/// A forced bundle that waits for room to send is cancelled when the socket gets room.
 fn send_bundle_waits(t: &mut Transcript) {
     for (name, way) in WAYS {
         t.say(name);
@@ -250,7 +252,7 @@ case!(send_bundle_waits => "
     readable: false
 ");
 
-/// The events that end a receive.
+/// An event that ends a waiting receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Data,
@@ -260,7 +262,7 @@ enum Ending {
 
 const ENDINGS: [Ending; 3] = [Ending::Data, Ending::EndOfFile, Ending::Cancellation];
 
-/// Ends the receive that waits, and prints its completion.
+/// Ends the waiting receive by `ending`, and prints its completion.
 fn end(t: &mut Transcript, ring: &mut Ring, peer: &OwnedFd, ending: Ending) {
     match ending {
         Ending::Data => assert_eq!(files::put(peer, b"abc"), 3),
@@ -270,7 +272,7 @@ fn end(t: &mut Transcript, ring: &mut Ring, peer: &OwnedFd, ending: Ending) {
     t.in_order(&ring.wait(1));
 }
 
-/// Registers a group for a ring.
+/// A function that registers a buffer group with a ring.
 type MakeGroup = fn(&Ring, &Pages, u32, u16) -> Group;
 
 fn keeps_buffer(t: &mut Transcript) {
@@ -321,7 +323,8 @@ fn keeps_no_classic_buffer(t: &mut Transcript) {
 }
 case!(keeps_no_classic_buffer => include_str!("forced/keeps_no_classic_buffer.txt"));
 
-/// Of a chain that drains, the head is forced, the member that drains, and those behind it.
+/// In a chain with IO_DRAIN, three kinds of members are forced to a worker: the head, the member
+/// with the flag, and the members behind that one.
 fn chain_behind_drain(t: &mut Transcript) {
     for place in 0..3 {
         for drains in (0..3).filter(|drains| place == 0 || place >= *drains) {

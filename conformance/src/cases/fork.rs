@@ -76,7 +76,7 @@ case!(parent_goes_on => "
     parent's ring works true
 ");
 
-/// A request for which the parent waits does not belong to the child.
+/// A child that closes the inherited ring does not affect the parent's pending requests.
 fn pending_request_stays(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -167,7 +167,8 @@ case!(grandchild => "
     parent's ring works true
 ");
 
-/// A vfork child shares the parent's memory, but its close affects only the child.
+/// A vfork child shares the parent's memory. If it closes the ring's descriptor, only the child
+/// loses the ring.
 fn vfork_child_closes(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
@@ -186,8 +187,8 @@ case!(vfork_child_closes => "
     parent's ring works true
 ");
 
-/// Calls clone(CLONE_VM | CLONE_VFORK) with a stack of its own, as posix_spawn does. The child
-/// closes the descriptor and exits.
+/// Calls clone(CLONE_VM | CLONE_VFORK) with a separate stack, as posix_spawn does. The child closes
+/// the descriptor and exits.
 unsafe fn spawn_sharing(fd: i32) -> i32 {
     extern "C" fn child(argument: *mut libc::c_void) -> i32 {
         let answer = door::close(argument as isize as i32);
@@ -202,8 +203,9 @@ unsafe fn spawn_sharing(fd: i32) -> i32 {
     }
 }
 
-/// A child that `make` creates has closed its inherited descriptors and lives on. The parent closes
-/// a socket with a waiting receive, and the peer sees the end.
+/// `make` creates a child that closes the descriptors it inherited and lives on. The parent closes
+/// a socket on which a receive waits. The peer sees the end, so the child holds no copy of the
+/// socket.
 fn peer_is_told(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, arm: impl FnOnce(&mut Ring, i32)) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -216,13 +218,13 @@ fn peer_is_told(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32, 
         door::close(ends.as_raw_fd());
         files::put(&begins, b"x");
         let mut byte = 0u8;
-        // SAFETY: the buffer has one byte. The call passes none of usring's entry points.
+        // SAFETY: the buffer has one byte. The call does not go through usring's entry points.
         unsafe { libc::read(end.as_raw_fd(), (&raw mut byte).cast(), 1) };
         0
     });
     t.say(format_args!("a child {}", child > 0));
     files::take(&begun, 1).expect("the child's word");
-    // IORING_ASYNC_CANCEL_ALL and _ANY.
+    // Cancels all requests: IORING_ASYNC_CANCEL_ALL and _ANY.
     ring.push(crate::sqe::cancel(0, 1 | 4, 9));
     ring.submit();
     ring.wait(2);
@@ -251,18 +253,18 @@ case!(child_keeps_no_waiting_file => "
     child: exit 0
 ");
 
-/// A child of `_Fork`, for which libc runs no handlers.
+/// The child is made by `_Fork`, which runs no handlers of pthread_atfork(3).
 fn bare_child_keeps_no_waiting_file(t: &mut Transcript) {
     unsafe extern "C" {
         fn _Fork() -> i32;
     }
     let make = |child: &dyn Fn() -> i32| {
-        // SAFETY: there is one thread, and the child calls only functions that are safe in a signal
-        // handler.
+        // SAFETY: this process has one thread, and the child calls only async-signal-safe
+        // functions.
         let number = unsafe { _Fork() };
         if number == 0 {
             let status = child();
-            // SAFETY: ends the child here.
+            // SAFETY: the call ends the child.
             unsafe { libc::_exit(status) };
         }
         number
@@ -275,12 +277,13 @@ case!(bare_child_keeps_no_waiting_file => "
     child: exit 0
 ");
 
-/// clone(3) with `flags`, on a stack of its own.
+/// Calls clone(2) with `flags` and a separate stack.
 fn cloned(flags: i32, child: &dyn Fn() -> i32) -> i32 {
     extern "C" fn begin(child: *mut libc::c_void) -> i32 {
-        // SAFETY: the pointer is to the parent's reference, in the child's copy of its memory.
+        // SAFETY: the pointer is to the parent's reference, in the child's copy of the parent's
+        // memory.
         let status = unsafe { (*child.cast::<&dyn Fn() -> i32>())() };
-        // SAFETY: the call ends the child here, with its threads.
+        // SAFETY: the call ends the child with all its threads.
         unsafe { libc::_exit(status) }
     }
     let stack = crate::memory::Pages::new(64);
@@ -316,7 +319,8 @@ case!(child_of_a_request_with_a_worker => "
     child: exit 0
 ");
 
-/// The parent's requests go on after a child that shares its descriptors has ended.
+/// `make` creates a child that shares the parent's descriptor table. When the child has ended, the
+/// parent's requests go on.
 fn shares(t: &mut Transcript, make: impl FnOnce(&dyn Fn() -> i32) -> i32) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -346,14 +350,14 @@ case!(child_shares_descriptors => "
     parent's ring works true
 ");
 
-/// The child is made by a system call that no library sees.
+/// A raw clone(2), of which no library learns, makes a child that shares the descriptor table.
 fn unseen_child_shares_descriptors(t: &mut Transcript) {
     let make = |child: &dyn Fn() -> i32| {
-        // SAFETY: without a stack the child continues here, in its copy of the memory.
+        // SAFETY: without a stack argument the child continues here, in its copy of the memory.
         let number = unsafe { libc::syscall(libc::SYS_clone, libc::CLONE_FILES | libc::SIGCHLD, 0, 0, 0, 0) } as i32;
         if number == 0 {
             let status = child();
-            // SAFETY: ends the child here.
+            // SAFETY: the call ends the child.
             unsafe { libc::_exit(status) };
         }
         number
@@ -367,7 +371,7 @@ case!(unseen_child_shares_descriptors => "
     parent's ring works true
 ");
 
-/// A child closes all open descriptors; its parent's requests go on.
+/// A child closes all its descriptors. The parent's requests go on.
 fn child_closes_all(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -392,7 +396,8 @@ case!(child_closes_all => "
     parent's ring works true
 ");
 
-/// As posix_spawn's file actions do: in the parent's memory, with a descriptor table of its own.
+/// A child closes all its descriptors as posix_spawn's file actions do: it runs in the parent's
+/// memory, with a descriptor table of its own.
 fn vfork_child_closes_all(t: &mut Transcript) {
     extern "C" fn child(_: *mut libc::c_void) -> i32 {
         // SAFETY: the call closes only the child's numbers.
@@ -522,7 +527,7 @@ case!(with_workers => "
     cqe 2: 4
 ");
 
-/// The parent ends at once. Its child has a ring of its own.
+/// The parent ends at once, with a poll in flight. Its child makes a ring of its own, which works.
 fn parent_exits_first(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let ending = process::forked(|| {

@@ -1,5 +1,5 @@
-//! Programs that misuse the interface, and programs that watch for faults. Only the misused ring
-//! may be affected, and nothing may crash.
+//! Programs that misuse io_uring, and programs that handle faults themselves. A misuse may affect
+//! only the misused ring, and no process may crash.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,7 +17,8 @@ use crate::transcript::Transcript;
 static FAULTS: AtomicU32 = AtomicU32::new(0);
 static PLACE: AtomicU32 = AtomicU32::new(0);
 
-/// Counts the fault, and makes the page accessible if the case has prepared it for that.
+/// Handles SIGSEGV and SIGBUS: counts the fault, and makes the page accessible if the case has set
+/// `PLACE`. Otherwise it ends the process.
 extern "C" fn on_fault(_signal: i32, information: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     FAULTS.fetch_add(1, Ordering::SeqCst);
     // SAFETY: the kernel has filled in the information. The page belongs to the case.
@@ -43,7 +44,7 @@ fn catch_faults() {
     }
 }
 
-/// Submits requests of every kind with a bad address. Each must answer -EFAULT.
+/// Submits requests of every kind with a bad address. Each gets -EFAULT.
 fn bad_requests(t: &mut Transcript, address: u64) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"0123456789");
@@ -73,7 +74,7 @@ fn bad_requests(t: &mut Transcript, address: u64) {
     t.result("setup", crate::door::setup(4, address as *mut Params));
 }
 
-/// A program's SIGSEGV handler sees none of these faults.
+/// A bad address in a request raises no SIGSEGV: the program's handler does not run.
 fn faults_are_not_the_programs(t: &mut Transcript) {
     let _first = Ring::new(4);
     catch_faults();
@@ -96,7 +97,8 @@ case!(faults_are_not_the_programs => "
     handler ran 0
 ");
 
-/// The program's own faults still reach its handler, before and after.
+/// A fault of the program itself reaches the program's handler, also after the ring has met a bad
+/// address.
 fn own_fault_is_the_programs(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     catch_faults();
@@ -118,7 +120,8 @@ case!(own_fault_is_the_programs => "
     cqe 1: -EBADF
 ");
 
-/// A fault while its signal is blocked kills the process. A bad address must not cause one.
+/// A fault while its signal is blocked kills the process. A bad address in a request raises none,
+/// so the process lives.
 fn faults_while_all_is_blocked(t: &mut Transcript) {
     let _first = Ring::new(4);
     // SAFETY: the call changes only this thread's mask.
@@ -168,8 +171,8 @@ case!(faults_while_ignored => "
     setup = -EFAULT
 ");
 
-/// A mapping longer than its file. A direct access raises SIGBUS; an access by a system call
-/// answers -EFAULT.
+/// Requests on pages of a mapping that lie beyond the end of the mapped file get -EFAULT, as system
+/// calls do. (A direct access raises SIGBUS.)
 fn pages_beyond_the_file(t: &mut Transcript) {
     let short = files::memory_file(b"");
     // SAFETY: a new mapping, which this case never accesses directly.
@@ -203,7 +206,8 @@ case!(pages_beyond_the_file => "
     handler ran 0
 ");
 
-/// The rings continue to exist when the program unmaps its view.
+/// After munmap(2) of the ring's mapping the ring itself still exists: enter submits the SQE that
+/// was written before.
 fn ring_unmapped_before_enter(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"");
@@ -230,8 +234,8 @@ fn own_ring(rings: &Pages, entries: &Pages) -> Ring {
     Ring::over_memory(fd, params, rings.address, entries.address)
 }
 
-/// The kernel has pinned the pages and goes on. usring may answer anything, but the program and its
-/// other rings must continue to work.
+/// The program unmaps the memory of a NO_MMAP ring. The kernel has pinned the pages and goes on.
+/// usring may give any result, but the program and its other rings must work.
 fn own_memory_unmapped(t: &mut Transcript) {
     let (rings, entries) = (Pages::new(1), Pages::new(1));
     let mut ring = own_ring(&rings, &entries);
@@ -246,7 +250,8 @@ fn own_memory_unmapped(t: &mut Transcript) {
 }
 case!(own_memory_unmapped => "cqe 2: 0");
 
-/// liburing's order of teardown: memory first. A request in flight then has no CQ to complete to.
+/// The program unmaps the memory of a NO_MMAP ring and then closes the ring, as liburing does.
+/// Requests in flight then have no CQ to complete to.
 fn own_memory_unmapped_then_closed(t: &mut Transcript) {
     for _ in 0..20 {
         let (rings, entries) = (Pages::new(1), Pages::new(1));
@@ -323,7 +328,7 @@ case!(registered_buffer_unmapped => "
     cqe 2: 0
 ", because "registered buffers are not pinned: one that was unmapped gives EFAULT when it is used");
 
-/// The buffer of a read is unmapped while the read waits.
+/// The buffer of a waiting read is unmapped: the read gets -EFAULT when data arrives.
 fn buffer_unmapped_in_flight(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pages = Pages::new(1);
@@ -340,7 +345,8 @@ case!(buffer_unmapped_in_flight => "
     cqe 2: 0
 ");
 
-/// The constants in the shared memory are for the program. To overwrite them has no effect.
+/// The kernel does not read the constants in the ring's memory (entries, masks). If the program
+/// overwrites them, nothing changes.
 fn scribbled_constants(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (sq, cq) = (ring.params.sq_off, ring.params.cq_off);
@@ -360,8 +366,8 @@ case!(scribbled_constants => "
     cqe 5: 0
 ");
 
-/// The kernel overwrites its own words again after the program has overwritten them. It touches
-/// nothing outside the rings.
+/// The program overwrites heads, tails and flags of the ring. The kernel writes its own words anew,
+/// and accesses no memory outside the ring.
 fn scribbled_queue_words(t: &mut Transcript) {
     for scribble in [1, 7, 0x7fff_ffff, u32::MAX] {
         let mut ring = Ring::new(8);
@@ -385,8 +391,8 @@ fn scribbled_queue_words(t: &mut Transcript) {
 }
 case!(scribbled_queue_words => "cqe 3: 0");
 
-/// Another thread switches the opcode between valid and invalid. Each entry is read once, so it is
-/// one or the other.
+/// Another thread switches the opcodes of SQEs between valid and invalid during the submission. The
+/// kernel reads each SQE once, so each request either succeeds or gets -EINVAL.
 fn sqe_changes_under_submit(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     let place = ring.entries_address();
@@ -399,7 +405,7 @@ fn sqe_changes_under_submit(t: &mut Transcript) {
             while !stop.load(Ordering::Relaxed) {
                 opcode = if opcode == 0 { 200 } else { 0 };
                 for slot in 0..8 {
-                    // SAFETY: the address is the opcode of an entry in the mapping, which outlives
+                    // SAFETY: the address is the opcode of an SQE in the mapping, which outlives
                     // the thread.
                     unsafe { (place as *mut u8).add(slot * 64).write_volatile(opcode) };
                 }
@@ -421,7 +427,8 @@ fn sqe_changes_under_submit(t: &mut Transcript) {
 }
 case!(sqe_changes_under_submit => "completions 16000 odd answers 0");
 
-/// The length of a vector changes while the kernel reads it. The kernel checks and uses one copy.
+/// Another thread changes the length in a READV's vector. The kernel checks and uses one copy of
+/// the vector, so the read either succeeds or gets -EINVAL.
 fn vectors_change_under_submit(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[b'f'; 64]);
@@ -436,7 +443,7 @@ fn vectors_change_under_submit(t: &mut Transcript) {
             let mut length = 8usize;
             while !stop.load(Ordering::Relaxed) {
                 length = if length == 8 { usize::MAX } else { 8 };
-                // SAFETY: the address is the length of the vector, which outlives the thread.
+                // SAFETY: the address is the length in the vector, which outlives the thread.
                 unsafe { (place as *mut usize).write_volatile(length) };
             }
         });
@@ -451,7 +458,7 @@ fn vectors_change_under_submit(t: &mut Transcript) {
 }
 case!(vectors_change_under_submit => "completions 1000 odd answers 0");
 
-/// A small random number generator with a fixed sequence.
+/// A pseudo-random number generator with a fixed sequence.
 struct Numbers(u64);
 
 impl Numbers {
@@ -466,7 +473,7 @@ impl Numbers {
         self.next().is_multiple_of(many)
     }
 
-    /// Returns a small number often, and sometimes any number.
+    /// Returns mostly small numbers, and sometimes any number.
     fn value(&mut self) -> u64 {
         match self.next() % 6 {
             0 | 1 => 0,
@@ -478,8 +485,8 @@ impl Numbers {
     }
 }
 
-/// Submits entries of random bits, with operations that cannot change this process. Each completes
-/// or is cancelled, and the ring works afterwards.
+/// Submits SQEs of random bits, with operations that cannot change this process. All are submitted,
+/// and afterwards a new ring works.
 fn random_sqes(t: &mut Transcript) {
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
     let mut ring = Ring::flags(64, u::IORING_SETUP_SUBMIT_ALL);
@@ -520,11 +527,11 @@ case!(random_sqes => "
     cqe 1: 0
 ");
 
-/// Descriptors beyond the open ones, so that nothing is read or written.
+/// Returns an SQE of random bits. Its descriptor number is not open, so no file is read or written.
 fn random_sqe(numbers: &mut Numbers, opcode: u8) -> Sqe {
     Sqe {
         opcode,
-        // No drain: it would hold back all entries after one that waits.
+        // IO_DRAIN is left out: a drain behind a waiting request would hold back all later ones.
         flags: numbers.next() as u8 & numbers.next() as u8 & 0x7d,
         ioprio: if numbers.one_in(8) { numbers.next() as u16 } else { 0 },
         fd: 5000 + (numbers.next() % 10) as i32,
@@ -550,7 +557,7 @@ fn random_registrations(t: &mut Transcript) {
             *byte = if numbers.one_in(2) { 0 } else { numbers.next() as u8 };
         }
         let opcode = (numbers.next() % 40) as u32;
-        // Skips opcodes that would make the ring unusable for the rest.
+        // Skips opcodes after which later rounds could not use the ring.
         if [reg::ENABLE_RINGS, reg::RESTRICTIONS, reg::RING_FDS, 33, 34].contains(&opcode) {
             continue;
         }
@@ -566,12 +573,12 @@ fn random_registrations(t: &mut Transcript) {
 }
 case!(random_registrations => "cqe 1: 0");
 
-/// A read into the ring's own memory: the kernel carries it out.
+/// The buffer of a read may lie in the ring's own memory.
 fn ring_memory_as_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[0x55; 16]);
     let place = ring.entries_address();
-    // Reads into the last entry, which is used afterwards.
+    // Reads into the last SQE of the array, which a later request uses.
     t.entry(&ring.one(read_at(file.as_raw_fd(), place + 7 * 64 + 48, 16, 0, 1)));
     for user_data in 2..=9 {
         let mut byte = [0u8; 1];

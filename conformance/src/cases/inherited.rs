@@ -17,7 +17,7 @@ use crate::shared::{self, Shared};
 use crate::sqe::{nop, read, read_at, readv, vector, write_at, writev};
 use crate::transcript::Transcript;
 
-/// A child opens a file after the fork, and transfers between the file and shared memory.
+/// A child that inherited the ring opens a file, and transfers between that file and shared memory.
 fn child_reads_and_writes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         shared::run_child(t, |t| {
@@ -59,7 +59,8 @@ case!(child_reads_and_writes => "
     the childof the
 ");
 
-/// The buffer is in memory of which the child has a copy. The request fills the submitter's copy.
+/// The buffer of a request is in memory of which parent and child have separate copies. The request
+/// fills the copy of its submitter.
 fn private_buffer_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"data");
@@ -91,7 +92,8 @@ case!(private_buffer_is_the_submitters => "
     in the parent data
 ");
 
-/// One number is a different file in parent and child.
+/// A descriptor number means different files in parent and child. A request uses the file of its
+/// submitter.
 fn number_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"of the parent");
@@ -123,7 +125,8 @@ case!(number_is_the_submitters => "
     of the parent
 ");
 
-/// The parent writes an SQE, and the child submits it: the child is the submitter.
+/// The parent writes an SQE, and the child submits it by io_uring_enter. The child's descriptors
+/// count.
 fn submitter_is_the_process_that_enters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"of the parent");
@@ -160,7 +163,8 @@ case!(submitter_is_the_process_that_enters => "
     submit again = 0
 ");
 
-/// A descriptor that is closed in the child is -EBADF to the child, not to the parent.
+/// A descriptor that is closed in the child gives the child's request -EBADF. The parent's request
+/// succeeds.
 fn closed_number_fails_for_its_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -236,7 +240,7 @@ case!(fork_after_use => "
     parent: works true
 ");
 
-/// A CQE that the parent has not reaped is there for the child, and the other way round.
+/// A child reaps a CQE that the parent has not reaped, and the parent reaps one of the child's.
 fn cqes_are_the_rings(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         ring.push(nop(1));
@@ -264,7 +268,8 @@ case!(cqes_are_the_rings => "
     cqe 2: 0
 ");
 
-/// A request of the parent is in flight at the fork. It is the parent's alone.
+/// A request that is in flight at the fork still belongs to the parent: it fills the parent's
+/// buffer.
 fn request_before_the_fork_is_the_parents(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -297,7 +302,8 @@ case!(request_before_the_fork_is_the_parents => "
     in the parent data
 ");
 
-/// Each enter consumes as many SQEs as it asks for, and leaves the rest to the next one.
+/// Parent and child enter in turn. Each call takes at most as many SQEs as it asks for, and the
+/// next call takes the following ones.
 fn enter_takes_its_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         for user_data in 1..=5 {
@@ -338,9 +344,9 @@ case!(enter_takes_its_count => "
     cqe 5: 0
 ");
 
-/// The process that made the ring ends. Its child goes on.
+/// The process that made the ring ends. Its child can still use the ring.
 fn child_goes_on_after_the_creator(t: &mut Transcript) {
-    // SAFETY: the call only makes orphans children of this process.
+    // SAFETY: the call only makes this process the new parent of orphans.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -380,7 +386,8 @@ case!(child_goes_on_after_the_creator => "
     child: exit 0
 ");
 
-/// Each generation uses the ring before and after its child.
+/// A chain of five processes, each forked by the one before. Each process uses the ring before and
+/// after its child.
 fn five_generations(t: &mut Transcript) {
     fn generation(t: &mut Transcript, ring: &mut Ring, number: u64) {
         works(t, ring, &format!("generation {number}"), number);

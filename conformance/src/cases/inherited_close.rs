@@ -40,7 +40,7 @@ case!(child_closes_and_parent_goes_on => "
     child: exit 0
 ");
 
-/// The parent, which made the ring, closes it. Its child goes on, and so does a grandchild.
+/// The process that made the ring closes it. Its child and a grandchild still use the ring.
 fn parent_closes_and_child_goes_on(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = shared::child(|| {
@@ -76,7 +76,8 @@ case!(parent_closes_and_child_goes_on => "
     enter = -EBADF
 ");
 
-/// The requests of a child that has closed the ring complete, and the parent reaps them.
+/// A child closes the ring while its requests are in flight. They complete, and the parent reaps
+/// them.
 fn requests_of_the_closer_complete(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -117,7 +118,7 @@ case!(requests_of_the_closer_complete => "
     child: exit 0
 ");
 
-/// The parent closes the ring while a request of its own is in flight. The child reaps its CQE.
+/// The parent closes the ring while its request is in flight. The child reaps the CQE.
 fn child_reaps_the_closers_request(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -149,7 +150,8 @@ case!(child_reaps_the_closers_request => "
     in the parent data
 ");
 
-/// A worker of the child is blocked when the child closes the ring.
+/// A child closes the ring while a worker of the child is blocked for it. The worker's request
+/// still completes.
 fn worker_of_the_closer_goes_on(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fifo = files::Fifo::new();
@@ -183,7 +185,8 @@ case!(worker_of_the_closer_goes_on => "
     child: exit 0
 ");
 
-/// No process has the descriptor any more. The mapping keeps the ring and its requests.
+/// All processes have closed the descriptor. The mapping alone keeps the ring and its requests
+/// alive.
 fn mapping_keeps_the_ring(t: &mut Transcript) {
     let mut ring = shared::Kind::Mapped.ring(8, 0);
     let (reader, writer) = files::pipe();
@@ -207,7 +210,7 @@ case!(mapping_keeps_the_ring => "
     data
 ");
 
-/// The mapping of another process alone keeps the ring and its requests.
+/// Only another process still maps the ring. That mapping keeps the ring and its requests alive.
 fn mapping_of_the_child_keeps_the_ring(t: &mut Transcript) {
     let mut ring = shared::Kind::Mapped.ring(8, 0);
     let shared = shared::Shared::new();
@@ -237,7 +240,7 @@ case!(mapping_of_the_child_keeps_the_ring => "
     data
 ");
 
-/// A ring in the program's memory has no mapping that keeps it: its last close ends its requests.
+/// A NO_MMAP ring has no mapping that could keep it alive: the last close cancels its requests.
 fn last_close_ends_a_ring_in_own_memory(t: &mut Transcript) {
     let mut ring = shared::Kind::OwnMemory.ring(8, 0);
     let (reader, writer) = files::pipe();
@@ -247,7 +250,7 @@ fn last_close_ends_a_ring_in_own_memory(t: &mut Transcript) {
     shared::run_child(t, |t| t.result("close in the child", door::close(ring.fd)));
     t.result("close", ring.close());
     drop(reader);
-    // The cancelled request releases the last read end, which makes the write end fail.
+    // The cancelled request closes the last reading end, so a write to the pipe fails.
     let ended = time::until(|| files::put(&writer, b"x") < 0);
     t.say(format_args!("the request has ended {ended}"));
     t.say(String::from_utf8_lossy(&buffer));

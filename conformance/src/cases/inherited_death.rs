@@ -12,7 +12,7 @@ use crate::sqe::{Change, nop, poll, read_at, timeout};
 use crate::time::{self, milliseconds};
 use crate::transcript::Transcript;
 
-/// How a process ends.
+/// How the child ends: by SIGKILL or by exit.
 #[derive(Clone, Copy)]
 enum End {
     Kill,
@@ -21,7 +21,8 @@ enum End {
 
 const ENDS: [(End, &str); 2] = [(End::Kill, "killed:"), (End::Exit, "exits:")];
 
-/// Submits in a child what `push` pushes. The child then ends, and is gone when this returns.
+/// Forks a child that pushes requests by `push`, submits them, and ends. Returns after the child
+/// has ended.
 fn submit_and_end(t: &mut Transcript, ring: &mut Ring, shared: &Shared, end: End, push: impl FnOnce(&mut Ring)) {
     let child = shared::child(|| {
         ring.catch_up();
@@ -41,7 +42,7 @@ fn submit_and_end(t: &mut Transcript, ring: &mut Ring, shared: &Shared, end: End
     ring.catch_up();
 }
 
-/// Runs a case with both ends of the child, and with a ring of each kind.
+/// Runs a case for each end of the child, and for a ring of each kind.
 fn each_end(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared, End)) {
     for (end, name) in ENDS {
         for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
@@ -51,7 +52,7 @@ fn each_end(t: &mut Transcript, case: fn(&mut Transcript, &mut Ring, &Shared, En
     }
 }
 
-/// A poll stays armed. When its event comes, its result is -ECANCELED.
+/// A poll of a process that has ended stays armed. When its event comes, it gets -ECANCELED.
 fn poll_stays_armed(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
@@ -85,7 +86,8 @@ case!(poll_stays_armed => "
     cqe 2: 0
 ");
 
-/// A read stays armed. When data comes, its result is -ECANCELED, and the data stays in the pipe.
+/// A read of a process that has ended stays armed. When data comes, it gets -ECANCELED, and the
+/// data stays in the pipe.
 fn read_stays_armed(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
@@ -125,7 +127,8 @@ case!(read_stays_armed => "
     in the pipe 4
 ");
 
-/// The dead child had the only write end. Its end closes the pipe, and that is the read's event.
+/// The child that ended had the pipe's only writing end. The close of that end is the event of the
+/// child's read.
 fn end_closes_the_pipe(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let address = shared.slot(0);
@@ -152,7 +155,7 @@ case!(end_closes_the_pipe => "
     cqe 1: -ECANCELED
 ");
 
-/// A timeout ends at its time, as if its process were there.
+/// A timeout of a process that has ended expires at its time with -ETIME.
 fn timeout_keeps_its_time(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let time = milliseconds(500);
@@ -175,7 +178,7 @@ case!(timeout_keeps_its_time => "
     cqe 1: -ETIME
 ");
 
-/// A timeout that counts completions counts those of the survivors.
+/// A timeout of a process that has ended still counts the completions of other processes.
 fn counted_timeout_keeps_counting(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         submit_and_end(t, ring, shared, end, |ring| ring.push(timeout(&time::LONG, 2, 0, 1)));
@@ -213,8 +216,8 @@ case!(counted_timeout_keeps_counting => "
     cqe 3: 0
 ");
 
-/// A request of which a worker makes the blocking call is broken off at once, and the request that
-/// is linked to it is cancelled.
+/// If a worker is in a blocking call for a request of a process that ends, that call is interrupted
+/// at once. The linked request is cancelled.
 fn worker_is_broken_off(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let fifo = files::Fifo::new();
@@ -256,7 +259,8 @@ case!(worker_is_broken_off => "
     no worker in the open true
 ");
 
-/// The links behind an armed read are cancelled when the read is.
+/// When the armed read of a process that has ended is cancelled, the requests linked to it are
+/// cancelled too.
 fn chain_behind_an_armed_read(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, writer) = files::pipe();
@@ -298,8 +302,8 @@ case!(chain_behind_an_armed_read => "
     cqe 3: -ECANCELED
 ");
 
-/// SQEs that the dead process wrote and did not submit are there for the next enter. The process
-/// that enters is their submitter.
+/// A process ends after it wrote SQEs but before it submitted them. The next enter of another
+/// process submits them as that process's requests.
 fn unsubmitted_entries_stay(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -332,7 +336,7 @@ case!(unsubmitted_entries_stay => "
     data
 ");
 
-/// The CQEs of a dead process stay in the queue.
+/// CQEs of a process that has ended stay in the CQ.
 fn unreaped_completions_stay(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         submit_and_end(t, ring, shared, end, |ring| {

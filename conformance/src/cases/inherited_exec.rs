@@ -1,4 +1,4 @@
-//! Rings that several processes use: one of the processes executes a program.
+//! Rings that several processes use: one of the processes calls execve(2).
 
 use std::os::fd::AsRawFd;
 
@@ -11,8 +11,9 @@ use crate::sqe::{nop, poll, read_at, timeout};
 use crate::time::{self, LONG};
 use crate::transcript::Transcript;
 
-/// Starts a child that submits what `push` pushes, and then executes this program again. The
-/// program writes a byte to `begun`, and runs until the case closes the other end of `end`.
+/// Starts a child that submits the requests of `push`, and then executes this program again. The
+/// executed program writes a byte to `begun`, and lives until the case closes the other end of
+/// `end`.
 fn submits_and_executes(ring: &mut Ring, begun: i32, end: i32, push: impl FnOnce(&mut Ring)) -> i32 {
     let shared = Shared::new();
     let child = shared::child(|| {
@@ -27,7 +28,8 @@ fn submits_and_executes(ring: &mut Ring, begun: i32, end: i32, push: impl FnOnce
     child
 }
 
-/// Executes this program with `child NAME ARGUMENT` in a child, and waits for its end.
+/// Forks a child that executes this program with `child NAME ARGUMENT`, and waits until the child
+/// ends.
 fn executes(t: &mut Transcript, name: &str, argument: &str) {
     let child = shared::child(|| become_child(name, argument));
     shared::ended(t, child);
@@ -38,7 +40,7 @@ fn keep_on_exec(fd: i32) {
     assert_eq!(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }, 0);
 }
 
-/// All requests of the executing process are cancelled at once. Its new program runs on.
+/// execve(2) cancels all requests of its process at once. The new program runs on.
 fn requests_are_cancelled(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -88,7 +90,7 @@ case!(requests_are_cancelled => "
     cqe 5: 0
 ");
 
-/// The requests of the other processes stay.
+/// execve(2) in one process does not cancel requests of the other processes.
 fn requests_of_others_stay(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -114,9 +116,9 @@ case!(requests_of_others_stay => "
     data
 ");
 
-/// The creator executes a program. Its child goes on with the ring.
+/// The process that made the ring calls execve(2). Its child still uses the ring.
 fn creator_executes(t: &mut Transcript) {
-    // SAFETY: the call only makes orphans children of this process.
+    // SAFETY: the call only makes this process the new parent of orphans.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -156,8 +158,8 @@ case!(creator_executes => "
     data
 ");
 
-/// A ring without close-on-exec reaches the new program, which maps it and submits an SQE that was
-/// there. The parent reaps the CQE.
+/// A ring without close-on-exec reaches the executed program, which maps it and submits an SQE that
+/// was left there. The parent reaps the CQE.
 fn ring_reaches_the_program(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     keep_on_exec(ring.fd);

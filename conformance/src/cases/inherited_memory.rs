@@ -1,5 +1,5 @@
-//! Rings that several processes use: the ring's mapping in each process, and descriptors that reach
-//! a process by other ways than fork.
+//! Rings that several processes use: the ring's mapping in each process, and ring descriptors that
+//! a process gets in other ways than by fork.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -13,7 +13,7 @@ use crate::shared::{self, Kind, Partner, Shared};
 use crate::sqe::{nop, read_at};
 use crate::transcript::Transcript;
 
-/// A child has removed the inherited mapping, and maps the ring again.
+/// A child unmaps the inherited ring and maps it again.
 fn child_maps_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1));
@@ -40,10 +40,12 @@ case!(child_maps_again => "
     cqe 4: 0
 ");
 
-/// With MADV_DONTFORK (io_uring_ring_dontfork) a child has no mapping. It can map the ring again.
+/// With MADV_DONTFORK (io_uring_ring_dontfork) a child inherits no mapping of the ring. It can map
+/// the ring again.
 fn mapping_without_inheritance(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // A mapping below the ring's keeps the child's next mapping from the addresses of the ring's.
+    // A mapping directly below the ring's, so that the child's next mapping gets other addresses
+    // than the ring had.
     // SAFETY: a new mapping, which nothing touches.
     unsafe {
         libc::mmap(std::ptr::null_mut(), 1 << 20, libc::PROT_NONE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
@@ -70,7 +72,7 @@ case!(mapping_without_inheritance => "
     cqe 3: 0
 ");
 
-/// A child that only maps the ring keeps it, after it has closed the descriptor.
+/// A child closes the ring's descriptor and reaps from its mapping, which keeps the ring alive.
 fn child_closes_and_reaps_from_memory(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let shared = Shared::new();
@@ -94,7 +96,8 @@ case!(child_closes_and_reaps_from_memory => "
     no cqe
 ");
 
-/// A copy of the descriptor (dup) in a child serves as the ring, after the first was closed.
+/// A child duplicates the ring's descriptor by dup(2) and closes the first. The duplicate serves as
+/// the ring.
 fn copy_of_the_descriptor(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
@@ -121,7 +124,7 @@ case!(copy_of_the_descriptor => "
     cqe 2: 0
 ");
 
-/// Returns a copy of descriptor `number` of another process.
+/// Returns a duplicate of descriptor `number` of another process (pidfd_getfd(2)).
 fn descriptor_of(process: i32, number: i32) -> OwnedFd {
     // SAFETY: the calls touch no memory.
     let copy = unsafe {
@@ -136,7 +139,7 @@ fn descriptor_of(process: i32, number: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(copy) }
 }
 
-/// The parent takes the descriptor of a ring that its child has made (pidfd_getfd), maps the ring
+/// The parent gets the descriptor of a ring that its child has made (pidfd_getfd(2)), maps the ring
 /// and uses it.
 fn ring_of_a_child(t: &mut Transcript) {
     let shared = Shared::new();
@@ -144,7 +147,7 @@ fn ring_of_a_child(t: &mut Transcript) {
     let parameters = shared.slot(8) as *mut crate::ring::Params;
     let child = shared::child(|| {
         let mut ring = Ring::new(8);
-        // SAFETY: the slots are in the shared memory, and the parent reads them after step 1.
+        // SAFETY: the slots are in the shared memory. The parent reads them only after step 1.
         unsafe { parameters.write(ring.params) };
         shared.word(0).store(ring.fd as u32, std::sync::atomic::Ordering::SeqCst);
         ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
@@ -176,7 +179,7 @@ case!(ring_of_a_child => "
     cqe 3: 0
 ");
 
-/// A ring cannot be opened through /proc.
+/// A ring cannot be opened through /proc/PID/fd.
 fn opened_through_proc(t: &mut Transcript) {
     let ring = Ring::new(4);
     let path = std::ffi::CString::new(format!("/proc/self/fd/{}", ring.fd)).expect("no zero byte");
@@ -191,8 +194,8 @@ case!(opened_through_proc => "
     child: exit 0
 ");
 
-/// A mapping of the ring in one process keeps the ring for a second process, whose descriptor was
-/// closed and which maps nothing: that process's request still completes.
+/// A process submits a request, closes the descriptor and unmaps the ring. Another process, which
+/// has closed its descriptor but maps the ring, keeps the ring alive: the request completes.
 fn request_outlives_the_descriptors(t: &mut Transcript) {
     let mut ring = Kind::Mapped.ring(8, 0);
     let shared = Shared::new();
@@ -218,7 +221,7 @@ case!(request_outlives_the_descriptors => "
     enter = -EBADF
 ");
 
-/// Rings besides the first one, in the case about the number of mappings.
+/// Rings that the case about the number of mappings makes, besides the first one.
 const UNTOUCHED: usize = 64;
 
 /// Returns the number of mappings of this process.
@@ -226,15 +229,15 @@ fn mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").expect("a list of mappings").lines().count()
 }
 
-/// A child copies each mapping of its parent. An unused ring has at most two: one of the SQEs and
-/// one of the queues.
+/// fork(2) copies each mapping, so a ring should have few. An unused ring has at most two: one of
+/// the SQEs, and one of both queues.
 fn mappings_of_untouched_rings(t: &mut Transcript) {
     let _first = Ring::new(8);
     let before = mappings();
     let _rings: Vec<Ring> = (0..UNTOUCHED).map(|_| Ring::new(64)).collect();
     shared::run_child(t, |t| {
         let more = mappings() - before;
-        // Some more may be memory of the allocator.
+        // The allocator may have added some mappings.
         let is_two = more <= 2 * UNTOUCHED + UNTOUCHED / 4;
         t.say(if is_two { "two mappings per ring".into() } else { format!("{more} mappings of {UNTOUCHED} rings") });
     });

@@ -17,7 +17,7 @@ fn multishot_poll(fd: i32, user_data: u64) -> Sqe {
     poll(fd, libc::POLLIN, user_data).with(|sqe| sqe.len = u::IORING_POLL_ADD_MULTI)
 }
 
-/// A child's poll reports each event to the parent, until the parent cancels it.
+/// A multishot poll of a child reports each event to the parent, until the parent cancels the poll.
 fn poll_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -49,7 +49,8 @@ case!(poll_of_a_child => "
     child: exit 0
 ");
 
-/// A poll that the parent armed before the fork reports while the child uses the ring.
+/// A multishot poll that the parent armed before the fork still reports while the child uses the
+/// ring.
 fn poll_from_before_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -78,7 +79,7 @@ case!(poll_from_before_the_fork => "
     cqe 1: 1 MORE
 ");
 
-/// The process of a multishot poll is killed. The next event ends the poll.
+/// The submitter of a multishot poll is killed. The next event ends the poll.
 fn poll_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -108,7 +109,7 @@ case!(poll_of_a_killed_process => "
     no cqe
 ");
 
-/// A timeout of a child fires three times.
+/// A multishot timeout of a child fires three times.
 fn timeout_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| {
@@ -132,7 +133,7 @@ case!(timeout_of_a_child => "
     child: exit 0
 ");
 
-/// A timeout of a killed process fires as often as it was to fire.
+/// A multishot timeout of a killed process fires as often as it would have otherwise.
 fn timeout_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| {
@@ -156,8 +157,8 @@ case!(timeout_of_a_killed_process => "
     cqe 1: -ETIME
 ");
 
-/// Registers a buffer ring with four buffers in the slots of `shared`. The second object holds the
-/// ring's memory.
+/// Registers a buffer ring whose four buffers are slots of `shared`. The returned object holds the
+/// memory of the buffer ring.
 fn provide(ring: &Ring, shared: &Shared) -> Shared {
     let memory = Shared::new();
     let entries = memory.first_page();
@@ -176,7 +177,7 @@ fn receive(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// A child receives into provided buffers, and the parent reaps.
+/// A multishot receive of a child fills provided buffers, and the parent reaps its CQEs.
 fn receive_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let _memory = provide(ring, shared);
@@ -212,7 +213,7 @@ case!(receive_of_a_child => "
     in the socket 3
 ");
 
-/// New descriptors of a child's multishot accept are the child's.
+/// A child's multishot ACCEPT puts the new descriptors into the child's table.
 fn accepted_descriptors_are_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (listener, address) = net::listener(Family::V4);

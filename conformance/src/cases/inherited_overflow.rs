@@ -1,4 +1,5 @@
-//! Rings that several processes use: more completions than the CQ holds, and the eventfd.
+//! Rings that several processes use: more completions than the CQ holds, and the registered
+//! eventfd.
 
 use std::os::fd::AsRawFd;
 use std::os::fd::OwnedFd;
@@ -15,7 +16,7 @@ use crate::sqe::{nop, read_at};
 use crate::time;
 use crate::transcript::Transcript;
 
-/// Submits `count` NOPs, one by one. A ring of two entries has a CQ of four.
+/// Submits `count` NOPs, one by one. (A ring of two entries has a CQ of four.)
 fn nops(ring: &mut Ring, from: u64, count: u64) {
     for user_data in from..from + count {
         ring.push(nop(user_data));
@@ -28,7 +29,7 @@ fn state(t: &mut Transcript, ring: &Ring) {
     t.say(format_args!("ready {} flags {flags} overflow {}", ring.ready(), ring.cq_overflow()));
 }
 
-/// Reaps, and enters for the backlog, until no CQE is left.
+/// Reaps until no CQE is left, and enters in between to flush the backlog.
 fn reap_all(t: &mut Transcript, ring: &mut Ring) {
     loop {
         let entries = ring.reap();
@@ -40,7 +41,8 @@ fn reap_all(t: &mut Transcript, ring: &mut Ring) {
     }
 }
 
-/// A child posts more than the CQ holds, and exits. The parent gets all of it in order.
+/// A child posts more completions than the CQ holds, and exits. The parent gets all of them in
+/// order.
 fn backlog_of_a_child(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -55,7 +57,8 @@ fn backlog_of_a_child(t: &mut Transcript) {
 }
 case!(backlog_of_a_child => include_str!("inherited_overflow/backlog_of_a_child.txt"));
 
-/// The parent posts more than the CQ holds. A child's enter moves the backlog to the CQ.
+/// The parent posts more completions than the CQ holds. A child's enter moves the backlog to the
+/// CQ.
 fn child_flushes_the_backlog(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -90,7 +93,7 @@ case!(child_flushes_the_backlog => "
     ready 0 flags - overflow 0
 ");
 
-/// Completions of both processes keep their order in the backlog.
+/// The backlog keeps completions of two processes in the order in which they were posted.
 fn backlog_keeps_the_order(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -128,7 +131,8 @@ case!(backlog_keeps_the_order => "
     cqe 22: 0
 ");
 
-/// A killed process has completions in the backlog and a request that ends later.
+/// A process is killed while the backlog has completions of it and a request of it is in flight.
+/// The parent gets all its CQEs.
 fn backlog_of_a_killed_child(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);
@@ -168,7 +172,7 @@ fn register(ring: &Ring, opcode: u32, event: &OwnedFd) -> i32 {
     ring.register(opcode, &raw const number, 1)
 }
 
-/// The eventfd counts the completions of all processes.
+/// The registered eventfd counts the completions of every process.
 fn eventfd_counts_for_all(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let event = files::eventfd(0);
@@ -207,7 +211,7 @@ case!(eventfd_counts_for_all => "
     child: exit 0
 ");
 
-/// The parent sleeps in poll(2) on the eventfd, and a child's read completes.
+/// A child's read completes while the parent sleeps in poll(2) on the eventfd. The poll returns.
 fn eventfd_wakes_another_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let event = files::eventfd(0);
@@ -241,8 +245,8 @@ case!(eventfd_wakes_another_process => "
     child: exit 0
 ");
 
-/// A child registers an eventfd under a number that only the child has. It stays registered when
-/// the child has exited, and the parent removes it.
+/// A child registers an eventfd by a descriptor that only the child has. The eventfd stays
+/// registered after the child has exited, and the parent unregisters it.
 fn eventfd_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let event = files::eventfd(0);

@@ -18,7 +18,7 @@ fn register_files(ring: &Ring, numbers: &[i32]) -> i32 {
     ring.register(reg::FILES, numbers.as_ptr(), numbers.len() as u32)
 }
 
-/// Reads a byte of the file in a slot, and prints the result and the byte.
+/// Reads a byte of the registered file in a slot. Prints the result and the byte.
 fn show_slot(t: &mut Transcript, ring: &mut Ring, slot: i32) {
     let mut byte = [b'-'; 1];
     let entry = ring.one(read(slot, &mut byte, 0, slot as u64).fixed());
@@ -49,7 +49,7 @@ case!(child_uses_registered_files => "
     child: exit 0
 ");
 
-/// A child registers files that only it has open, and exits. The parent uses the slots.
+/// A child registers files that only the child has open, and exits. The parent can use the slots.
 fn files_of_a_child_stay_registered(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
@@ -85,7 +85,8 @@ case!(files_of_a_child_stay_registered => "
     child: exit 0
 ");
 
-/// A child changes a slot of the parent's table, by the call and by FILES_UPDATE, and closes one.
+/// A child changes slots of the parent's file table by io_uring_register and by FILES_UPDATE, and
+/// closes one.
 fn child_changes_slots(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"a");
@@ -137,7 +138,7 @@ fn register_buffer(ring: &Ring, address: u64, length: usize) -> i32 {
     ring.register(reg::BUFFERS, vectors.as_ptr(), 1)
 }
 
-/// The buffer is in shared memory: both processes see what a child reads.
+/// The registered buffer is in shared memory: both processes see the bytes that a child reads.
 fn child_reads_into_a_shared_buffer(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -164,8 +165,8 @@ case!(child_reads_into_a_shared_buffer => "
     data
 ");
 
-/// The buffer is in private memory. Its pages stay the parent's, so a child's READ_FIXED fills the
-/// parent's memory, and a child's WRITE_FIXED writes the parent's bytes.
+/// The registered buffer is in private memory, and its pages stay the parent's. A child's
+/// READ_FIXED fills the parent's memory, and a child's WRITE_FIXED writes the parent's bytes.
 fn private_buffer_stays_the_parents(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut pages = Pages::new(1);
@@ -201,7 +202,7 @@ case!(private_buffer_stays_the_parents => "
     in the parent datainal
 ");
 
-/// A child registers private memory, and exits. The parent reads and writes the pages by the
+/// A child registers private memory, and exits. The parent transfers from and to its pages by the
 /// child's addresses.
 fn buffer_of_a_child_outlives_it(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
@@ -233,7 +234,7 @@ case!(buffer_of_a_child_outlives_it => "
     remove = 0
 ");
 
-/// Registered ring descriptors belong to a thread, and a child has none.
+/// A registered ring descriptor belongs to the thread that registered it. A child has none.
 fn registered_rings_are_not_inherited(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut entry = u::io_uring_rsrc_update { offset: u32::MAX, resv: 0, data: ring.fd as u64 };
@@ -265,7 +266,7 @@ case!(registered_rings_are_not_inherited => "
     enter by index = 0
 ");
 
-/// Returns a receive that takes a buffer of group 3.
+/// Returns a receive that selects a buffer of group 3.
 fn select(fd: i32, user_data: u64) -> Sqe {
     recv(fd, &mut [], user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| {
         sqe.len = SIZE;
@@ -273,8 +274,8 @@ fn select(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// Buffers that the parent has provided one by one are at the parent's addresses, and a child's
-/// request writes to its own memory at these.
+/// Classic provided buffers are plain addresses: a child's request writes to the child's own memory
+/// at an address that the parent provided.
 fn provided_buffers_are_addresses(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let mut private = Pages::new(1);
@@ -283,7 +284,7 @@ fn provided_buffers_are_addresses(t: &mut Transcript) {
                 (sqe.addr, sqe.len, sqe.off, sqe.buf_index) = (address, SIZE, identifier, 3);
             })
         };
-        // Requests take the buffers in the order in which these were provided.
+        // Buffers are selected in the order in which they were provided.
         t.entry(&ring.one(provide(shared.slot(0), 1)));
         t.entry(&ring.one(provide(private.at(0), 2)));
         let (here, there) = files::sockets();
@@ -321,8 +322,8 @@ case!(provided_buffers_are_addresses => "
     one
 ");
 
-/// The parent makes a buffer ring in shared memory. Both processes take buffers from it, and a
-/// child adds one.
+/// The parent registers a buffer ring in shared memory. Requests of both processes select buffers
+/// from it, and a child adds a buffer.
 fn buffer_ring_in_shared_memory(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let memory = Shared::new();
@@ -371,7 +372,7 @@ case!(buffer_ring_in_shared_memory => "
     six
 ");
 
-/// A killed process had a receive armed that takes a buffer. The buffer is not taken.
+/// A killed process had a receive armed with BUFFER_SELECT. That receive uses up no buffer.
 fn killed_receiver_takes_no_buffer(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let memory = Shared::new();

@@ -1,4 +1,5 @@
-//! Rings that several processes use: a process waits in enter for completions of another process.
+//! Rings that several processes use: a process waits in io_uring_enter for completions of another
+//! process.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -16,8 +17,8 @@ use crate::transcript::Transcript;
 
 const GETEVENTS: u32 = u::IORING_ENTER_GETEVENTS;
 
-/// Starts a child that reads from a pipe of its own into slot 0, and announces step 1. It writes to
-/// the pipe once step 2 is reached, and lives until step 3.
+/// Starts a child that submits a read from its own pipe into slot 0, and then announces step 1. The
+/// child writes to the pipe at step 2, and exits at step 3.
 fn reader(ring: &mut Ring, shared: &Shared, force: bool) -> i32 {
     shared::child(|| {
         let (reader, writer) = files::pipe();
@@ -33,8 +34,8 @@ fn reader(ring: &mut Ring, shared: &Shared, force: bool) -> i32 {
     })
 }
 
-/// Starts a child that waits with a plain enter for `count` CQEs, and exits with the call's answer
-/// plus 100. Returns once the child sleeps in the call.
+/// Starts a child that waits in enter for `count` CQEs. Its exit status is the call's result plus
+/// 100. Returns once the child sleeps in the call.
 fn waiter(ring: &Ring, shared: &Shared, count: u32) -> i32 {
     let before = shared.word(0).load(Ordering::SeqCst);
     let child = shared::child(|| {
@@ -46,13 +47,13 @@ fn waiter(ring: &Ring, shared: &Shared, count: u32) -> i32 {
     child
 }
 
-/// The child's read waits for data. The parent sleeps in enter until the data is there.
+/// A child's read waits for data. The parent sleeps in enter until that read completes.
 fn parent_waits_for_the_childs_read(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = reader(ring, shared, false);
         shared.until_step(1);
         t.in_order(&ring.reap());
-        // The child's next step is taken by a process that sees the parent asleep.
+        // A third process starts step 2 once it sees that the parent sleeps.
         let parent = std::process::id() as i32;
         let watcher = shared::child(|| {
             shared.until_word(1, 1);
@@ -86,7 +87,7 @@ case!(parent_waits_for_the_childs_read => "
     child: exit 0
 ");
 
-/// A sibling of the submitter waits and reaps.
+/// A sibling of the submitter waits for its request and reaps the CQE.
 fn sibling_waits_and_reaps(t: &mut Transcript) {
     for force in [false, true] {
         shared::each_kind(t, if force { sibling_of_forced } else { sibling_of_plain });
@@ -121,8 +122,7 @@ fn sibling(t: &mut Transcript, ring: &mut Ring, shared: &Shared, force: bool) {
     t.in_order(&ring.reap());
 }
 
-/// The submitter is in a system call that waits for something else. Its completion comes all the
-/// same, and the call goes on.
+/// The submitter sleeps in another system call. Its request still completes, and the call goes on.
 fn submitter_sleeps_in_another_call(t: &mut Transcript) {
     shared::each_kind(t, sleeps_in_another_call);
 }
@@ -157,7 +157,7 @@ pub fn sleeps_in_another_call(t: &mut Transcript, ring: &mut Ring, shared: &Shar
     shared::ended(t, child);
 }
 
-/// The submitter computes and makes no system call until the completion is there.
+/// The submitter computes without any system call until its request has completed.
 fn submitter_makes_no_call(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -187,7 +187,7 @@ case!(submitter_makes_no_call => "
     child: exit 0
 ");
 
-/// Three processes wait for one CQE, and all of them wake.
+/// Three processes wait for one CQE each. One CQE wakes all three.
 fn one_cqe_wakes_all_waiters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let waiters = [(); 3].map(|()| waiter(ring, shared, 1));
@@ -214,7 +214,7 @@ case!(one_cqe_wakes_all_waiters => "
     cqe 1: 0
 ");
 
-/// The CQE is a child's. A sibling and the parent's other child wake.
+/// Three siblings of the submitter wait for one CQE each. The submitter's CQE wakes all three.
 fn childs_cqe_wakes_all_waiters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = reader(ring, shared, false);
@@ -244,8 +244,8 @@ case!(childs_cqe_wakes_all_waiters => "
     child: exit 0
 ");
 
-/// A waiter for two CQEs counts those that were posted since its call began, also if another
-/// process has reaped them.
+/// A wait for two CQEs counts all that were posted since the call began, even if another process
+/// has reaped them.
 fn waiter_counts_reaped_cqes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = waiter(ring, shared, 2);
@@ -269,7 +269,7 @@ case!(waiter_counts_reaped_cqes => "
     child: exit 100
 ");
 
-/// CQEs of other processes that are in the queue count for a new waiter.
+/// CQEs of other processes that are in the CQ already count for a new wait.
 fn waiter_counts_cqes_in_the_queue(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         ring.push(nop(1));
@@ -297,7 +297,8 @@ case!(waiter_counts_cqes_in_the_queue => "
     cqe 2: 0
 ");
 
-/// Two waiters for different numbers of CQEs. The smaller number began first, and wakes first.
+/// Two processes wait for different numbers of CQEs. The one that waits for fewer began first, and
+/// wakes first.
 fn each_waiter_has_its_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let one = waiter(ring, shared, 1);
@@ -322,8 +323,8 @@ case!(each_waiter_has_its_count => "
     child: exit 100
 ");
 
-/// The kernel wakes waiters in the order in which they began, and ends at the first one that lacks
-/// CQEs. So the waiter for one sleeps on behind the waiter for two.
+/// The kernel checks waiters in the order in which they began, and stops at the first that needs
+/// more CQEs. So a process that waits for one CQE sleeps on behind a process that waits for two.
 fn waiter_behind_a_larger_count(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let two = waiter(ring, shared, 2);
@@ -353,7 +354,7 @@ case!(waiter_behind_a_larger_count => "
     child: exit 100
 ");
 
-/// A wait with a time limit ends with -ETIME while another process's request is still in flight.
+/// A wait with a timeout returns -ETIME while another process's request is in flight.
 fn wait_with_a_limit(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = reader(ring, shared, false);
@@ -379,7 +380,8 @@ case!(wait_with_a_limit => "
     child: exit 0
 ");
 
-/// A timeout that expires wakes the waiters of all processes, also those that wait for more CQEs.
+/// The expiry of a TIMEOUT request wakes the waiters of all processes, even those that wait for
+/// more CQEs.
 fn timeout_wakes_all_waiters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let waiters = [5, 6].map(|count| waiter(ring, shared, count));
@@ -408,7 +410,7 @@ case!(timeout_wakes_all_waiters => "
     child: exit 100
 ");
 
-/// A poll and a timeout of the child end while the parent waits for both.
+/// A poll and a timeout of the child complete while the parent waits for both.
 fn parent_waits_for_a_poll_and_a_timeout(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let child = shared::child(|| {
@@ -440,7 +442,7 @@ case!(parent_waits_for_a_poll_and_a_timeout => "
     child: exit 0
 ");
 
-/// The parent submits and waits in one call, and the CQE for which it waits is the child's.
+/// The parent submits and waits in one call. The CQE that ends the wait is the child's.
 fn parent_submits_and_waits_for_the_childs(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -480,7 +482,7 @@ case!(parent_submits_and_waits_for_the_childs => "
     child: exit 0
 ");
 
-/// A signal ends the wait of its process alone.
+/// A signal ends only the wait of the process that handles it.
 fn signal_ends_one_wait(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let interrupted = shared::child(|| {
@@ -512,7 +514,7 @@ case!(signal_ends_one_wait => "
     child: exit 100
 ");
 
-/// Handles a signal by a function that does nothing, without SA_RESTART.
+/// Installs a handler that does nothing for `signal`, without SA_RESTART.
 fn catch(signal: i32) {
     extern "C" fn nothing(_: i32) {}
     let mut action: libc::sigaction = crate::memory::zeroed();
@@ -521,7 +523,8 @@ fn catch(signal: i32) {
     assert_eq!(unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) }, 0);
 }
 
-/// A stopped submitter completes nothing that has to run in its process. After SIGCONT it does.
+/// A request whose completion runs in its submitter does not complete while that process is stopped
+/// (SIGSTOP). It completes after SIGCONT.
 fn stopped_submitter_completes_later(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

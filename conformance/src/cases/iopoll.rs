@@ -1,5 +1,5 @@
-//! Rings with IOPOLL: which requests they accept, and how enter waits on them. Devices are the only
-//! files that can be polled; they have tests of their own.
+//! Rings with IOPOLL: which requests they accept, and how enter waits. Only block devices can be
+//! polled, and those have their own tests.
 
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
@@ -15,8 +15,8 @@ use std::os::fd::AsRawFd;
 
 const IOPOLL: u32 = u::IORING_SETUP_IOPOLL;
 
-/// Opcodes that an ordinary ring would carry out, or refuse for a field of the entry. Here most are
-/// refused for the opcode.
+/// A ring with IOPOLL refuses most of these opcodes. (An ordinary ring carries the requests out, or
+/// refuses one of their fields.)
 fn opcodes(t: &mut Transcript) {
     let mut ring = Ring::flags(8, IOPOLL);
     let (reader, _writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! Kinds of files: the meaning of read, write and poll for each.
+//! READ, WRITE and POLL_ADD on each kind of file.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -19,7 +19,7 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Prints one completion, which must arrive, as events.
+/// Waits for one completion and prints its result as poll events.
 fn next_events(t: &mut Transcript, ring: &mut Ring) {
     for entry in ring.wait(1) {
         events(t, &entry);
@@ -52,7 +52,7 @@ case!(epoll => "
 
 fn signalfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // SAFETY: the set is a variable of this function, and the mask this thread's.
+    // SAFETY: the set is a variable of this function. Only this thread's signal mask changes.
     let fd = unsafe {
         let mut set: libc::sigset_t = zeroed();
         libc::sigaddset(&mut set, libc::SIGUSR1);
@@ -63,8 +63,9 @@ fn signalfd(t: &mut Transcript) {
     ring.push(poll(fd.as_raw_fd(), IN, 1));
     ring.submit();
     t.in_order(&ring.reap());
-    // To the process: only this thread's own poll would show a signal to this thread.
-    // SAFETY: the signal goes to this process, where it is blocked and read from the file.
+    // The signal goes to the process. (A signal to this thread would be seen only by a poll of this
+    // thread.)
+    // SAFETY: the signal is blocked in this process and read from the signalfd.
     unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
     next_events(t, &mut ring);
     t.entry(&ring.one(read(fd.as_raw_fd(), &mut buffer, 0, 2)));
@@ -131,7 +132,7 @@ case!(periodic_timerfd => "
     expired at least five times true
 ");
 
-/// A pidfd is readable when its process has ended.
+/// A pidfd becomes readable when its process ends.
 fn process(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -145,7 +146,7 @@ fn process(t: &mut Transcript) {
     ring.submit();
     t.in_order(&ring.reap());
     files::put(&writer, b"x");
-    // The poll fires whether or not the parent ignores SIGCHLD.
+    // The poll completes whether or not the parent ignores SIGCHLD.
     let seen = ring.wait(1).first().is_some_and(|entry| entry.res & i32::from(IN) != 0);
     t.say(format_args!("ended {seen}"));
     t.say(format_args!("child: {}", crate::process::ending(child)));
@@ -285,7 +286,7 @@ fn datagram_socket(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
     drop(there);
-    // The peer of a pair of datagram sockets may close unnoticed.
+    // The close of a datagram socket's peer need not complete a read, so the case cancels the read.
     ring.push(cancel(2, 0, 3));
     ring.submit();
     t.say(format_args!("ended {}", !ring.wait(2).is_empty()));
@@ -364,7 +365,7 @@ case!(full_socket => "
     cqe 2: 4
 ");
 
-/// SO_RCVTIMEO applies to blocking calls; a request goes on waiting.
+/// SO_RCVTIMEO limits blocking calls only: a RECV request waits on.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (here, there) = files::sockets();
@@ -401,7 +402,7 @@ case!(path_only => "
     register = -EBADF
 ");
 
-/// An epoll set that holds a ring is readable while the ring has completions.
+/// An epoll set that watches a ring is readable while the ring has completions.
 fn epoll_with_ring_in_it(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
     // SAFETY: the call touches no memory.
@@ -437,7 +438,8 @@ case!(epoll_with_ring_in_it => "
     there 1
 ");
 
-/// A FIFO opened for reading and writing has no end of file while it is open.
+/// A process that opened a FIFO for reading and writing is a writer itself. So a read waits and
+/// sees no end of file.
 fn fifo_without_writer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fifo = files::Fifo::new();
@@ -454,7 +456,7 @@ case!(fifo_without_writer => "
     cqe 1: 1
 ");
 
-/// O_DIRECT on a pipe: packets keep their boundaries.
+/// A pipe with O_DIRECT is in packet mode: each read returns one packet.
 fn pipe_packets(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe_with(libc::O_DIRECT);

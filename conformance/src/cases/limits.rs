@@ -1,4 +1,4 @@
-//! The limit of open files and waiting requests. Each request costs the program as many descriptor
+//! RLIMIT_NOFILE and waiting requests. Each request uses as many of the program's descriptor
 //! numbers as on the kernel, and no more.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -18,14 +18,15 @@ fn limit() -> libc::rlimit {
     limit
 }
 
-/// Sets the soft limit, as a shell's `ulimit -Sn` does.
+/// Sets the soft limit of open files, as `ulimit -Sn` does.
 fn set_limit(soft: u64) -> i32 {
     let limit = libc::rlimit { rlim_cur: soft, ..limit() };
     // SAFETY: the structure is a variable of this function.
     door::answer(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })
 }
 
-/// Returns how many more files the program can open. It opens and closes them to find out.
+/// Returns how many more descriptors the process can open. The function opens them all, and closes
+/// them.
 fn room() -> usize {
     let mut opened = Vec::new();
     loop {
@@ -42,7 +43,8 @@ fn room() -> usize {
     opened.len()
 }
 
-/// Makes as many pairs of sockets as there is room for, with a waiting receive on each.
+/// Makes socket pairs until the descriptor numbers run out, or until `most`. Submits a receive on
+/// each.
 fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(OwnedFd, OwnedFd)> {
     let mut pairs = Vec::new();
     while pairs.len() < most {
@@ -61,7 +63,7 @@ fn wait_for_all(ring: &mut Ring, bytes: &mut [[u8; 1]], most: usize) -> Vec<(Own
     pairs
 }
 
-/// Sends to each socket and prints how many receives completed.
+/// Sends to each socket, and prints how many receives completed.
 fn finish(t: &mut Transcript, ring: &mut Ring, pairs: &[(OwnedFd, OwnedFd)]) {
     let early = ring.reap().len();
     for (here, _) in pairs {
@@ -111,7 +113,7 @@ case!(waiting_files_of_a_low_limit => "
     before 0, received by all true
 ");
 
-/// Each socket has a receive, and at the same time a poll for another event.
+/// Each socket has both a waiting receive and a waiting poll for another event.
 fn waiting_twice_for_each(t: &mut Transcript) {
     t.result("limit", set_limit(1024));
     let mut ring = Ring::new(8);
@@ -147,7 +149,7 @@ fn as_the_program_set_it(t: &mut Transcript) {
     let answer = unsafe { libc::prlimit(0, libc::RLIMIT_NOFILE, &raw const new, &raw mut old) };
     t.result("prlimit", door::answer(answer));
     t.say(format_args!("was {}, is {}", old.rlim_cur, limit().rlim_cur));
-    // SAFETY: the structure is a variable of this function. The resource is another one.
+    // SAFETY: the structure is a variable of this function. RLIMIT_NOFILE is not changed.
     t.result("another resource", door::answer(unsafe { libc::getrlimit(libc::RLIMIT_CORE, &raw mut old) }));
     let above = libc::rlimit { rlim_cur: 700, rlim_max: 600 };
     // SAFETY: the structure is a variable of this function.
@@ -210,7 +212,7 @@ case!(lowered_while_files_wait => "
     before 0, received by all true
 ");
 
-/// Prints the limits that a child's shell reports.
+/// Prints the limits that a shell reports as a child of this process.
 fn of_an_executed_program(t: &mut Transcript) {
     let hard = limit().rlim_max;
     t.result("limit", set_limit(700));
@@ -243,7 +245,7 @@ fn of_a_forked_child(t: &mut Transcript) {
     let ending = process::forked(|| {
         let same = limit().rlim_cur == 700 && room() == free;
         let mut own = Ring::new(8);
-        // The ring's own number is one of the free ones.
+        // The ring's own descriptor uses one of the free numbers.
         let free = free.min(room());
         let mut bytes = [[0u8; 1]; MOST];
         let pairs = wait_for_all(&mut own, &mut bytes, MOST);
@@ -260,7 +262,7 @@ case!(of_a_forked_child => "
     before 0, received by all true
 ");
 
-/// Registered files use no descriptor numbers of the program's.
+/// Registered files use up none of the program's descriptor numbers.
 fn registered_files(t: &mut Transcript) {
     t.result("limit", set_limit(700));
     let ring = Ring::new(8);

@@ -1,4 +1,4 @@
-//! Links and hard links: order, and which events break a chain.
+//! Links and hard links: the order of a chain's requests, and which events break the chain.
 
 use std::os::fd::AsRawFd;
 
@@ -17,7 +17,8 @@ fn hard(sqe: Sqe) -> Sqe {
     sqe.flagged(sqe_flags::IO_HARDLINK)
 }
 
-/// Submits all requests at once and prints the CQEs in order. The order within a chain is promised.
+/// Submits all requests in one call and prints their CQEs in order. (The kernel promises the order
+/// within a chain.)
 fn chain(t: &mut Transcript, ring: &mut Ring, sqes: &[Sqe]) {
     for sqe in sqes {
         ring.push(*sqe);
@@ -72,7 +73,7 @@ fn short_read_breaks(t: &mut Transcript) {
     chain(t, &mut ring, &[read(fd, &mut buffer, 0, 1).linked(), nop(2)]);
     chain(t, &mut ring, &[read(fd, &mut buffer[..5], 0, 3).linked(), nop(4)]);
     chain(t, &mut ring, &[hard(read(fd, &mut buffer, 0, 5)), nop(6)]);
-    // A read of nothing at the end is short, too.
+    // A read of 0 bytes at the end of the file is a short read, too.
     chain(t, &mut ring, &[read(fd, &mut buffer, 5, 7).linked(), nop(8)]);
 }
 case!(short_read_breaks => "
@@ -123,7 +124,7 @@ case!(hard_link_goes_on => "
 fn hard_and_soft_mixed(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[hard(failing(1)), failing(2).linked(), hard(nop(3)), nop(4)]);
-    // With both flags the link is a hard one.
+    // If both IO_LINK and IO_HARDLINK are set, the link is a hard one.
     chain(t, &mut ring, &[hard(failing(5)).linked(), nop(6)]);
 }
 case!(hard_and_soft_mixed => "
@@ -137,8 +138,8 @@ case!(hard_and_soft_mixed => "
     cqe 6: 0
 ");
 
-/// A refused member cancels the whole chain before it starts. The batch ends with the chain, not in
-/// it.
+/// If one SQE of a chain is refused, no request of the chain starts, and all are cancelled. The
+/// call still takes the whole chain.
 fn bad_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(b"");
@@ -183,7 +184,8 @@ case!(bad_head => "
     no cqe
 ");
 
-/// With SUBMIT_ALL the whole chain is read, and all of it is cancelled.
+/// With SUBMIT_ALL, a chain with a refused SQE is taken up to its end and cancelled. The call then
+/// takes the SQEs behind the chain.
 fn bad_member_submit_all(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SUBMIT_ALL);
     for sqe in [nop(1).linked(), sqe(200, -1, 2).linked(), nop(3).linked(), nop(4), nop(5)] {
@@ -210,7 +212,7 @@ case!(bad_member_submit_all => "
     cqe 3: 0
 ");
 
-/// A chain does not extend beyond the end of a submission.
+/// A chain ends with its submission, even if the last SQE has IO_LINK.
 fn ends_with_submission(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -305,7 +307,7 @@ case!(cancel_head => "
     cqe 4: 0
 ");
 
-/// A cancel does not find a member that has not started.
+/// A cancel does not find a request of a chain that has not started.
 fn cancel_member(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -388,7 +390,7 @@ case!(forced_async_members => "
     abcd
 ");
 
-/// LINKED_FILE: a member's descriptor is looked up when the member starts.
+/// LINKED_FILE: a linked request looks its descriptor up when it starts, not at submission.
 fn file_is_looked_up_late(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -398,7 +400,7 @@ fn file_is_looked_up_late(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut byte, 0, 1).linked());
     ring.push(write(first.as_raw_fd(), b"late", 0, 2));
     ring.submit();
-    // SAFETY: this case owns both descriptors; the first now means the second file.
+    // SAFETY: this case owns both descriptors. The first number now means the second file.
     unsafe { libc::dup2(second.as_raw_fd(), first.as_raw_fd()) };
     files::put(&writer, b"x");
     t.in_order(&ring.wait(2));
@@ -425,7 +427,8 @@ fn ring_closes(t: &mut Transcript) {
 }
 case!(ring_closes => "written: \"\"");
 
-/// The next member of a chain starts after all requests of its submission have been started.
+/// The second request of a chain starts after all other requests of its submission have been
+/// started.
 fn goes_on_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[nop(1).linked(), nop(2), nop(3)]);
@@ -457,7 +460,8 @@ case!(goes_on_behind_batch => "
     cqe 4: 0
 ");
 
-/// The member that breaks the chain decides whether the rest post CQEs.
+/// CQE_SKIP_SUCCESS on the request that breaks a chain also suppresses the CQEs of the requests
+/// behind it.
 fn silent_member_of_broken_chain(t: &mut Transcript) {
     let silent = |sqe: Sqe| sqe.flagged(sqe_flags::CQE_SKIP_SUCCESS);
     let mut ring = Ring::new(8);
@@ -494,7 +498,7 @@ case!(silent_member_of_broken_chain => "
     cqe 9: 0
 ");
 
-/// Prints which errors break a chain, for requests that are one system call each.
+/// Prints which errors break a chain, for operations that are a single system call.
 fn errors_of_calls(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let missing = c"/missing/path".as_ptr() as u64;

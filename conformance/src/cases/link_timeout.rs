@@ -1,4 +1,4 @@
-//! LINK_TIMEOUT: a time limit for the request before it.
+//! LINK_TIMEOUT: limits the time of the request before it in the chain.
 
 use std::os::fd::AsRawFd;
 
@@ -12,13 +12,13 @@ use crate::sqe::{Change, cancel, fields, link_timeout, nop, poll, read, send, sq
 use crate::time::{LONG, milliseconds, on_clock};
 use crate::transcript::{Transcript, timed};
 
-/// Returns a read of an empty pipe, linked to the next request.
+/// Returns a read of an empty pipe with IO_LINK.
 fn waiting(fd: i32, byte: &mut [u8; 1], user_data: u64) -> usring_uapi::Sqe {
     read(fd, byte, 0, user_data).linked()
 }
 
-/// Man page: the members of a chain complete in order. On expiry the timeout's
-/// CQE comes first.
+/// On expiry the timeout's CQE comes before that of the request that it limits. (The manual says
+/// that a chain completes in order.)
 fn expires(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -94,8 +94,8 @@ case!(two_in_a_row => "
     cqe 3: -EINVAL
 ");
 
-/// Requests after the timeout continue if the limited request was in time, and are cancelled if it
-/// was not.
+/// A request behind the timeout runs if the limited request was in time. It is cancelled if the
+/// timeout expired.
 fn middle_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -122,7 +122,7 @@ case!(middle_of_chain => "
     cqe 6: -ECANCELED
 ");
 
-/// The clock starts with the limited request, not with the chain.
+/// The timeout starts with the request that it limits, not with the chain.
 fn second_of_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -157,7 +157,7 @@ case!(on_poll => "
     cqe 2: -ETIME
 ");
 
-/// The timeout limits the request's whole life, whether it is woken or not.
+/// The timeout limits a multishot poll's whole life, however many events the poll has reported.
 fn on_multishot_poll(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -240,7 +240,7 @@ fn cancelled(t: &mut Transcript) {
     ring.push(waiting(reader.as_raw_fd(), &mut byte, 1));
     ring.push(link_timeout(&LONG, 0, 2));
     ring.submit();
-    // Cancelling the timeout must not cancel the request.
+    // Cancelling the timeout must not cancel the request that it limits.
     t.entry(&ring.one(cancel(2, 0, 3)));
     files::put(&writer, b"x");
     t.sorted(&ring.wait(2));
@@ -324,8 +324,8 @@ case!(reserved_fields => "
     cqe 2: -EINVAL
 ");
 
-/// A request that started in a worker, and waits in a poll. (If a worker waits in a call that
-/// cannot poll, 6.18 does not limit the request at all.)
+/// A timeout on a read with IOSQE_ASYNC: the worker arms a poll for it. (Linux 6.18 does not limit
+/// a request at all while its worker waits in a call without a poll.)
 fn on_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -350,8 +350,8 @@ case!(on_worker => "
     2: one of two answers true
 ");
 
-/// A request that a worker is carrying out: the timeout cannot end it, and reports that. (The write
-/// blocks where it reads its bytes: at a page that this process supplies.)
+/// A timeout cannot end a request that a worker is carrying out, and gets -ENOENT. (The write
+/// blocks in the worker, at a page of its buffer that this process has not supplied yet.)
 fn on_running_worker(t: &mut Transcript) {
     let Some(page) = MissingPage::new() else {
         return t.say("the system has no userfaultfd for us");
@@ -369,7 +369,7 @@ fn on_running_worker(t: &mut Transcript) {
         ..timeout_remove(2, 3)
     });
     ring.submit();
-    // The timeout may expire before its update is reported.
+    // The timeout may expire before the CQE of its update is posted.
     let mut entries = ring.wait(2);
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.user_data));
     t.in_order(&entries);
@@ -415,8 +415,8 @@ case!(ring_closes => "
     bytes left 1
 ");
 
-/// The timeout is transparent for the chain: the request after it follows the limited request, also
-/// if that one completed before the timeout started.
+/// A request behind the timeout waits for the limited request alone, even if that one completed
+/// before the timeout started.
 fn chain_goes_on_behind_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(1).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = -libc::EIO as u32);
@@ -450,7 +450,7 @@ case!(chain_goes_on_behind_it => "
     cqe 2: -ECANCELED
 ");
 
-/// Requests that wait for something other than a disk, and occupy no worker of the kernel.
+/// A timeout ends requests that wait without occupying a kernel worker: WAITID, SEND and ACCEPT.
 fn on_what_waits(t: &mut Transcript) {
     let time = milliseconds(50);
     let (_peer, full) = files::sockets_of(libc::SOCK_DGRAM);
@@ -475,7 +475,7 @@ fn on_what_waits(t: &mut Transcript) {
         ring.submit();
         let mut entries = ring.wait(2);
         if let Some(limit) = entries.iter_mut().find(|entry| entry.user_data == 2 && name == "waitid") {
-            // The result is the number of requests found, or that the time is over.
+            // The result is either the number of requests found, or -ETIME.
             t.say(format_args!("found {}", matches!(limit.res, 1) || limit.res == -libc::ETIME));
             limit.res = 1;
         }

@@ -89,8 +89,8 @@ case!(receive_waits => "
     late....
 ");
 
-/// The request does not need the header after submission, except for the fields that the kernel
-/// writes.
+/// After submission the program may reuse the message header. The kernel only writes the result
+/// fields to it later.
 fn header_may_be_reused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -219,7 +219,7 @@ case!(truncated => "
     name 0 control 0 flags 0x20
 ");
 
-/// Writes a control message that passes a descriptor.
+/// Writes a control message (SCM_RIGHTS) that passes a descriptor.
 fn rights(number: i32, room: &mut [u64; 3]) {
     room[0] = 20;
     room[1] = u64::from(libc::SOL_SOCKET as u32) | (libc::SCM_RIGHTS as u64) << 32;
@@ -253,7 +253,7 @@ fn passes_descriptors(t: &mut Transcript) {
     t.say(files::text(&passed));
     // SAFETY: the call touches no memory.
     t.say(format_args!("close on exec {}", unsafe { libc::fcntl(passed.as_raw_fd(), libc::F_GETFD) }));
-    // Descriptors that do not exist, and malformed control messages.
+    // Control messages with descriptors that are not open, and malformed ones.
     rights(-1, &mut room);
     t.entry(&ring.one(sending(&writer, &sent, 3)));
     sent.msg_control = BAD as *mut libc::c_void;
@@ -353,8 +353,8 @@ fn wait_all_send(t: &mut Transcript) {
 }
 case!(wait_all_send => "cqe 1: 1048576");
 
-/// With room for control messages MSG_WAITALL does not continue: the receive ends with the bytes
-/// that are there.
+/// If the message has room for control data, MSG_WAITALL has no effect: the receive completes with
+/// the bytes so far.
 fn wait_all_with_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -397,13 +397,13 @@ case!(cancelled => "
     cqe 1: 3
 ");
 
-/// A request that waits for errors is not woken for data.
+/// A receive with MSG_ERRQUEUE is not woken by data.
 fn error_queue(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer, _) = files::udp();
     let on = 1i32;
     let at = (&raw const on).cast();
-    // SAFETY: `on` is read.
+    // SAFETY: the call reads only `on`.
     unsafe { libc::setsockopt(writer.as_raw_fd(), libc::IPPROTO_IP, libc::IP_RECVERR, at, 4) };
     let mut bytes = [0; 8];
     let mut into = [over(&mut bytes)];
@@ -445,7 +445,7 @@ case!(end_of_file => "
     name 0 control 0 flags 0x0
 ");
 
-/// MSG_CMSG_COMPAT is reserved for the kernel.
+/// MSG_CMSG_COMPAT is a flag of the kernel's own: requests with it are refused.
 fn compatible_control(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();

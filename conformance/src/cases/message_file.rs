@@ -13,7 +13,8 @@ use crate::transcript::Transcript;
 
 const ANY: u32 = u::IORING_FILE_INDEX_ALLOC as u32;
 
-/// Sends the file in the sender's slot `from` to the target's `slot` (ANY: any free one).
+/// Returns a request that sends the file in the sender's slot `from` to `slot` of the target. (ANY:
+/// the kernel chooses a free slot.)
 fn send(target: i32, from: u32, slot: u32, own: u64) -> Sqe {
     let index = if slot == ANY { ANY } else { slot + 1 };
     message(target, 0xf11e, 0, own).with(|sqe| {
@@ -27,7 +28,8 @@ fn register(ring: &Ring, files: &[i32]) -> i32 {
     ring.register(reg::FILES, files.as_ptr(), files.len() as u32)
 }
 
-/// Makes a ring with a pipe's reading end in slot 0, and a target with `slots` empty ones.
+/// Makes a sender with a pipe's reading end in slot 0, and a target with `slots` empty slots. Also
+/// returns the pipe's writing end.
 fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     let sender = Ring::new(8);
     let target = Ring::flags(8, flags);
@@ -39,7 +41,7 @@ fn pair(flags: u32, slots: usize) -> (Ring, Ring, OwnedFd) {
     (sender, target, writer)
 }
 
-/// Reads through the target's slot what is written to `writer`.
+/// Writes to `writer`, and reads it through the target's slot.
 fn read_by(t: &mut Transcript, ring: &mut Ring, writer: &OwnedFd, slot: i32) {
     files::put(writer, b"abc");
     let mut bytes = [0u8; 8];
@@ -159,7 +161,7 @@ case!(kinds_of_rings => "
     cqe 61726: 0
 ");
 
-/// A ring with deferred task work also gets descriptors at once.
+/// A target ring with deferred task work has the descriptor at once, before the target enters.
 fn deferred(t: &mut Transcript) {
     let (mut sender, mut target, writer) = pair(DEFER, 4);
     t.entry(&sender.one(send(target.fd, 0, 2, 1)));
@@ -238,7 +240,7 @@ case!(refused => "
     cqe 1: -EBADFD
 ");
 
-/// A target without a table.
+/// A target without a table of registered files refuses the file.
 fn tables(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let (mut sender, mut target, _writer) = pair(flags, 0);
@@ -321,7 +323,8 @@ case!(closed_on_both_sides => "
     closed true
 ");
 
-/// The CQE goes to the backlog; the descriptor is in the table.
+/// If the target's CQ is full, the descriptor is in the target's table at once, and the CQE goes to
+/// the backlog.
 fn full_queue(t: &mut Transcript) {
     let (mut sender, _, writer) = pair(0, 0);
     let mut target =
@@ -368,7 +371,7 @@ case!(chains => "
     cqe 61726: 0
 ");
 
-/// The target's thread sleeps in enter, and the message wakes it.
+/// The target's thread sleeps in enter. The message wakes that thread.
 fn to_a_thread_that_sleeps(t: &mut Transcript) {
     for flags in [0, DEFER] {
         let (mut sender, mut target, writer) = pair(flags, 2);

@@ -1,5 +1,5 @@
-//! MSG_RING: a completion posted to another ring, and the synchronous call for programs without a
-//! ring. `message_file` covers descriptors.
+//! MSG_RING: posts a CQE to another ring, and the synchronous call for programs without a ring.
+//! `message_file` covers the sending of direct descriptors.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -18,7 +18,7 @@ mod synchronous;
 
 pub const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
-/// Returns a message to the ring `target`.
+/// Returns a request that posts a CQE with `user_data` and `result` to the ring `target`.
 pub fn message(target: i32, user_data: u64, result: u32, own: u64) -> Sqe {
     Sqe { off: user_data, len: result, ..sqe(opcode::MSG_RING, target, own) }
 }
@@ -139,7 +139,8 @@ fn kinds_of_rings(t: &mut Transcript) {
         }
         t.result("submit", sender.submit());
         t.in_order(&sender.reap());
-        // An SQ thread may hold the ring's lock at this moment.
+        // The target's SQ thread may hold the target's lock at this moment, so the CQE may come
+        // later.
         let there = if flags & u::IORING_SETUP_SQPOLL != 0 { target.watch(3) } else { target.ready() == 3 };
         t.say(format_args!("there {there}"));
         t.result("get events", target.enter(0, 1, u::IORING_ENTER_GETEVENTS));
@@ -205,7 +206,7 @@ case!(disabled => "
     cqe 2: 0
 ");
 
-/// A message that finds no room goes to the target's backlog.
+/// A message to a target with a full CQ goes to the target's backlog.
 fn full_queue(t: &mut Transcript) {
     let mut sender = Ring::new(16);
     for flags in [0, DEFER] {
@@ -386,7 +387,7 @@ case!(chains => "
     cqe 7: 0
 ");
 
-/// The target is named by a duplicate of its descriptor, also by one with a low number.
+/// The sender may name the target by a duplicate of its descriptor, also by one with a low number.
 fn other_numbers(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     let mut target = Ring::new(8);
@@ -415,7 +416,7 @@ case!(other_numbers => "
     cqe 4: -EBADF
 ");
 
-/// A thread that may not submit to the target may send to it.
+/// A thread that may not submit to a SINGLE_ISSUER ring may send messages to it.
 fn single_issuer(t: &mut Transcript) {
     for flags in [u::IORING_SETUP_SINGLE_ISSUER, DEFER] {
         let mut target = Ring::flags(8, flags);
@@ -470,7 +471,7 @@ fn event_descriptor(t: &mut Transcript) {
 }
 case!(event_descriptor => include_str!("message_ring/event_descriptor.txt"));
 
-/// A poll of the target's descriptor is woken.
+/// A message makes the target's descriptor readable for poll(2).
 fn polled_descriptor(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     for flags in [0, DEFER] {

@@ -1,4 +1,4 @@
-//! Messages between threads: which waiter is woken after how many messages. No wake-up may be lost.
+//! Messages between threads: after how many messages a waiter is woken. No wake-up may be lost.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -54,7 +54,7 @@ case!(kinds_of_rings => "
     sent = 0
 ");
 
-/// A waiter for three is woken when three messages have arrived.
+/// A thread that waits for three CQEs is woken when three messages have arrived.
 fn one_by_one(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -95,7 +95,7 @@ case!(one_by_one => "
     cqe 2: 2
 ");
 
-/// CQEs already in the queue count: one more is enough.
+/// CQEs already in the CQ count for the wait: one more message is enough.
 fn some_are_there(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -117,7 +117,7 @@ fn some_are_there(t: &mut Transcript) {
 }
 case!(some_are_there => include_str!("message_wake/some_are_there.txt"));
 
-/// At the timeout fewer messages than the waiter waits for have arrived.
+/// A wait with a timeout ends when fewer messages have arrived than the thread waits for.
 fn too_few(t: &mut Transcript) {
     for (name, flags) in KINDS {
         t.say(name);
@@ -151,8 +151,8 @@ case!(too_few => "
     sent = 0
 ");
 
-/// Two threads wait on one ring, for one and for two. The kernel first checks the thread that came
-/// first, and stops there if that thread has not enough.
+/// Two threads wait on one ring, for one and for two CQEs. The kernel first checks the thread that
+/// began first, and stops there if that thread needs more CQEs.
 fn several_wait(t: &mut Transcript) {
     let mut target = Ring::new(8);
     let fd = target.fd;
@@ -189,7 +189,7 @@ fn senders_to(fd: i32) -> Vec<JoinHandle<()>> {
     (0..SENDERS).map(|sender| std::thread::spawn(move || send(sender))).collect()
 }
 
-/// Each sender's messages arrive once and in order.
+/// The messages of each sender arrive once and in order.
 fn many_senders(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut target = Ring::flags(64, flags);
@@ -220,11 +220,11 @@ case!(many_senders => "
     SQ thread: missing 0, in order true
 ");
 
-/// An event loop takes what there is when the ring's eventfd is signalled, or the ring's descriptor
-/// if there is no eventfd. It never sleeps in the ring.
+/// An event loop reaps when the ring's eventfd is signalled, or without an eventfd when the ring's
+/// descriptor is readable. It never sleeps in enter.
 fn heard_by(t: &mut Transcript, eventfd: impl Fn(&Ring) -> Option<OwnedFd>) {
     for (name, flags) in [("default", 0), ("deferred", DEFER)] {
-        // There is room for all: a backlog would not be signalled.
+        // The CQ has room for all messages, because a flush of the backlog need not signal.
         let mut target = Ring::flags(1024, flags);
         let eventfd = eventfd(&target);
         let watched = eventfd.as_ref().map_or(target.fd, AsRawFd::as_raw_fd);
@@ -264,7 +264,7 @@ case!(heard_by_descriptor => "
     deferred: missing 0
 ");
 
-/// Sends `count` messages round by round, and takes as many.
+/// Sends `count` messages, four at a time, and reaps as many. Returns the number reaped.
 fn exchange(ring: &mut Ring, other: i32, count: u32) -> u32 {
     let mut taken = 0;
     for _ in 0..count / 4 {
@@ -284,7 +284,7 @@ fn exchange(ring: &mut Ring, other: i32, count: u32) -> u32 {
     taken
 }
 
-/// Two threads send to each other's ring at the same time.
+/// Two threads send messages to each other's ring at the same time.
 fn crossing(t: &mut Transcript) {
     for (name, flags) in KINDS {
         if flags & u::IORING_SETUP_SQPOLL != 0 {
@@ -297,7 +297,7 @@ fn crossing(t: &mut Transcript) {
             let mut two = Ring::flags(8, flags);
             to_one.send(two.fd).expect("the first waits for it");
             let taken = exchange(&mut two, fd, 2000);
-            // The ring exists until the other thread has sent everything.
+            // Returning the ring keeps it open until the other thread has sent all its messages.
             (taken, two)
         });
         let other = from_two.recv().expect("the second has made its ring");
@@ -312,7 +312,7 @@ case!(crossing => "
     deferred: 2000 and 2000
 ");
 
-/// Each of several threads forwards the messages that it gets.
+/// Threads form a circle: each forwards the messages that it gets to the next.
 fn in_a_circle(t: &mut Transcript) {
     const THREADS: usize = 5;
     const ROUNDS: u64 = 200;
@@ -357,7 +357,7 @@ case!(in_a_circle => "
     deferred: the last number 1000
 ");
 
-/// The target is closed while messages are sent to it: the sender only gets errors.
+/// The target is closed while a sender sends to it. The sender gets only errors.
 fn target_closes(t: &mut Transcript) {
     for (name, flags) in KINDS {
         let mut strange = 0;
@@ -371,7 +371,7 @@ fn target_closes(t: &mut Transcript) {
                     match ring.one(message(fd, 1, 0, 1)).res {
                         0 => {}
                         error => {
-                            // If the number is reused meanwhile, it is no ring.
+                            // By then the target's number may mean another file, which is no ring.
                             strange += i32::from(![-libc::EBADF, -libc::EBADFD].contains(&error));
                             return strange;
                         }
@@ -392,7 +392,7 @@ case!(target_closes => "
     SQ thread: strange answers 0
 ");
 
-/// The target's thread submits requests all the time.
+/// The target's thread submits requests to its ring while messages arrive.
 fn target_submits_meanwhile(t: &mut Transcript) {
     for (name, flags) in KINDS {
         if flags & u::IORING_SETUP_SQPOLL != 0 {
@@ -431,7 +431,7 @@ case!(target_submits_meanwhile => "
     deferred: messages 1000, in order true
 ");
 
-/// The thread that made the target has ended; the ring still exists.
+/// The thread that made the target has ended, but the ring still exists: messages to it succeed.
 fn owner_is_gone(t: &mut Transcript) {
     let mut sender = Ring::new(8);
     for (name, flags) in KINDS {

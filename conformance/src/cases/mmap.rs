@@ -1,4 +1,4 @@
-//! mmap(2) of a ring's descriptor: three offsets, which share memory.
+//! mmap(2) of a ring's descriptor: the offsets of SQ, CQ and SQEs, and what the mappings share.
 
 use std::ffi::c_void;
 
@@ -26,7 +26,7 @@ fn unmap(address: i64, length: usize) {
 }
 
 fn word(address: i64, offset: u32) -> u32 {
-    // SAFETY: the caller has mapped at least a page there, and the offsets are the ring's.
+    // SAFETY: the caller has mapped at least a page there, and the offset is one of the ring's.
     unsafe { ((address as *const u8).add(offset as usize).cast::<u32>()).read_volatile() }
 }
 
@@ -34,7 +34,7 @@ fn one_mapping_serves_both(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let single = ring.params.features & u::IORING_FEAT_SINGLE_MMAP != 0;
     t.say(format_args!("SINGLE_MMAP {single}"));
-    // `Ring` maps offset 0 once and finds both queues in it.
+    // `Ring` maps offset 0 once, and finds SQ and CQ in it.
     t.sorted(&ring.run(&[nop(1), nop(2)]));
 }
 case!(one_mapping_serves_both => "
@@ -43,7 +43,8 @@ case!(one_mapping_serves_both => "
     cqe 2: 0
 ");
 
-/// fio maps the CQ separately although SINGLE_MMAP is reported. Both views must show one memory.
+/// A separate mapping of the CQ, as fio makes it in spite of SINGLE_MMAP, shows the same memory as
+/// the first mapping.
 fn separate_cq_shows_the_same(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let length = cq_length(&ring.params);
@@ -55,8 +56,8 @@ fn separate_cq_shows_the_same(t: &mut Transcript) {
     t.say(format_args!("cq tail in the view {}", word(view, off.tail)));
     t.say(format_args!("user_data in the view {}", word(view, off.cqes)));
     t.say(format_args!("sq tail in the view {}", word(view, ring.params.sq_off.tail)));
-    // A CQE that is reaped in the view is gone in the ring's own mapping.
-    // SAFETY: the address is the head's word in a mapping of this case.
+    // A CQE that is reaped through this mapping is also reaped in the ring's own mapping.
+    // SAFETY: the address is that of the CQ head in a mapping of this case.
     unsafe { (view as *mut u8).add(off.head as usize).cast::<u32>().write_volatile(1) };
     t.in_order(&ring.reap());
     t.say(format_args!("cq head {}", ring.cq_head()));
@@ -141,7 +142,7 @@ case!(bad_offsets => "
     0x10000000000 = ok
 ");
 
-/// Only the upper bits of the offset choose the region; the page within it is ignored.
+/// Only the upper bits of the offset select the region. The page number below them is ignored.
 fn page_aligned_offset(t: &mut Transcript) {
     let ring = Ring::new(8);
     for offset in [0x1000u64, 0x0800_1000, 0x1000_1000] {
@@ -212,8 +213,8 @@ case!(private => "
     SQ MAP_SHARED_VALIDATE = ok
 ");
 
-/// The kernel chooses the address, to avoid cache aliasing. It refuses an address from the program,
-/// fixed or as a hint.
+/// The kernel chooses a mapping's address itself, to avoid cache aliasing. It refuses an address
+/// from the program, with MAP_FIXED or as a hint.
 fn fixed_address(t: &mut Transcript) {
     let ring = Ring::new(8);
     let pages = crate::memory::Pages::new(4);
@@ -255,7 +256,7 @@ case!(after_close => "
     map after close = -EBADF
 ");
 
-/// The mappings outlive the descriptor: the words stay readable.
+/// The mappings outlive the ring's descriptor: the ring's words stay readable.
 fn outlives_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(5));

@@ -114,11 +114,12 @@ mod wait_id;
 mod workers;
 mod zero_copy;
 
-/// Results of a request whose worker was interrupted in a blocking call: interrupted, cancelled, or
-/// (6.18, some calls) the kernel's internal 512.
+/// Results of a request whose blocking call in a worker was interrupted: EINTR or ECANCELED. For
+/// some calls Linux 6.18 gives its internal 512 (ERESTARTSYS).
 const BROKEN_OFF: [i32; 3] = [-libc::EINTR, -libc::ECANCELED, -512];
 
-/// Runs `conformance child NAME`. `None` for an unknown name.
+/// Runs the part `name` of an executed program (`conformance child NAME`). Returns its exit status,
+/// or `None` if the name is unknown.
 pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
     exec::child(name, arguments)
 }

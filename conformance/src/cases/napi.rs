@@ -1,4 +1,4 @@
-//! REGISTER_NAPI and UNREGISTER_NAPI: a call reports the setting that the previous call made.
+//! REGISTER_NAPI and UNREGISTER_NAPI. Each call returns the setting that the previous call made.
 
 use usring_uapi::io_uring as u;
 
@@ -19,7 +19,7 @@ fn setting(time: u32, prefer: u8, opcode: u8, parameter: u32) -> u::io_uring_nap
     setting
 }
 
-/// Makes the call and prints the ring's previous setting.
+/// Makes the register call and prints the setting that it returns.
 fn call(t: &mut Transcript, ring: &Ring, opcode: u32, mut setting: u::io_uring_napi) {
     let answer = ring.register(opcode, &raw mut setting, 1);
     t.result(format_args!("register {opcode}"), answer);

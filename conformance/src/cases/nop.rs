@@ -1,4 +1,4 @@
-//! NOP: the empty request, and the results that it can inject.
+//! NOP: the request that does nothing, and the results that it can inject.
 
 use usring_uapi::{Sqe, io_uring as u, opcode, sqe_flags};
 
@@ -10,7 +10,7 @@ fn completes_inline(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     t.result("submit", ring.submit());
-    // The request completes before enter returns, without a second call.
+    // The NOP has completed when enter returns, without a second call.
     t.in_order(&ring.reap());
 }
 case!(completes_inline => "
@@ -70,7 +70,7 @@ fn injected_result(t: &mut Transcript) {
         injecting(i32::MAX, 4),
         nop(5).with(|sqe| sqe.len = 9),
     ]));
-    // A request that fails breaks its link; a positive result does not.
+    // A NOP with a negative result breaks its link, one with a positive result does not.
     t.sorted(&ring.run(&[injecting(3, 1).linked(), nop(2)]));
     t.sorted(&ring.run(&[injecting(-libc::EIO, 3).linked(), nop(4)]));
 }
@@ -109,7 +109,7 @@ fn file(t: &mut Transcript) {
     t.result("register files", ring.register(super::reg::FILES, &raw const number, 1));
     t.entry(&ring.one(on(0, 4).op_flags(fixed)));
     t.entry(&ring.one(on(1, 5).op_flags(fixed)));
-    // The flag has no effect without NOP_FILE.
+    // IORING_NOP_FIXED_FILE has no effect without IORING_NOP_FILE.
     t.entry(&ring.one(on(1, 6).op_flags(u::IORING_NOP_FIXED_FILE)));
 }
 case!(file => "
@@ -186,7 +186,7 @@ fn buffer_select(t: &mut Transcript) {
 }
 case!(buffer_select => "cqe 1: -EOPNOTSUPP");
 
-/// NOP reads hardly any field, and ignores the others whatever they hold.
+/// NOP checks that `ioprio` is zero, and ignores these other fields.
 fn reserved_fields(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let changed = |user_data, change: fn(&mut Sqe)| nop(user_data).with(change);

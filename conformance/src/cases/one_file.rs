@@ -1,5 +1,5 @@
-//! Many requests that wait for one open file, and one descriptor number that refers to many files
-//! in turn. The state that a ring keeps of a file after a wait must not be visible.
+//! Many requests that wait for one open file, and one descriptor number that means many files in
+//! turn. State that a ring keeps of a file after a wait must not be visible to the program.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -19,8 +19,8 @@ fn large_ring() -> Ring {
     Ring::new(2048)
 }
 
-/// Submits one request by itself and then all others. Between the two another user may watch the
-/// file.
+/// Submits the first request by itself and then all others together, so that the ring already
+/// watches the file.
 fn submit(t: &mut Transcript, ring: &mut Ring, mut entries: impl Iterator<Item = Sqe>) {
     if let Some(first) = entries.next() {
         ring.push(first);
@@ -30,7 +30,7 @@ fn submit(t: &mut Transcript, ring: &mut Ring, mut entries: impl Iterator<Item =
     t.result("submit", ring.submit());
 }
 
-/// Prints how many completions had which result.
+/// Prints how many completions had each result.
 fn count(t: &mut Transcript, entries: &[Entry]) {
     let mut results: Vec<i32> = entries.iter().map(|entry| entry.res).collect();
     results.sort_unstable();
@@ -86,7 +86,7 @@ case!(many_reads => "
     all read true
 ");
 
-/// Each byte completes one request; the others go on waiting.
+/// Each byte completes one of the waiting reads. The others wait on.
 fn reads_one_by_one(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let (reader, writer) = files::pipe();
@@ -122,7 +122,7 @@ fn wait_for(t: &mut Transcript, ring: &mut Ring, file: &OwnedFd) {
     submit(t, ring, (0..MANY).map(|user_data| poll(file.as_raw_fd(), libc::POLLIN, user_data)));
 }
 
-/// After the cancellation the file can be waited for as before.
+/// After all waiting requests were cancelled, requests can wait for the file again.
 fn many_cancelled(t: &mut Transcript) {
     let mut ring = large_ring();
     let event = files::eventfd(0);
@@ -153,7 +153,7 @@ case!(many_cancelled_by_file => "
     2000 times -ECANCELED
 ");
 
-/// One open file under many numbers, with a waiting request for each.
+/// One open file has many descriptor numbers, with a waiting request on each.
 fn many_duplicates(t: &mut Transcript) {
     const NUMBERS: usize = 600;
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -177,7 +177,7 @@ case!(many_duplicates => "
     600 times 1
 ");
 
-/// Returns the result of a read, from a pipe at this number, that waits for its byte.
+/// Submits a read that waits, writes its byte, and returns the read's result.
 fn waits_for_byte(ring: &mut Ring, fd: i32, writer: &OwnedFd) -> i32 {
     let mut byte = [0u8; 1];
     ring.push(read(fd, &mut byte, 0, 1));
@@ -192,11 +192,11 @@ fn move_to(file: &OwnedFd, number: i32) {
     assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), number) }, number);
 }
 
-/// A number whose file was waited for comes to refer to other files, also of kinds that cannot be
-/// waited for.
+/// A number on whose file requests waited is reused for other files, also for files without poll
+/// support.
 fn number_used_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
-    // A number above those that the files get by themselves.
+    // A number above those that open(2) gives the files.
     let number = 100;
     for _ in 0..3 {
         let (reader, writer) = files::pipe();
@@ -241,7 +241,7 @@ case!(number_used_again => "
     cqe 4: -EBADF
 ");
 
-/// Two files alternate under one number while requests wait for both.
+/// Two files take turns under one number while requests wait for both.
 fn number_comes_back(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (one, to_one) = files::pipe();
@@ -272,7 +272,7 @@ case!(number_comes_back => "
     for the one 0
 ");
 
-/// Prints whether the other end has been closed, without waiting.
+/// Prints whether `peer` reads the end of file, without waiting.
 fn says_end(t: &mut Transcript, peer: &OwnedFd) {
     files::set_nonblocking(peer, true);
     match files::take(peer, 1) {
@@ -282,7 +282,7 @@ fn says_end(t: &mut Transcript, peer: &OwnedFd) {
     }
 }
 
-/// The program's close closes a file for which requests have waited.
+/// The program's close(2) closes a file on which requests have waited before.
 fn end_seen_by_peer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for _ in 0..3 {
@@ -351,7 +351,7 @@ case!(registered_end_seen_by_peer => "
     the peer reads the end
 ");
 
-/// A registered file without requests may become ready as often as it likes.
+/// A registered file becomes ready while no request waits on it. The next read finds the data.
 fn registered_again_and_again(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -383,7 +383,7 @@ case!(registered_again_and_again => "
     xy
 ");
 
-/// Requests that wait for input and for output on one socket.
+/// Requests wait for input and for output on one socket.
 fn both_directions(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
@@ -407,7 +407,7 @@ case!(both_directions => "
     cqe 2: 4
 ");
 
-/// A multishot that waits for input does not complete on output.
+/// A multishot that waits for input does not complete when the socket becomes writable.
 fn output_is_no_input(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();
@@ -431,7 +431,7 @@ case!(output_is_no_input => "
     no cqe
 ");
 
-/// A poll completes on the byte that a read before or after it takes.
+/// A poll between two reads of one file completes although the reads take the data.
 fn poll_beside_reads(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -449,7 +449,7 @@ case!(poll_beside_reads => "
     cqe 3: 1
 ");
 
-/// An update of one of several polls on a file does not affect the others.
+/// An update of one of several polls on a file does not affect the other polls.
 fn updated_among_others(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (ours, peer) = files::sockets();

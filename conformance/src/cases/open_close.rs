@@ -36,7 +36,7 @@ fn open_with(directory: i32, path: &CStr, how: &OpenHow, user_data: u64) -> Sqe 
     })
 }
 
-/// Prints an entry whose result is a new descriptor, without the number.
+/// Prints a CQE whose result is a new descriptor, but not the number. Returns the result.
 fn opened(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) -> i32 {
     let entry = ring.one(sqe);
     t.outcome(format_args!("cqe {}", entry.user_data), entry.res.into());
@@ -160,7 +160,7 @@ case!(relative_to_directory => "
     cqe 3 = -ENOTDIR
 ");
 
-/// The path may be overwritten as soon as submit returns, even if the open has not started.
+/// The program may overwrite the path once enter returns, even if the open has not started.
 fn path_is_copied_by_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -215,7 +215,7 @@ fn openat2(t: &mut Transcript) {
     let how = OpenHow { flags: (libc::O_CREAT | libc::O_RDWR) as u64, mode: 0o640, resolve: 0 };
     opened(t, &mut ring, open_with(libc::AT_FDCWD, &path, &how, 1));
     t.say(format_args!("mode {:o}", mode_of(&path)));
-    // openat2 is stricter than openat: it refuses unknown flags and modes.
+    // OPENAT2 refuses unknown flags and modes, which OPENAT ignores.
     for how in [
         OpenHow { flags: 1 << 40, ..OpenHow::default() },
         OpenHow { flags: 1 << 30, ..OpenHow::default() },
@@ -249,7 +249,7 @@ fn openat2_sizes(t: &mut Transcript) {
     for size in [0, 8, 16, 23, 24, 25, 32, 64] {
         opened(t, &mut ring, sized(&how, size));
     }
-    // Newer fields that this kernel does not know must be zero.
+    // Fields beyond those that this kernel knows must be zero.
     how[3] = 1;
     opened(t, &mut ring, sized(&how, 24));
     opened(t, &mut ring, sized(&how, 32));
@@ -303,9 +303,8 @@ fn fifo(t: &mut Transcript, scratch: &Scratch, name: &str) -> std::ffi::CString 
     path
 }
 
-/// Man page: as openat(2). The kernel first tries with O_NONBLOCK, which for a FIFO gives a result
-/// without a wait. The reader is opened without a writer, and the writer is refused without a
-/// reader.
+/// An open of a FIFO does not wait: the kernel first tries with O_NONBLOCK. A reader without a
+/// writer succeeds, and a writer without a reader is refused. (The manual says: as openat(2).)
 fn fifo_does_not_wait(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = Scratch::new();
@@ -332,7 +331,7 @@ case!(fifo_does_not_wait => "
     cqe 5 = ok
 ");
 
-/// If forced to a worker, the open waits, as openat(2) does.
+/// With IOSQE_ASYNC the open of a FIFO waits in a worker, as openat(2) does.
 fn fifo_waits_in_worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let scratch = Scratch::new();
@@ -385,7 +384,7 @@ case!(close_wrong => "
     cqe 1: -EBADF
 ");
 
-/// A ring refuses to close a ring, itself or another.
+/// CLOSE refuses ring descriptors: the ring's own and another ring's.
 fn close_own_ring(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut other = Ring::new(4);
@@ -407,7 +406,7 @@ fn descriptor_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let last = files::eventfd(0);
     let limit = libc::rlimit { rlim_cur: last.as_raw_fd() as u64 + 1, rlim_max: last.as_raw_fd() as u64 + 1 };
-    // SAFETY: `limit` is readable.
+    // SAFETY: the call reads only `limit`.
     t.result("RLIMIT_NOFILE", unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) });
     opened(t, &mut ring, openat(libc::AT_FDCWD, c"/dev/null", 0, 0, 1));
     drop(last);
@@ -474,8 +473,8 @@ case!(linked_open_write_close => "
     chained
 ");
 
-/// The ring is closed while the completion of an open into a slot is pending. No file may stay
-/// open.
+/// A ring is closed while the completion of an open into a slot is pending as task work. The file
+/// is closed, too.
 fn into_slot_as_ring_closes(t: &mut Transcript) {
     let scratch = Scratch::new();
     let path = scratch.path_of("new");
@@ -494,11 +493,11 @@ fn into_slot_as_ring_closes(t: &mut Transcript) {
 }
 case!(into_slot_as_ring_closes => "nothing is left open true");
 
-/// Most descriptors that a process may keep open once it has had a ring.
+/// Descriptors that a process may keep open once it has had a ring, at most.
 const OURS: usize = 8;
 
-/// A structure from a newer program: bytes beyond the known fields must be zero, however many there
-/// are.
+/// OPENAT2 accepts a structure longer than the kernel's, of any length, if all bytes beyond the
+/// known fields are zero.
 fn openat2_huge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut pages = crate::memory::Pages::new(5);

@@ -1,4 +1,4 @@
-//! More completions than the CQ holds: they go to the backlog, which loses none.
+//! More completions than the CQ holds: they go to the backlog, and none is lost.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -21,7 +21,7 @@ fn state(t: &mut Transcript, ring: &Ring) {
     ));
 }
 
-/// Makes a ring with a CQ of four that has received `count` completions.
+/// Makes a ring with a CQ of four, to which `count` completions were posted.
 fn overflown(count: u64) -> Ring {
     let mut ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -121,7 +121,7 @@ case!(order_is_kept => "
     cqe 9: 0
 ");
 
-/// While there is a backlog, a new completion goes to its end although the CQ has room.
+/// While the backlog is not empty, a new completion goes to its end, even if the CQ has room.
 fn new_completions_queue_behind(t: &mut Transcript) {
     let mut ring = overflown(6);
     let mut all = ring.reap();
@@ -179,7 +179,7 @@ fn wait_counts_the_backlog(t: &mut Transcript) {
     t.in_order(&ring.reap());
     t.result("wait for 3", ring.enter(0, 3, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
-    // More are wanted than the CQ holds. It holds four, and that ends the wait.
+    // The call waits for more completions than the CQ has entries. A full CQ of four ends the wait.
     let mut ring = overflown(7);
     t.result("wait for 7", ring.enter(0, 7, u::IORING_ENTER_GETEVENTS));
     t.in_order(&ring.reap());
@@ -206,8 +206,7 @@ case!(wait_counts_the_backlog => "
     cqe 7: 0
 ");
 
-/// A multishot's completion that does not fit is posted without F_MORE, and
-/// the request is over.
+/// A multishot's completion that finds the CQ full has no F_MORE, and the multishot ends.
 fn multishot_ends(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut ring = Ring::with(4, |params| {
@@ -220,7 +219,7 @@ fn multishot_ends(t: &mut Transcript) {
     ring.submit();
     let mut seen = 0;
     for _ in 0..7 {
-        // Without the pause two wake-ups of the socket may become one completion.
+        // Waits for each completion, because two wake-ups of the socket may become one completion.
         let tail = ring.cq_tail();
         files::put(&writer, b"x");
         seen +=
@@ -231,7 +230,7 @@ fn multishot_ends(t: &mut Transcript) {
     ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     all.extend(ring.reap());
     t.in_order(&all);
-    // The request no longer exists.
+    // The multishot no longer exists.
     t.entry(&ring.one(crate::sqe::poll_remove(1, 9)));
 }
 case!(multishot_ends => "
@@ -244,7 +243,7 @@ case!(multishot_ends => "
     cqe 9: -ENOENT
 ");
 
-/// The CQ has room again, but there is a backlog: the multishot still ends.
+/// A multishot's completion that goes behind a backlog ends the multishot, even if the CQ has room.
 fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut ring = tiny(0);
@@ -257,7 +256,7 @@ fn multishot_ends_behind_a_backlog(t: &mut Transcript) {
     let mut all = ring.reap();
     state(t, &ring);
     files::put(&writer, b"x");
-    // A call without GETEVENTS leaves the backlog unchanged.
+    // An enter without GETEVENTS does not move the backlog.
     ring.enter(0, 0, 0);
     crate::time::long_enough_to_notice();
     state(t, &ring);
@@ -392,7 +391,7 @@ impl Edges {
         Edges { set }
     }
 
-    /// Returns whether an edge arrives within `timeout` milliseconds.
+    /// Returns whether an edge-triggered event arrives within `timeout` milliseconds.
     fn comes(&self, timeout: i32) -> bool {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         // SAFETY: the event is a variable of this function.
@@ -400,7 +399,7 @@ impl Edges {
     }
 }
 
-/// Makes a ring with an SQ of two and a CQ of four.
+/// Makes a ring with an SQ of two entries and a CQ of four.
 fn tiny(flags: u32) -> Ring {
     Ring::with(2, |params| {
         params.flags = flags | u::IORING_SETUP_CQSIZE;
@@ -409,8 +408,8 @@ fn tiny(flags: u32) -> Ring {
     .expect("a ring with a small CQ")
 }
 
-/// An event loop: sleeps until an edge, takes the completions, has the backlog flushed. Prints the
-/// completions. It ends when an edge does not arrive.
+/// Runs an event loop on the ring's descriptor: waits for an edge, reaps, and enters to flush the
+/// backlog. Ends after `count` completions, or when no edge arrives. Prints the number.
 fn reap_by_edges(t: &mut Transcript, ring: &mut Ring, count: usize) {
     let edges = Edges::of(ring.fd);
     let mut all = Vec::new();
@@ -437,8 +436,8 @@ case!(flush_is_an_edge => "
     ready 0 flags - koverflow 0
 ");
 
-/// A completion that goes to the backlog causes an edge, too. A flush that moves nothing causes
-/// none.
+/// A completion that goes to the backlog causes an edge on the ring's descriptor. A flush that
+/// moves nothing causes none.
 fn growth_is_an_edge(t: &mut Transcript) {
     let mut ring = tiny(0);
     let edges = Edges::of(ring.fd);
@@ -497,8 +496,8 @@ case!(flush_is_an_edge_beside_an_sq_thread => "
     ready 0 flags - koverflow 0
 ");
 
-/// The count that a flush adds is not printed: one is promised, and the kernel now and then adds
-/// more.
+/// A flush that moves completions signals the eventfd. (How often is not printed: the kernel
+/// promises one signal and sometimes adds more.)
 fn flush_counts_an_eventfd(t: &mut Transcript) {
     for opcode in [reg::EVENTFD, reg::EVENTFD_ASYNC] {
         let mut ring = tiny(0);
@@ -540,7 +539,7 @@ case!(flush_counts_an_eventfd => "
     flushed: counted false
 ");
 
-/// The backlog consists of CQEs that another ring has sent.
+/// A flush of CQEs that another ring sent causes an edge on the descriptor.
 fn flush_of_messages_is_an_edge(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
         let mut ring = tiny(flags);

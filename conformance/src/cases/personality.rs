@@ -1,4 +1,4 @@
-//! Registered personalities: credentials kept for later requests.
+//! Registered personalities: credentials that later requests can use.
 
 use std::os::fd::AsRawFd;
 
@@ -12,13 +12,13 @@ use usring_uapi::opcode;
 
 const NONE: *const u8 = std::ptr::null();
 
-/// Ids start at 1; 0 in a request means none.
+/// Personality ids start at 1. A 0 in a request means no personality.
 fn register(t: &mut Transcript) {
     let ring = Ring::new(4);
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
     t.result("unregister 1", ring.register(reg::UNREGISTER_PERSONALITY, NONE, 1));
-    // An unregistered id is not reused at once.
+    // The id of an unregistered personality is not reused at once.
     t.result("register", ring.register(reg::PERSONALITY, NONE, 0));
 }
 case!(register => "
@@ -77,7 +77,8 @@ case!(gone => "
     again = -EINVAL
 ");
 
-/// A request with a personality has the rights that the registering thread had at registration.
+/// A request with a personality has the credentials that the registering thread had at
+/// registration.
 fn rights(t: &mut Transcript) {
     let place = rights::Place::new();
     rights::alone(t, |t| {
@@ -120,7 +121,7 @@ case!(rights => "
     exit 0
 ");
 
-/// A personality also outlives the thread that registered it.
+/// A personality stays usable after the thread that registered it has ended.
 fn of_another_thread(t: &mut Transcript) {
     let place = rights::Place::new();
     rights::alone(t, |t| {
@@ -145,7 +146,7 @@ case!(of_another_thread => "
     exit 0
 ");
 
-/// A request with another personality may not install a descriptor.
+/// FIXED_FD_INSTALL refuses a personality with -EPERM.
 fn install(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123");

@@ -1,4 +1,4 @@
-//! Mappings that the kernel can pin for a ring: registered buffers, buffer rings, and rings in the
+//! Which mappings the kernel can pin: for registered buffers, buffer rings, and rings in the
 //! program's memory.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -27,7 +27,7 @@ fn whole(pages: &Pages) -> libc::iovec {
     vector(pages.at(0), pages.length)
 }
 
-/// Registers this memory with a ring of its own.
+/// Registers this memory as a buffer with a new ring, and prints the result.
 fn attempt(t: &mut Transcript, name: &str, memory: libc::iovec) {
     let ring = Ring::new(4);
     t.result(name, ring.register(reg::BUFFERS, &raw const memory, 1));
@@ -67,10 +67,10 @@ fn of_files_in_memory(t: &mut Transcript) {
         attempt(t, name, whole(&map(file.as_raw_fd(), READ_WRITE, flags)));
     }
     attempt(t, "shared, no file", whole(&map(-1, READ_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS)));
-    // SAFETY: the descriptor is new, and is owned below.
+    // SAFETY: the call touches no memory. The descriptor is owned below.
     let secret = unsafe { libc::syscall(libc::SYS_memfd_secret, 0) } as i32;
     if secret < 0 {
-        // The kernel was started without secret memory; its result is known.
+        // This kernel was started without memfd_secret(2), so the case prints the known result.
         return t.result("secret", -libc::EFAULT);
     }
     // SAFETY: the descriptor is new, and nothing else owns it.
@@ -86,7 +86,7 @@ case!(of_files_in_memory => "
     secret = -EFAULT
 ");
 
-/// An anonymous mapping, and directly after it a mapping of a file.
+/// A buffer that lies in an anonymous mapping and reaches into a mapping of a file is refused.
 fn across_mappings(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = on_disk(&scratch);
@@ -200,12 +200,12 @@ case!(ring_in_own_memory => "
     private of a file = ok
 ");
 
-/// A thousand buffers in as many mappings. The last one is of a file.
+/// A thousand buffers in separate mappings. The last one maps a file, so the registration fails.
 fn many(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = on_disk(&scratch);
     let ring = Ring::new(4);
-    // An unused page lies between any two of them.
+    // An unused page separates the mappings from each other.
     let pages: Vec<Pages> = (0..1000).map(|_| Pages::new(1)).collect();
     let mut vectors: Vec<libc::iovec> = pages.iter().map(whole).collect();
     let bad = map(file.as_raw_fd(), READ_WRITE, libc::MAP_SHARED);

@@ -1,4 +1,4 @@
-//! PIPE: both ends of a new pipe, as descriptors or in the table.
+//! PIPE: makes a pipe, with both ends as descriptors or in the table of registered files.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use crate::sqe::{Change, fields, nop, read, sqe, write};
 use crate::transcript::Transcript;
 use usring_uapi::sqe_flags;
 
-/// Builds a PIPE. `numbers` must live until the request has ended.
+/// Returns a PIPE request. `numbers` must live until the request has completed.
 fn pipe(numbers: &mut [i32; 2], flags: i32, user_data: u64) -> Sqe {
     sqe(opcode::PIPE, 0, user_data).op_flags(flags as u32).with(|sqe| sqe.addr = numbers.as_mut_ptr() as u64)
 }
@@ -82,7 +82,7 @@ case!(wrong_flags => "
     0x80000000: -EINVAL [-1, -1]
 ");
 
-/// No descriptor stays open.
+/// If the numbers cannot be written, both ends are closed again.
 fn wrong_address(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let before = files::open_numbers();
@@ -161,7 +161,7 @@ fn direct(t: &mut Transcript) {
         let [from, to] = numbers;
         passes(t, &mut ring, from, to);
     }
-    // The files that were in the slots are closed.
+    // The files that were in the slots before are closed.
     t.entry(&ring.one(pipe(&mut numbers, 0, 3).with(|sqe| sqe.file_index = 1)));
     t.say(format_args!("{numbers:?}"));
     passes(t, &mut ring, 0, 1);

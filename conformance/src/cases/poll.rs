@@ -1,4 +1,4 @@
-//! POLL_ADD and POLL_REMOVE, single shot: events, removal, update.
+//! Single-shot POLL_ADD, and POLL_REMOVE: events, removal, update.
 
 use std::os::fd::AsRawFd;
 
@@ -13,7 +13,7 @@ use crate::transcript::Transcript;
 const IN: i16 = libc::POLLIN;
 const OUT: i16 = libc::POLLOUT;
 
-/// Prints an entry whose result is a set of events.
+/// Prints a CQE whose result is a mask of poll events.
 pub fn events(t: &mut Transcript, entry: &Entry) {
     let flags = names::cqe_flags(entry.flags);
     t.say(format_args!("cqe {}: {} {flags}", entry.user_data, names::events(entry.res)));
@@ -52,7 +52,7 @@ fn waits_for_event(t: &mut Transcript) {
     all_events(t, ring.reap());
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
-    // Single shot: another byte causes no completion.
+    // The poll was single-shot: another byte causes no completion.
     files::put(&writer, b"x");
     crate::time::long_enough_to_notice();
     all_events(t, ring.reap());
@@ -82,7 +82,7 @@ case!(only_asked_events => "
     cqe 1: OUT|WRNORM -
 ");
 
-/// POLLERR and POLLHUP are reported whether requested or not.
+/// POLLERR and POLLHUP are reported even if the poll does not ask for them.
 fn hang_up_and_error_always(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -166,7 +166,7 @@ case!(remove => "
 fn remove_unknown(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     t.entry(&ring.one(poll_remove(77, 1)));
-    // A waiting read is no poll.
+    // POLL_REMOVE does not find a waiting read.
     let (reader, _writer) = files::pipe();
     let mut buffer = [0u8; 1];
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut buffer, 0, 5));
@@ -198,7 +198,7 @@ case!(remove_first_of_equals => "
     cqe 3: 0
 ");
 
-/// Builds a POLL_REMOVE with an update flag, which changes an armed poll.
+/// Returns a POLL_REMOVE with an update flag, which changes an armed poll instead of removing it.
 fn update(target: u64, flags: u32, user_data: u64) -> Sqe {
     poll_remove(target, user_data).with(|sqe| sqe.len = flags)
 }
@@ -232,7 +232,7 @@ fn update_user_data(t: &mut Transcript) {
     t.entry(&ring.one(update(1, USER_DATA, 3).with(|sqe| sqe.off = 11)));
     files::put(&writer, b"x");
     all_events(t, ring.wait(1));
-    // Updates both events and user_data.
+    // One call updates both events and user_data.
     let (reader, writer) = files::pipe();
     ring.push(poll(reader.as_raw_fd(), libc::POLLPRI, 1));
     ring.submit();
@@ -269,7 +269,7 @@ fn update_unknown(t: &mut Transcript) {
     t.entry(&ring.one(update(1, USER_DATA, 3)));
     t.entry(&ring.one(update(1, u::IORING_POLL_ADD_MULTI, 4)));
     t.entry(&ring.one(update(1, 1 << 10, 5)));
-    // New user_data without the flag that requests the update.
+    // A new user_data without the flag IORING_POLL_UPDATE_USER_DATA.
     t.entry(&ring.one(update(1, EVENTS, 6).with(|sqe| sqe.off = 9)));
     t.entry(&ring.one(poll_remove(1, 7).with(|sqe| sqe.off = 9)));
     t.entry(&ring.one(poll_remove(1, 8).op_flags(IN as u32)));
@@ -327,8 +327,8 @@ case!(several_on_one_file => "
     cqe 5: - -
 ");
 
-/// POLL_32BITS: the upper half of the events is read (EPOLLEXCLUSIVE and the like), and its bits
-/// are checked.
+/// The poll events are 32 bits wide: bits of the upper half (EPOLLEXCLUSIVE and others) are
+/// checked.
 fn wide_events(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::pipe();
@@ -374,9 +374,9 @@ case!(forced_async => "
     cqe 1: IN -
 ");
 
-/// POLLPRI is requested together with POLLIN. The kernel's wake-up filter skips a poll for POLLPRI
-/// alone, so such a poll misses data that arrives later. Whether POLLIN is also reported depends on
-/// timing.
+/// A poll for POLLPRI and POLLIN reports out-of-band data. (The kernel's wake-up filter skips a
+/// poll for POLLPRI alone, which then misses such data. Whether POLLIN is also reported depends on
+/// timing.)
 fn priority_data(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -399,8 +399,8 @@ case!(priority_data => "
     cqe 1: PRI -
 ");
 
-/// The kernel reports what the wake-up names. For data of a socket that is POLLPRI, too, and not
-/// POLLOUT, though both were asked for and only POLLOUT holds.
+/// A multishot poll reports the events that the wake-up names, not the state of the file. So data
+/// of a socket is reported with POLLPRI, and without POLLOUT.
 fn several_events_of_a_socket(t: &mut Transcript) {
     for events in [IN | libc::POLLPRI, IN | libc::POLLOUT] {
         let mut ring = Ring::new(4);
@@ -424,7 +424,7 @@ case!(several_events_of_a_socket => "
     cqe 1: IN|OUT MORE
 ", because "a poll reports the events that hold");
 
-/// EPOLLEXCLUSIVE: it is enough if one of several polls completes.
+/// A poll with EPOLLEXCLUSIVE completes on its event.
 fn exclusive(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -436,8 +436,8 @@ fn exclusive(t: &mut Transcript) {
 }
 case!(exclusive => "cqe 1: IN -");
 
-/// A file that cannot be waited for is ready for reading and writing, and never for any other
-/// event.
+/// A file without poll support is ready for reading and writing. A poll for other events alone is
+/// refused.
 fn file_without_such_an_event(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"content");

@@ -1,4 +1,4 @@
-//! Multishot POLL_ADD: edges, levels, and how it ends.
+//! Multishot POLL_ADD: its edge-triggered and level-triggered events, and how it ends.
 
 use std::os::fd::AsRawFd;
 
@@ -29,7 +29,7 @@ fn show(t: &mut Transcript, entries: &[Entry]) {
     }
 }
 
-/// Polls of one file that is ready, submitted together: each reports the readiness once.
+/// Several multishot polls of one ready file, submitted together: each reports the readiness once.
 fn several_of_one_batch(t: &mut Transcript) {
     for count in 1..4 {
         let mut ring = Ring::new(8);
@@ -39,7 +39,7 @@ fn several_of_one_batch(t: &mut Transcript) {
         }
         t.result("submit", ring.submit());
         t.sorted(&ring.wait(count as usize));
-        // A second report would have arrived by now.
+        // A second report would have arrived by this time.
         ring.one(nop(100));
         ring.push(nop(101));
         ring.submit();
@@ -61,7 +61,8 @@ case!(several_of_one_batch => "
     cqe 101: 0
 ");
 
-/// A poll reports the event that it begins with, though the next request of the batch takes it.
+/// A poll reports an event that holds at its start, even if the next request of the batch consumes
+/// the event.
 fn taken_in_its_batch(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
         let mut ring = Ring::flags(8, flags);
@@ -81,7 +82,7 @@ fn taken_in_its_batch(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), &mut byte, 0, 4));
         ring.submit();
         t.sorted(&ring.wait(2));
-        // Only what comes later is reported from then on.
+        // From then on the poll reports only new events.
         show_all(t, &mut ring);
         wake(t, &mut ring, &writer);
     }
@@ -101,8 +102,8 @@ case!(taken_in_its_batch => "
     cqe 3: IN MORE
 ");
 
-/// A poll reports what is there before a chain of its batch goes on, and then what the
-/// chain brings.
+/// A poll first reports the events that hold at its start, and then those that a chain of its batch
+/// causes.
 fn chain_of_its_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::sockets();
@@ -120,7 +121,7 @@ case!(chain_of_its_batch => "
     cqe 3: 1 MORE
 ");
 
-/// A byte into a socket, and what follows from it.
+/// Writes a byte to a socket, and prints the completions that follow.
 fn wake(t: &mut Transcript, ring: &mut Ring, writer: &std::os::fd::OwnedFd) {
     files::put(writer, b"x");
     let entries = ring.wait(1);
@@ -143,7 +144,7 @@ case!(first_by_level => "
     no cqe
 ");
 
-/// One completion per wake-up, though the data was not read.
+/// Each wake-up causes one completion, even if the program does not read the data.
 fn later_by_edge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -223,7 +224,7 @@ fn hang_up(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     drop(writer);
     show(t, &ring.wait(1));
-    // The file stays hung up, but the poll has not ended.
+    // The file stays hung up, but the poll is still armed.
     t.sorted(&ring.run(&[poll_remove(1, 3), nop(4)]));
 }
 case!(hang_up => "
@@ -234,8 +235,8 @@ case!(hang_up => "
     cqe 4: 0
 ");
 
-/// Man page: POLL_ADD_LEVEL asks for level-triggered instead of edge-triggered
-/// behaviour. The kernel refuses the flag, with and without POLL_ADD_MULTI.
+/// The kernel refuses POLL_ADD_LEVEL, with and without POLL_ADD_MULTI. (The manual says that the
+/// flag asks for level-triggered events.)
 fn level_triggered(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::sockets();
@@ -276,7 +277,7 @@ case!(update_keeps_armed => "
     cqe 10: IN MORE
 ");
 
-/// The update's POLL_ADD_MULTI is accepted, but has no effect: a single-shot poll stays one.
+/// POLL_ADD_MULTI in an update is accepted but has no effect: a single-shot poll stays single-shot.
 fn update_to_multishot(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -295,7 +296,8 @@ case!(update_to_multishot => "
     no cqe
 ");
 
-/// A wake-up that the ring itself causes would repeat for ever, so the poll ends.
+/// A poll of the ring's own eventfd ends after its own completion has signalled that eventfd. It
+/// would repeat for ever otherwise.
 fn own_eventfd_ends_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
@@ -359,8 +361,8 @@ fn holds_drain(t: &mut Transcript) {
     wake(t, &mut ring, &writer);
     crate::time::long_enough_to_notice();
     show(t, &ring.reap());
-    // Only closing the ring or ending the poll releases them. A cancel request would queue behind
-    // the drain; the synchronous cancel does not.
+    // The drain holds back both NOPs until the poll ends. A cancel request would queue behind the
+    // drain, but the synchronous cancel does not.
     let mut registration: u::io_uring_sync_cancel_reg = crate::memory::zeroed();
     registration.addr = 1;
     registration.fd = -1;
@@ -410,7 +412,7 @@ case!(ring_closes => "
     bytes left 2
 ");
 
-/// The request holds the file, not the descriptor number.
+/// The poll holds the file: closing the descriptor does not end the poll.
 fn descriptor_closes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -428,7 +430,7 @@ case!(descriptor_closes => "
     cqe 1: IN|HUP|RDHUP MORE
 ");
 
-/// Prints all completions until none arrive any more.
+/// Waits for a while and prints all completions that have arrived.
 fn show_all(t: &mut Transcript, ring: &mut Ring) {
     crate::time::long_enough_to_notice();
     let mut entries = ring.reap();

@@ -1,4 +1,4 @@
-//! REGISTER_PROBE: which opcodes exist.
+//! REGISTER_PROBE: which opcodes the kernel has.
 
 use usring_uapi::{io_uring as u, opcode};
 
@@ -8,7 +8,7 @@ use crate::ring::Ring;
 use crate::sqe::sqe;
 use crate::transcript::Transcript;
 
-/// The probe's header and its array, contiguous.
+/// The probe's header and its array of opcodes, contiguous as the call expects.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Probe {
@@ -23,7 +23,7 @@ fn probe(ring: &Ring, probe: &mut Probe, count: u32) -> i32 {
     ring.register(reg::PROBE, &raw mut *probe, count)
 }
 
-/// The opcodes that the suite covers. The probe must report them.
+/// Opcodes that the cases cover. The probe must report them as supported.
 const COVERED: &[u8] = &[
     opcode::NOP,
     opcode::READV,
@@ -94,7 +94,8 @@ case!(short_array => "
     length 5 flags [1, 1, 1, 1, 1, 0, 0]
 ");
 
-/// Nothing is written after the last opcode.
+/// A probe with more entries than there are opcodes: the entries beyond the last opcode are not
+/// written.
 fn beyond_last(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut answer: Probe = zeroed();
@@ -149,7 +150,7 @@ case!(indexed_by_opcode => "
     indexed true
 ");
 
-/// An opcode that PROBE does not report is refused like one that does not exist.
+/// An opcode that REGISTER_PROBE does not report is refused like an unknown one.
 fn unreported_is_refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut answer: Probe = zeroed();

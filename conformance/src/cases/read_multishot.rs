@@ -1,4 +1,4 @@
-//! READ_MULTISHOT: a read that stays armed and takes a provided buffer each time.
+//! READ_MULTISHOT: a read that stays armed and selects a provided buffer for each completion.
 
 use std::os::fd::AsRawFd;
 
@@ -20,7 +20,7 @@ fn multishot(fd: i32, user_data: u64) -> Sqe {
     sqe(opcode::READ_MULTISHOT, fd, user_data).flagged(sqe_flags::BUFFER_SELECT).with(|sqe| sqe.buf_index = GROUP)
 }
 
-/// Makes a ring with a group of `buffers` buffers.
+/// Makes a ring and a buffer group with `buffers` buffers.
 fn ring_of(memory: &Pages, buffers: u16, flags: u32) -> (Ring, Group) {
     let ring = Ring::flags(16, flags);
     let mut group = group_of(&ring, memory, 128, GROUP);
@@ -50,7 +50,7 @@ case!(pipe => "
     one............. two............. three...........
 ");
 
-/// More data than one buffer holds: one completion per buffer.
+/// If more data is there than one buffer holds, each buffer gets a completion.
 fn data_is_there(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);
@@ -73,8 +73,8 @@ case!(data_is_there => "
     0123456789abcdef ghijklmnopqrstuv wxyzABCD........
 ");
 
-/// At the submission the multishot reads once. It reads the rest after the other requests of its
-/// batch, which add to the data and to the buffers.
+/// At submission the multishot reads once. It reads the remaining data after the other requests of
+/// its batch, which here add data and buffers.
 fn reads_the_rest_behind_its_batch(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
         let memory = Pages::new(2);
@@ -108,8 +108,8 @@ case!(reads_the_rest_behind_its_batch => "
     cqe 1: 16 MORE|BUFFER(1)
 ");
 
-/// A buffer that is too small for the eventfd's counter ends the multishot once there is something
-/// to read.
+/// An eventfd needs a buffer of 8 bytes. If the buffer has less room left, the multishot ends with
+/// -EINVAL at the next event.
 fn counter_into_rest_of_buffer(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(16);
@@ -203,7 +203,7 @@ fn not_polled(t: &mut Transcript) {
     t.entry(&ring.one(multishot(file.as_raw_fd(), 1)));
     let root = std::fs::File::open("/").expect("/");
     t.entry(&ring.one(multishot(root.as_raw_fd(), 2)));
-    // The refused request has taken no buffer.
+    // The refused request has used up no buffer.
     let (reader, writer) = files::pipe();
     files::put(&writer, b"x");
     ring.push(multishot(reader.as_raw_fd(), 3));
@@ -229,7 +229,7 @@ fn link(t: &mut Transcript) {
     t.in_order(&ring.reap());
     drop(writer);
     t.in_order(&ring.wait(2));
-    // An end by an error breaks the chain.
+    // A multishot that ends with an error breaks its chain.
     let (reader, _writer) = files::pipe();
     ring.push(multishot(reader.as_raw_fd(), 3).linked());
     ring.push(nop(4));
@@ -269,7 +269,7 @@ case!(drain => "
     cqe 2: 0
 ");
 
-/// Only the last completion belongs to the request itself.
+/// With CQE_SKIP_SUCCESS only the last completion is left out: those with F_MORE are posted.
 fn skip_success(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);
@@ -335,7 +335,7 @@ case!(forced_async => "
     cqe 1: 0
 ");
 
-/// A file that cannot tell in advance whether a read would wait.
+/// A multishot on a terminal, which cannot tell in advance whether a read would wait.
 fn terminal(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);
@@ -420,7 +420,8 @@ case!(incremental => "
     cqe 1: 0
 ");
 
-/// Far more data than one time slice takes, while other sockets have data, too.
+/// One socket has far more data than the kernel reads for it at a time, while other sockets have
+/// data, too.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {
@@ -452,7 +453,7 @@ case!(many_at_once => "
     cqe 1: 0
 ");
 
-/// Each byte goes to one of the reads.
+/// Two multishots read one pipe: each byte goes to one of them.
 fn two_on_one_pipe(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 64, 0);
@@ -506,7 +507,7 @@ case!(deferred => "
     cqe 1: -ECANCELED
 ");
 
-/// The thread is never inside the ring, and yet all data arrives.
+/// All data arrives although the thread never enters the ring.
 fn without_entering(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(16, |params| {
@@ -554,7 +555,7 @@ case!(sq_thread => "
     more: true
 ");
 
-/// Character devices, of which some can be waited for.
+/// Multishots on character devices, of which only some support poll.
 fn devices(t: &mut Transcript) {
     for path in ["/dev/zero", "/dev/null", "/dev/full", "/dev/urandom"] {
         let memory = Pages::new(1);

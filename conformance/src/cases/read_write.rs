@@ -105,7 +105,8 @@ case!(write_beyond_end => "
     ab...yz
 ");
 
-/// O_APPEND: the offset is ignored. The position changes only if the request uses it.
+/// A write to a file with O_APPEND ignores the offset. It moves the file's position only if its
+/// offset is -1 (current position).
 fn append(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"ab");
@@ -136,9 +137,9 @@ fn bad_descriptors(t: &mut Transcript) {
         t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
         t.entry(&ring.one(write(fd, &buffer, 0, 2)));
     }
-    // Nothing is registered, so no index is valid.
+    // No file is registered, so no index is valid.
     t.entry(&ring.one(read(0, &mut buffer, 0, 3).fixed()));
-    // With a bad descriptor and a bad address the descriptor is checked first.
+    // A bad descriptor is reported before a bad address.
     t.entry(&ring.one(read_at(-1, BAD, 4, 0, 4)));
 }
 case!(bad_descriptors => "
@@ -191,10 +192,10 @@ fn bad_addresses(t: &mut Transcript) {
         t.entry(&ring.one(read_at(fd, address, 4, 0, 1)));
         t.entry(&ring.one(write_at(fd, address, 4, 0, 2)));
     }
-    // At the end of the file nothing is copied, so a bad address is not detected.
+    // At the end of the file no byte is copied, so a bad address is not noticed.
     t.entry(&ring.one(read_at(fd, BAD, 4, 10, 3)));
     t.say(files::text(&file));
-    // A page that can be read but not written.
+    // A page that can be read but not written to.
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
     t.entry(&ring.one(read_at(fd, pages.at(0), 4, 0, 4)));
@@ -217,7 +218,8 @@ case!(bad_addresses => "
     cqe 5: 4
 ");
 
-/// Four good bytes before a bad page: they count.
+/// Four bytes of the buffer are accessible, and a bad page follows: the request transfers four
+/// bytes.
 fn half_bad_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
@@ -257,7 +259,7 @@ case!(negative_offset => "
     cqe 2: -EINVAL
 ");
 
-/// A length beyond the maximum of one transfer is cut, not refused.
+/// A length beyond the maximum of one transfer is shortened, not refused.
 fn huge_length(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"0123456789");
@@ -276,7 +278,7 @@ case!(huge_length => "
     cqe 4: 2147479552
 ");
 
-/// RLIMIT_FSIZE: -EFBIG, and SIGXFSZ to the submitting thread or to a worker.
+/// A write beyond RLIMIT_FSIZE gets -EFBIG and raises SIGXFSZ. Here the signal is ignored.
 fn file_size_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let file = files::memory_file(b"");
@@ -370,7 +372,7 @@ case!(reserved_fields => "
 
 fn path_only_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    // SAFETY: the path is a C string; the descriptor is closed with the process.
+    // SAFETY: the path is a C string. The descriptor is closed with the process.
     let fd = unsafe { libc::open(c"/proc/self/exe".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
@@ -383,7 +385,7 @@ case!(path_only_descriptor => "
 
 fn sealed_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    // SAFETY: plain calls; the name is a C string.
+    // SAFETY: the name is a C string, and the other calls touch no memory.
     let fd = unsafe {
         let fd = libc::memfd_create(c"sealed".as_ptr(), libc::MFD_ALLOW_SEALING);
         libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_WRITE);
@@ -409,7 +411,7 @@ case!(zero_and_full => "
     cqe 3: 0
 ");
 
-/// Transfers of no bytes, on each kind of file.
+/// Reads and writes of 0 bytes, on each kind of file.
 fn nothing_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let open = |path: &str| -> std::os::fd::OwnedFd {

@@ -32,7 +32,7 @@ fn by_poll(t: &mut Transcript) {
     complete(&mut ring, 1);
     t.say(look(ring.fd, IN, 0));
     t.say(look(ring.fd, IN, 1000));
-    // Level-triggered: readable until the completion is reaped.
+    // poll(2) is level-triggered: the descriptor stays readable until the completion is reaped.
     t.say(look(ring.fd, IN, 0));
     t.in_order(&ring.reap());
     t.say(look(ring.fd, IN, 0));
@@ -102,7 +102,7 @@ struct Epoll {
 
 impl Epoll {
     fn new() -> Epoll {
-        // SAFETY: the call touches no memory; the descriptor ends with the process.
+        // SAFETY: the call touches no memory. The descriptor is closed with the process.
         Epoll { fd: unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } }
     }
 
@@ -116,8 +116,8 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, events)
     }
 
-    /// Repeats the call after -EINTR: on the kernel the ring's own task work interrupts the sleep
-    /// of the thread that waits for it.
+    /// Waits for events, and waits again after -EINTR. On the kernel, task work of the ring
+    /// interrupts a thread that sleeps in epoll_wait.
     fn wait(&self, timeout: i32) -> String {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
         let count = loop {
@@ -160,7 +160,8 @@ case!(by_epoll as epoll => "
     1 IN data 7
 ");
 
-/// Edge-triggered: one event per new completion, and none for those already in the CQ.
+/// Edge-triggered epoll reports one event per new completion, and none for completions that were
+/// already in the CQ.
 fn epoll_edge(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let epoll = Epoll::new();
@@ -208,7 +209,8 @@ case!(epoll_oneshot => "
     1 IN data 7
 ");
 
-/// Reaping is a store to memory, without a system call.
+/// A completion is reaped by a store to the CQ head alone. The descriptor is then no longer
+/// readable.
 fn reaped_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     for user_data in 1..=3 {
@@ -276,7 +278,8 @@ case!(select_after_reap => "
     reaped = 0
 ");
 
-/// Makes a ring with a timeout that completes while the thread sleeps in poll.
+/// Makes a ring with a timeout that expires after `after` milliseconds, while the thread sleeps in
+/// poll.
 fn with_timeout(after: i64) -> (Ring, Box<usring_uapi::Timespec>) {
     let mut ring = Ring::new(8);
     let time = Box::new(milliseconds(after));
@@ -322,8 +325,8 @@ case!(select_sleeper_is_woken => "
     cqe 1: -ETIME
 ");
 
-/// The loop of an event-driven program. epoll reports every completion, and reports nothing if
-/// there is none.
+/// The loop of an event-driven program: epoll reports every completion, and never reports the ring
+/// without one.
 fn many_loops(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let epoll = Epoll::new();
@@ -345,7 +348,7 @@ case!(many_loops => "
     found 100 empty 0
 ");
 
-/// POLLOUT means that the SQ has room.
+/// The ring's descriptor has POLLOUT while the SQ has room.
 fn writable(t: &mut Transcript) {
     let mut ring = Ring::new(2);
     t.say(look(ring.fd, IN | libc::POLLOUT, 0));
@@ -368,7 +371,7 @@ case!(writable => "
 ", because
     "a ring's descriptor is an eventfd underneath, which is always writable; that the SQ is full does not show");
 
-/// Completions in the backlog make the descriptor readable, too.
+/// A backlog makes the ring's descriptor readable, too.
 fn backlog(t: &mut Transcript) {
     let mut ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -427,7 +430,7 @@ fn watched_by_another_ring(t: &mut Transcript) {
     complete(&mut ring, 5);
     t.in_order(&other.wait(1));
     ring.reap();
-    // The ring is empty, so the next poll waits again.
+    // The CQ is empty again, so the next poll waits.
     other.push(poll(ring.fd, IN, 2));
     other.submit();
     crate::time::long_enough_to_notice();
@@ -442,7 +445,7 @@ case!(watched_by_another_ring => "
     cqe 2: 1
 ");
 
-/// A ring that polls itself: its own completion makes it ready.
+/// A ring polls its own descriptor: the CQE of another request completes the poll.
 fn watched_by_itself(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(poll(ring.fd, IN, 1));

@@ -1,5 +1,5 @@
-//! RECV and RECVMSG as multishots: a buffer and a completion for each receive, until one of five
-//! events ends the request (see `receive_multishot_ends`).
+//! Multishot RECV and RECVMSG: a buffer and a completion for each receive, until one of five events
+//! ends the request (`receive_multishot_ends`).
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -26,7 +26,8 @@ pub fn multishot(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// With MSG_DONTWAIT a multishot ends with its time slice, though there is more data.
+/// With MSG_DONTWAIT a multishot ends with -EAGAIN after the 33 receives of one run, even if more
+/// data is there.
 fn do_not_wait_has_one_turn(t: &mut Transcript) {
     for (options, length) in [(0, 0), (0, 2), (u::IORING_RECVSEND_BUNDLE, 8)] {
         let memory = Pages::new(1);
@@ -58,7 +59,7 @@ case!(do_not_wait_has_one_turn => "
     cqe 1: -EAGAIN
 ");
 
-/// Makes a ring with a group of `buffers` buffers.
+/// Makes a ring and a buffer group with `buffers` buffers.
 pub fn ring_of(memory: &Pages, buffers: u16, flags: u32) -> (Ring, Group) {
     let ring = Ring::with(16, |params| {
         params.flags = u::IORING_SETUP_CQSIZE | flags;
@@ -163,7 +164,8 @@ case!(data_is_there => "
     0123456789abcdef ghijklmnopqrstuv wxyzABCD........
 ");
 
-/// The buffers hold exactly the data that there is: neither data nor a buffer is left.
+/// The buffers hold exactly the data that is there. The multishot neither ends nor uses another
+/// buffer.
 fn exactly_full(t: &mut Transcript) {
     for (reader, writer) in streams() {
         let memory = Pages::new(1);
@@ -225,7 +227,7 @@ case!(length_is_a_cap => "
     cqe 1: 2 MORE|BUFFER(4)
 ");
 
-/// The limit counts all receives together.
+/// `file_index` limits the bytes that all receives of the multishot get together.
 fn limit(t: &mut Transcript) {
     for (total, length) in [(20, 0), (20, 6), (16, 0), (4, 0), (20, 16)] {
         let memory = Pages::new(1);
@@ -318,8 +320,8 @@ fn poll_first(t: &mut Transcript) {
     t.in_order(&ring.wait(1));
     files::put(&writer, b"y");
     t.in_order(&ring.wait(1));
-    // No buffer is taken before there is data. The case uses another socket, because the first
-    // request still waits on the other one.
+    // A multishot takes no buffer before data is there. (This is another socket, because the first
+    // multishot still waits on the old one.)
     let (reader, writer) = files::sockets();
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 0, 0);
@@ -518,7 +520,8 @@ case!(incremental => "
     at 11 left 0, at 2 left 14
 ");
 
-/// Far more data than one time slice takes, while other sockets have data, too.
+/// One socket has far more data than the kernel receives for it at a time, while other sockets have
+/// data, too.
 fn many_at_once(t: &mut Transcript) {
     let memory = Pages::new(2);
     let mut ring = Ring::with(16, |params| {

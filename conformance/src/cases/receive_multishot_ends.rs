@@ -1,6 +1,6 @@
-//! The five ends of a multishot receive: the end of the file, an error, no more buffers, a
-//! cancellation, a full CQ. The cases run on streams and on datagrams, on ordinary rings and on
-//! rings with deferred task work.
+//! The five ends of a multishot receive: end of the stream, an error, no more buffers, a
+//! cancellation, a full CQ. The cases run on streams and on datagrams, and on rings with and
+//! without deferred task work.
 
 use std::os::fd::AsRawFd;
 
@@ -70,7 +70,7 @@ fn connection_is_reset(t: &mut Transcript, flags: u32) {
     files::reset_on_close(&writer);
     drop(writer);
     t.in_order(&ring.wait(2));
-    // A datagram that no socket receives comes back as an error.
+    // A datagram to a port without a socket comes back as an error.
     let (reader, writer) = udp();
     drop(reader);
     arm(&mut ring, &writer);
@@ -114,7 +114,7 @@ fn buffers_run_out(t: &mut Transcript, flags: u32) {
         crate::time::long_enough_to_notice();
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
         t.in_order(&ring.reap());
-        // No data is lost.
+        // The data that arrived after the multishot's end is still in the socket.
         group.add_slots(2..4);
         arm(&mut ring, &reader);
         t.in_order(&ring.wait(1));
@@ -240,7 +240,7 @@ case!(ends_when_cancelled_deferred as when_cancelled_deferred => "
     no cqe
 ");
 
-/// The completion that does not fit is the last.
+/// The completion that finds the CQ full ends the multishot.
 fn overflows(t: &mut Transcript, flags: u32) {
     for (reader, writer) in [files::sockets(), files::tcp(), udp()] {
         let memory = Pages::new(1);
@@ -254,7 +254,7 @@ fn overflows(t: &mut Transcript, flags: u32) {
         arm(&mut ring, &reader);
         for sent in 1..=7 {
             files::put(&writer, b"x");
-            // Waits for each byte's completion before it writes the next one.
+            // Waits for each byte's completion before the next write.
             crate::time::until(|| {
                 ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
                 ring.ready() == sent || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
@@ -325,7 +325,8 @@ case!(ends_by_overflow_deferred as by_overflow_deferred => "
     left Ok(1)
 ");
 
-/// The data and the end of the stream arrive together.
+/// The last data and the end of the stream arrive together. The end still has a completion of its
+/// own.
 fn data_before_end(t: &mut Transcript) {
     for armed in [true, false] {
         let (reader, writer) = files::sockets();
@@ -351,8 +352,8 @@ case!(data_before_end => "
     cqe 1: 0
 ");
 
-/// Data that leaves room in its buffer, or none, and the end of the connection behind it. The
-/// other direction is ended before, behind, or not at all.
+/// The peer has sent data and ended the connection before the multishot starts. The data fills its
+/// buffer or only a part. This side shuts its own direction before, afterwards, or not at all.
 fn end_is_there(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (own, sent) in [(None, 3), (None, 16), (Some(true), 3), (Some(false), 3)] {
@@ -382,8 +383,8 @@ fn end_is_there(t: &mut Transcript) {
 }
 case!(end_is_there => include_str!("receive_multishot_ends/end_is_there.txt"));
 
-/// The end of the connection comes with the last data, in the event that calls the receive or
-/// before a later turn of a bundle.
+/// The data and the end of the connection arrive together, before the multishot starts or while it
+/// waits.
 fn end_comes_with_data(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (options, length) in [(0, 0), (0, 4), (bundle, 0), (bundle, 4), (bundle, 50)] {
@@ -415,8 +416,8 @@ fn end_comes_with_data(t: &mut Transcript) {
 }
 case!(end_comes_with_data => include_str!("receive_multishot_ends/end_comes_with_data.txt"));
 
-/// A bundle whose length ends its first turn. The kernel's next turn takes the rest, and only
-/// another event makes it look for the end.
+/// A bundle's length ends its first receive. The kernel receives the remaining bytes next, but
+/// checks for the end of the stream only at another event.
 fn shut_for_reading(t: &mut Transcript) {
     for ((reader, writer), by_peer) in [(files::tcp(), false), (files::sockets(), false), (files::sockets(), true)] {
         let memory = Pages::new(1);
@@ -479,7 +480,7 @@ case!(empty_datagram => "
     no cqe
 ");
 
-/// The header before the data fills the buffer.
+/// The header that RECVMSG writes before the data fills the whole buffer, so no data fits.
 fn no_room_for_data(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         for sent in [0, 1] {

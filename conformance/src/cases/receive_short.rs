@@ -1,6 +1,6 @@
 //! Receives that end before their stream is empty: after a message with descriptors, at a change of
-//! the sender if the socket asks for credentials, and at urgent data. A multishot continues
-//! nevertheless. A single receive reports that there is more.
+//! the sender on a socket with SO_PASSCRED, and at urgent data. A multishot goes on. A single
+//! receive reports SOCK_NONEMPTY.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use crate::ring::Ring;
 use crate::sqe::{Change, message, recv};
 use crate::transcript::Transcript;
 
-/// Sends text together with a descriptor.
+/// Sends text together with a file descriptor (SCM_RIGHTS).
 pub fn pass(socket: &OwnedFd, text: &str) {
     let file = files::memory_file(b"passed");
     let mut room = [20, u64::from(libc::SOL_SOCKET as u32) | (libc::SCM_RIGHTS as u64) << 32, file.as_raw_fd() as u64];
@@ -34,7 +34,7 @@ fn send_with(socket: &OwnedFd, text: &str, room: &mut [u64]) {
 }
 
 fn send_urgent(socket: &OwnedFd, text: &str) {
-    // SAFETY: `text` is readable.
+    // SAFETY: `text` is readable for its whole length.
     let sent = unsafe { libc::send(socket.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_OOB) };
     assert_eq!(sent, text.len() as isize);
 }
@@ -42,12 +42,12 @@ fn send_urgent(socket: &OwnedFd, text: &str) {
 fn set(socket: &OwnedFd, option: i32) {
     let on = 1i32;
     let (at, size) = ((&raw const on).cast(), size_of::<i32>() as u32);
-    // SAFETY: an integer is read.
+    // SAFETY: the call reads one integer.
     assert_eq!(unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, at, size) }, 0);
 }
 
-/// Prints what a waiting multishot receives while `send` sends everything. Its ring defers task
-/// work, so it receives when all of the data has arrived.
+/// Prints what a waiting multishot receives after `send` has sent everything. The ring defers task
+/// work, so the multishot runs when all data has arrived.
 fn receive_all(
     t: &mut Transcript,
     reader: &OwnedFd,
@@ -176,8 +176,8 @@ case!(descriptors_in_bundle => "
     ................
 ");
 
-/// A socket that asks for credentials does not merge data of two senders. Here the data sent before
-/// it asked has no known sender; the data sent afterwards has one.
+/// A socket with SO_PASSCRED does not merge data of two senders into one receive. Data that was
+/// sent before the option was set counts as another sender's.
 fn credentials(t: &mut Transcript) {
     for receives in [stream, bundles] {
         let (reader, writer) = files::sockets();
@@ -210,7 +210,8 @@ fn send_around_urgent(writer: &OwnedFd) {
     files::put(writer, b"two");
 }
 
-/// The urgent byte is not received among the others. Another receive gets the bytes after it.
+/// A multishot stops at the urgent byte and leaves it out. Its next receive gets the bytes after
+/// that byte.
 fn urgent_data(t: &mut Transcript) {
     for (reader, writer) in [files::sockets(), files::tcp()] {
         let (mut ring, _memory) = receive_all(t, &reader, stream, || send_around_urgent(&writer), 2);
@@ -270,7 +271,7 @@ case!(urgent_data_is_there => "
     ................
 ");
 
-/// Single receives of each kind: up to the urgent byte, that byte alone, and the rest.
+/// Receives the bytes before the urgent byte, the urgent byte by MSG_OOB, and the bytes after it.
 fn receive_around_urgent(t: &mut Transcript, (reader, writer): (OwnedFd, OwnedFd)) {
     let mut ring = Ring::new(4);
     send_around_urgent(&writer);
@@ -290,8 +291,8 @@ case!(urgent_data_singly => "
     cqe 1: 3
 ");
 
-/// A receive that was not filled, or was filled up to TCP's urgent data, and left data in the
-/// stream.
+/// SOCK_NONEMPTY in the CQE of a receive that ended early (at urgent data, after a descriptor)
+/// although data is left.
 fn more_behind_the_end(t: &mut Transcript) {
     receive_around_urgent(t, files::tcp());
     let (reader, writer) = files::sockets();

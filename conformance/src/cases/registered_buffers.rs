@@ -1,4 +1,5 @@
-//! Registered buffers: both generations of calls, sparse tables, updates, tags, clones.
+//! Registered buffers: the old and the new register calls (BUFFERS, BUFFERS2), sparse tables,
+//! updates, tags, clones.
 
 use std::os::fd::AsRawFd;
 
@@ -20,7 +21,7 @@ fn whole(pages: &Pages) -> libc::iovec {
     vector(pages.at(0), pages.length)
 }
 
-/// Reads a byte into the start of a buffer, named by its index.
+/// Reads a byte by READ_FIXED into the start of a registered buffer. Returns the result as text.
 fn probe(ring: &mut Ring, pages: &Pages, index: u16) -> String {
     let file = files::memory_file(b"x");
     let sqe = read_at(file.as_raw_fd(), pages.at(0), 1, 0, 1).with(|sqe| {
@@ -88,7 +89,7 @@ fn counts(t: &mut Transcript) {
     t.result("none", register(&ring, &[]));
     let vectors = vec![vector(a.at(0), 8); 16_385];
     t.result("16385", register(&ring, &vectors));
-    // Not the maximum: each buffer counts a page of locked memory.
+    // 1,000 is below the maximum: each buffer is charged a page of locked memory.
     t.result("1000", register(&ring, &vectors[..1000]));
 }
 case!(counts => "
@@ -132,7 +133,7 @@ case!(bad_vectors => "
 fn sizes(t: &mut Transcript) {
     let ring = Ring::new(4);
     let a = Pages::new(1);
-    // A buffer may have at most a gigabyte.
+    // A buffer may have at most 1 GiB.
     t.result("a gigabyte and one", register(&ring, &[vector(a.at(0), (1 << 30) + 1)]));
     t.result("one byte", register(&ring, &[vector(a.at(77), 1)]));
     t.result("unregister", unregister_all(&ring));
@@ -145,7 +146,7 @@ case!(sizes => "
     a few odd bytes = 0
 ");
 
-/// A null vector of length 0 is an empty slot.
+/// A vector with a null address and length 0 is an empty slot.
 fn empty_slots(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let a = Pages::new(1);
@@ -408,7 +409,7 @@ fn clone_whole(t: &mut Transcript) {
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     t.say(format_args!("1 {}", probe(&mut second, &b, 1)));
     t.result("clone again", clone(&second, first.fd, |_| ()));
-    // The clone stays when the first ring unregisters its buffers.
+    // The clone still works after the first ring has unregistered its buffers.
     t.result("unregister the first", unregister_all(&first));
     t.say(format_args!("0 {}", probe(&mut second, &a, 0)));
     drop(first);
@@ -458,7 +459,7 @@ case!(clone_wrong => "
     null = -EINVAL
 ");
 
-/// Clones parts of a table into a table that already has buffers.
+/// Clones ranges of a buffer table into a table that already has buffers.
 fn clone_parts(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let (a, b, c) = (Pages::new(1), Pages::new(1), Pages::new(1));
@@ -522,7 +523,8 @@ case!(clone_parts => "
 const REPLACE: u32 = 2;
 const BY_INDEX: u32 = 1;
 
-/// Clones by the index of a registered ring, and from a ring of another thread.
+/// Clones from a ring that is named by the index of a registered ring, and from a ring of another
+/// thread.
 fn clone_of_others(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let a = Pages::new(1);

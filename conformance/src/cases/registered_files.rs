@@ -1,4 +1,5 @@
-//! Registered files: both generations of calls, sparse tables, updates, tags.
+//! Registered files: the old and the new register calls (FILES, FILES2), sparse tables, updates,
+//! tags.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -12,7 +13,7 @@ use crate::ring::Ring;
 use crate::sqe::{Change, nop, read};
 use crate::transcript::Transcript;
 
-/// Returns which of three contents a slot reads, or the errno.
+/// Reads a byte through a slot. Returns which of the three files the slot has, or the errno.
 fn probe(ring: &mut Ring, slot: i32) -> String {
     let mut byte = [0u8; 1];
     let entry = ring.one(read(slot, &mut byte, 0, 99).fixed());
@@ -119,7 +120,7 @@ fn bad_numbers(t: &mut Transcript) {
         let table = [files[0].as_raw_fd(), bad];
         t.result(format_args!("register {bad}"), register(&ring, &table));
     }
-    // A refused call leaves no file behind.
+    // A refused registration keeps none of its files.
     show(t, &mut ring, 1);
     t.result("register", register(&ring, &numbers(&files)));
 }
@@ -137,9 +138,9 @@ fn counts(t: &mut Transcript) {
     t.result("none", register(&ring, &[]));
     let table = vec![-1i32; 40_000];
     t.result("more than may be", register(&ring, &table[..32_769]));
-    // RLIMIT_NOFILE is a limit, too.
+    // RLIMIT_NOFILE limits the table's size, too.
     let limit = libc::rlimit { rlim_cur: 100, rlim_max: 100 };
-    // SAFETY: `limit` is readable.
+    // SAFETY: the call reads only `limit`.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
     t.result("101 with a limit of 100", register(&ring, &table[..101]));
     t.result("100 with a limit of 100", register(&ring, &table[..100]));
@@ -170,7 +171,7 @@ case!(bad_addresses => "
     update from unmapped = -EFAULT
 ");
 
-/// A ring in its own table would keep itself alive.
+/// A ring cannot be registered with itself, because it would keep itself alive.
 fn ring_in_its_own_table(t: &mut Transcript) {
     let ring = Ring::new(4);
     let other = Ring::new(4);
@@ -321,7 +322,7 @@ fn second_sparse(t: &mut Transcript) {
     let files = abc();
     t.result("update", update2(&ring, 0, &numbers(&files), &[]));
     show(t, &mut ring, 3);
-    // Both sparse and an array.
+    // A table cannot be sparse and have an array of files.
     let other = Ring::new(4);
     registration.data = [-1i32; 3].as_ptr() as u64;
     t.result("sparse with data", other.register(reg::FILES2, &raw const registration, size));
@@ -360,7 +361,7 @@ fn second_wrong(t: &mut Transcript) {
     bad.data = &raw const number as u64;
     bad.tags = BAD;
     t.result("tags unmapped", ring.register(reg::FILES2, &raw const bad, size));
-    // A tag on an empty slot has nothing to report.
+    // An empty slot cannot have a tag.
     t.result("tag on -1", files2(&ring, &[-1], &[5]));
 }
 case!(second_wrong => "
@@ -381,7 +382,7 @@ fn tags_on_unregister(t: &mut Transcript) {
     t.result("register", files2(&ring, &numbers(&files), &[11, 0, 13]));
     t.in_order(&ring.reap());
     t.result("unregister", ring.register::<u8>(reg::UNREGISTER_FILES, std::ptr::null(), 0));
-    // A slot with a tag posts it when its file is released. Without a tag there is no CQE.
+    // A slot with a tag posts a CQE when its file is released. A slot without a tag posts none.
     t.sorted(&ring.wait(2));
     crate::time::long_enough_to_notice();
     t.in_order(&ring.reap());
@@ -424,7 +425,7 @@ case!(tags_on_update => "
     slots b -EBADF c
 ");
 
-/// The tag is posted when the last request on the file has completed.
+/// The tag's CQE is posted when the last request on the file has completed.
 fn tag_waits_for_request(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -482,14 +483,14 @@ case!(update2_wrong => "
     beyond the end = -EINVAL
 ");
 
-/// A registered file uses no descriptor number of the program's.
+/// A registered file uses up no descriptor number of the process.
 fn beyond_descriptor_limit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let files = abc();
     t.result("register", register(&ring, &numbers(&files)));
     let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     drop(files);
-    // SAFETY: `limit` is readable.
+    // SAFETY: the call reads only `limit`.
     t.result("RLIMIT_NOFILE 0", unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) });
     show(t, &mut ring, 3);
     t.entry(&ring.one(nop(1)));

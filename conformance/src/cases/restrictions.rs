@@ -1,4 +1,4 @@
-//! Disabled rings: restrictions, and the call that enables them.
+//! Disabled rings (R_DISABLED): restrictions, and the call that enables the ring.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +15,7 @@ use crate::transcript::Transcript;
 #[derive(Clone, Copy, Default)]
 struct Restriction {
     kind: u16,
-    /// A register opcode, an SQE opcode, or SQE flags, by `kind`.
+    /// An opcode of a register call, an opcode of SQEs, or SQE flags, depending on `kind`.
     value: u8,
     resv: u8,
     resv2: [u32; 3],
@@ -42,7 +42,7 @@ fn disabled() -> Ring {
     Ring::flags(8, u::IORING_SETUP_R_DISABLED)
 }
 
-/// Makes a ring with these rules in force.
+/// Makes a disabled ring, registers these restrictions, and enables the ring.
 fn restricted(t: &mut Transcript, rules: &[Restriction]) -> Ring {
     let ring = disabled();
     t.result("restrict", restrict(&ring, rules));
@@ -57,7 +57,7 @@ fn disabled_ring(t: &mut Transcript) {
     ring.push(nop(1));
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.result("enable", enable(&ring));
-    // The SQE written before is submitted now.
+    // The SQE was written while the ring was disabled. This call submits it.
     t.result("enter(1)", ring.enter(1, 0, 0));
     t.in_order(&ring.reap());
     t.result("enable again", enable(&ring));
@@ -91,7 +91,7 @@ fn opcodes(t: &mut Transcript) {
     t.entry(&ring.one(nop(1)));
     t.entry(&ring.one(read(file.as_raw_fd(), &mut byte, 0, 2)));
     t.entry(&ring.one(crate::sqe::write(file.as_raw_fd(), b"y", 0, 3)));
-    // A flag that no rule allows.
+    // IOSQE_ASYNC is a flag that no restriction allows.
     t.entry(&ring.one(nop(4).forced_async()));
     t.entry(&ring.one(nop(5).fixed()));
 }
@@ -156,7 +156,7 @@ case!(register_opcodes => "
     unknown = -EINVAL
 ");
 
-/// Rules for one kind only forbid everything of the other kind.
+/// If there are only restrictions for register calls, all SQE opcodes are forbidden.
 fn register_only(t: &mut Transcript) {
     let mut ring = restricted(t, &[rule(REGISTER_OP, reg::FILES as u8)]);
     t.entry(&ring.one(nop(1)));
@@ -175,7 +175,7 @@ fn register_wrong(t: &mut Transcript) {
     t.result("null", ring.register::<u8>(reg::RESTRICTIONS, std::ptr::null(), 1));
     t.result("unmapped", ring.register(reg::RESTRICTIONS, BAD as *const u8, 1));
     t.result("too many", restrict(&ring, &vec![rule(SQE_OP, opcode::NOP); 129]));
-    // Man page: the reserved fields must be zero. The kernel does not check them.
+    // The manual says that the reserved fields must be zero. The kernel does not check them.
     let reserved = Restriction { resv: 1, resv2: [1; 3], ..rule(SQE_OP, opcode::NOP) };
     t.result("reserved", restrict(&ring, &[reserved]));
     t.result("enable", enable(&ring));
@@ -217,7 +217,7 @@ case!(on_enabled_ring => "
     after enable = -EBADFD
 ");
 
-/// Without any rule nothing is allowed.
+/// A registration of no restrictions forbids everything.
 fn none(t: &mut Transcript) {
     let mut ring = disabled();
     t.result("restrict", restrict(&ring, &[]));
@@ -230,7 +230,7 @@ case!(none => "
     cqe 1: -EACCES
 ");
 
-/// A disabled ring accepts registrations. Restrictions apply only once the ring is enabled.
+/// A disabled ring accepts every registration. Restrictions apply only after the ring is enabled.
 fn register_on_disabled(t: &mut Transcript) {
     let mut ring = disabled();
     let file = files::memory_file(b"x");

@@ -1,6 +1,6 @@
-//! The rights of requests: the credentials, root, directory and namespaces of the submitting
-//! thread, at the moment of its submission. Each case runs in a forked child that may give all of
-//! these up. The cases need a superuser.
+//! The rights of requests: a request has the credentials, root, working directory and namespaces
+//! that its submitting thread has at submission. Each case runs in a forked child that may give all
+//! of these up. The cases need root.
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -19,12 +19,12 @@ use crate::transcript::Transcript;
 mod unshared;
 
 pub(super) const NOBODY: u32 = 65534;
-/// Files in [`Place`].
+/// Names of the files in [`Place`].
 pub(super) const SECRET: &CStr = c"secret";
 const CLOSED: &CStr = c"closed/file";
 const LOCKED: &CStr = c"locked";
 
-/// A directory that any user may enter, with files that only the superuser may use.
+/// A directory that any user may enter. Its files are for root alone.
 pub(super) struct Place {
     scratch: Scratch,
     directory: OwnedFd,
@@ -42,7 +42,7 @@ impl Place {
         std::fs::create_dir(scratch.path.join("closed")).expect("a directory");
         scratch.file("closed/file", b"closed");
         allow("closed", 0o700);
-        // Even the owner needs a capability for this file.
+        // No user may open this file without CAP_DAC_OVERRIDE, not even its owner.
         scratch.file("locked", b"locked");
         allow("locked", 0);
         allow("", 0o755);
@@ -74,12 +74,12 @@ pub(super) fn describe(entry: &Entry) -> String {
     if entry.res >= 0 { "done".into() } else { crate::names::result(entry.res) }
 }
 
-/// Opens a path, inline and by a worker.
+/// Opens a path by two requests: one inline, one by a worker. Prints both results.
 pub(super) fn opens(t: &mut Transcript, ring: &mut Ring, what: &str, directory: i32, path: &CStr) {
     open_both_ways(t, ring, what, open(directory, path, libc::O_RDONLY));
 }
 
-/// Opens with a personality a file that only the superuser may open.
+/// Opens a file that only root may open, by requests with a personality.
 pub(super) fn opens_as(t: &mut Transcript, ring: &mut Ring, what: &str, place: &Place, personality: u16) {
     open_both_ways(t, ring, what, Sqe { personality, ..open(place.fd(), SECRET, libc::O_RDONLY) });
 }
@@ -99,7 +99,7 @@ pub(super) fn shut(number: i32) {
     }
 }
 
-/// Tries every operation that needs a right, by paths.
+/// Makes every operation on paths that needs a right, and prints the results.
 fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     let fd = place.fd();
     opens(t, ring, "open", fd, SECRET);
@@ -128,7 +128,7 @@ fn tries(t: &mut Transcript, ring: &mut Ring, place: &Place) {
     }
 }
 
-/// Runs a case in a child that may give up any right.
+/// Runs a case in a forked child, which may give up its rights. Prints the child's exit status.
 pub(super) fn alone(t: &mut Transcript, work: impl FnOnce(&mut Transcript)) {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } != 0 {
@@ -149,14 +149,14 @@ fn call(t: &mut Transcript, what: &str, answer: i64) {
     t.say(format_args!("{what}: {}", crate::names::result(answer as i32)));
 }
 
-/// Calls setfsuid(2) for this thread. The call returns the previous id.
+/// Calls setfsuid(2), which changes the file system user of this thread alone.
 pub(super) fn set_file_system_user(user: u32) {
     // SAFETY: the call touches no memory.
     unsafe { libc::syscall(libc::SYS_setfsuid, user) };
 }
 
 fn drop_capabilities(t: &mut Transcript) {
-    // Version 3 of the header, for this thread. All sets are empty.
+    // Version 3 of capset(2)'s header, for the calling thread. All capability sets are empty.
     let header = [0x2008_0522u32, 0];
     let sets = [0u32; 6];
     // SAFETY: both structures have the layout of capset(2).
@@ -185,7 +185,8 @@ case!(capabilities => "
     exit 0
 ");
 
-/// By libc, in all threads, also in one that has used the ring.
+/// libc's setresuid changes the user in all threads. Requests of a thread that used a ring before
+/// have the new user, too.
 fn user_of_the_process(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -212,7 +213,7 @@ fn user_of_the_process(t: &mut Transcript) {
 }
 case!(user_of_the_process => include_str!("rights/user_of_the_process.txt"));
 
-/// By the system call, which affects only the calling thread.
+/// The raw setresuid(2) changes the user of the calling thread alone.
 fn user_of_the_only_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -225,7 +226,8 @@ fn user_of_the_only_thread(t: &mut Transcript) {
 }
 case!(user_of_the_only_thread => include_str!("rights/user_of_the_only_thread.txt"));
 
-/// The user changes and changes back, as servers do for each of their clients.
+/// A thread changes its file system user back and forth, as servers do for their clients. Each
+/// request has the user of its submission.
 fn file_system_user(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -250,17 +252,17 @@ case!(file_system_user => "
     exit 0
 ");
 
-/// Makes Landlock forbid this thread everything that it can forbid.
+/// Applies a Landlock ruleset to this thread that forbids all file accesses.
 fn restrict(t: &mut Transcript) {
     call(t, "restrict", restrict_by_landlock());
 }
 
-/// Returns the answer of landlock_restrict_self(2).
+/// Applies a Landlock ruleset to this thread. Returns the result of landlock_restrict_self(2).
 pub(super) fn restrict_by_landlock() -> i64 {
-    // struct landlock_ruleset_attr in its first version: all rights to files.
+    // The first version of struct landlock_ruleset_attr: the ruleset handles all file accesses.
     let handled = 0x1fffu64;
-    // SAFETY: the kernel only reads the rules. The numbers are landlock_create_ruleset(2)'s and
-    // landlock_restrict_self(2)'s.
+    // SAFETY: the kernel only reads the ruleset. The numbers are those of
+    // landlock_create_ruleset(2) and landlock_restrict_self(2).
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         let rules = libc::syscall(libc::SYS_landlock_create_ruleset, &raw const handled, 8, 0);
@@ -279,7 +281,8 @@ fn landlock(t: &mut Transcript) {
 }
 case!(landlock => include_str!("rights/landlock.txt"));
 
-/// Two threads submit to one ring, and one of them has given up its rights.
+/// Two threads submit to one ring, and one of them has given up its rights. Each request has its
+/// submitter's rights.
 fn thread_of_its_own(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -322,7 +325,7 @@ case!(thread_of_its_own => "
     exit 0
 ");
 
-/// A thread inherits the rights of the thread that made it.
+/// A new thread inherits the rights of the thread that made it.
 fn thread_inherits(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -349,7 +352,8 @@ case!(thread_inherits => "
     exit 0
 ");
 
-/// The rights that count are those of the thread when the request starts, not those before.
+/// A linked request runs with the rights that its thread has when the request starts, not those at
+/// submission.
 fn behind_a_timeout(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -378,7 +382,8 @@ pub(super) fn seen_in_memory(ring: &mut Ring, count: u32) -> Vec<Entry> {
     ring.reap()
 }
 
-/// Another thread that enters meanwhile does not lend its rights to requests of this thread.
+/// A linked request has the rights of its own thread, even if another thread with more rights
+/// enters the ring when it starts.
 fn behind_a_timeout_of_a_thread(t: &mut Transcript) {
     let place = Place::new();
     alone(t, |t| {
@@ -414,7 +419,7 @@ case!(behind_a_timeout_of_a_thread => "
     exit 0
 ");
 
-/// An SQ thread has the credentials that the ring's creator had at setup.
+/// The SQ thread has the credentials that the ring's creator had at setup.
 fn sq_thread(t: &mut Transcript) {
     let place = Place::new();
     let polled = || {
@@ -450,7 +455,7 @@ case!(sq_thread => "
     exit 0
 ");
 
-/// The user that the peer of a unix socket sees.
+/// Prints the user that the peer of a unix socket sees (SO_PEERCRED) after CONNECT.
 fn connection(t: &mut Transcript) {
     let place = Place::new();
     let path = place.scratch.path_of("socket");

@@ -1,5 +1,5 @@
-//! Rights that change between a request's submission and its end, in its own thread or in another
-//! one. Each case runs in a forked child and needs a superuser.
+//! Rights that change between a request's submission and its completion, in the submitting thread
+//! or in another thread. Each case runs in a forked child and needs root.
 
 use std::os::fd::AsRawFd;
 
@@ -25,8 +25,8 @@ fn say_last(t: &mut Transcript, what: &str, seen: &[Entry]) {
     t.say(format_args!("{what}: {}", last.map_or("nothing".into(), rights::describe)));
 }
 
-/// Prints how many of 300 opens by workers succeed. They are submitted as `first` and followed by a
-/// change to `then`. Each open needs a worker of its own: no worker outlives a change.
+/// Submits 300 opens by workers as user `first`, then changes to user `then`. Prints how many
+/// succeed. Each open needs a worker of its own, because no worker outlives a change of rights.
 fn opens_before_a_change(t: &mut Transcript, place: &Place, first: u32, then: u32) {
     let mut ring = Ring::new(8);
     let mut opened = 0;
@@ -60,20 +60,22 @@ case!(lowered_after_submission => "
     exit 0
 ");
 
-/// The thread that carries a request out does not lend its rights to the next request.
+/// A worker that carried out a request with a personality does not lend those rights to the next
+/// request.
 fn behind_a_worker_of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let fifo = Fifo::new();
         let (reader, writer) = files::pipe();
-        // Another process, which keeps its rights, lets the open continue.
+        // Another process, whose rights do not change, opens the FIFO's other end so that the open
+        // continues.
         let helper = process::start(|| {
             let mut byte = [0u8; 1];
             // SAFETY: the byte is a variable of this function.
             unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
             let _held = fifo.release();
-            // SAFETY: the byte is a variable of this function. The read ends when the case closes
-            // its end.
+            // SAFETY: the byte is a variable of this function. The read returns when the case
+            // closes its end.
             unsafe { libc::read(reader.as_raw_fd(), byte.as_mut_ptr().cast(), 1) };
             0
         });
@@ -97,7 +99,7 @@ case!(behind_a_worker_of_a_personality => "
     exit 0
 ");
 
-/// A request with a personality keeps it, whatever happens to its thread's rights.
+/// A request with a personality keeps those credentials, even if its thread's rights change.
 fn of_a_personality(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -127,8 +129,8 @@ case!(of_a_personality => "
     exit 0
 ");
 
-/// Submits an open behind a read, as this user, while all threads have equal rights. Then another
-/// thread changes its rights and completes the read.
+/// As `user`, submits `open` behind a read, while all threads have equal rights. Then another
+/// thread changes its own rights by `change` and completes the read.
 fn opens_behind_a_change(t: &mut Transcript, user: u32, open: Sqe, change: fn()) {
     for flags in [0, sqe_flags::ASYNC] {
         rights::alone(t, |t| {
@@ -156,7 +158,8 @@ fn opens_behind_a_change(t: &mut Transcript, user: u32, open: Sqe, change: fn())
         });
     }
 }
-/// Another thread takes more rights.
+/// Another thread gets more rights before it completes the read. The open still has its submitter's
+/// rights.
 fn another_thread_raises_itself(t: &mut Transcript) {
     let place = Place::new();
     opens_behind_a_change(t, NOBODY, open_secret(&place, 2), || set_effective_user(0));
@@ -168,7 +171,8 @@ case!(another_thread_raises_itself => "
     exit 0
 ");
 
-/// Another thread gives up its rights, in a process with effective capabilities.
+/// Another thread gives up its rights before it completes the read. The process has effective
+/// capabilities. The open still succeeds.
 fn another_thread_changes_beside_capabilities(t: &mut Transcript) {
     let place = Place::new();
     opens_behind_a_change(t, 0, open_secret(&place, 2), || set_effective_user(NOBODY));
@@ -185,7 +189,8 @@ case!(another_thread_changes_beside_capabilities => "
     exit 0
 ", because "no thread keeps capabilities that a thread of the program has given up");
 
-/// Another thread restricts itself, in a process without effective capabilities.
+/// Another thread restricts itself by Landlock before it completes the read. The process has no
+/// effective capabilities. The open still succeeds.
 fn another_thread_restricts_itself(t: &mut Transcript) {
     let place = Place::new();
     let open = Sqe { user_data: 2, ..rights::open(place.fd(), c".", libc::O_RDONLY) };
@@ -203,13 +208,14 @@ case!(another_thread_restricts_itself => "
     exit 0
 ", because "no thread keeps access that a thread of the program has given up");
 
-/// Calls setresuid(2) for this thread alone. Its effective capabilities come and go with user 0.
+/// Calls setresuid(2) for this thread alone. The thread has effective capabilities only while its
+/// effective user is 0.
 fn set_effective_user(user: u32) {
     // SAFETY: the call touches no memory.
     unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) };
 }
 
-/// PR_SET_KEEPCAPS: a change of user preserves the permitted capabilities.
+/// With PR_SET_KEEPCAPS, a change of the user keeps the permitted capabilities.
 fn kept_capabilities(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -242,7 +248,8 @@ case!(kept_capabilities => "
     exit 0
 ");
 
-/// Linux later gives the id of a thread that has ended to another one.
+/// A new thread gets the id of a thread that has ended. Its requests do not have the ended thread's
+/// rights.
 fn thread_with_the_id_of_another(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -259,7 +266,7 @@ fn thread_with_the_id_of_another(t: &mut Transcript) {
             };
             scope.spawn(work).join().expect("no panic")
         });
-        // The next thread inherits the rights of the main thread, which gives them up first.
+        // The next threads inherit the rights of the main thread, which gives them up here.
         rights::set_file_system_user(NOBODY);
         let said = std::sync::atomic::AtomicBool::new(false);
         for _ in 0..2000 {
@@ -288,7 +295,7 @@ case!(thread_with_the_id_of_another => "
     exit 0
 ");
 
-/// Makes a socket that receives messages at a path, and returns it with the address of that path.
+/// Binds a datagram socket to a path with these permissions. Returns the socket and its address.
 fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDatagram, libc::sockaddr_un) {
     use std::os::unix::fs::PermissionsExt;
     let path = place.path(name);
@@ -303,12 +310,12 @@ fn receiver(place: &Place, name: &str, mode: u32) -> (std::os::unix::net::UnixDa
 }
 
 fn addressed(sqe: Sqe, address: &libc::sockaddr_un) -> Sqe {
-    // The address is in `addr2`, its length in the lower half of `file_index`.
+    // SEND takes the address in `addr2`, and its length in the lower half of `file_index`.
     Sqe { off: &raw const *address as u64, file_index: size_of::<libc::sockaddr_un>() as u32, ..sqe }
 }
 
-/// Sends a message to a path that only the superuser may send to, from a thread without rights.
-/// Another thread, which has the rights, lets the request continue.
+/// A thread without rights sends a message to a path that only root may send to. `go_on`, called by
+/// a thread with root's rights, lets the request continue.
 fn sends_later(t: &mut Transcript, ring: &mut Ring, submit: impl FnOnce(&mut Ring) -> u32 + Send, go_on: impl Fn()) {
     std::thread::scope(|scope| {
         let (over, wait) = std::sync::mpsc::channel::<()>();
@@ -332,7 +339,8 @@ fn send_polled_for_first(t: &mut Transcript) {
     rights::alone(t, |t| {
         let socket = files::socket(libc::AF_UNIX, libc::SOCK_DGRAM);
         let (_target, address) = receiver(&place, "target", 0o600);
-        // The sender's buffer is full of data that another socket has not received.
+        // The sender's buffer is full of data that another socket has not received yet, so the send
+        // waits.
         let (other, filler) = receiver(&place, "other", 0o666);
         files::set_nonblocking(&socket, true);
         let fill = || {
@@ -395,9 +403,9 @@ case!(send_of_a_selected_buffer => "
     exit 0
 ");
 
-/// A ring that always has requests, of a thread that changes its rights back and forth. Each
-/// request has the rights of its moment. At the end about as many threads serve the ring as at the
-/// beginning.
+/// While the ring always has a waiting request, a thread changes its rights back and forth. Each of
+/// its requests has the rights of its submission. At the end the process has no more threads than
+/// usual.
 fn changes_while_requests_wait(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
@@ -435,12 +443,13 @@ case!(changes_while_requests_wait => "
     exit 0
 ");
 
-/// Children that are forked while another thread changes its rights again and again.
+/// Children are forked while another thread changes its rights again and again. Each child can open
+/// the file.
 fn forked_during_a_change(t: &mut Transcript) {
     const CHILDREN: u32 = 300;
     let place = Place::new();
     rights::alone(t, |t| {
-        // Its ring gives the process threads that follow each change.
+        // Because of this ring, usring's threads follow each change of rights.
         let ring = Ring::new(8);
         let is_over = std::sync::atomic::AtomicBool::new(false);
         let opens = || {
@@ -466,13 +475,13 @@ case!(forked_during_a_change => "
     exit 0
 ");
 
-/// A child that was not forked by a libc function, in which a thread changes its rights before any
-/// ring exists.
+/// A child of a raw fork(2) starts a thread that changes its rights before the child makes a ring.
+/// Requests of that thread have its rights.
 fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
     let place = Place::new();
     rights::alone(t, |t| {
         let ring = Ring::new(8);
-        // SAFETY: the child continues with its one thread.
+        // SAFETY: the child has only this thread and continues with it.
         let child = unsafe { libc::syscall(libc::SYS_fork) } as i32;
         if child != 0 {
             t.say(process::ending(child));
@@ -490,7 +499,7 @@ fn thread_of_a_child_before_its_first_ring(t: &mut Transcript) {
             let first = Ring::new(8);
             made.send(first).expect("a listener");
         });
-        // SAFETY: the call ends the child here.
+        // SAFETY: the call ends the child.
         unsafe { libc::_exit(0) };
     });
 }

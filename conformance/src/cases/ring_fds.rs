@@ -1,4 +1,4 @@
-//! Registered ring descriptors: calls name a ring by its index instead of its descriptor.
+//! Registered ring descriptors: calls name a ring by its index in a table of the thread.
 
 use std::os::fd::AsRawFd;
 
@@ -30,7 +30,7 @@ fn unregister_at(ring: &Ring, index: u32) -> i32 {
     ring.register(reg::UNREGISTER_RING_FDS, &raw const gone, 1)
 }
 
-/// Submits one NOP by the index.
+/// Submits a NOP by an enter that names the ring by `index`.
 fn nop_at(t: &mut Transcript, ring: &mut Ring, index: u32) {
     ring.push(nop(7));
     ring.forget_pending();
@@ -45,7 +45,7 @@ fn register_and_enter(t: &mut Transcript) {
     t.result("register", register(&ring, &mut entries));
     t.say(format_args!("index {}", entries[0].offset));
     nop_at(t, &mut ring, entries[0].offset);
-    // The descriptor still works, too.
+    // The ordinary descriptor still works, too.
     t.entry(&ring.one(nop(1)));
 }
 case!(register_and_enter => "
@@ -177,7 +177,7 @@ case!(unregister => "
     cqe 7: 0
 ");
 
-/// The index keeps the ring alive after its descriptor has been closed.
+/// The registered index keeps the ring alive after its descriptor has been closed.
 fn closed_descriptor(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -194,7 +194,7 @@ case!(closed_descriptor => "
     enter by the number = -EBADF
 ");
 
-/// Each thread has a table of its own.
+/// The table of registered rings belongs to a thread: another thread cannot use the index.
 fn other_thread(t: &mut Transcript) {
     let ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -210,7 +210,7 @@ case!(other_thread => "
     enter here = 0
 ");
 
-/// REG_REG_RING: register calls accept the index, too.
+/// Register calls accept the index, too (IORING_FEAT_REG_REG_RING).
 fn register_by_index(t: &mut Transcript) {
     let ring = Ring::new(8);
     let mut entries = [entry(ANY, ring.fd)];
@@ -225,7 +225,7 @@ fn register_by_index(t: &mut Transcript) {
     t.result("bad index", door::register(9, reg::UNREGISTER_FILES | by, none, 0));
     t.result("index -1", door::register(-1, reg::UNREGISTER_FILES | by, none, 0));
     t.result("unregister by index", door::register(index, reg::UNREGISTER_FILES | by, none, 0));
-    // The last call by an index may be the one that unregisters it.
+    // A call by the index may unregister that index.
     let gone = entry(index as u32, 0);
     let argument = (&raw const gone).cast();
     t.result("give up", door::register(index, reg::UNREGISTER_RING_FDS | by, argument, 1));
@@ -242,7 +242,7 @@ case!(register_by_index => "
     unknown opcode by index = -EINVAL
 ");
 
-/// A call on any ring can register any ring.
+/// A call on one ring can register the descriptor of another ring.
 fn another_ring(t: &mut Transcript) {
     let (first, mut second) = (Ring::new(4), Ring::new(4));
     let mut entries = [entry(2, second.fd)];
@@ -260,7 +260,7 @@ case!(another_ring => "
     cqe 7: 0
 ");
 
-/// A forked child starts with an empty table.
+/// A forked child starts with an empty table of registered rings.
 fn in_child(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut entries = [entry(ANY, ring.fd)];

@@ -1,4 +1,4 @@
-//! RWF_*: the flags of a single read or write.
+//! The flags RWF_* of a read or write request.
 
 use std::os::fd::AsRawFd;
 
@@ -71,7 +71,7 @@ case!(no_append => "
     axyd
 ");
 
-/// With RWF_NOWAIT the request answers instead of waiting.
+/// With RWF_NOWAIT a read of an empty pipe or socket gets -EAGAIN instead of waiting.
 fn nowait_on_empty(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 4];
@@ -99,7 +99,7 @@ fn nowait_with_data(t: &mut Transcript) {
     files::put(&writer, b"ab");
     t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(NOWAIT)));
     t.entry(&ring.one(write(writer.as_raw_fd(), b"cd", 0, 2).op_flags(NOWAIT)));
-    // The pages of a file in memory are always present.
+    // A memfd's pages are always in memory, but its file system refuses RWF_NOWAIT.
     let file = files::memory_file(b"0123456789");
     t.entry(&ring.one(read(file.as_raw_fd(), &mut buffer, 0, 3).op_flags(NOWAIT)));
 }
@@ -109,8 +109,8 @@ case!(nowait_with_data => "
     cqe 3: -EOPNOTSUPP
 ");
 
-/// The file system of a file in memory refuses RWF_NOWAIT: the program's own, and the attempt that
-/// is to find out whether a transfer would wait.
+/// A memfd's file system refuses RWF_NOWAIT. Requests without the flag must succeed, even if the
+/// kernel or usring first tries without waiting.
 fn nowait_refused_by_file_system(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 4];
@@ -185,7 +185,7 @@ fn not_on_this_file(t: &mut Transcript) {
         t.entry(&ring.one(read(reader.as_raw_fd(), &mut buffer, 0, 1).op_flags(flags)));
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 2).op_flags(flags)));
     }
-    // DSYNC, SYNC and APPEND have no effect on a pipe, and are accepted.
+    // A pipe accepts DSYNC, SYNC and APPEND, which have no effect.
     for flags in [DSYNC, SYNC, APPEND] {
         t.entry(&ring.one(write(writer.as_raw_fd(), b"x", 0, 3).op_flags(flags)));
     }
@@ -200,7 +200,7 @@ case!(not_on_this_file => "
     cqe 3: 1
 ");
 
-/// A level without a class is no priority.
+/// A priority level without a class is refused.
 fn priority(t: &mut Transcript) {
     const BEST_EFFORT: u16 = 2 << 13;
     const IDLE: u16 = 3 << 13;
@@ -233,7 +233,7 @@ case!(priority => "
     cqe 2: -EINVAL
 ");
 
-/// Flags that a file does not support are refused even if there is no data.
+/// A flag that the file does not support is refused even if the file is empty.
 fn on_empty_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 8];
@@ -263,7 +263,7 @@ case!(on_empty_file => "
     cqe 1: -EOPNOTSUPP
 ");
 
-/// On a ring that does not poll, HIPRI is refused after the file has been checked.
+/// RWF_HIPRI on a ring without IOPOLL is refused, but only after the file has been checked.
 fn hipri_on_kinds(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let mut buffer = [0u8; 8];
@@ -306,7 +306,7 @@ case!(hipri_ends_no_batch => "
     cqe 3: 0
 ");
 
-/// Flags are checked though the transfer is empty.
+/// Flags are checked even if the transfer has 0 bytes.
 fn of_nothing(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

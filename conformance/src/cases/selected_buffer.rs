@@ -25,7 +25,7 @@ fn select_to_send(fd: i32, length: u32, user_data: u64) -> Sqe {
     select(fd, length, user_data).with(|sqe| sqe.opcode = opcode::SEND)
 }
 
-/// A send to a pipe or a device consumes no buffer.
+/// A SEND or RECV on a pipe or a device fails and uses up no buffer.
 fn no_socket(t: &mut Transcript) {
     let header: libc::msghdr = crate::memory::zeroed();
     let header_at = &raw const header as u64;
@@ -73,7 +73,7 @@ fn selected_buffer(t: &mut Transcript) {
         }
     }
     t.say(format_args!("{} {} {}", group.text(0), group.text(1), group.text(2)));
-    // -ENOBUFS at once, whether there is data or not.
+    // A receive on an empty group gets -ENOBUFS at once, whether data is there or not.
     t.entry(&ring.one(select(reader.as_raw_fd(), 0, 5)));
     let pipe = files::pipe();
     t.entry(&ring.one(select(pipe.0.as_raw_fd(), 0, 6)));
@@ -133,7 +133,7 @@ fn selected_buffer_wait_all(t: &mut Transcript) {
     files::put(&writer, b"defghijk");
     t.in_order(&ring.wait(1));
     t.say(format_args!("{} {}", group.text(0), group.text(1)));
-    // The receive is cancelled: its bytes and its buffer count.
+    // The receive is cancelled after some bytes: it reports those bytes, and uses up its buffer.
     let _ = files::take(&reader, 100);
     ring.push(select(reader.as_raw_fd(), 8, 3).op_flags(ALL));
     ring.submit();
@@ -214,7 +214,7 @@ case!(send_selected_buffer as send => "
     0123456789abcdefghij
 ");
 
-/// A send keeps its buffer while it waits, and consumes it when it fails.
+/// A send holds its buffer while it waits, and uses it up when it fails.
 fn send_selected_buffer_fails(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let memory = Pages::new(1);
@@ -287,7 +287,7 @@ case!(first_generation => "
     cqe 9: -EPIPE BUFFER(4)
 ");
 
-/// A receive of 4 bytes that waits returns its buffer of 16 bytes with all 16.
+/// A receive with length 4 that waits returns its buffer of 16 bytes. The next receive gets all 16.
 fn returned_whole(t: &mut Transcript) {
     let buffers = Pages::new(1);
     let mut ring = Ring::new(8);
@@ -313,7 +313,7 @@ case!(returned_whole => "
     cqe 4: 16 BUFFER(1)
 ");
 
-/// The receives to test: RECV or RECVMSG, flags, options, length.
+/// The receives to test: opcode, message flags, options in `ioprio`, length.
 const RECEIVES: &[(u8, i32, u32, u32)] = &[
     (opcode::RECV, 0, 0, 0),
     (opcode::RECV, 0, 0, 4),
@@ -329,7 +329,8 @@ const RECEIVES: &[(u8, i32, u32, u32)] = &[
     (opcode::RECVMSG, libc::MSG_TRUNC, 0, 0),
 ];
 
-/// Prints the result of a receive, and its effect on a group of one kind of buffers.
+/// Makes a receive on a group of the kind `kind`. Prints its completions and what it used up of the
+/// group.
 fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: (u8, i32, u32, u32)) {
     let (operation, flags, options, length) = how;
     let mut ring = Ring::new(16);
@@ -368,7 +369,7 @@ fn received(t: &mut Transcript, kind: &str, reader: &std::os::fd::OwnedFd, how: 
     }
 }
 
-/// Messages longer than their buffer, which report the truncation.
+/// MSG_TRUNC: receives of messages that are longer than their buffer, and of streams.
 fn truncated_messages(t: &mut Transcript) {
     for kind in ["classic", "ring", "incremental"] {
         for how in RECEIVES {

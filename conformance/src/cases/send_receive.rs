@@ -1,4 +1,4 @@
-//! SEND and RECV: one buffer to or from a socket.
+//! SEND and RECV: transfers of one buffer on a socket.
 
 use std::os::fd::AsRawFd;
 
@@ -110,7 +110,7 @@ case!(kinds_of_socket => "
     abcd....
 ");
 
-/// SOCK_NONEMPTY means that a stream holds more than was received.
+/// SOCK_NONEMPTY: the socket still has data after the receive.
 fn more_is_there(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (reader, writer) in [files::sockets(), files::tcp()] {
@@ -217,7 +217,7 @@ case!(send_to_address => "
     Ok(\"to you\")
 ");
 
-/// O_NONBLOCK on the file does not affect requests.
+/// Requests wait even if the socket has O_NONBLOCK.
 fn nonblocking_file(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -302,12 +302,12 @@ fn short_breaks_link(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let mut bytes = [0; 8];
     files::put(&writer, b"abc");
-    // Without MSG_WAITALL any number of bytes is a success.
+    // Without MSG_WAITALL a receive succeeds with any number of bytes, so its link goes on.
     ring.push(recv(reader.as_raw_fd(), &mut bytes, 1).linked());
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // The end of the file is a success, too.
+    // The end of the stream is a success, too.
     drop(writer);
     ring.push(recv(reader.as_raw_fd(), &mut bytes, 3).linked());
     ring.push(nop(4));
@@ -346,14 +346,15 @@ case!(peek => "
     cqe 1: 3
 ");
 
-/// The failed send raises no signal.
+/// A SEND to a closed peer gets -EPIPE and raises no SIGPIPE.
 fn peer_is_gone(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (reader, writer) in [files::sockets(), files::tcp()] {
         drop(reader);
         for user_data in 1..=2 {
             let entry = ring.one(send(writer.as_raw_fd(), b"x", user_data));
-            // The first segment after the end is still sent.
+            // TCP still sends the first segment after the peer's close, so this result is not
+            // printed.
             if user_data == 2 || entry.res < 0 {
                 t.entry(&entry);
             }
@@ -492,7 +493,7 @@ fn descriptor_closes(t: &mut Transcript) {
 }
 case!(descriptor_closes => "cqe 1: 1");
 
-/// Each receive gets one message; the kernel does not promise which.
+/// Two receives on one socket: each gets one message. (The kernel does not promise which.)
 fn two_receive(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets_of(libc::SOCK_SEQPACKET);

@@ -1,4 +1,4 @@
-//! io_uring_setup(2): sizes, offsets, features, and refused parameters.
+//! io_uring_setup(2): sizes, offsets, feature bits, and refused parameters.
 
 use usring_uapi::io_uring as u;
 
@@ -8,8 +8,8 @@ use crate::names;
 use crate::ring::{Params, Ring};
 use crate::transcript::Transcript;
 
-/// Tries a setup and prints the resulting sizes. The kernel releases the locked memory of a closed
-/// ring a little later, so an ordinary user may have to wait for it.
+/// Sets a ring up and prints its sizes. The kernel releases the locked memory of a closed ring a
+/// little later, so without root the setup may have to be repeated.
 fn try_sizes(t: &mut Transcript, entries: u32, flags: u32, cq_entries: u32) {
     let mut params: Params = zeroed();
     params.flags = flags;
@@ -35,7 +35,7 @@ fn sizes(t: &mut Transcript) {
     for entries in [0, 1, 2, 3, 4, 5, 31, 33, 1000, 32767, 32768, 32769, 65536, u32::MAX] {
         try_sizes(t, entries, 0, 0);
     }
-    // Without CQSIZE the kernel ignores the field and overwrites it.
+    // Without CQSIZE the kernel ignores `cq_entries` and overwrites it.
     try_sizes(t, 4, 0, 1000);
 }
 case!(sizes => "
@@ -89,7 +89,7 @@ fn cq_sizes(t: &mut Transcript) {
     for cq_entries in [0, 1, 7, 8, 9, 16, 100, 65535, 65536, 65537, u32::MAX] {
         try_sizes(t, 8, cqsize, cq_entries);
     }
-    // The kernel rounds both sizes before it compares them.
+    // The kernel rounds both sizes up before it compares them.
     try_sizes(t, 5, cqsize, 5);
     try_sizes(t, 5, cqsize, 4);
 }
@@ -156,8 +156,8 @@ case!(offsets => "
     cq head 8 tail 12 mask 20 entries 28 overflow 44 cqes 64 flags 40 resv 0 user 0
 ");
 
-/// The feature bits of Linux 6.18 for requests and calls that the suite covers. No case checks the
-/// other bits (bundles of send and receive, integrity attributes).
+/// The feature bits of Linux 6.18 whose requests and calls the cases cover. The other bits
+/// (bundles, integrity attributes) are not printed.
 const FEATURES: &[(u32, &str)] = &[
     (u::IORING_FEAT_SINGLE_MMAP, "SINGLE_MMAP"),
     (u::IORING_FEAT_NODROP, "NODROP"),
@@ -231,7 +231,7 @@ case!(first_words => "
     sq array [0, 0, 0, 0, 0, 0, 0, 0]
 ");
 
-/// Which fields setup leaves unchanged and which it overwrites.
+/// Prints which fields of the parameters setup leaves unchanged and which it overwrites.
 fn params_come_back(t: &mut Transcript) {
     let mut params: Params = zeroed();
     params.sq_entries = 99;
@@ -282,7 +282,7 @@ fn bad_pointer(t: &mut Transcript) {
     t.result("params in the kernel's half", door::setup(4, KERNEL_HALF as *mut Params));
     let pages = Pages::new(1);
     pages.protect_last(libc::PROT_READ);
-    // Readable but not writable: the kernel makes the ring and removes it again.
+    // The parameters can be read but not written: the kernel makes the ring and removes it again.
     t.result("params read-only", door::setup(4, pages.at(0) as *mut Params));
     t.result("params null, entries 0", door::setup(0, std::ptr::null_mut()));
     let pages = Pages::new(2);
@@ -308,7 +308,7 @@ case!(close_on_exec => "FD_CLOEXEC true");
 
 fn no_descriptor_left(t: &mut Transcript) {
     let limit = libc::rlimit { rlim_cur: 3, rlim_max: 3 };
-    // SAFETY: `limit` is readable; descriptors 0 to 2 are taken.
+    // SAFETY: the call reads only `limit`. Descriptors 0 to 2 are in use.
     t.result("RLIMIT_NOFILE = 3", unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) });
     let mut params: Params = zeroed();
     t.outcome("setup", door::setup(4, &mut params).into());

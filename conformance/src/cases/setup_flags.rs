@@ -38,8 +38,8 @@ fn words(flags: u32) -> String {
     crate::names::bits(flags, &names)
 }
 
-/// Makes a ring with these flags, prints the result and whether the flags came back unchanged, and
-/// closes the ring.
+/// Makes a ring with these flags. Prints the result, and whether setup returned the flags
+/// unchanged. Closes the ring.
 fn attempt(t: &mut Transcript, flags: u32) {
     let mut params: Params = zeroed();
     params.flags = flags;
@@ -54,8 +54,8 @@ fn attempt(t: &mut Transcript, flags: u32) {
 }
 
 fn each_alone(t: &mut Transcript) {
-    // CQSIZE without a size, ATTACH_WQ to descriptor 0 (not a ring), NO_MMAP without memory:
-    // refused for the missing part.
+    // Some flags are refused alone: CQSIZE without a size, ATTACH_WQ with descriptor 0, which is no
+    // ring, and NO_MMAP without memory.
     for (flag, _) in FLAGS {
         attempt(t, *flag);
     }
@@ -81,7 +81,7 @@ case!(each_alone => "
 ");
 
 fn unknown(t: &mut Transcript) {
-    // Recent kernels define bits 17 and 18. Linux 6.18 defines none from bit 20 on.
+    // Newer kernels define bits 17 and 18. Linux 6.18 defines no bit from 20 on.
     for bit in 20..32 {
         attempt(t, 1 << bit);
     }
@@ -171,7 +171,7 @@ case!(allowed_together => "
     CLAMP|SUBMIT_ALL|COOP_TASKRUN|SINGLE_ISSUER = ok
 ");
 
-/// A ring with the flag carries out requests.
+/// A ring with the flag completes a NOP.
 fn nop_on_each(t: &mut Transcript) {
     let single = u::IORING_SETUP_SINGLE_ISSUER;
     let coop = u::IORING_SETUP_COOP_TASKRUN;
@@ -207,7 +207,7 @@ fn sq_thread_cpu(t: &mut Transcript) {
         });
         t.outcome(name, i64::from(ring.err().unwrap_or(0)));
     }
-    // Without SQ_AFF the processor's number is ignored.
+    // Without SQ_AFF the processor number is ignored.
     let ring = Ring::with(4, |params| {
         params.flags = u::IORING_SETUP_SQPOLL;
         params.sq_thread_cpu = 100_000;

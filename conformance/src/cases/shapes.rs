@@ -1,5 +1,5 @@
-//! The layouts of a ring: wide entries, no index array, memory of the program's own, no descriptor
-//! at all.
+//! Layouts of a ring: wide SQEs and CQEs, no index array, memory of the program, and rings without
+//! a descriptor.
 
 use std::os::fd::AsRawFd;
 
@@ -52,7 +52,7 @@ fn wide_sqes(t: &mut Transcript) {
     let file = files::memory_file(b"0123");
     let mut buffer = [0u8; 4];
     for round in 0..3 {
-        // These operations ignore the second half.
+        // NOP and READ ignore the second half of a wide SQE.
         ring.push_wide(nop(round), &[0xff; 64]);
         ring.push_wide(read(file.as_raw_fd(), &mut buffer, 0, round + 10), &[0xaa; 64]);
         t.result("submit", ring.submit());
@@ -117,7 +117,7 @@ case!(no_array => "
     sq head 9
 ");
 
-/// Entries are taken at the head, with wrap-around.
+/// With NO_SQARRAY the kernel takes the SQE at the head's index, modulo the size.
 fn no_array_order(t: &mut Transcript) {
     let mut ring = Ring::flags(2, u::IORING_SETUP_NO_SQARRAY);
     for user_data in 1..=5 {
@@ -138,7 +138,7 @@ case!(no_array_order => "
     cqe 5: 0
 ");
 
-/// The array determines the order of the entries.
+/// The SQ's index array determines the order in which SQEs are taken.
 fn array_permutes(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for user_data in 0..4 {
@@ -175,7 +175,7 @@ case!(array_repeats => "
     cqe 0: 0
 ");
 
-/// Makes a ring in memory of this program: the queues at `rings`, the entries at `sqes`.
+/// Makes a ring in memory of the program: both queues at `rings`, the SQEs at `sqes`.
 fn setup_in(rings: u64, sqes: u64, flags: u32) -> Result<Ring, i32> {
     let mut params: Params = zeroed();
     params.flags = u::IORING_SETUP_NO_MMAP | flags;
@@ -195,7 +195,7 @@ fn own_memory(t: &mut Transcript) {
         t.sorted(&ring.run(&[nop(round * 2), nop(round * 2 + 1)]));
     }
     drop(ring);
-    // The memory still belongs to the program.
+    // The memory still belongs to the program after the ring is closed.
     let mut rings = rings;
     rings.bytes()[0] = 1;
     t.say("memory kept");
@@ -254,7 +254,7 @@ case!(own_memory_wrong => "
     rings read-only = -EFAULT
 ");
 
-/// The descriptor of such a ring cannot be mapped.
+/// The descriptor of a ring in the program's memory cannot be mapped.
 fn own_memory_not_mapped(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
     let ring = setup_in(rings.at(0), sqes.at(0), 0).expect("a ring in our own memory");
@@ -268,7 +268,7 @@ case!(own_memory_not_mapped => "
     SQEs = -ENOMEM
 ");
 
-/// REGISTERED_FD_ONLY: setup returns the index of a registered ring.
+/// With REGISTERED_FD_ONLY, setup returns the index of a registered ring instead of a descriptor.
 fn no_descriptor(t: &mut Transcript) {
     let (rings, sqes) = (Pages::new(1), Pages::new(1));
     let flags = u::IORING_SETUP_REGISTERED_FD_ONLY;
@@ -326,12 +326,13 @@ case!(no_descriptor_several => "
     ring 16 = -EBUSY
 ");
 
-/// Prints the opcodes for which a priority changes the result. The file does not exist and the
-/// addresses are null, so no request has an effect.
+/// Prints the opcodes for which an I/O priority in the SQE changes the result. The descriptor is
+/// not open and the addresses are null, so no request has an effect.
 fn priority_of_every_opcode(t: &mut Transcript) {
     const BEST_EFFORT: u16 = 2 << 13 | 4;
     let mut ring = Ring::new(2);
-    // usring refuses futexes and RECV_ZC on purpose. A SEND_ZC posts a second completion.
+    // Opcodes left out: usring refuses futexes and RECV_ZC on purpose, and a SEND_ZC posts a second
+    // CQE.
     let is_left_out = |code: u8| {
         matches!(code, opcode::FUTEX_WAIT..=opcode::FUTEX_WAITV | opcode::RECV_ZC)
             || matches!(code, opcode::SEND_ZC | opcode::SENDMSG_ZC)

@@ -1,4 +1,4 @@
-//! Signals: waits that they end, masks, and handlers that use the ring.
+//! Signals: how they end waits, signal masks, and handlers that use a ring.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
@@ -24,7 +24,7 @@ extern "C" fn count(_signal: i32) {
 }
 
 pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
-    // SAFETY: the handler only touches atomics and the ring that the case gives it.
+    // SAFETY: the handler touches only atomics and the ring that the case gives it.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -33,15 +33,16 @@ pub fn handle(signal: i32, handler: extern "C" fn(i32), flags: i32) {
     }
 }
 
-/// Sends this thread a signal a little later.
+/// Starts a thread that sends a signal to the calling thread `milliseconds` after that thread
+/// sleeps.
 fn signal_later(signal: i32, milliseconds: u64) -> std::thread::JoinHandle<()> {
     // SAFETY: the call only returns this thread's id.
     let (target, number) = (unsafe { libc::pthread_self() }, crate::time::this_thread());
     std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(milliseconds));
-        // On a busy machine the thread may still be on its way into the wait.
+        // On a busy machine the calling thread may not have begun to wait yet.
         crate::time::until_asleep(number);
-        // SAFETY: the target thread waits for this one, so it exists.
+        // SAFETY: the target thread joins this thread, so it still exists.
         unsafe { libc::pthread_kill(target, signal) };
     })
 }
@@ -64,7 +65,7 @@ fn handled(t: &mut Transcript) {
     t.say(format_args!("handled {}", HANDLED.swap(0, Ordering::SeqCst)));
 }
 
-/// Calls enter(GETEVENTS), which only a signal can end.
+/// Waits in enter for a completion. Only a signal ends this wait.
 fn wait_for_ever(ring: &Ring) -> i32 {
     ring.enter(0, 1, u::IORING_ENTER_GETEVENTS)
 }
@@ -82,7 +83,7 @@ case!(interrupt_wait => "
     handled 1
 ");
 
-/// SA_RESTART does not restart the wait.
+/// A handler with SA_RESTART also ends the wait: enter is not restarted.
 fn interrupt_wait_with_restart(t: &mut Transcript) {
     let ring = Ring::new(4);
     handle(libc::SIGUSR1, count, libc::SA_RESTART);
@@ -96,7 +97,7 @@ case!(interrupt_wait_with_restart => "
     handled 1
 ");
 
-/// Waits for 60 ms. A signal arrives after 20 ms.
+/// Waits in enter for 60 ms, and gets a signal after 20 ms. Returns the result of enter.
 fn wait_through(ring: &Ring, signal: i32) -> i32 {
     let thread = signal_later(signal, 20);
     let answer = ring.enter_for(0, 1, std::time::Duration::from_millis(60));
@@ -109,7 +110,7 @@ fn ignored_does_not_interrupt(t: &mut Transcript) {
     // SAFETY: the call changes only this process's signal disposition.
     unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     t.result("wait", wait_through(&ring, libc::SIGUSR1));
-    // SIGCHLD is ignored by default.
+    // SIGCHLD is ignored by default, so it does not end the wait.
     t.result("wait", wait_through(&ring, libc::SIGCHLD));
 }
 case!(ignored_does_not_interrupt => "
@@ -132,7 +133,7 @@ case!(blocked_does_not_interrupt => "
     handled 1
 ");
 
-/// The result is the number of submitted entries; the interruption is not reported.
+/// If SQEs were submitted, the result of an interrupted call is their number, not -EINTR.
 fn submitted_before_interrupt(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
@@ -165,14 +166,14 @@ case!(completion_and_signal => "
     cqe 1: 0
 ");
 
-/// Submits a NOP on the ring that the interrupted thread uses.
+/// Submits a NOP to the ring that the interrupted thread is using.
 extern "C" fn submit_in_handler(_signal: i32) {
     let ring = THE_RING.load(Ordering::SeqCst);
     if ring.is_null() {
         return;
     }
-    // SAFETY: the case has given the ring away while signals may arrive. It touches the ring's SQ
-    // only while they cannot.
+    // SAFETY: while the signal can arrive, the case uses only the ring's number. So no other
+    // reference to the ring is in use.
     let ring = unsafe { &mut *ring };
     ring.push(nop(1000));
     ANSWER.store(ring.submit(), Ordering::SeqCst);
@@ -186,7 +187,7 @@ fn handler_enters_same_ring(t: &mut Transcript) {
     let thread = signal_later(libc::SIGUSR1, 20);
     let fd = ring.fd;
     let answer = door::enter(fd, 0, 1, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0);
-    // The wait is interrupted, or ended by the handler's own completion.
+    // The wait ends by the signal or by the CQE of the handler's own NOP.
     t.say(format_args!("-EINTR or 0: {}", [0, -libc::EINTR].contains(&answer)));
     let _ = thread.join();
     t.result("the handler's submit", ANSWER.load(Ordering::SeqCst));
@@ -225,7 +226,7 @@ fn every_millisecond(signal: i32) -> libc::timer_t {
     }
 }
 
-/// The handler enters the ring, whatever its thread is doing with it.
+/// A handler enters the ring, whatever the interrupted thread is doing in the ring at that moment.
 fn handler_enters_while_busy(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     ANSWER.store(ring.fd, Ordering::SeqCst);
@@ -246,7 +247,7 @@ fn handler_enters_while_busy(t: &mut Transcript) {
         lost += u32::from(entries.len() != 8);
         sent += 8;
     }
-    // SAFETY: the timer was made above.
+    // SAFETY: the timer was made above and is deleted once.
     unsafe { libc::timer_delete(timer) };
     t.say(format_args!("batches with a loss {lost}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
@@ -278,7 +279,7 @@ case!(handler_makes_a_ring => "
     the handler's nop = 0
 ");
 
-/// Storage for sigsetjmp, larger than any libc needs.
+/// Memory for sigsetjmp, larger than any libc needs.
 #[repr(C, align(16))]
 struct Jump([u64; 64]);
 
@@ -292,11 +293,11 @@ unsafe extern "C" {
 
 extern "C" fn jump(_signal: i32) {
     HANDLED.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: the frame that called sigsetjmp still exists: it waits.
+    // SAFETY: the frame that called sigsetjmp still exists, because it waits in enter.
     unsafe { siglongjmp(&raw mut JUMP, 1) }
 }
 
-/// A handler that does not return: the ring must stay consistent.
+/// A handler leaves enter by siglongjmp. The ring still works afterwards.
 fn handler_jumps_out(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     handle(libc::SIGUSR1, jump, 0);
@@ -331,14 +332,14 @@ fn storm(t: &mut Transcript) {
     let mut found = 0;
     for round in 0..200 {
         ring.push(timeout(&time, 0, 0, round));
-        // Interrupted or not, each timeout is submitted once and found once.
+        // Each timeout is submitted once and completes once, even if a signal interrupts the call.
         let mut left = ring.forget_pending();
         while left > 0 {
             left -= ring.enter(left, 1, u::IORING_ENTER_GETEVENTS).max(0) as u32;
         }
         found += ring.wait(1).len();
     }
-    // SAFETY: the timer was made above.
+    // SAFETY: the timer was made above and is deleted once.
     unsafe { libc::timer_delete(timer) };
     t.say(format_args!("found {found}"));
     t.say(format_args!("handler ran {}", HANDLED.swap(0, Ordering::SeqCst) > 10));
@@ -348,7 +349,7 @@ case!(storm => "
     handler ran true
 ");
 
-/// A thread that has blocked all signals, as servers' threads do.
+/// A thread with all signals blocked, as in servers, can make and use a ring.
 fn all_blocked_thread(t: &mut Transcript) {
     let answers = std::thread::spawn(|| {
         // SAFETY: the call changes only this thread's mask.
@@ -388,7 +389,7 @@ case!(interval_timer => "
 fn handler_on_other_stack(t: &mut Transcript) {
     let ring = Ring::new(4);
     let stack = crate::memory::Pages::new(4);
-    // SAFETY: the stack belongs to this case and outlives its use.
+    // SAFETY: the memory belongs to this case and outlives its use as a signal stack.
     unsafe {
         let place = libc::stack_t { ss_sp: stack.address.cast(), ss_flags: 0, ss_size: stack.length };
         assert_eq!(libc::sigaltstack(&place, std::ptr::null_mut()), 0);
@@ -399,7 +400,7 @@ fn handler_on_other_stack(t: &mut Transcript) {
     handled(t);
     t.result("the handler's nop", ANSWER.load(Ordering::SeqCst));
     let _ = thread.join();
-    // SAFETY: the thread stops using the stack before its memory is freed.
+    // SAFETY: the thread stops using the signal stack before the memory is freed.
     unsafe {
         let none = libc::stack_t { ss_sp: std::ptr::null_mut(), ss_flags: libc::SS_DISABLE, ss_size: 0 };
         libc::sigaltstack(&none, std::ptr::null_mut());
@@ -411,7 +412,7 @@ case!(handler_on_other_stack => "
     the handler's nop = 0
 ");
 
-/// sigaction reports what the program has set, whatever layer is in between.
+/// sigaction(2) returns the handler that the program has set, although usring has handlers, too.
 fn sigaction_comes_back(t: &mut Transcript) {
     let _ring = Ring::new(4);
     handle(libc::SIGUSR1, count, libc::SA_RESTART | libc::SA_NODEFER);
@@ -421,10 +422,10 @@ fn sigaction_comes_back(t: &mut Transcript) {
     t.say(format_args!("handler {}", now.sa_sigaction == count as *const () as usize));
     let flags = libc::SA_RESTART | libc::SA_NODEFER | libc::SA_RESETHAND | libc::SA_ONSTACK;
     t.say(format_args!("flags {}", now.sa_flags & flags == libc::SA_RESTART | libc::SA_NODEFER));
-    // SAFETY: the call sets a default disposition.
+    // SAFETY: the call sets the default disposition.
     let before = unsafe { libc::signal(libc::SIGUSR1, libc::SIG_DFL) };
     t.say(format_args!("before {}", before == count as *const () as usize));
-    // SAFETY: the call sets a default disposition.
+    // SAFETY: the call sets the default disposition.
     let before = unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
     t.say(format_args!("then default {}", before == libc::SIG_DFL));
 }
@@ -435,7 +436,7 @@ case!(sigaction_comes_back => "
     then default true
 ");
 
-/// SA_RESETHAND: the handler runs once, then the default applies.
+/// A handler with SA_RESETHAND runs once. The second signal ends the process.
 fn reset_hand(t: &mut Transcript) {
     let ending = crate::process::forked(|| {
         let ring = Ring::new(4);
@@ -443,7 +444,7 @@ fn reset_hand(t: &mut Transcript) {
         // SAFETY: the signal goes to this process.
         unsafe { libc::raise(libc::SIGUSR1) };
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
-        // SAFETY: the signal goes to this process, and this one ends it.
+        // SAFETY: the signal goes to this process, which it ends.
         unsafe { libc::raise(libc::SIGUSR1) };
         HANDLED.load(Ordering::SeqCst) as i32
     });
@@ -451,13 +452,12 @@ fn reset_hand(t: &mut Transcript) {
 }
 case!(reset_hand => "child: signal 10");
 
-/// A signal to the process is taken by a thread of the program, not by a thread of usring or of the
-/// kernel's workers.
+/// A signal to the process goes to a thread of the program, not to a worker or a thread of usring.
 fn not_taken_by_workers(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, _writer) = files::pipe();
     let mut byte = [0u8; 1];
-    // A request that may have started threads.
+    // The request may start worker threads.
     let busy = crate::sqe::read(reader.as_raw_fd(), &mut byte, 0, 1);
     ring.push(crate::sqe::Change::forced_async(busy));
     ring.submit();

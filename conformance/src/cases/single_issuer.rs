@@ -1,4 +1,4 @@
-//! SINGLE_ISSUER: which thread may submit and register.
+//! SINGLE_ISSUER: which thread may submit to a ring and register with it.
 
 use usring_uapi::io_uring as u;
 
@@ -10,7 +10,7 @@ use crate::transcript::Transcript;
 
 const SINGLE: u32 = u::IORING_SETUP_SINGLE_ISSUER;
 
-/// Runs `call` in a new thread.
+/// Runs `call` in a new thread and returns its result.
 fn elsewhere(call: impl FnOnce() -> i32 + Send + 'static) -> i32 {
     std::thread::spawn(call).join().unwrap_or(i32::MIN)
 }
@@ -24,8 +24,8 @@ fn probe(fd: i32) -> i32 {
     door::register(fd, reg::PROBE, answer.as_mut_ptr().cast(), 4)
 }
 
-/// Man page (io_uring_setup_flags): the owner is the first thread that submits. In the kernel it is
-/// the creator.
+/// The ring belongs to the thread that made it. (The manual says: to the first thread that
+/// submits.)
 fn creator_owns(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE);
     let fd = ring.fd;
@@ -62,7 +62,7 @@ fn enable(fd: i32) -> i32 {
     door::register(fd, reg::ENABLE_RINGS, std::ptr::null(), 0)
 }
 
-/// A disabled ring belongs to the thread that enables it.
+/// A ring that was made disabled belongs to the thread that enables it.
 fn enabler_owns(t: &mut Transcript) {
     let mut ring = Ring::flags(8, SINGLE | u::IORING_SETUP_R_DISABLED);
     let fd = ring.fd;
@@ -123,7 +123,7 @@ case!(plain_ring_has_no_owner => "
 fn child_process(t: &mut Transcript) {
     let ring = Ring::flags(8, SINGLE);
     let fd = ring.fd;
-    // The call must return an error of some kind, and must neither succeed nor hang.
+    // The child's call must return some error: it must not succeed or hang.
     let ending = crate::process::forked(move || i32::from(enter(fd, 1, 0) < 0));
     t.say(format_args!("child refused: {ending}"));
     t.result("parent", enter(fd, 0, 0));

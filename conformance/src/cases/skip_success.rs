@@ -1,4 +1,4 @@
-//! CQE_SKIP_SUCCESS: a request that succeeds posts no CQE.
+//! CQE_SKIP_SUCCESS: a request with this flag that succeeds posts no CQE.
 
 use std::os::fd::AsRawFd;
 
@@ -51,7 +51,8 @@ case!(in_chain => "
     cqe 3: 0
 ");
 
-/// The request that fails posts a CQE. Requests that it cancels post none if they have the flag.
+/// A request with the flag that fails posts its CQE. The requests that it cancels post none, with
+/// or without the flag.
 fn broken_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);
@@ -87,7 +88,7 @@ fn linked_timeout(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     entries.extend(ring.reap());
     t.sorted(&entries);
-    // The request has the flag, the timeout does not.
+    // The read has the flag, its link timeout does not.
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 5)).linked());
     ring.push(link_timeout(&LONG, 0, 6));
     ring.submit();
@@ -104,7 +105,7 @@ case!(linked_timeout => "
 fn silent_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(5);
-    // Expiry is an error, unless ETIME_SUCCESS makes it a success.
+    // The expiry of a timeout is an error, unless ETIME_SUCCESS makes it a success.
     ring.push(silent(timeout(&time, 0, 0, 1)));
     ring.push(silent(timeout(&time, 0, u::IORING_TIMEOUT_ETIME_SUCCESS, 2)));
     ring.submit();
@@ -134,9 +135,9 @@ fn late_read(t: &mut Transcript) {
     ring.push(silent(read(reader.as_raw_fd(), &mut byte, 0, 1)));
     ring.submit();
     files::put(&writer, b"x");
-    // There is no CQE to wait for: only the byte itself shows the read.
+    // The read posts no CQE, so the case watches the byte that it reads.
     let place = byte.as_ptr();
-    // SAFETY: the byte lives until the end of this function. The request writes it.
+    // SAFETY: the byte lives until the end of this function. Only the request writes it.
     t.say(format_args!("read {}", crate::time::until(|| unsafe { place.read_volatile() } == b'x')));
     t.in_order(&ring.reap());
 }
@@ -153,7 +154,7 @@ fn silent_cancel(t: &mut Transcript) {
     ring.push(silent(cancel(1, 0, 2)));
     ring.submit();
     t.in_order(&ring.wait(1));
-    // A cancel that finds nothing has failed, and posts its CQE.
+    // A cancel that finds no request fails, so it posts its CQE.
     t.entry(&ring.one(silent(cancel(1, 0, 3))));
 }
 case!(silent_cancel as cancel => "
@@ -161,7 +162,7 @@ case!(silent_cancel as cancel => "
     cqe 3: -ENOENT
 ");
 
-/// A completion that is not posted does not end a wait.
+/// A completion that posts no CQE does not count for a wait or for a timeout's count.
 fn counts_for_nobody(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(silent(nop(1)));
@@ -186,20 +187,20 @@ case!(counts_for_nobody => "
     cqe 4: 0
 ");
 
-/// Man page: the use of both is undefined. The kernel refuses both in one request, and a drain that
-/// comes after a skip.
+/// The kernel refuses CQE_SKIP_SUCCESS and IO_DRAIN in one request, and any IO_DRAIN after a
+/// CQE_SKIP_SUCCESS. (The manual calls the combination undefined.)
 fn with_drain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(silent(nop(1)).flagged(sqe_flags::IO_DRAIN));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // After a request that drained, others may skip.
+    // After a request with IO_DRAIN, a request with CQE_SKIP_SUCCESS is accepted.
     let mut ring = Ring::new(4);
     t.entry(&ring.one(nop(1).flagged(sqe_flags::IO_DRAIN)));
     ring.push(silent(nop(2)));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // After a request that skipped, none may drain.
+    // After a request with CQE_SKIP_SUCCESS, a request with IO_DRAIN is refused.
     let mut ring = Ring::new(4);
     ring.push(silent(nop(3)));
     ring.submit();

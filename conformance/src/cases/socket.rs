@@ -1,4 +1,4 @@
-//! SOCKET, BIND, LISTEN and SHUTDOWN: a socket from its creation to its end.
+//! SOCKET, BIND, LISTEN and SHUTDOWN: a socket from its creation to its shutdown.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -16,7 +16,7 @@ mod bind_listen;
 /// `IORING_FILE_INDEX_ALLOC` as the SQE's field holds it.
 pub const ALLOCATE: u32 = u32::MAX;
 
-/// Makes a ring with an empty table of this many slots.
+/// Makes a ring with a table of `slots` empty slots for registered files.
 pub fn sparse(slots: u32) -> Ring {
     sparse_with(slots, 0)
 }
@@ -38,7 +38,7 @@ pub fn taken(t: &mut Transcript, entry: &crate::ring::Entry) -> Option<OwnedFd> 
     (entry.res >= 0).then(|| unsafe { OwnedFd::from_raw_fd(entry.res) })
 }
 
-/// Returns the flags of a descriptor and its file, as far as they can be queried.
+/// Returns the flags of a descriptor, of its file and of the socket, as text.
 pub fn describe(fd: i32) -> String {
     // SAFETY: the call touches no memory.
     let (own, status) = unsafe { (libc::fcntl(fd, libc::F_GETFD), libc::fcntl(fd, libc::F_GETFL)) };
@@ -116,7 +116,8 @@ fn wrong(t: &mut Transcript) {
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x1000_0000, 0, 8)));
     t.entry(&ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM | 0x100, 0, 9)));
     t.entry(&ring.one(net::socket(libc::AF_INET, -1, 0, 10)));
-    // Neither has an effect: the domain is no file, and the kind is an int.
+    // FIXED_FILE has no effect, because `fd` is the domain. The upper half of `off` has none,
+    // because the type is 32 bits wide.
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 11).fixed()));
     taken(t, &ring.one(net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 12).with(|sqe| sqe.off |= 1 << 40)));
 }
@@ -135,7 +136,7 @@ case!(wrong => "
     cqe 12: ok
 ");
 
-/// Sets each field that the operation does not use, one at a time.
+/// Submits the request several times, each time with another unused field set. Prints the results.
 fn reserved(t: &mut Transcript, ring: &mut Ring, sqe: Sqe) {
     let fields = fields! {
         addr = 1, off = 1, len = 1, op_flags = 1, buf_index = 1, ioprio = 1, addr3 = 1,
@@ -160,7 +161,7 @@ case!(reserved_fields => "
     file_index: -ENXIO
 ");
 
-/// The result for a fixed slot is 0.
+/// SOCKET into a given slot returns 0, not the slot's number.
 fn direct(t: &mut Transcript) {
     let mut ring = sparse(2);
     let stream = |slot: u32, user_data| {
@@ -218,7 +219,7 @@ case!(direct_without_table => "
     cqe 2: -ENFILE
 ");
 
-/// Runs `work` while this process may open no further descriptor.
+/// Runs `work` while no descriptor number is free in this process.
 pub fn without_numbers<T>(work: impl FnOnce() -> T) -> T {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is a variable of this function.
@@ -241,7 +242,7 @@ fn too_many(t: &mut Transcript) {
 }
 case!(too_many => "cqe 1: -EMFILE");
 
-/// A direct descriptor uses no descriptor number of the process.
+/// SOCKET into a slot uses up no descriptor number: it succeeds even if none is free.
 fn no_number_is_free(t: &mut Transcript) {
     let mut ring = sparse(2);
     let socket = net::socket(libc::AF_INET, libc::SOCK_STREAM, 0, 1).with(|sqe| sqe.file_index = 1);
@@ -305,7 +306,7 @@ case!(polled_ring => "
     cqe 6: -EINVAL
 ");
 
-/// A server made by one submission. Its socket is a direct descriptor.
+/// One submission makes a server: SOCKET into a slot, BIND, LISTEN and ACCEPT as a chain.
 fn server_in_a_chain(t: &mut Transcript) {
     for family in FAMILIES {
         let mut ring = sparse(2);
@@ -316,7 +317,8 @@ fn server_in_a_chain(t: &mut Transcript) {
         ring.push(net::accept(0, 4).fixed());
         t.result(format_args!("submit for {family:?}"), ring.submit());
         t.in_order(&ring.wait(3));
-        // An ordinary descriptor, through which the case asks for the bound address.
+        // FIXED_FD_INSTALL makes an ordinary descriptor, by which the case asks for the bound
+        // address.
         let install = crate::sqe::sqe(opcode::FIXED_FD_INSTALL, 0, 5).fixed();
         let entry = ring.one(install);
         let Some(fd) = taken(t, &entry) else { continue };
@@ -483,7 +485,8 @@ case!(shutdown_ends_a_read => "
     cqe 2: 0
 ");
 
-/// Errors of SHUTDOWN do not count as failures: chains continue, and CQE_SKIP_SUCCESS applies.
+/// A SHUTDOWN that fails does not count as a failure: its link goes on, and CQE_SKIP_SUCCESS
+/// suppresses its CQE.
 fn shutdown_breaks_no_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let socket = net::stream(Family::V4);

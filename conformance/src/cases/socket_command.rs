@@ -22,8 +22,8 @@ fn command(fd: i32, number: u64, user_data: u64) -> Sqe {
     Sqe { off: number, ..sqe(opcode::URING_CMD, fd, user_data) }
 }
 
-/// Builds an option command: `addr` holds level and name, `file_index` the length, `addr3` the
-/// value.
+/// Returns a command for a socket option: `addr` holds level and name, `file_index` the length,
+/// `addr3` the value's address.
 fn option(fd: i32, number: u64, level: i32, name: i32, value: u64, length: u32, user_data: u64) -> Sqe {
     command(fd, number, user_data).with(|sqe| {
         sqe.addr = u64::from(level as u32) | u64::from(name as u32) << 32;
@@ -48,12 +48,12 @@ fn connected() -> (TcpStream, TcpStream, TcpListener) {
 }
 
 fn write_all(stream: &impl AsRawFd, bytes: &[u8]) {
-    // SAFETY: `bytes` is readable.
+    // SAFETY: `bytes` is readable for its whole length.
     let sent = unsafe { libc::send(stream.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
     assert_eq!(sent, bytes.len() as isize);
 }
 
-/// Waits by an ordinary call until the socket is readable.
+/// Waits by poll(2) until the socket is readable.
 fn until_readable(stream: &impl AsRawFd) {
     let mut entry = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: the array has one entry.
@@ -119,7 +119,7 @@ case!(listening => "
     cqe 2: -EINVAL
 ");
 
-/// Sockets of other families do not support these commands.
+/// Sockets of other families than inet and unix refuse these commands.
 fn families(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (one, _two) = files::sockets();
@@ -192,7 +192,7 @@ case!(get_option => "
     cqe 9: -EFAULT
 ");
 
-/// Only options of the level SOL_SOCKET can be read.
+/// The command reads only options of the level SOL_SOCKET.
 fn get_option_of_levels(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (client, _server, _listener) = connected();
@@ -363,7 +363,7 @@ fn direct_descriptor(t: &mut Transcript) {
     t.result("register", ring.register(reg::FILES, &raw const number, 1));
     drop(server);
     write_all(&client, b"123");
-    // The client cannot see that the bytes have arrived, but on the loopback they have.
+    // The client cannot tell that the bytes have arrived, but on the loopback interface they have.
     t.entry(&ring.one(command(0, SIOCINQ, 1).fixed()));
     let mut value = 0;
     t.entry(&ring.one(get(0, libc::SO_TYPE, &mut value, 2).fixed()));

@@ -1,4 +1,4 @@
-//! SQPOLL: a thread takes the entries. enter only wakes it and waits.
+//! SQPOLL: the SQ thread submits. io_uring_enter only wakes that thread, and waits.
 
 use std::os::fd::AsRawFd;
 
@@ -15,7 +15,7 @@ use crate::transcript::Transcript;
 
 const SQPOLL: u32 = u::IORING_SETUP_SQPOLL;
 
-/// Makes a ring whose thread sleeps after `idle` milliseconds without work.
+/// Makes a ring whose SQ thread sleeps after `idle` milliseconds without work.
 pub(super) fn ring(idle: u32) -> Ring {
     ring_with(8, idle, 0)
 }
@@ -32,7 +32,7 @@ fn asleep(ring: &Ring) -> bool {
     ring.sq_flags() & u::IORING_SQ_NEED_WAKEUP != 0
 }
 
-/// Publishes the entries, then wakes the thread if it sleeps, as liburing does.
+/// Publishes the SQEs, then wakes the SQ thread if it sleeps, as liburing does.
 pub(super) fn hand_over(ring: &mut Ring) {
     let count = ring.forget_pending();
     if asleep(ring) {
@@ -40,7 +40,7 @@ pub(super) fn hand_over(ring: &mut Ring) {
     }
 }
 
-/// Submits entries and waits for a completion each. Returns them sorted by user_data.
+/// Submits SQEs, waits for one CQE each, and returns the CQEs sorted by user_data.
 pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     for sqe in sqes {
         ring.push(*sqe);
@@ -51,7 +51,8 @@ pub(super) fn run(ring: &mut Ring, sqes: &[Sqe]) -> Vec<Entry> {
     entries
 }
 
-/// A new thread sleeps at once. A thread that has had work polls for more during its idle time.
+/// A new SQ thread sleeps at once. After work it polls the SQ for its idle time, and submits SQEs
+/// without any call.
 fn takes_entries_by_itself(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1)]));
@@ -70,7 +71,7 @@ case!(takes_entries_by_itself => "
     sq head 3
 ");
 
-/// enter returns the number that it was asked to submit, whatever the SQ holds.
+/// With SQPOLL, enter returns the number that it was asked to submit, even if the SQ is empty.
 fn enter_submits_nothing(t: &mut Transcript) {
     let ring = ring(2000);
     t.result("enter(0)", ring.enter(0, 0, 0));
@@ -172,7 +173,7 @@ case!(waiter_is_woken => "
     cqe 1: 1
 ");
 
-/// SQ_WAIT: the call waits until there is room in the SQ.
+/// With SQ_WAIT, enter waits until the SQ has room.
 fn sq_wait(t: &mut Transcript) {
     let mut ring = ring_with(2, 2000, 0);
     t.result("room at once", ring.enter(0, 0, u::IORING_ENTER_SQ_WAIT));
@@ -195,7 +196,8 @@ case!(sq_wait => "
     all taken true
 ");
 
-/// A bad SQE ends the batch without a notice, and the thread goes on.
+/// An SQE with an unknown opcode completes with -EINVAL, and the SQ thread goes on with the next
+/// SQE.
 fn bad_sqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     t.sorted(&run(&mut ring, &[nop(1), sqe(200, -1, 2), nop(3)]));
@@ -222,7 +224,7 @@ case!(chains => "
     abcd
 ");
 
-/// When the CQE of a CLOSE is posted, the file is closed.
+/// The file is closed before the CQE of its CLOSE is posted.
 fn file_closed_before_cqe(t: &mut Transcript) {
     let mut ring = ring(2000);
     let mut early = 0;
@@ -235,14 +237,14 @@ fn file_closed_before_cqe(t: &mut Transcript) {
         }
         let answer = ring.reap().first().map_or(-1, |entry| entry.res);
         files::set_nonblocking(&reader, true);
-        // The only writing end is closed, so the read returns the end, not -EAGAIN.
+        // The only writing end is closed, so the read sees the end of file, not -EAGAIN.
         early += u32::from(answer != 0 || files::take(&reader, 1) != Ok(Vec::new()));
     }
     t.say(format_args!("CQEs before the close: {early}"));
 }
 case!(file_closed_before_cqe => "CQEs before the close: 0");
 
-/// SQPOLL_NONFIXED: descriptors need not be registered.
+/// With SQPOLL_NONFIXED, requests may use ordinary descriptors.
 fn plain_descriptors(t: &mut Transcript) {
     let mut ring = ring(2000);
     let file = files::memory_file(b"0123456789");
@@ -271,7 +273,7 @@ fn late_completions(t: &mut Transcript) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 2));
     hand_over(&mut ring);
     t.say(format_args!("falls asleep {}", until(|| asleep(&ring))));
-    // Asleep or not, the thread completes the submitted requests.
+    // The requests complete whether the SQ thread sleeps or not.
     files::put(&writer, b"xy");
     t.say(format_args!("seen {}", ring.watch(2)));
     t.sorted(&ring.reap());
@@ -357,7 +359,7 @@ fn attach(fd: i32, idle: u32) -> Result<Ring, i32> {
     })
 }
 
-/// One thread for two rings: it sleeps when neither has work.
+/// Two rings share one SQ thread, which sleeps when neither ring has work.
 fn attached(t: &mut Transcript) {
     let mut first = ring(20);
     let mut second = attach(first.fd, 20).expect("an attached ring");
@@ -379,7 +381,7 @@ case!(attached => "
     cqe 6: 0
 ");
 
-/// The thread outlives the ring for which it was made.
+/// An SQ thread lives on after the ring for which it was made, for the other ring that shares it.
 fn attached_to_closed(t: &mut Transcript) {
     let mut first = ring(20);
     // SAFETY: the call touches no memory.
@@ -428,7 +430,7 @@ fn other_threads_submit(t: &mut Transcript) {
         ring.push(nop(user_data));
     }
     ring.forget_pending();
-    // SINGLE_ISSUER does not apply to a ring with an SQ thread.
+    // SINGLE_ISSUER does not bind a ring with an SQ thread to one thread.
     let answer = std::thread::spawn(move || door::enter(fd, 32, 0, u::IORING_ENTER_SQ_WAKEUP, std::ptr::null(), 0));
     t.result("enter in another thread", answer.join().unwrap_or(-1));
     t.say(format_args!("seen {}", ring.watch(32)));
@@ -441,8 +443,8 @@ case!(other_threads_submit => "
 fn many_rounds(t: &mut Transcript) {
     let mut ring = ring_with(32, 1, 0);
     let mut wrong = 0;
-    // An idle time of 1 ms and pauses of about that length, so that falling asleep and waking
-    // coincide.
+    // The idle time is 1 ms and the pauses are about as long, so that the SQ thread often falls
+    // asleep just when it is woken.
     for round in 0..300u64 {
         for slot in 0..8 {
             ring.push(nop(round * 8 + slot));
@@ -475,7 +477,7 @@ fn register_while_running(t: &mut Transcript) {
 }
 case!(register_while_running => "wrong 0");
 
-/// The SQ thread takes none of the program's signals.
+/// The SQ thread does not handle the program's signals.
 fn signals_go_elsewhere(t: &mut Transcript) {
     let mut ring = ring(50);
     // SAFETY: the calls change only this thread's mask, and signal this process.
@@ -502,11 +504,11 @@ case!(signals_go_elsewhere => "
     flags -
 ");
 
-/// A request may not close a ring, least of all its own, by any of its numbers.
+/// CLOSE refuses ring descriptors: the ring's own and every duplicate of it.
 fn closes_its_ring(t: &mut Transcript) {
     const LOW: i32 = 200;
     let mut ring = Ring::flags(4, u::IORING_SETUP_SQPOLL);
-    // SAFETY: the call touches no memory; the number is free.
+    // SAFETY: the call touches no memory. The number was free before.
     assert_eq!(unsafe { libc::dup2(ring.fd, LOW) }, LOW);
     door::close(std::mem::replace(&mut ring.fd, LOW));
     ring.push(close(LOW, 1));

@@ -1,4 +1,4 @@
-//! READ and WRITE on files that can make a request wait: pipes, sockets, eventfds.
+//! READ and WRITE on files on which a request can wait: pipes, sockets, eventfds.
 
 use std::os::fd::AsRawFd;
 
@@ -19,7 +19,7 @@ fn read_waits_for_data(t: &mut Transcript) {
     ring.push(read(reader.as_raw_fd(), &mut buffer, 0, 1));
     t.result("submit", ring.submit());
     t.in_order(&ring.reap());
-    // Other requests are not delayed.
+    // A NOP completes while the read waits.
     ring.push(nop(2));
     ring.submit();
     t.in_order(&ring.reap());
@@ -73,7 +73,7 @@ case!(offset_is_ignored => "
     cqe 2: 2
 ");
 
-/// O_NONBLOCK on the file does not make a request fail: it still waits.
+/// A request waits even if the file has O_NONBLOCK.
 fn nonblocking_waits_too(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe_with(libc::O_NONBLOCK);
@@ -150,8 +150,8 @@ case!(write_waits_for_room => "
     tail
 ");
 
-/// More data than a pipe holds. Only a request that must not wait returns a short count after the
-/// bytes that fit. This request writes on.
+/// A write of more bytes than a pipe holds waits for room and writes on. (With RWF_NOWAIT it would
+/// return a short count.)
 fn large_write_to_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -291,7 +291,7 @@ case!(shutdown_ends_read => "cqe 1: 0");
 fn unconnected_socket(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ignore_broken_pipes();
-    // SAFETY: the call touches no memory; the descriptor ends with the process.
+    // SAFETY: the call touches no memory. The descriptor is closed with the process.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     let mut buffer = [0u8; 4];
     t.entry(&ring.one(read(fd, &mut buffer, 0, 1)));
@@ -302,11 +302,11 @@ case!(unconnected_socket => "
     cqe 2: -EPIPE
 ");
 
-/// SIGPIPE is raised as by write(2).
+/// A write to a pipe without a reader raises SIGPIPE, as write(2) does.
 fn broken_pipe_signal(t: &mut Transcript) {
     let ending = process::forked(|| {
-        // SAFETY: the call changes only this process's signal disposition, which Rust's start-up
-        // code sets to ignore.
+        // SAFETY: the call changes only this process's signal disposition. (Rust's start-up code
+        // had set it to ignore.)
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         let mut ring = Ring::new(4);
         let (reader, writer) = files::pipe();
@@ -317,7 +317,7 @@ fn broken_pipe_signal(t: &mut Transcript) {
         7
     });
     t.say(format_args!("default disposition: {ending}"));
-    // RWF_NOSIGNAL (6.18) suppresses the signal.
+    // RWF_NOSIGNAL (Linux 6.18) suppresses SIGPIPE.
     let ending = process::forked(|| {
         // SAFETY: the call changes only this process's signal disposition.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
@@ -353,7 +353,7 @@ case!(forced_async_read_waits => "
     cqe 1: 4
 ");
 
-/// A program that only reads the CQ in memory sees the completion.
+/// A program that only reads the CQ in memory sees the completion without any call.
 fn watched_in_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -371,7 +371,7 @@ case!(watched_in_memory => "
 
 fn timerfd(t: &mut Transcript) {
     let mut ring = Ring::new(4);
-    // SAFETY: `time` is readable; the descriptor ends with the process.
+    // SAFETY: the call reads only `time`. The descriptor is closed with the process.
     let fd = unsafe {
         let fd = libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC);
         let mut time: libc::itimerspec = crate::memory::zeroed();
@@ -399,7 +399,7 @@ fn data_before_submit_of_many(t: &mut Transcript) {
         ring.push(read(reader.as_raw_fd(), buffer, 0, index as u64 + 1));
     }
     t.result("submit", ring.submit());
-    // All complete inline, so their order is fixed.
+    // All requests complete inline, so the order of their CQEs is fixed.
     t.in_order(&ring.reap());
     t.say(format_args!("{} {} {}", shown(&buffers[0]), shown(&buffers[1]), shown(&buffers[2])));
 }
@@ -411,7 +411,7 @@ case!(data_before_submit_of_many => "
     aa bb cc
 ");
 
-/// A read of a socket that was shut down before, or is shut down while the read waits.
+/// A read of a socket that was shut down before the read, or is shut down while the read waits.
 fn shut_datagrams(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
         let mut ring = Ring::new(4);
@@ -444,7 +444,8 @@ case!(shut_datagrams => "
     cqe 4: 4
 ");
 
-/// Reads and writes in each way, one after another, at these offsets.
+/// Makes READ, WRITE, READV, WRITEV and transfers of 0 bytes at several offsets. Prints each
+/// result.
 fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::os::fd::OwnedFd, text: &[u8]) {
     let mut bytes = [0u8; 8];
     let parts = [crate::sqe::vector(bytes.as_mut_ptr() as u64, 4), crate::sqe::vector(bytes.as_mut_ptr() as u64, 0)];
@@ -461,7 +462,7 @@ fn at_offsets(t: &mut Transcript, reader: &std::os::fd::OwnedFd, writer: &std::o
                 ("write of nothing", write(to, &[], offset, 5)),
                 ("read of nothing", read(from, &mut [], offset, 6)),
             ] {
-                // A read that finds nothing must not wait.
+                // RWF_NOWAIT: a read that finds no data must not wait here.
                 let request = if name.starts_with("read") { request.op_flags(0x8) } else { request };
                 let entry = ring.one(request.flagged(flags));
                 t.say(format_args!("{name} at {offset:#x} flags {flags:#x}: {}", crate::names::result(entry.res)));

@@ -1,5 +1,5 @@
-//! Many rounds of operations that fail once in a thousand: lost wake-ups, duplicate completions,
-//! lost bytes. Only sums are printed.
+//! Many rounds of operations whose races rarely show: lost wake-ups, duplicate completions, lost
+//! bytes. Only sums are printed.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
@@ -25,7 +25,8 @@ fn echo(socket: OwnedFd) {
     }
 }
 
-/// Sends a byte and receives it back, many times. Returns how many came back right.
+/// Sends a byte by a request and receives it back from an echo, `ROUNDS` times. Returns how many
+/// bytes came back right.
 fn echoed(ring: &mut Ring, mut wait: impl FnMut(&mut Ring) -> usize) -> u32 {
     let (here, there) = files::sockets();
     let thread = std::thread::spawn(move || echo(there));
@@ -34,7 +35,7 @@ fn echoed(ring: &mut Ring, mut wait: impl FnMut(&mut Ring) -> usize) -> u32 {
         let mut byte = [!round];
         ring.push(read(here.as_raw_fd(), &mut byte, 0, 1));
         ring.push(write(here.as_raw_fd(), &[round], 0, 2));
-        // Both buffers stay valid: the round ends when both requests are done.
+        // Both buffers stay valid: a round ends only when both requests have completed.
         let mut seen = 0;
         while seen < 2 {
             let more = wait(ring);
@@ -100,7 +101,7 @@ fn ping_pong_watching_memory(t: &mut Transcript) {
 }
 case!(ping_pong_watching_memory => "right 200 of 200");
 
-/// Four threads write to a pipe each; one ring reads them all.
+/// Four threads each write to a pipe. One ring reads all pipes.
 fn several_writers(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let pipes: Vec<(OwnedFd, OwnedFd)> = (0..4).map(|_| files::pipe()).collect();
@@ -160,8 +161,8 @@ fn threads_share_a_ring(t: &mut Transcript) {
 }
 case!(threads_share_a_ring => "done 800");
 
-/// Several threads sleep in enter on one CQ. Each is woken once there is a completion. No thread
-/// reaps before all have been woken.
+/// Several threads sleep in enter on one CQ. Each must wake when a completion is posted. No thread
+/// reaps before all have woken.
 fn threads_wait_on_a_ring(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
@@ -187,8 +188,8 @@ fn threads_wait_on_a_ring(t: &mut Transcript) {
 }
 case!(threads_wait_on_a_ring => "woken 60");
 
-/// Data and a cancel race for a read. Either the read has the byte or the pipe still holds it, and
-/// each request has one completion.
+/// Data and a cancel race for a read. Either the read gets the byte, or the byte stays in the pipe.
+/// Each request posts one CQE.
 fn cancel_against_data(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -258,8 +259,8 @@ fn timeout_against_removal(t: &mut Transcript) {
         completions += entries.len();
         let answer = |user_data| entries.iter().find(|entry| entry.user_data == user_data).map_or(0, |entry| entry.res);
         let pair = (answer(1), answer(2));
-        // The timeout is removed, or has expired before. 6.18 may also be in the middle of the
-        // expiry.
+        // The timeout was removed, or had expired before. On Linux 6.18 it may also be expiring at
+        // this moment.
         let possible = [(-libc::ECANCELED, 0), (-libc::ETIME, -libc::ENOENT), (-libc::ETIME, -libc::EALREADY)];
         agreeing += u32::from(possible.contains(&pair));
     }
@@ -267,7 +268,7 @@ fn timeout_against_removal(t: &mut Transcript) {
 }
 case!(timeout_against_removal => "completions 400 agreeing 200");
 
-/// Rings are closed while other threads write to the files that they read.
+/// Rings are closed while another thread writes to the socket that their requests read.
 fn close_against_data(t: &mut Transcript) {
     let (reader, writer) = files::sockets();
     let stop = AtomicBool::new(false);
@@ -315,7 +316,7 @@ fn workers(t: &mut Transcript) {
 }
 case!(workers => "right 640");
 
-/// An event loop on the descriptor while another thread completes requests.
+/// An event loop polls the ring's descriptor while another thread makes requests complete.
 fn poll_loop(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -345,7 +346,7 @@ fn poll_loop(t: &mut Transcript) {
         ring.submit();
     }
     let _ = thread.join();
-    // An occasional wake-up without a completion is no fault; one each time would be.
+    // A few wake-ups without a completion are acceptable. One in every round would be a fault.
     t.say(format_args!("got {got} mostly in vain {}", empty > got / 4));
 }
 case!(poll_loop => "got 200 mostly in vain false");
@@ -363,7 +364,7 @@ fn min_wait(t: &mut Transcript) {
         let thread = std::thread::spawn(move || {
             for number in numbers {
                 let one = 1u64;
-                // SAFETY: eight readable bytes; the case holds the descriptor.
+                // SAFETY: the value has eight readable bytes. The case keeps the descriptor open.
                 unsafe { libc::write(number, (&raw const one).cast(), 8) };
             }
         });
@@ -400,7 +401,7 @@ fn overflow_against_reaping(t: &mut Transcript) {
             }
         }
         ring.submit();
-        // Takes fewer completions than are added, until no more are added.
+        // Reaps fewer completions than were added, so that the backlog grows.
         for _ in 0..5 {
             if let Some(entry) = ring.peek() {
                 wrong += u32::from(entry.user_data != next);
@@ -413,8 +414,8 @@ fn overflow_against_reaping(t: &mut Transcript) {
 }
 case!(overflow_against_reaping => "found 2000 out of order 0");
 
-/// Every write to an eventfd is one wake-up. None is missed if each write waits for the CQE of the
-/// previous one.
+/// A multishot poll on an eventfd completes once for every write, if each write waits for the CQE
+/// of the previous one.
 fn multishot_counts(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);
@@ -427,7 +428,7 @@ fn multishot_counts(t: &mut Transcript) {
         let number = event.as_raw_fd();
         let thread = std::thread::spawn(move || {
             let one = 1u64;
-            // SAFETY: eight readable bytes; the case holds the descriptor.
+            // SAFETY: the value has eight readable bytes. The case keeps the descriptor open.
             unsafe { libc::write(number, (&raw const one).cast(), 8) };
         });
         let entries = ring.wait(1);

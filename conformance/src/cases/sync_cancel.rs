@@ -1,4 +1,5 @@
-//! The synchronous cancel of io_uring_register(2).
+//! IORING_REGISTER_SYNC_CANCEL: the cancel as a register call, which waits until its targets are
+//! gone.
 
 use std::os::fd::AsRawFd;
 
@@ -14,7 +15,7 @@ use crate::transcript::{Transcript, timed};
 
 type Registration = u::io_uring_sync_cancel_reg;
 
-/// A timespec of -1 means no time limit.
+/// Returns the argument of a cancel. Its timeout of -1 means no time limit.
 fn registration(address: u64, fd: i32, flags: u32) -> Registration {
     let mut registration: Registration = zeroed();
     registration.addr = address;
@@ -95,7 +96,7 @@ case!(by_fixed_file => "
     cqe 1: -ECANCELED
 ");
 
-/// ANY implies ALL.
+/// With ANY the cancel finds all requests, as if ALL were set, too.
 fn any(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -197,7 +198,7 @@ case!(timeouts => "
     cqe 1: -ECANCELED
 ");
 
-/// The call waits until the worker has released the request.
+/// If a worker is carrying out the request, the call waits until that worker has ended it.
 fn worker(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let fifo = files::Fifo::new();

@@ -1,4 +1,5 @@
-//! When late completions become visible: the modes in which task work runs.
+//! When completions of waiting requests become visible: the setup flags that decide when task work
+//! runs.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -15,7 +16,7 @@ use crate::transcript::Transcript;
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 const FLAG: u32 = u::IORING_SETUP_TASKRUN_FLAG;
 
-/// Makes a ring with a poll on the reading end of a pipe.
+/// Makes a ring with a poll on the reading end of a pipe. Returns the ring and both ends.
 fn polling(flags: u32) -> (Ring, OwnedFd, OwnedFd) {
     let mut ring = Ring::flags(8, flags);
     let (reader, writer) = files::pipe();
@@ -35,7 +36,7 @@ case!(default_without_entering => "
     cqe 1: 1
 ");
 
-/// Even a thread that spins without a system call sees the completion.
+/// On a ring without flags, a thread that spins without any system call sees the completion.
 fn default_woken_by_another_thread(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(0);
     let thread = std::thread::spawn(move || {
@@ -51,7 +52,7 @@ fn default_woken_by_another_thread(t: &mut Transcript) {
 }
 case!(default_woken_by_another_thread => "cqe 1: 1");
 
-/// No other call of the thread makes the completion visible.
+/// With DEFER_TASKRUN only an enter with GETEVENTS posts the CQE.
 fn deferred_only_in_getevents(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER);
     files::put(&writer, b"x");
@@ -75,7 +76,7 @@ case!(deferred_only_in_getevents => "
     cqe 1: 1
 ");
 
-/// Pending work is visible in the SQ's flags if the setup asked for that.
+/// With TASKRUN_FLAG the SQ flags show that deferred task work is queued.
 fn deferred_shows_flag(t: &mut Transcript) {
     for flags in [DEFER, DEFER | FLAG] {
         let (ring, _reader, writer) = polling(flags);
@@ -102,7 +103,7 @@ case!(deferred_shows_flag => "
     after -
 ");
 
-/// The eventfd is signalled when the work is queued, before the CQE is posted.
+/// With DEFER_TASKRUN the eventfd is signalled when task work is queued, before the CQE is posted.
 fn deferred_eventfd_fires(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER);
     let event = files::eventfd(0);
@@ -122,7 +123,8 @@ case!(deferred_eventfd_fires => "
     cqe 1: 1
 ");
 
-/// The waiter sleeps until as many items as it wants are queued.
+/// With DEFER_TASKRUN, a thread that waits for several CQEs sleeps until as many items of task work
+/// are queued.
 fn deferred_wait_for_several(t: &mut Transcript) {
     let mut ring = Ring::flags(8, DEFER);
     let events: Vec<OwnedFd> = (0..3).map(|_| files::eventfd(0)).collect();
@@ -135,7 +137,7 @@ fn deferred_wait_for_several(t: &mut Transcript) {
         for number in numbers {
             std::thread::sleep(std::time::Duration::from_millis(10));
             let one = 1u64;
-            // SAFETY: eight readable bytes; the case holds the descriptor.
+            // SAFETY: the value has eight readable bytes. The case keeps the descriptor open.
             unsafe { libc::write(number, (&raw const one).cast(), 8) };
         }
     });
@@ -209,7 +211,7 @@ case!(deferred_other_thread_wakes => "
     cqe 1: 1
 ");
 
-/// A wait for zero completions runs the queued work.
+/// With DEFER_TASKRUN, a wait for zero completions runs the queued task work.
 fn deferred_zero_wait(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(DEFER | FLAG);
     files::put(&writer, b"x");
@@ -225,7 +227,7 @@ case!(deferred_zero_wait => "
     wait for 1, none left = -ETIME
 ");
 
-/// Work that is queued when the ring is closed runs then.
+/// Closing a ring runs its deferred task work.
 fn deferred_teardown(t: &mut Transcript) {
     let (ring, reader, writer) = polling(DEFER | FLAG);
     files::put(&writer, b"x");
@@ -239,7 +241,7 @@ fn deferred_teardown(t: &mut Transcript) {
 }
 case!(deferred_teardown => "file let go true");
 
-/// COOP_TASKRUN: the work runs at the thread's next system call, of any kind.
+/// With COOP_TASKRUN, task work runs at the thread's next system call of any kind.
 fn cooperative(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(u::IORING_SETUP_COOP_TASKRUN);
     files::put(&writer, b"x");
@@ -259,7 +261,7 @@ fn cooperative_flag(t: &mut Transcript) {
         files::put(&writer, b"x");
         writer
     });
-    // Spins without a call that would run the work. Either the flag or the completion itself must
+    // The thread spins without a call that would run task work. Either the flag or the CQE must
     // become visible.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while ring.sq_flags() & u::IORING_SQ_TASKRUN == 0 && ring.ready() == 0 && std::time::Instant::now() < deadline {
@@ -305,7 +307,7 @@ case!(flag_goes_away => "
     flags -
 ");
 
-/// Completions of workers wait for the owner as well.
+/// With DEFER_TASKRUN, completions by workers also wait for an enter of the ring's owner.
 fn deferred_workers(t: &mut Transcript) {
     let mut ring = Ring::flags(8, DEFER | FLAG);
     let file = files::memory_file(b"0123");
@@ -323,7 +325,7 @@ case!(deferred_workers => "
     cqe 1: 4
 ");
 
-/// A CQE already in the queue ends a wait for one; queued work need not run.
+/// A CQE that is already in the CQ ends a wait for one. Queued task work need not run.
 fn deferred_wait_is_enough(t: &mut Transcript) {
     let (mut ring, _reader, _writer) = polling(DEFER);
     ring.push(nop(2));
@@ -339,10 +341,10 @@ case!(deferred_wait_is_enough => "
     cqe 3: 0
 ");
 
-/// The two kinds of rings whose thread is notified in any system call.
+/// The setup flags with which the kernel interrupts the thread in any system call to run task work.
 const TELLING: [(&str, u32); 2] = [("default", 0), ("cooperative", u::IORING_SETUP_COOP_TASKRUN)];
 
-/// Writes to a pipe a little later, from another thread.
+/// Starts a thread that writes to a pipe a little later. The thread returns the writing end.
 fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
     std::thread::spawn(move || {
         crate::time::long_enough_to_notice();
@@ -351,14 +353,15 @@ fn written_later(writer: OwnedFd) -> std::thread::JoinHandle<OwnedFd> {
     })
 }
 
-/// Submits a poll, and a linked write to `event`. So only task work writes to `event`.
+/// Submits a poll with a linked write to `event`. Only the thread's task work starts that write.
 fn write_by_task_work(ring: &mut Ring, reader: &OwnedFd, event: &OwnedFd, one: &[u8; 8]) {
     ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1).linked());
     ring.push(crate::sqe::write(event.as_raw_fd(), one, 0, 2));
     ring.submit();
 }
 
-/// The thread sleeps in read(2) on data that only its own task work will write.
+/// The thread sleeps in read(2) on an eventfd that only its own task work writes to. The read
+/// returns.
 fn sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
     for (name, flags) in TELLING {
@@ -385,7 +388,8 @@ case!(sleeper_in_another_call => "
     cqe 2: 8
 ");
 
-/// The owner of a ring with deferred task work is not notified there: it has to enter.
+/// With DEFER_TASKRUN, task work does not run while the owner sleeps in another call. The owner has
+/// to enter.
 fn deferred_sleeper_in_another_call(t: &mut Transcript) {
     let one = 1u64.to_ne_bytes();
     let mut ring = Ring::flags(8, DEFER);
@@ -409,7 +413,7 @@ case!(deferred_sleeper_in_another_call => "
     count 1
 ");
 
-/// The thread sleeps on the ring's own registered eventfd.
+/// A thread that sleeps in read(2) of the ring's registered eventfd wakes when a request completes.
 fn sleeper_is_told_by_event(t: &mut Transcript) {
     for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
         t.say(name);
@@ -439,7 +443,8 @@ case!(sleeper_is_told_by_event => "
     cqe 1: 1
 ");
 
-/// The thread sleeps on the registered eventfd, and another thread's ring sends a message.
+/// A thread that sleeps in read(2) of the ring's registered eventfd wakes when another thread's
+/// ring sends a message.
 fn sleeper_is_told_of_message(t: &mut Transcript) {
     for (name, flags) in TELLING.into_iter().chain([("deferred", DEFER)]) {
         t.say(name);
@@ -478,8 +483,8 @@ case!(sleeper_is_told_of_message => "
 
 const OWN_CALLS: u32 = 200;
 
-/// The program's own call makes a file ready. The next enter, which has nothing to do, finds the
-/// completion every time, even if another thread is about to bring it.
+/// The program makes a file ready by its own call. The next enter, without GETEVENTS, posts the
+/// completion every time, even if another thread is about to do so.
 fn own_write_is_seen_by_enter(t: &mut Transcript) {
     for (name, flags) in TELLING {
         let mut ring = Ring::flags(8, flags);
@@ -509,7 +514,7 @@ case!(own_write_is_seen_by_enter => "
     cooperative: 200 of 200
 ");
 
-/// The program's call closes the other end.
+/// The program closes a pipe's other end. The next enter posts the completion of the read.
 fn own_close_is_seen_by_enter(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let mut byte = [0u8; 1];
@@ -527,7 +532,8 @@ fn own_close_is_seen_by_enter(t: &mut Transcript) {
 }
 case!(own_close_is_seen_by_enter => "200 of 200");
 
-/// The queue already holds a completion, and enter asks for events without waiting.
+/// The CQ already holds a completion. An enter with GETEVENTS that does not wait still posts the
+/// next one.
 fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = files::pipe();
@@ -546,7 +552,8 @@ fn own_write_is_seen_beside_a_completion(t: &mut Transcript) {
 }
 case!(own_write_is_seen_beside_a_completion => "200 of 200");
 
-/// Before that the program has waited in the ring many times in a row.
+/// The next enter posts the completion of the program's own write, even after the program has
+/// waited in the ring many times in a row.
 fn own_write_is_seen_after_many_waits(t: &mut Transcript) {
     let mut seen = 0;
     for _ in 0..20 {

@@ -1,4 +1,4 @@
-//! Several threads and one ring: closing, registering, waiting at once.
+//! Several threads that use one ring: closing, registering and waiting at the same time.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,8 +18,8 @@ fn wait_for(fd: i32, complete: u32) -> i32 {
     door::enter(fd, 0, complete, u::IORING_ENTER_GETEVENTS, std::ptr::null(), 0)
 }
 
-/// The descriptor is closed while a thread waits. The wait ends when there is a completion, and
-/// never hangs.
+/// The ring's descriptor is closed while another thread waits. That wait ends when a completion is
+/// posted.
 fn close_while_another_waits(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;
@@ -30,7 +30,7 @@ fn close_while_another_waits(t: &mut Transcript) {
     crate::time::long_enough_to_notice();
     t.result("close", ring.close());
     let answer = thread.join().unwrap_or(1);
-    // The kernel's wait holds the ring and succeeds. An error is acceptable, too.
+    // On the kernel the wait holds the ring and succeeds. An error is acceptable, too.
     t.say(format_args!("the wait has ended {}", answer <= 0));
     t.result("enter", ring.enter(0, 0, 0));
 }
@@ -85,7 +85,7 @@ case!(submit_while_another_waits => "
     cqe 3: 0
 ");
 
-/// The forked child of a program with threads has one thread, and makes rings.
+/// A forked child of a program with several threads can make and use a ring.
 fn fork_in_a_threaded_program(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -117,7 +117,7 @@ fn fork_in_a_threaded_program(t: &mut Transcript) {
 }
 case!(fork_in_a_threaded_program => "children that went well 20");
 
-/// Forks in the middle of other threads' calls: no lock stays held.
+/// Forks while other threads are inside enter. The child finds no lock held, and can use rings.
 fn fork_while_others_enter(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -196,7 +196,7 @@ fn rings_come_and_go(t: &mut Transcript) {
 }
 case!(rings_come_and_go => "right 200");
 
-/// A process ends while its threads wait in enter.
+/// A process exits while its threads wait in enter.
 fn waiter_ends_by_exit(t: &mut Transcript) {
     let ending = process::forked(|| {
         for _ in 0..3 {
@@ -206,14 +206,14 @@ fn waiter_ends_by_exit(t: &mut Transcript) {
             });
         }
         crate::time::long_enough_to_notice();
-        // SAFETY: the call ends this child, with its exit handlers.
+        // SAFETY: the call ends this child, and runs its exit handlers.
         unsafe { libc::exit(8) }
     });
     t.say(format_args!("child: {ending}"));
 }
 case!(waiter_ends_by_exit => "child: exit 8");
 
-/// Rings that a thread-local destructor closes when the thread ends.
+/// Rings in thread-local storage are closed by the destructor when the thread ends.
 fn thread_local_rings(t: &mut Transcript) {
     thread_local! {
         static RING: std::cell::RefCell<Ring> = std::cell::RefCell::new(Ring::new(8));
@@ -227,7 +227,7 @@ fn thread_local_rings(t: &mut Transcript) {
 }
 case!(thread_local_rings => "right 10");
 
-/// The main thread ends. Another thread continues with its ring, and ends the process.
+/// The main thread ends first. Another thread goes on with its ring, and then ends the process.
 fn main_thread_ends_first(t: &mut Transcript) {
     let ending = process::forked(|| {
         std::thread::spawn(|| {
@@ -246,7 +246,7 @@ fn main_thread_ends_first(t: &mut Transcript) {
 }
 case!(main_thread_ends_first => "child: exit 4");
 
-/// Programs are started while other threads enter.
+/// Programs are started while other threads are inside enter.
 fn spawned_programs_meanwhile(t: &mut Transcript) {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -269,8 +269,8 @@ fn spawned_programs_meanwhile(t: &mut Transcript) {
 }
 case!(spawned_programs_meanwhile => "programs that went well 10");
 
-/// Makes a socket whose close(2) waits longer than any step of the case: it lingers until its peer
-/// has received everything.
+/// Returns a connection whose first end has SO_LINGER: its close(2) blocks until the peer has
+/// received everything.
 fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     use std::io::Write;
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -290,8 +290,8 @@ fn lingering() -> (std::net::TcpStream, std::net::TcpStream) {
     (ours, peer)
 }
 
-/// A ring's driver that is blocked delays no other ring. That also holds if no thread is inside the
-/// other ring and an event of the slow ring came first.
+/// A thread that is blocked inside one ring does not delay another ring. This holds even if no
+/// thread is inside the other ring and an event of the blocked ring came first.
 fn slow_close_delays_no_other_ring(t: &mut Transcript) {
     use std::os::fd::IntoRawFd;
     let (mut slow, mut other) = (Ring::new(4), Ring::new(4));
@@ -327,7 +327,8 @@ case!(slow_close_delays_no_other_ring => "
     cqe 3: 0
 ");
 
-/// If a thread ends, the kernel cancels its waiting requests as soon as their files are ready.
+/// When a thread ends, its waiting requests stay until their files are ready. The kernel then
+/// cancels them.
 fn requests_of_an_ended_thread(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     let pipes: Vec<_> = (0..4).map(|_| files::pipe()).collect();

@@ -1,4 +1,4 @@
-//! TIMEOUT: clocks, counts, repetition, and refused parameters.
+//! TIMEOUT: clocks, completion counts, repetition, and refused parameters.
 
 use usring_uapi::{Timespec, io_uring as u};
 
@@ -14,7 +14,7 @@ const ABS: u32 = u::IORING_TIMEOUT_ABS;
 const BOOT: u32 = u::IORING_TIMEOUT_BOOTTIME;
 const REAL: u32 = u::IORING_TIMEOUT_REALTIME;
 
-/// Submits one timeout, and prints its completion and how long it took.
+/// Submits one timeout. Prints its completion and how long it took.
 fn expire(t: &mut Transcript, time: Timespec, flags: u32, least: u64) {
     let mut ring = Ring::new(4);
     let (entry, waited) = timed(|| ring.one(timeout(&time, 0, flags, 1)));
@@ -38,7 +38,7 @@ case!(zero => "
     waited: after 0 to 30000 ms
 ");
 
-/// Submits one timeout for a point in time, and prints its completion and whether that time was
+/// Submits one timeout with an absolute time. Prints its completion and whether that time was
 /// reached.
 fn expire_at(t: &mut Transcript, clock: libc::clockid_t, flags: u32) {
     let time = on_clock(clock, 30);
@@ -132,7 +132,7 @@ fn breaks_link(t: &mut Transcript) {
     ring.push(nop(2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // A timeout that reaches its count is a success.
+    // A timeout that reaches its completion count is a success, so its link goes on.
     ring.push(timeout(&LONG, 1, 0, 3).linked());
     ring.push(nop(4));
     ring.push(nop(5));
@@ -178,7 +178,7 @@ case!(multishot => "
     cqe 2: 0
 ");
 
-/// The count is the number of repetitions.
+/// A multishot timeout with a count repeats that many times.
 fn multishot_counted(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = milliseconds(5);
@@ -196,7 +196,7 @@ case!(multishot_counted => "
     no cqe
 ");
 
-/// A timeout for a point in time does not repeat.
+/// A multishot timeout with an absolute time is refused.
 fn multishot_absolute(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let time = on_clock(libc::CLOCK_MONOTONIC, 5);
@@ -204,7 +204,8 @@ fn multishot_absolute(t: &mut Transcript) {
 }
 case!(multishot_absolute => "cqe 1: -EINVAL");
 
-/// Only negative values are refused. Nanoseconds beyond a second are added up.
+/// Negative seconds or nanoseconds are refused. Nanoseconds beyond a second are added to the
+/// seconds.
 fn bad_timespec(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for (tv_sec, tv_nsec) in [(0, -1), (0, i64::MIN), (-1, 0), (i64::MIN, 0), (5, -1)] {
@@ -214,7 +215,7 @@ fn bad_timespec(t: &mut Transcript) {
     let (entry, waited) = timed(|| ring.one(timeout(&time, 0, 0, 1)));
     t.entry(&entry);
     t.between("waited", waited, 1200, 30_000);
-    // The longest possible time: the request waits.
+    // The longest possible time is accepted.
     let longest = Timespec { tv_sec: i64::MAX, tv_nsec: 999_999_999 };
     ring.push(timeout(&longest, 0, 0, 2));
     t.result("submit", ring.submit());
@@ -252,8 +253,8 @@ case!(bad_address => "
 fn unknown_flags(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let time = milliseconds(1);
-    // UPDATE belongs to TIMEOUT_REMOVE, as does LINK_TIMEOUT_UPDATE. No flag is defined beyond bit
-    // 6.
+    // The bits include UPDATE and LINK_TIMEOUT_UPDATE, which belong to TIMEOUT_REMOVE, and bits
+    // beyond 6, which are undefined.
     for bit in [1, 4, 8, 9, 15, 31] {
         t.entry(&ring.one(timeout(&time, 0, 1 << bit, bit)));
     }
@@ -274,7 +275,7 @@ fn reserved_fields(t: &mut Transcript) {
         len = 0, len = 2, buf_index = 1, file_index = 1, ioprio = 1, fd = 5, addr3 = 5,
     };
     t.each(&mut ring, timeout(&time, 0, 0, 1), &wrong);
-    // A count beyond 32 bits is truncated.
+    // Only the lower 32 bits of the count are used.
     ring.push(timeout(&LONG, 1 << 32 | 1, 0, 2));
     ring.push(nop(3));
     ring.submit();

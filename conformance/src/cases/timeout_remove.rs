@@ -11,7 +11,8 @@ use usring_uapi::sqe_flags;
 
 const UPDATE: u32 = u::IORING_TIMEOUT_UPDATE;
 
-/// Builds an update. The new time is in `addr2`, which is `off`.
+/// Returns a TIMEOUT_REMOVE that updates the timeout `target`. The SQE has the address of the new
+/// time in `off`.
 fn update(target: u64, time: &Timespec, flags: u32, user_data: u64) -> Sqe {
     timeout_remove(target, user_data).op_flags(UPDATE | flags).with(|sqe| sqe.off = &raw const *time as u64)
 }
@@ -23,7 +24,7 @@ fn removes(t: &mut Transcript) {
     ring.push(timeout_remove(1, 2));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // The removal also works within one submission.
+    // The removal may be in the same submission as its timeout.
     ring.push(timeout(&LONG, 0, 0, 3));
     ring.push(timeout_remove(3, 4));
     ring.submit();
@@ -137,7 +138,7 @@ case!(update_absolute => "
     cqe 1: -ETIME
 ");
 
-/// An update keeps the timeout's clock, and cannot name another.
+/// An update keeps the timeout's clock. Clock flags in the update are refused.
 fn update_keeps_clock(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     ring.push(timeout(&LONG, 0, u::IORING_TIMEOUT_REALTIME, 1));
@@ -183,7 +184,8 @@ case!(update_link_timeout => "
     cqe 3: 0
 ");
 
-/// LINK_TIMEOUT_UPDATE without TIMEOUT_UPDATE is a plain removal.
+/// LINK_TIMEOUT_UPDATE without TIMEOUT_UPDATE removes the timeout. The address of a new time is
+/// read nevertheless.
 fn link_flag_alone(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 0, 0, 1));
@@ -203,7 +205,7 @@ case!(link_flag_alone => "
     cqe 4: -EFAULT
 ");
 
-/// Each kind of timeout has its own flag.
+/// TIMEOUT and LINK_TIMEOUT each need their own update flag. The wrong flag finds no timeout.
 fn update_wrong_kind(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = crate::files::pipe();
@@ -229,7 +231,7 @@ fn update_multishot(t: &mut Transcript) {
     ring.push(update(1, &milliseconds(5), 0, 2));
     ring.submit();
     let mut entries = ring.wait(2);
-    // The timeout may have repeated meanwhile.
+    // The timeout may have fired again meanwhile.
     entries.truncate(2);
     t.in_order(&entries);
 }
@@ -316,14 +318,14 @@ case!(unused_fields => "
     cqe 5: -EINVAL
 ");
 
-/// After the update it repeats for ever.
+/// A multishot timeout with a count that is updated repeats for ever.
 fn update_multishot_goes_on(t: &mut Transcript) {
     for repeats in [0, 1, 2, 4] {
         let mut ring = Ring::new(4);
         ring.push(timeout(&LONG, repeats, u::IORING_TIMEOUT_MULTISHOT, 1));
         ring.submit();
         t.entry(&ring.one(update(1, &milliseconds(3), 0, 2)));
-        // One completion more than the original count.
+        // One completion more than the largest count.
         t.in_order(&ring.wait(5)[..5]);
     }
 }

@@ -1,5 +1,5 @@
-//! URING_CMD on files without commands. (usring's block devices have a command, covered by a test
-//! of their own. Those of sockets are in `socket_command`.)
+//! URING_CMD on files that have no commands. (`socket_command` covers sockets. A test of its own
+//! covers usring's block devices.)
 
 use std::os::fd::AsRawFd;
 
@@ -10,7 +10,7 @@ use crate::ring::Ring;
 use crate::sqe::{Change, sqe};
 use crate::transcript::Transcript;
 
-/// BLOCK_URING_CMD_DISCARD.
+/// BLOCK_URING_CMD_DISCARD: the command of a block device that discards a range.
 const DISCARD: u64 = 0x1200;
 
 fn command(fd: i32, number: u64, user_data: u64) -> Sqe {

@@ -1,4 +1,4 @@
-//! READV and WRITEV: how vectors are checked, and when they are copied.
+//! READV and WRITEV: how vectors are checked, and when the kernel copies them.
 
 use std::os::fd::AsRawFd;
 
@@ -62,7 +62,7 @@ fn counts(t: &mut Transcript) {
     }
     let count = |sqe: usring_uapi::Sqe, count| usring_uapi::Sqe { len: count, ..sqe };
     t.entry(&ring.one(count(readv(fd, &vectors, 0, 1), u32::MAX)));
-    // Without vectors the address is ignored.
+    // Without vectors the address of the array is ignored.
     t.entry(&ring.one(read_at(fd, BAD, 0, 0, 2).with(|sqe| sqe.opcode = opcode::READV)));
 }
 case!(counts => "
@@ -87,12 +87,12 @@ fn bad_vectors(t: &mut Transcript) {
             t.entry(&ring.one(bad));
         }
     }
-    // The array extends into a bad page.
+    // The array of vectors extends into a page that cannot be accessed.
     let mut pages = Pages::new(2);
     let mut buffer = [0u8; 4];
     let good = of(&mut buffer);
     let start = 4096 - size_of::<libc::iovec>();
-    // SAFETY: the address is that of the last sixteen bytes of the first page.
+    // SAFETY: the address is that of the last 16 bytes of the first page.
     unsafe { pages.bytes().as_mut_ptr().add(start).cast::<libc::iovec>().write(good) };
     pages.spoil_last();
     let vectors = |count| read_at(fd, pages.at(start), count, 0, 10);
@@ -166,8 +166,8 @@ case!(short_read => "
     0123 4...
 ");
 
-/// The kernel has copied the vectors of a waiting read. The program may change its array after
-/// submit; the read fills the original buffers.
+/// The kernel has copied the vectors of a waiting read. If the program changes its array after the
+/// submission, the read still fills the original buffers.
 fn copied_by_submit(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();
@@ -186,7 +186,7 @@ case!(copied_by_submit => "
     wx.. yz..
 ");
 
-/// A drained request has not started when submit returns. Its vectors are copied nevertheless.
+/// A request behind a drain has not started when enter returns, but its vectors have been copied.
 fn copied_when_drained(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::pipe();

@@ -1,4 +1,4 @@
-//! MSG_WAITALL: a transfer that continues until it is complete.
+//! MSG_WAITALL: a transfer that goes on until all bytes are transferred.
 
 use std::os::fd::AsRawFd;
 
@@ -59,7 +59,7 @@ case!(ends_short => "
     cqe 2: -ECANCELED
 ");
 
-/// The received bytes are not lost.
+/// A cancelled receive reports the bytes that it has received so far.
 fn cancelled(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -91,7 +91,7 @@ fn sends(t: &mut Transcript) {
         ring.enter(0, 0, u::IORING_ENTER_GETEVENTS);
     }
     t.in_order(&ring.wait(1));
-    // Without the flag a short send is a success.
+    // Without MSG_WAITALL a short send is a success.
     ring.push(send(writer.as_raw_fd(), &bytes, 2).linked());
     ring.push(nop(3));
     ring.submit();
@@ -126,8 +126,8 @@ case!(datagram => "
     cqe 2: -ECANCELED
 ");
 
-/// A waiting receive ends when its own socket is shut down. That also holds for datagrams, for
-/// which a non-blocking call would still return EAGAIN.
+/// A waiting receive ends when its own socket is shut down, even on datagram sockets, where a
+/// non-blocking call would still return EAGAIN.
 fn shut_datagrams(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET, libc::SOCK_DGRAM] {
         let mut ring = Ring::new(4);
@@ -149,7 +149,8 @@ case!(shut_datagrams => "
     cqe 2: 0
 ");
 
-/// No other request gets the buffer while it is being filled.
+/// While a receive fills an incremental buffer, the kernel selects that buffer for another receive,
+/// too: both write to it.
 fn incremental_buffer_is_taken(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::new(4);
@@ -179,8 +180,8 @@ case!(incremental_buffer_is_taken => "
     abcdefghijklmnop 0123456789......
 ", because "6.18 gives what a waiting receive still has to fill to another, and both write there");
 
-/// After a message with descriptors the rest has already arrived, so no further event will report
-/// it.
+/// A receive goes on behind messages with descriptors. All data arrived in one event, so no further
+/// event reports it.
 fn past_seams(t: &mut Transcript) {
     for end in [false, true] {
         let mut ring = Ring::flags(4, DEFER);

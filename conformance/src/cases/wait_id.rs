@@ -1,4 +1,4 @@
-//! WAITID: the ends of children.
+//! WAITID: waits for a child that ends, stops or continues.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -23,7 +23,7 @@ fn wait_for(which: libc::idtype_t, id: i32, info: *mut libc::siginfo_t, options:
     })
 }
 
-/// Starts a child that exits with 3 when the writing end is closed.
+/// Starts a child that exits with status 3 once the returned writing end is closed.
 fn child() -> (i32, OwnedFd) {
     let (reader, writer) = files::pipe();
     let child = process::start(|| {
@@ -37,7 +37,7 @@ fn child() -> (i32, OwnedFd) {
 }
 
 fn tell(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
-    // SAFETY: the structure is zeroed, or filled by waitid(2).
+    // SAFETY: the structure is zeroed or filled by waitid(2), so its fields are initialised.
     let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
     t.say(format_args!(
         "signal {} errno {} code {} status {status} is it {}",
@@ -50,8 +50,7 @@ fn tell(t: &mut Transcript, info: &libc::siginfo_t, child: i32) {
 
 fn until_ended(child: i32) {
     let mut info: libc::siginfo_t = zeroed();
-    // SAFETY: the structure is a variable of this function. WNOWAIT leaves the child to be waited
-    // for.
+    // SAFETY: the structure is a variable of this function. With WNOWAIT the child stays a zombie.
     unsafe { libc::waitid(libc::P_PID, child as u32, &mut info, libc::WEXITED | libc::WNOWAIT) };
 }
 
@@ -253,7 +252,7 @@ case!(wrong => "
     exit 3
 ");
 
-/// The request asks for no information.
+/// A null pointer for the siginfo is accepted.
 fn nothing_to_tell(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (child, writer) = child();
@@ -281,7 +280,7 @@ fn bad_address(t: &mut Transcript) {
             ring.submit();
         }
         t.in_order(&ring.wait(1));
-        // The child has been reaped all the same.
+        // The child has been reaped although its siginfo could not be written.
         let mut info = zeroed();
         t.entry(&ring.one(wait_for(libc::P_PID, child, &mut info, EXITED, 2)));
     }
@@ -331,7 +330,7 @@ case!(forced_async => "
 ");
 
 fn descriptor_of(child: i32, flags: u32) -> OwnedFd {
-    // SAFETY: the call touches no memory; the number is new.
+    // SAFETY: the call touches no memory. The descriptor is new, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(libc::syscall(libc::SYS_pidfd_open, child, flags) as i32) }
 }
 
@@ -358,15 +357,15 @@ case!(descriptor => "
     cqe 3: -EBADF
 ");
 
-/// The request keeps the process that the descriptor named, though the number soon refers to
-/// another one.
+/// A WAITID by pidfd waits for the process that the pidfd named at submission, even if the number
+/// names another process afterwards.
 fn descriptor_is_closed(t: &mut Transcript) {
     for forced in [false, true] {
         let mut ring = Ring::new(4);
-        // A request that needs a worker waits for the first request's worker.
+        // With one worker, a request that needs a worker would wait behind the first request.
         let mut limits = [0u32, 1];
         ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2);
-        // The second child has the first one's end of the pipe, too, and ends first.
+        // The second child inherits the writing end of the first child's pipe, so it ends first.
         let (first, first_writer) = child();
         let (other, other_writer) = child();
         let mut infos: [libc::siginfo_t; 2] = [zeroed(), zeroed()];
@@ -458,7 +457,7 @@ fn bounded(t: &mut Transcript) {
         t.say(format_args!("{} has ended", entry.user_data));
     }
     drop(writer);
-    // The child can still be waited for.
+    // WAITID was cancelled, so the child can still be waited for.
     t.say(process::ending(child));
 }
 case!(bounded as link_timeout => "
@@ -474,7 +473,7 @@ fn ring_closes(t: &mut Transcript) {
     ring.push(wait_for(libc::P_PID, child, &mut info, EXITED, 1));
     ring.submit();
     drop(ring);
-    // The kernel tears a ring down asynchronously.
+    // The kernel cancels the requests of a closed ring asynchronously.
     std::thread::sleep(std::time::Duration::from_millis(200));
     drop(writer);
     t.say(process::ending(child));

@@ -1,4 +1,4 @@
-//! Workers: their limits, their affinity, and the order of their work.
+//! Workers: their number, their affinity, and the order of their requests.
 
 use std::os::fd::AsRawFd;
 
@@ -13,7 +13,7 @@ fn set(ring: &Ring, limits: &mut [u32; 2]) -> i32 {
     ring.register(reg::IOWQ_MAX_WORKERS, limits.as_mut_ptr(), 2)
 }
 
-/// The call returns the previous limits. Zero changes nothing.
+/// IOWQ_MAX_WORKERS returns the previous limits. A limit of 0 changes nothing.
 fn limits(t: &mut Transcript) {
     let ring = Ring::new(4);
     let mut values = [5, 7];
@@ -59,7 +59,7 @@ case!(limits_wrong => "
     too many = -EINVAL
 ");
 
-/// With one worker the second request waits for the first.
+/// With a limit of one worker, the second request waits for the first.
 fn one_at_a_time(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -84,8 +84,8 @@ case!(one_at_a_time => "
     open 2 = ok
 ");
 
-/// Pipes and sockets have workers of their own kind, which do not wait for busy workers of the
-/// other kind.
+/// Unbounded workers (pipes, sockets) and bounded workers (files) have separate limits: busy
+/// workers of one kind do not delay the other kind.
 fn unbounded_beside_bounded(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -110,8 +110,8 @@ case!(unbounded_beside_bounded => "
     open 1 = ok
 ");
 
-/// If forced to a worker, a request on a file that can be polled is polled there, too. It occupies
-/// no worker while it waits.
+/// A forced request on a file with poll support occupies no worker while it waits: the worker arms
+/// a poll.
 fn waiting_pipe_occupies_none(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     t.result("set", set(&ring, &mut [1, 1]));
@@ -156,7 +156,7 @@ case!(affinity => "
     unregister, count 1 = -EINVAL
 ");
 
-/// Returns the system's list of processors on which a worker may run.
+/// Returns the kernel's list of the processors on which a worker may run.
 fn processors_of_worker() -> Option<String> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -223,7 +223,7 @@ case!(many_blocking => "
     read 32
 ");
 
-/// Buffered writes to one file by workers are not interleaved.
+/// Writes of several workers to one file with O_APPEND: no write is lost or interleaved.
 fn writes_to_one_file(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let file = files::memory_file(b"");
@@ -240,7 +240,7 @@ fn writes_to_one_file(t: &mut Transcript) {
     t.say(format_args!("length {}", content.len()));
     let whole = content.chunks(4).filter(|chunk| chunk.iter().all(|byte| *byte == chunk[0]));
     t.say(format_args!("whole {}", whole.count()));
-    // Mostly in the order of submission, which the kernel does not promise.
+    // The kernel does not promise the order of the lines, so they are sorted.
     let sorted = |bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
         bytes.sort_unstable();
@@ -256,7 +256,7 @@ case!(writes_to_one_file => "
     every line once true
 ");
 
-/// When a ring is closed, its workers are interrupted.
+/// Closing a ring interrupts the blocking calls of its workers.
 fn ring_closes(t: &mut Transcript) {
     let fifo = files::Fifo::new();
     let mut ring = Ring::new(8);
@@ -266,7 +266,7 @@ fn ring_closes(t: &mut Transcript) {
     t.result("submit", ring.submit());
     crate::time::long_enough_to_notice();
     drop(ring);
-    // The check itself releases a waiting thread, so the case makes it once and late.
+    // `is_deserted` itself releases a waiting worker, so the case calls it once, after a second.
     std::thread::sleep(std::time::Duration::from_secs(1));
     t.say(format_args!("deserted {}", fifo.is_deserted()));
 }

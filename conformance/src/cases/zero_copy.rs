@@ -1,6 +1,6 @@
-//! SEND_ZC and SENDMSG_ZC: a completion, and a notification that the program may reuse the memory.
-//! The kernel does not promise when the notification arrives. It reports whether the data was
-//! copied only if the request asks for that.
+//! SEND_ZC and SENDMSG_ZC: each posts a CQE, and later a notification that the program may reuse
+//! the memory. The kernel does not promise when the notification comes. It says whether the data
+//! was copied only if the request asks for that.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -17,14 +17,13 @@ fn sending(socket: &OwnedFd, bytes: &[u8], user_data: u64) -> Sqe {
     send(socket.as_raw_fd(), bytes, user_data).with(|sqe| sqe.opcode = opcode::SEND_ZC)
 }
 
-/// Submits one request and prints its completions. The notification comes after the completion, but
-/// not necessarily before everything else.
+/// Submits one request and prints its CQEs: the completion, and the notification after it.
 fn show(t: &mut Transcript, ring: &mut Ring, reader: &OwnedFd, sqe: Sqe) {
     ring.push(sqe);
     ring.submit();
     let mut entries = ring.wait(1);
     if entries.first().is_some_and(|entry| entry.flags & u::IORING_CQE_F_MORE != 0) && entries.len() == 1 {
-        // The kernel notifies when the data has been received.
+        // The kernel posts the notification when the data has been received.
         files::set_nonblocking(reader, true);
         let _ = files::take(reader, 1 << 16);
         entries.extend(ring.wait(1));
@@ -60,7 +59,7 @@ case!(sends_message as message => "
     cqe 1: 0 NOTIF
 ");
 
-/// On the loopback every send is copied.
+/// IORING_SEND_ZC_REPORT_USAGE: on the loopback interface every send is copied.
 fn reports_usage(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
@@ -186,7 +185,7 @@ case!(to_address => "
     cqe 1: 0 NOTIF
 ");
 
-/// A request that was accepted posts a notification, however it ends.
+/// A request that starts posts a notification, even if it fails.
 fn errors_notify(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -216,7 +215,7 @@ case!(errors_notify => "
     cqe 6: 0 NOTIF
 ");
 
-/// A refused request posts no notification.
+/// A request that is refused at submission posts no notification.
 fn refused(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::tcp();
@@ -295,7 +294,7 @@ fn link(t: &mut Transcript) {
     let mut entries = ring.wait(3);
     entries.sort_by_key(|entry| (entry.user_data, entry.flags & u::IORING_CQE_F_NOTIF));
     t.in_order(&entries);
-    // A request that is cancelled before it starts.
+    // The send is cancelled before it starts.
     ring.push(nop(5).with(|sqe| sqe.opcode = 200).linked());
     ring.push(sending(&writer, b"x", 6));
     ring.submit();
@@ -397,7 +396,8 @@ case!(forced_async => "
     cqe 1: 0 NOTIF
 ");
 
-/// A chain that is refused because of another member.
+/// Another SQE of the chain is refused. The sends before it are cancelled, and still post
+/// notifications.
 fn refused_chain(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, writer) = files::tcp();
@@ -415,8 +415,8 @@ case!(refused_chain => "
     cqe 3: -EINVAL
 ");
 
-/// A refused member of a chain posts its error without F_MORE, and a notification all the same.
-/// A request that is refused before the kernel has allocated the notification posts none.
+/// A send in a chain that is refused itself posts its error without F_MORE, and a notification. If
+/// it is refused before the kernel has allocated the notification, it posts none.
 fn refused_member(t: &mut Transcript) {
     let mut ring = Ring::flags(4, u::IORING_SETUP_SUBMIT_ALL);
     let (_reader, writer) = files::tcp();

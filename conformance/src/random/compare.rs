@@ -3,11 +3,10 @@
 //! - [`compare`] searches for differences: it runs a range of seeds on both sides.
 //! - [`check`] runs the fixed seeds of [`FIXED`] on usring, and compares with the kernel's output
 //!   that [`record`] has noted.
-//! - A side runs a seed up to as many times as [`PATIENCE`] has entries, until the outputs agree.
-//!   This is needed because busy machines need more patience, and some programs depend on timing.
-//! - Differences that the kernel's promises allow are listed in [`KNOWN`], with the digest of
-//!   usring's output and the reason. If usring's output then has another digest, the difference
-//!   counts as unknown.
+//! - Kernel and usring run a seed until their outputs agree, at most as many times as [`PATIENCE`]
+//!   has entries. Busy machines need longer waits, and some programs depend on timing.
+//! - [`KNOWN`] lists differences that the kernel's promises allow, with the digest of usring's
+//!   output and the reason. A difference with another digest counts as unknown.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -18,20 +17,20 @@ use std::time::{Duration, Instant};
 
 use super::digest;
 
-/// Lines `SEED DIGEST REASON`. The digest is that of usring's output.
+/// Known differences, a line for each: `SEED DIGEST REASON`, with the digest of usring's output.
 const KNOWN: &str = include_str!("../../known-differences.txt");
-/// Lines `SEED DIGEST`. The digest is that of the output on Linux 6.18.
+/// The fixed seeds, a line for each: `SEED DIGEST`, with the digest of the output on Linux 6.18.
 const FIXED: &str = include_str!("../../random-seeds.txt");
-/// Time after which a program counts as hung.
+/// Time after which a random program counts as hung.
 const LIMIT: Duration = Duration::from_secs(120);
-/// The patience of each run of a seed, in the order of the runs.
+/// Factor for the length of waits, for each run of a seed in turn.
 const PATIENCE: [u32; 6] = [1, 1, 3, 3, 10, 40];
 /// Number of seeds that run at the same time. It may exceed the processors, because programs mostly
 /// wait.
 const WORKERS: usize = 6;
 
-/// Runs `count` seeds from `first` on. Prints the first differing line of each seed whose outputs
-/// never agree. Fails if [`KNOWN`] does not list all of these differences.
+/// Runs `count` seeds from `first` on, on the kernel and on usring. Prints the first differing line
+/// of each seed whose outputs never agree. Fails if [`KNOWN`] lacks one of these differences.
 pub fn compare(usring: &str, first: u64, count: u64) -> ExitCode {
     let known = entries(KNOWN);
     let seeds: Vec<u64> = (first..first.saturating_add(count)).collect();
@@ -49,9 +48,8 @@ pub fn compare(usring: &str, first: u64, count: u64) -> ExitCode {
     if unknown == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the fixed seeds on usring and, with `has_kernel`, on the kernel. Prints the output of each
-/// seed that differs from the recorded one, and fails if there are any. The kernel must be Linux
-/// 6.18.
+/// Runs the fixed seeds on usring and, with `has_kernel`, on the kernel, which must be Linux 6.18.
+/// Prints each output that differs from the recorded one, and fails if there is one.
 pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     let fixed = entries(FIXED);
     let seeds: Vec<u64> = fixed.keys().copied().collect();
@@ -72,7 +70,7 @@ pub fn check(usring: &str, has_kernel: bool) -> ExitCode {
     if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints lines for [`FIXED`], for the seeds 1 to `count`. Leaves out seeds whose runs on the
+/// Prints the lines of [`FIXED`] for the seeds 1 to `count`. Leaves a seed out if its runs on the
 /// kernel differ from each other.
 pub fn record(count: u64) -> ExitCode {
     const RUNS: usize = 3;
@@ -87,7 +85,7 @@ pub fn record(count: u64) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Calls `run` for each seed on several threads, and returns the results by seed.
+/// Calls `run` for each seed on [`WORKERS`] threads. Returns the results by seed.
 fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) -> BTreeMap<u64, T> {
     let next = AtomicUsize::new(0);
     let answers = Mutex::new(BTreeMap::new());
@@ -105,7 +103,7 @@ fn in_parallel<T: Send>(seeds: &[u64], run: impl Fn(u64) -> Option<T> + Sync) ->
     answers.into_inner().expect("no thread panics with it")
 }
 
-/// Parses lines that consist of a seed, a digest and further text.
+/// Parses lines of a seed, a digest and further text.
 fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
     let entry = |line: &'static str| {
@@ -115,8 +113,8 @@ fn entries(text: &'static str) -> BTreeMap<u64, (&'static str, &'static str)> {
     lines.map(entry).collect()
 }
 
-/// Runs a seed until the digest of its output is `wanted`. If no run has that digest, returns the
-/// last output.
+/// Runs a seed until its output has the digest `wanted`. Returns `None` if one run has it, and
+/// otherwise the output of the last run.
 fn answers_otherwise(usring: Option<&str>, seed: u64, wanted: &str) -> Option<String> {
     let mut last = None;
     for patience in PATIENCE {
@@ -133,12 +131,12 @@ struct Difference {
     /// The first differing line on the kernel (`wanted`) and on usring (`got`).
     wanted: String,
     got: String,
-    /// The digest of usring's whole transcript.
+    /// The digest of usring's whole output.
     digest: String,
 }
 
-/// Runs a seed on both sides, and returns how the outputs differ. `None` if they agree in one of
-/// the runs.
+/// Runs a seed on the kernel and on usring. Returns how the outputs differ, or `None` if they agree
+/// in one of the runs.
 fn difference(usring: &str, seed: u64) -> Option<Difference> {
     let (mut kernels, mut ours) = (Vec::new(), Vec::new());
     for patience in PATIENCE {

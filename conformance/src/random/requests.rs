@@ -1,4 +1,4 @@
-//! Makes one request of a random program. Most requests are valid; a few have a wrong field.
+//! Builds one request of a random program. Most requests are valid, and a few have a wrong field.
 
 use std::os::fd::AsRawFd;
 
@@ -12,22 +12,23 @@ use crate::sqe::{self, CURRENT, Change};
 /// Indices of the files from which a request may receive.
 const GIVERS: [usize; 11] = [0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13];
 const SOCKETS: [usize; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
-/// Indices of the eventfd and the regular file. Workers of the kernel write to these two.
+/// Index of the eventfd, and below it that of the regular file. Workers of the kernel write to
+/// both.
 const COUNTER: usize = 10;
 const REGULAR: usize = 11;
 const LISTENER: usize = 13;
-/// First of the slots for registered files that come and go. The slots before it hold the program's
-/// files.
+/// First slot of the registered files that requests open and close. The slots before it hold the
+/// program's own files.
 pub(super) const FIRST_FREE: usize = 14;
 pub(super) const FREE: usize = 6;
-/// Ids of the groups that are buffer rings. Every second one is consumed incrementally.
+/// Ids of the groups that are buffer rings. Every second group is incremental (IOU_PBUF_RING_INC).
 pub(super) const RINGS: [u16; 6] = [1, 2, 5, 6, 7, 8];
-/// Ids of the groups that PROVIDE_BUFFERS fills.
+/// Ids of the groups of classic buffers, which PROVIDE_BUFFERS fills.
 const CLASSIC: [u16; 2] = [3, 4];
 
 impl Program {
-    /// Returns the next request, ready to be pushed. Only the first request of a batch may cancel
-    /// or change requests of earlier steps.
+    /// Returns the next request of a batch. Only the first request of a batch may cancel or change
+    /// requests of earlier steps.
     pub(super) fn request(&mut self, is_first: bool) -> Sqe {
         self.user_data += 1;
         self.group = None;
@@ -74,8 +75,8 @@ impl Program {
 
     /// Returns a request that cancels or changes a request of an earlier step.
     fn end_earlier(&mut self) -> Sqe {
-        // A drain may hold the request back together with its targets. Then workers of the kernel
-        // issue all of them at the same time.
+        // A drain may hold back this request together with its targets. Workers of the kernel would
+        // then issue all of them at the same time.
         if self.has_drained {
             return sqe::nop(0);
         }
@@ -87,14 +88,14 @@ impl Program {
     }
 
     /// Returns whether this batch may use the file. It may use the eventfd and the regular file
-    /// only once, because workers of the kernel may write to them at any time.
+    /// only once, because workers of the kernel may write to both at any time.
     fn is_free(&mut self, index: usize) -> bool {
         !matches!(index, COUNTER | REGULAR) || self.used.insert(index)
     }
 
-    /// Returns whether this request may send. If a request inside a chain sends, no other request
-    /// of the batch may send to the same pair of files. Otherwise the kernel would wake a request
-    /// that waits for the data either between the two sends or only after both.
+    /// Returns whether this request may send to this file. If a request inside a chain sends, no
+    /// other request of the batch may send to that pair of files. The kernel would wake a waiting
+    /// receive either between the two sends or after both.
     fn may_send(&mut self, index: usize) -> bool {
         let pair = (index / 2, self.is_successor);
         let sent = self.sent.get(&pair.0).copied();
@@ -118,9 +119,9 @@ impl Program {
         self.files[index].fd.as_raw_fd()
     }
 
-    /// Chooses a file to receive from. `None` if a request waits for that file already, or this
-    /// batch uses it. `None`, too, if a poll waits for what this batch sends: usring sees the event
-    /// only while the data is there.
+    /// Returns a file to receive from. `None` in three cases: a request already waits for that
+    /// file, this batch uses it, or a poll waits for data that this batch sends. (usring sees that
+    /// event only while the data is there.)
     fn giver(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
         let sent = self.sent.contains_key(&(index / 2));
@@ -169,13 +170,13 @@ impl Program {
         request
     }
 
-    /// Lets the request select a buffer from a group. At most one waiting request uses a group,
-    /// because with two their order would decide which one gets the last buffer.
+    /// Makes the request select a buffer from a group. At most one waiting request uses a group,
+    /// because two would compete for the last buffer.
     fn selecting(&mut self, request: Sqe) -> Sqe {
         let keeps = self.random.percent(50);
         let is_taken = |group: u16| self.pending.iter().any(|pending| pending.group == Some(group));
-        // A receive with MSG_WAITALL must not use an incremental group, because Linux 6.18 gives
-        // one of its buffers to two receives.
+        // A receive with MSG_WAITALL must not use an incremental group: Linux 6.18 lets two
+        // receives write to one of its buffers.
         let waits_for_all = matches!(request.opcode, opcode::RECV | opcode::RECVMSG)
             && request.op_flags & libc::MSG_WAITALL as u32 != 0;
         let is_apt = |group: u16| !waits_for_all || !RINGS.contains(&group) || group % 2 == 1;
@@ -236,7 +237,7 @@ impl Program {
             if self.random.percent(60) && flags & libc::MSG_PEEK == 0 {
                 request.ioprio |= u::IORING_RECV_MULTISHOT as u16;
             }
-            // In the kernel, a multishot bundle may not notice that its socket was shut down. A
+            // On the kernel, a multishot bundle may not notice that its socket was shut down, and a
             // bundle behind a drain uses up a buffer when it begins to wait.
             let is_shut = self.shut.contains(&index) && request.ioprio != 0;
             if self.random.percent(40) && !is_shut && !self.has_drained {
@@ -251,15 +252,15 @@ impl Program {
                 }
             }
         }
-        // POLL_FIRST is left to programs with drains. In a chain, a worker of the kernel could
-        // carry the request out, which does not poll first and answers EAGAIN.
+        // Only programs with drains use POLL_FIRST. In a chain a worker of the kernel could carry
+        // the request out, and a worker answers EAGAIN without polling.
         if self.drains && self.random.percent(15) {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
         }
         (request, Some(index))
     }
 
-    /// Gives the request a message header: SENDMSG or RECVMSG.
+    /// Makes the request a SENDMSG or RECVMSG with a message header.
     fn message(&mut self, request: Sqe, opcode: u8) -> Sqe {
         let selects_none = self.vectored(request, opcode);
         let mut header: Box<libc::msghdr> = Box::new(zeroed());
@@ -286,8 +287,7 @@ impl Program {
         };
         match self.random.below(8) {
             0 => request = self.message(request, opcode::SENDMSG),
-            // After a drain, the kernel counts a SEND_ZC's notification among the completions to
-            // wait for, and waits for ever.
+            // Behind a drain, the kernel waits for ever for a SEND_ZC's notification.
             1 if !self.drains => request.opcode = opcode::SEND_ZC,
             2 => {
                 request = self.selecting(request);
@@ -301,7 +301,7 @@ impl Program {
         }
         if self.random.percent(10) && is_first {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
-            // It sends after its batch, as a request inside a chain does.
+            // A send with POLL_FIRST runs after its batch, as a request inside a chain does.
             self.sent.insert(index / 2, true);
         }
         request
@@ -309,9 +309,9 @@ impl Program {
 
     fn poll(&mut self) -> Sqe {
         let index = self.random.of(&[0, 1, 2, 3, 4, 6, 8, 9, COUNTER, REGULAR, 12, LISTENER]);
-        // A poll after a request that receives from the same file may find nothing any more. A poll
-        // inside a chain sees fewer wake-ups, because the kernel wakes waiting requests before it
-        // continues the chain.
+        // A poll behind a request that receives from the same file may find no event any more. A
+        // poll inside a chain sees fewer wake-ups, because the kernel wakes waiting requests before
+        // it continues the chain.
         if self.is_successor || !self.used.insert(index) {
             return sqe::nop(0);
         }
@@ -353,8 +353,8 @@ impl Program {
     }
 
     fn timeout(&mut self) -> Sqe {
-        // The number and time of a counting timeout's completions depend on how the kernel batches
-        // completions. So no count is used.
+        // The completions of a timeout with a count depend on how the kernel batches completions.
+        // So no count is used.
         let time = if self.random.percent(50) { self.soon } else { self.never };
         let kept = Box::leak(Box::new(time));
         let repeats = self.random.percent(20) && kept.tv_sec == 0;
@@ -383,8 +383,8 @@ impl Program {
     }
 
     fn cancel(&mut self) -> Sqe {
-        // With several matches the kernel does not promise which one it cancels, so the request
-        // cancels all.
+        // The kernel does not promise which of several matching requests it cancels, so the request
+        // cancels all of them.
         let all = u::IORING_ASYNC_CANCEL_ALL;
         match self.random.below(8) {
             0 => {
@@ -422,8 +422,8 @@ impl Program {
 
     fn accept(&mut self) -> (Sqe, Option<usize>) {
         let Some(index) = self.giver(&[LISTENER]) else { return (sqe::nop(0), None) };
-        // The number of a new descriptor is not promised, so the request installs the file in the
-        // table of registered files.
+        // The kernel does not promise the number of a new descriptor, so the request puts the file
+        // into the table of registered files.
         let mut request =
             Sqe { file_index: u::IORING_FILE_INDEX_ALLOC as u32, ..sqe::sqe(opcode::ACCEPT, self.fd(index), 0) };
         request.ioprio = self.random.of(&[0, 0, u::IORING_ACCEPT_DONTWAIT, u::IORING_ACCEPT_MULTISHOT]) as u16;
@@ -438,8 +438,8 @@ impl Program {
         if self.random.percent(70) {
             return sqe::nop(0);
         }
-        // Datagram sockets are left out, because a receive from one that was shut down is retried
-        // for ever.
+        // Datagram sockets are left out: after a shutdown the kernel would retry a receive for
+        // ever.
         let index = self.random.of(&[2, 3, 4, 5, 8, 9]);
         let how = self.random.of(&[libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR, 7]);
         self.note_shutdown(index, how);
@@ -462,7 +462,7 @@ impl Program {
         }
     }
 
-    /// Sets one field to a wrong value.
+    /// Sometimes sets one field of the request to a wrong value.
     fn spoil(&mut self, sqe: &mut Sqe) {
         if !self.random.percent(6) {
             return;
@@ -472,8 +472,8 @@ impl Program {
             1 => sqe.addr = BAD,
             2 => {
                 let flag = self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]);
-                // A poll for several events of a socket reports what holds; the kernel reports what
-                // one wake-up names.
+                // For several events of a socket, usring's poll reports the events that hold, but
+                // the kernel's reports those of one wake-up.
                 let is_event = sqe.opcode == opcode::POLL_ADD && flag < 0x1000;
                 sqe.op_flags ^= if is_event { 0 } else { flag };
             }
@@ -516,17 +516,18 @@ impl Program {
             sqe.flags |= sqe_flags::FIXED_FILE;
         }
         let of_chain = sqe.flags & (sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK) != 0;
-        // A TIMEOUT gets no LINK_TIMEOUT, because either of two short timers may expire first.
+        // A TIMEOUT gets no LINK_TIMEOUT, because either of the two short timers could expire
+        // first.
         if of_chain && sqe.opcode != opcode::TIMEOUT && self.random.percent(10) {
             let time = Box::leak(Box::new(if self.random.percent(50) { self.soon } else { self.never }));
-            // The LINK_TIMEOUT must be the next request, because it applies to the one before it.
+            // A LINK_TIMEOUT applies to the request before it, so it must be the next request.
             self.watcher = Some(sqe::link_timeout(time, 0, 0));
         }
     }
 
-    /// Returns whether a worker of the kernel may carry the request out. If so, it may not begin a
-    /// chain: the same worker would also carry out the requests that follow, at a time that is not
-    /// promised.
+    /// Returns whether a worker of the kernel may carry the request out. Such a request may not
+    /// begin a chain, because the worker would also carry out the following requests, at an unknown
+    /// time.
     fn has_worker(&self, sqe: &Sqe) -> bool {
         let is = |index: usize| self.names_file && sqe.fd == self.fd(index);
         is(COUNTER) || is(REGULAR) || sqe.opcode == opcode::SHUTDOWN

@@ -1,4 +1,4 @@
-//! ACCEPT that waits: how it is bounded, cancelled and ended.
+//! ACCEPT that waits for a connection: its limits, its cancellation and its other endings.
 
 use super::is_ready;
 use crate::cases::socket::{sparse, taken, without_numbers};
@@ -83,7 +83,8 @@ case!(poll_first_without_waiting => "
     still queued true
 ");
 
-/// No descriptor number is free: the connection stays queued.
+/// An ACCEPT that finds no free descriptor number gets -EMFILE. The connection stays in the
+/// listener's queue.
 fn too_many(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -108,8 +109,8 @@ case!(too_many => "
     data passes true
 ");
 
-/// The kernel allocates the descriptor number before it looks for a connection. So the request is
-/// refused even without one.
+/// The kernel allocates the descriptor number before it looks for a connection. So without a free
+/// number an ACCEPT gets -EMFILE at once, even if no connection is there.
 fn too_many_while_waiting(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, _address) = net::listener(Family::V4);
@@ -132,7 +133,7 @@ fn cancelled(t: &mut Transcript) {
     ring.push(cancel(1, 0, 2));
     ring.submit();
     t.in_order(&ring.wait(2));
-    // No request takes this connection.
+    // After the cancel, no request accepts this connection.
     let client = net::connected(Family::V4, &address);
     t.say(format_args!("still queued {}", is_ready(&listener)));
     drop((client, listener, ring));
@@ -339,7 +340,7 @@ case!(nonblocking_listener_shut_down => "
     cqe 2: -EAGAIN
 ");
 
-/// The request still holds the listener open.
+/// A waiting ACCEPT keeps the listener open after the program has closed its descriptor.
 fn listener_closed(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -353,7 +354,7 @@ fn listener_closed(t: &mut Transcript) {
             let Some(server) = taken(t, &entry) else { continue };
             t.say(format_args!("data passes {}", net::passes(&client, server.as_raw_fd())));
         }
-        // The listener is closed now.
+        // The ACCEPT has completed, so nothing holds the listener open any more.
         let late = net::stream(family);
         let refused = crate::time::until(|| net::connect_now(late.as_raw_fd(), &address) == -libc::ECONNREFUSED);
         t.say(format_args!("refused {refused}"));
@@ -422,7 +423,7 @@ case!(ring_closes => "
     nothing left open true
 ");
 
-/// ACCEPT takes a connection that its peer has reset before.
+/// ACCEPT returns a connection that its peer reset before the ACCEPT.
 fn peer_has_gone(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     for family in FAMILIES {
@@ -508,7 +509,7 @@ case!(registered_listener => "
     cqe 2: ok
 ");
 
-/// SO_RCVTIMEO applies to blocking calls; a request goes on waiting.
+/// SO_RCVTIMEO limits blocking calls only: an ACCEPT request waits on.
 fn receive_timeout(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);

@@ -1,4 +1,4 @@
-//! Ends of a multishot ACCEPT, and what stops it for a while.
+//! Ends of a multishot ACCEPT, and conditions that pause it.
 
 use super::{all, multishot};
 use crate::cases::accept::is_ready;
@@ -11,7 +11,7 @@ use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use usring_uapi::io_uring as u;
 
-/// The CQE that does not fit comes without MORE, and is the last.
+/// A CQE that finds the CQ full has no MORE flag: it is the last of its multishot.
 fn overflow(t: &mut Transcript) {
     let setup = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     for family in FAMILIES {
@@ -68,7 +68,8 @@ fn overflow_loses_nothing(t: &mut Transcript) {
 }
 case!(overflow_loses_nothing => "whole true, 200 of 200");
 
-/// No descriptor number is free.
+/// A multishot that finds no free descriptor number ends with -EMFILE, whether a connection is
+/// queued or not.
 fn too_many(t: &mut Transcript) {
     for queued in [0, 1] {
         let mut ring = Ring::new(4);
@@ -113,8 +114,8 @@ case!(listener_shut_down => "
     cqe 2: 0
 ");
 
-/// On a unix listener that was shut down the kernel goes on waiting: a non-blocking accept4(2)
-/// answers EAGAIN for ever.
+/// A multishot on a unix listener that was shut down waits for ever: accept4(2) with O_NONBLOCK
+/// answers EAGAIN on such a listener.
 fn unix_listener_shut_down(t: &mut Transcript) {
     for blocks in [true, false] {
         let mut ring = Ring::new(4);
@@ -156,7 +157,7 @@ fn listener_closed(t: &mut Transcript) {
                 t.say(format_args!("{family:?} data passes {}", net::passes(&client, server.as_raw_fd())));
             }
         }
-        // With the request the listener is closed.
+        // The end of the request closes the listener, which only the request still held open.
         ring.push(cancel(1, 0, 2));
         ring.submit();
         t.in_order(&ring.wait(2));
@@ -232,7 +233,7 @@ case!(wrong_files => "
     cqe 5: -EOPNOTSUPP
 ");
 
-/// Each connection is accepted once, by either request.
+/// Two multishots on one listener: each connection is accepted once, by either request.
 fn two_on_one_listener(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener(Family::V4);
@@ -358,7 +359,7 @@ fn registered_listener(t: &mut Transcript) {
         let _client = net::connected(Family::V4, &address);
         all(t, &ring.wait(1));
     }
-    // The request still holds the file after the table has released it.
+    // The request still holds the listener after the table of registered files is gone.
     t.result("unregister", ring.register(crate::cases::reg::UNREGISTER_FILES, std::ptr::null::<u8>(), 0));
     let _client = net::connected(Family::V4, &address);
     all(t, &ring.wait(1));
@@ -394,7 +395,7 @@ fn many_connections(t: &mut Transcript) {
     drop(listener);
     ring.push(cancel(1, 0, 2));
     ring.submit();
-    // The request may be polling for more at this moment.
+    // The multishot may be running at this moment, in which case the cancel gets -EALREADY.
     let mut ended = ring.wait(2);
     ended.sort_by_key(|entry| entry.user_data);
     for entry in ended {

@@ -1,4 +1,4 @@
-//! Wrong control blocks and wrong arguments of io_submit(2).
+//! Invalid iocbs and invalid arguments of io_submit(2).
 
 use super::{one, vector};
 use crate::aio::{self, Context};
@@ -165,7 +165,7 @@ fn wrong_mode(t: &mut Transcript) {
         "bad memory and the wrong mode",
         Iocb { aio_buf: u64::MAX, ..aio::read(writes, &mut buffer, 0, 7) },
     );
-    // The access mode of the descriptor does not restrict a sync.
+    // A sync works on a descriptor of either access mode.
     one(t, &context, "sync", aio::sync(reads, 8));
 }
 case!(wrong_mode => "
@@ -439,7 +439,7 @@ fn priority(t: &mut Transcript) {
         one(t, &context, "no class", Iocb { aio_reqprio: (class << 13) as i16, ..read });
     }
     let ending = process::forked(|| {
-        // SAFETY: the call touches no memory. It gives up the right under test.
+        // SAFETY: the call touches no memory. It takes root's rights from this child alone.
         unsafe { libc::setuid(65534) };
         let context = Context::new(8);
         one(t, &context, "realtime as nobody", Iocb { aio_reqprio: 1 << 13, ..read });

@@ -57,7 +57,8 @@ case!(receive_wait_all_goes_on => "
     head 2
 ");
 
-/// The receive got less than all, so it is the last.
+/// A shutdown of the reading side completes the receive with the bytes so far, and cancels its
+/// linked request.
 fn receive_wait_all_is_shut(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for flags in [0, libc::MSG_WAITALL as u32] {
@@ -106,7 +107,8 @@ case!(receive_wait_all_is_shut => "
     2: -125
 ");
 
-/// The received bytes are reported, and the buffers after them return to the group.
+/// A receive that ends short reports the bytes so far. The buffers that it did not fill return to
+/// the group.
 fn receive_wait_all_ends_short(t: &mut Transcript) {
     for length in [0, 64, 40] {
         for first in [&b"0123"[..], b"0123456789abcdefghijkl"] {
@@ -132,8 +134,8 @@ fn receive_wait_all_ends_short(t: &mut Transcript) {
 }
 case!(receive_wait_all_ends_short => include_str!("receive_wait_all_ends_short.txt"));
 
-/// Another receive takes a buffer while the first one waits for more. When the first ends short,
-/// its unfilled buffers are not offered again: a later buffer belongs to another request.
+/// A receive that waits for more bytes holds only the buffers in which it has bytes. Other receives
+/// use the buffers after those, and the waiting receive's end does not change that.
 fn receive_wait_all_beside_another(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 6);

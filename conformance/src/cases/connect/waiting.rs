@@ -10,8 +10,8 @@ use crate::transcript::Transcript;
 use std::os::fd::{AsRawFd, OwnedFd};
 use usring_uapi::Timespec;
 
-/// Fills a listener's queue. A full queue drops the SYN of a new connection, and the client repeats
-/// it after a second. Returns the connections in the queue.
+/// Fills a listener's queue, and returns the clients in it. A full queue drops the SYN of a new
+/// connection, and the client's kernel sends it again after a second.
 fn full(listener: &OwnedFd, address: &Address) -> Vec<OwnedFd> {
     let mut clients = Vec::new();
     loop {
@@ -108,7 +108,8 @@ case!(waits_and_ring_closes => "
     nothing left open true
 ");
 
-/// The program has started the connection by a call of its own.
+/// The program has started the connection by connect(2), which is in progress. CONNECT then gets
+/// -EALREADY.
 fn begun_by_a_call(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener_for(Family::V4, 1);
@@ -124,7 +125,8 @@ case!(begun_by_a_call => "
     cqe 1: -EALREADY
 ");
 
-/// Fills the queue of a unix listener, so that further connects wait.
+/// Fills the queue of a unix listener, so that further CONNECTs wait. Returns the clients in the
+/// queue.
 fn unix_full(listener: &OwnedFd) -> Vec<OwnedFd> {
     let address = net::address_of(listener.as_raw_fd());
     let mut clients = Vec::new();
@@ -158,7 +160,8 @@ case!(unix_waits_for_room => "
     cqe 1: 0
 ");
 
-/// For unix sockets O_NONBLOCK counts: there is nothing to poll for.
+/// If the queue is full, CONNECT of a unix socket with O_NONBLOCK gets -EAGAIN: a unix socket
+/// cannot poll for room.
 fn unix_nonblocking_has_no_room(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (listener, address) = net::listener_for(Family::Unix, 1);

@@ -1,4 +1,4 @@
-//! Direct transfers in flight: workers, cancellation, exec, files and rings that close meanwhile.
+//! O_DIRECT transfers in flight while the program cancels, calls exec, or closes files and rings.
 
 use super::{BLOCK, at, block, content, deferring_ring, length, numbered, uncache, whole};
 use super::{exec, reg};
@@ -36,7 +36,8 @@ case!(forced_async => "
     cqe 7: 4096
 ");
 
-/// A transfer that the disk has cannot be cancelled. One that has completed is not found.
+/// A cancel of an O_DIRECT transfer gets -EALREADY while the disk works on it, and -ENOENT when it
+/// has completed.
 fn cancelled_or_done(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();
@@ -57,7 +58,7 @@ fn cancelled_or_done(t: &mut Transcript) {
 }
 case!(cancelled_or_done => "never cancelled");
 
-/// A program that executes another one leaves no write behind that the disk has.
+/// execve(2) ends the ring only after the disk has done the submitted writes: all reach the file.
 fn program_executes_another(t: &mut Transcript) {
     for round in 0..4 {
         let scratch = Scratch::new();
@@ -122,8 +123,8 @@ case!(file_closed_meanwhile => "
     [80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95]
 ");
 
-/// Transfers that the kernel may split, on a file whose number means another file before they are
-/// done.
+/// Large writes, which the kernel may split, reach their file although the descriptor number means
+/// another file before they are done.
 fn large_and_closed_meanwhile(t: &mut Transcript) {
     let mut ring = Ring::new(32);
     let scratch = Scratch::new();
@@ -249,12 +250,12 @@ fn deferred(t: &mut Transcript) {
         for index in 0..32 {
             ring.push(read_at(fd, pages.at(index * BLOCK), BLOCK as u32, at(index), index as u64));
         }
-        // Waits for one, for some, for all but one, for all.
+        // The rounds wait for 1, 7, 31 and all 32 of the reads.
         ring.submit_and_wait([1, 7, 31, 32][round % 4]);
         seen += whole(&ring.wait(32));
     }
     t.say(format_args!("whole {seen}"));
-    // A pipe brings the last completion that the call waits for.
+    // The wait needs two completions. The second one comes from a pipe.
     let (reader, writer) = crate::files::pipe();
     let mut byte = [0; 1];
     ring.push(crate::sqe::read(reader.as_raw_fd(), &mut byte, CURRENT, 1));
@@ -321,7 +322,7 @@ pub(super) fn ring_closes(t: &mut Transcript) {
         }
         ring.submit();
         ring.close();
-        // The submitted writes reach the file all the same.
+        // The submitted writes reach the file although the ring is closed.
         let written = || content(&scratch).iter().all(|number| *number == 100 + round);
         let all = crate::time::until(written);
         t.say(format_args!("written {all}"));
@@ -381,7 +382,8 @@ case!(child_reads_with_a_ring_of_its_own => "
     whole 16
 ");
 
-/// Beyond RLIMIT_FSIZE: an error, and a signal, which is ignored here.
+/// A write beyond RLIMIT_FSIZE gets -EFBIG. (SIGXFSZ is ignored here.) A write across the limit is
+/// short.
 fn size_limit(t: &mut Transcript) {
     let scratch = Scratch::new();
     let file = numbered(&scratch, 2, libc::O_RDWR);
@@ -406,7 +408,7 @@ case!(size_limit => "
     length 16384
 ");
 
-/// More requests than the CQ has room for, so some wait for room.
+/// More requests are in flight than the CQ has entries. All of them complete.
 fn many_more_than_the_queue(t: &mut Transcript) {
     let mut ring = Ring::new(64);
     let scratch = Scratch::new();
@@ -430,7 +432,7 @@ fn many_more_than_the_queue(t: &mut Transcript) {
 }
 case!(many_more_than_the_queue => "whole 512");
 
-/// O_DIRECT has another meaning for a pipe: a read waits for its packet all the same.
+/// O_DIRECT on a pipe means packet mode. A read of such a pipe waits for a packet.
 fn packet_pipe(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = crate::files::pipe_with(libc::O_DIRECT);

@@ -1,4 +1,4 @@
-//! Files open with O_DIRECT: transfers that usring leaves to a worker, or issues late.
+//! O_DIRECT transfers that usring leaves to a worker, or issues after the submitting call.
 
 use super::in_flight::ring_closes;
 use super::{BLOCK, at, block, content, deferring_ring, length, numbered, uncache, whole};
@@ -16,7 +16,8 @@ pub(super) fn seek(file: &OwnedFd, position: u64) {
     unsafe { libc::lseek(file.as_raw_fd(), position as i64, libc::SEEK_SET) };
 }
 
-/// A write that extends the file moves the position, whichever thread makes it.
+/// A write at the current position that extends the file moves the position, in the submitting
+/// thread and in a worker.
 fn longer_at_the_position(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -39,7 +40,7 @@ case!(longer_at_the_position => "
     [0, 1, 2, 8, 8, 9]
 ");
 
-/// A linked request that starts after its batch uses the file that its number means by then.
+/// A linked request uses the file that its descriptor number means when the request starts.
 fn number_reused_behind_a_link(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();
@@ -54,10 +55,11 @@ fn number_reused_behind_a_link(t: &mut Transcript) {
     ring.push(read_at(number, pages.at(BLOCK), BLOCK as u32, 0, 3));
     t.result("submit", ring.submit());
     t.sorted(&ring.wait(1));
-    // SAFETY: the number is that of `file`, which owns the pipe's end from here on.
+    // SAFETY: the number is that of `file`, which from here on owns the pipe's reading end.
     unsafe { libc::dup2(ends[0], number) };
     t.sorted(&ring.wait(1));
-    // A request that waits for a pipe is cancelled. One that a worker has would be interrupted.
+    // The read that waits for the pipe gets -ECANCELED. A read inside a worker's call would get
+    // -EINTR.
     ring.push(cancel(3, 0, 4));
     ring.submit();
     t.sorted(&ring.wait(2));
@@ -75,8 +77,8 @@ case!(number_reused_behind_a_link => "
     cqe 4: 0
 ");
 
-/// If the system gives no AIO context (a sandbox, fs.aio-max-nr), submitted writes reach the file
-/// all the same.
+/// Submitted writes reach the file although the ring closes, even if io_setup(2) is denied (a
+/// sandbox, fs.aio-max-nr).
 fn ring_closes_without_a_context(t: &mut Transcript) {
     process::deny(libc::SYS_io_setup);
     ring_closes(t);
@@ -94,8 +96,8 @@ case!(ring_closes_without_a_context => "
     written true
 ");
 
-/// Reads and writes all of a file by a ring with deferred task work. Some of the requests are
-/// awaited together.
+/// Reads and writes a whole file several times by a ring with deferred task work. Each submission
+/// waits for `wanted` completions.
 fn read_and_write_deferred(t: &mut Transcript, ring: &mut Ring, scratch: &Scratch, file: &OwnedFd) {
     let (fd, mut pages) = (file.as_raw_fd(), Pages::new(32));
     for (writes, wanted) in [(false, 1), (true, 16), (false, 7), (true, 1)] {
@@ -117,7 +119,8 @@ fn contexts_denied(t: &mut Transcript) {
 }
 case!(contexts_denied => include_str!("contexts_denied.txt"));
 
-/// The system has no AIO context left (fs.aio-max-nr).
+/// io_setup(2) answers EAGAIN, as it does when fs.aio-max-nr is reached. The ring's transfers still
+/// work.
 fn contexts_exhausted(t: &mut Transcript) {
     process::deny_with(libc::SYS_io_setup, libc::EAGAIN);
     denied_from_here_on(t, None);
@@ -134,7 +137,8 @@ fn waiting_denied_later(t: &mut Transcript) {
 }
 case!(waiting_denied_later => include_str!("waiting_denied_later.txt"));
 
-/// A filter of the program that denies one of libaio's calls does not affect a ring.
+/// A seccomp filter of the program that denies `call`, one of libaio's system calls, does not
+/// affect a ring's transfers.
 fn denied_from_here_on(t: &mut Transcript, call: Option<i64>) {
     let mut ring = deferring_ring();
     let scratch = Scratch::new();

@@ -1,5 +1,5 @@
-//! Operations that wait in different ways, submitted by a child, by its parent, and by a second
-//! child.
+//! Operations that wait in different ways, submitted to one ring by a child, then by its parent,
+//! then by a second child.
 
 use std::os::fd::AsRawFd;
 
@@ -10,7 +10,8 @@ use crate::sqe::{Change, nop, poll, read, recv, send, timeout, write};
 use crate::time::milliseconds;
 use crate::transcript::Transcript;
 
-/// Runs `operations` in a child, in the parent, and in a second child, with a ring of each kind.
+/// Runs `operations` in a child, in the parent, and in a second child. Does this for a ring of each
+/// kind.
 fn in_each_process(t: &mut Transcript, operations: fn(&mut Transcript, &mut Ring)) {
     let mut rings = [shared::Kind::Mapped, shared::Kind::OwnMemory].map(|kind| kind.ring(8, 0));
     for ring in &mut rings {
@@ -69,7 +70,7 @@ case!(timeouts => "
     child: exit 0
 ");
 
-/// A receive waits for data, for which the process sends a request through the same ring.
+/// A receive waits. The process then sends the data by a second request on the same ring.
 fn sends_and_receives(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let (here, there) = files::sockets();
@@ -119,7 +120,7 @@ case!(forced_workers => "
     child: exit 0
 ");
 
-/// A request that occupies a worker until a FIFO has a second end.
+/// An open of a FIFO blocks a worker until another process opens the FIFO's second end.
 fn worker_that_waits(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let fifo = files::Fifo::new();
@@ -150,7 +151,7 @@ case!(worker_that_waits => "
     child: exit 0
 ");
 
-/// A chain in one submission: each link waits for its predecessor.
+/// A chain in one submission: each request starts after its predecessor.
 fn chains(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let (reader, writer) = files::pipe();
@@ -189,7 +190,7 @@ case!(chains => "
     child: exit 0
 ");
 
-/// The second link fails, so the third is cancelled.
+/// The second request of a chain fails, so the third is cancelled.
 fn broken_chains(t: &mut Transcript) {
     in_each_process(t, |t, ring| {
         let mut buffer = [0u8; 4];

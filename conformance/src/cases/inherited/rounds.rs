@@ -1,4 +1,5 @@
-//! Many requests of several processes: one after another, and at the same time.
+//! Many requests of several processes on inherited rings: one process after another, and all at the
+//! same time.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -12,7 +13,8 @@ use crate::shared::{self, Kind, Shared};
 use crate::sqe::{Change, nop, read, read_at};
 use crate::transcript::Transcript;
 
-/// A ring outlives a hundred children, each of which reads a file of its own and exits.
+/// A hundred children, one after another, inherit the ring, read a file of their own, and exit. The
+/// ring works throughout.
 fn children_come_and_go(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let mut right = 0;
@@ -40,8 +42,8 @@ case!(children_come_and_go => "
     cqe 1: 0
 ");
 
-/// Submits a request as programs with a shared ring do: one process at a time writes its SQE and
-/// enters. Returns the answer of enter.
+/// Submits one request under a lock that all processes share: the process writes its SQE and
+/// enters. Returns the result of enter.
 fn submit(ring: &mut Ring, shared: &Shared, sqe: Sqe) -> i32 {
     shared.exclusively(|| {
         ring.catch_up();
@@ -52,8 +54,8 @@ fn submit(ring: &mut Ring, shared: &Shared, sqe: Sqe) -> i32 {
 
 const ROUNDS: u32 = 200;
 
-/// Enters outside the lock: several processes are in enter at the same time, and each call consumes
-/// exactly one SQE.
+/// Several processes write SQEs under a shared lock but call enter outside of it, at the same time.
+/// Each call takes exactly one SQE.
 fn enters_at_the_same_time(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let children: Vec<i32> = (0..3)
@@ -99,8 +101,9 @@ case!(enters_at_the_same_time => "
     sum right true
 ");
 
-/// Waits until word `own`, the number of completions of this process, is `count`. Counts the
-/// completions of other processes for them. The caller holds the lock, so no other process reaps.
+/// Reaps until word `own`, which counts the completions of this process, reaches `count`.
+/// Completions of other processes are counted in their words. The caller holds the shared lock, so
+/// no other process reaps.
 fn complete(ring: &mut Ring, shared: &Shared, own: usize, count: u32) -> bool {
     while shared.word(own).load(Ordering::SeqCst) < count {
         let entries = ring.wait(1);
@@ -114,8 +117,8 @@ fn complete(ring: &mut Ring, shared: &Shared, own: usize, count: u32) -> bool {
     true
 }
 
-/// Submits reads of a file of its own through `ring`, and waits with `waited`, a ring on which
-/// another process may wait too. Returns 0 if all data was right.
+/// Makes a file, and reads it `ROUNDS` times by requests on `ring`, on which other processes reap
+/// too. Returns 0 if all data was right.
 fn reads(ring: &mut Ring, shared: &Shared, number: usize, force: bool) -> i32 {
     let content = [b'a' + number as u8; 4];
     let file = files::memory_file(&content);
@@ -136,8 +139,8 @@ fn reads(ring: &mut Ring, shared: &Shared, number: usize, force: bool) -> i32 {
     0
 }
 
-/// Four processes read files of their own through one ring. Each reaps the completions that it
-/// finds, also those of other processes.
+/// Four processes read files of their own through one ring. Each process reaps all completions that
+/// it finds, also those of other processes.
 fn each_reaps_for_all(t: &mut Transcript) {
     for force in [false, true] {
         shared::each_kind(t, if force { reap_forced } else { reap_direct });
@@ -182,8 +185,8 @@ fn reap_for_all(t: &mut Transcript, ring: &mut Ring, shared: &Shared, force: boo
     }
 }
 
-/// Each of four processes submits to a ring of its own, and waits on the ring of its neighbour, as
-/// PostgreSQL's processes may. The descriptors and rings were made before the fork.
+/// Each of four processes submits to its own ring, and waits on the ring of its neighbour, as
+/// PostgreSQL's processes may. All descriptors and rings were made before the fork.
 fn each_waits_for_its_neighbour(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut rings: Vec<Ring> = (0..4).map(|_| kind.ring(8, 0)).collect();
@@ -207,7 +210,7 @@ case!(each_waits_for_its_neighbour => "
     child: exit 0
 ");
 
-/// The parent makes a hundred rings, of which its children use three. The parent reaps from these.
+/// The parent makes a hundred rings. Its children use three of them, and the parent reaps those.
 fn unused_rings(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut rings: Vec<Ring> = (0..100).map(|_| kind.ring(4, 0)).collect();
@@ -244,9 +247,9 @@ case!(unused_rings => "
 
 type Pipe = (std::os::fd::OwnedFd, std::os::fd::OwnedFd);
 
-/// Reads from a pipe through the own ring, reaps the neighbour's completion, and writes to the
-/// neighbour's pipe. Word 0 counts the processes that have submitted in this round, word 1 those
-/// that have reaped.
+/// Submits a read of a pipe to this process's ring, reaps the neighbour's completion, and writes to
+/// the neighbour's pipe. Word 0 counts the processes that have submitted in this round, word 1
+/// those that have reaped.
 fn neighbour(rings: &mut [Ring], pipes: &[Pipe], shared: &Shared, number: usize) -> i32 {
     let next = (number + 1) % 4;
     for round in 1..=50 {

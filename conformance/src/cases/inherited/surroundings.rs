@@ -1,5 +1,6 @@
-//! A request's surroundings are those of its submitter's process: the directory, new descriptors,
-//! children. And other kinds of processes: with threads, from vfork, with shared descriptors.
+//! A request uses the working directory, descriptor table and children of the process that submits
+//! it. Submitters here are forked children, processes with threads, vfork children, and processes
+//! that share descriptors.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -19,7 +20,8 @@ fn open_relative(user_data: u64) -> Sqe {
     sqe(opcode::OPENAT, libc::AT_FDCWD, user_data).with(|sqe| sqe.addr = c"file".as_ptr() as u64)
 }
 
-/// A relative path begins at the submitter's directory, also if the parent made the ring elsewhere.
+/// A relative path starts at the submitter's working directory, even if the parent made the ring in
+/// another directory.
 fn directory_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let scratch = Scratch::new();
@@ -47,7 +49,8 @@ case!(directory_is_the_submitters => "
     in the parent = -ENOENT
 ");
 
-/// A child opens a file through the ring. The number is the child's, and unused in the parent.
+/// A child opens a file by a request. The new descriptor is in the child's table, not in the
+/// parent's.
 fn opened_number_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         shared::run_child(t, |t| {
@@ -84,7 +87,8 @@ case!(opened_number_is_the_submitters => "
     child: exit 0
 ");
 
-/// WAITID waits for children of the submitter. The parent's child is not a child of its sibling.
+/// WAITID waits for children of the submitter. A child's request gets -ECHILD for a child of the
+/// parent.
 fn children_are_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let child = process::start(|| 3);
@@ -96,7 +100,8 @@ fn children_are_the_submitters(t: &mut Transcript) {
         shared::run_child(t, |t| t.entry(&ring.one(request)));
         ring.catch_up();
         t.entry(&ring.one(request));
-        // SAFETY: the structure is zeroed, or filled by the request.
+        // SAFETY: the structure is zeroed or filled by the request, so all its bytes are
+        // initialised.
         t.say(format_args!("status {}", unsafe { info.si_status() }));
     });
 }
@@ -113,8 +118,7 @@ case!(children_are_the_submitters => "
     status 3
 ");
 
-/// A thread of the parent sleeps in enter at the fork. The child has no such thread, and its
-/// completion wakes the parent's.
+/// A thread of the parent sleeps in enter at the fork. A completion of the child wakes that thread.
 fn thread_waits_at_the_fork(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fd = ring.fd;
@@ -147,13 +151,14 @@ case!(thread_waits_at_the_fork => "
     cqe 1: 0
 ");
 
-/// Runs `work` in a child that clone(2) makes with `flags`, on a stack of its own. Prints how the
-/// child ended.
+/// Runs `work` in a child made by clone(2) with `flags` and a separate stack. Prints how the child
+/// ended.
 fn run_clone(t: &mut Transcript, flags: i32, work: &mut dyn FnMut() -> i32) {
     extern "C" fn begin(work: *mut libc::c_void) -> i32 {
         // SAFETY: the pointer is to the caller's reference, which lives until the child has ended.
         let status = unsafe { (*work.cast::<&mut dyn FnMut() -> i32>())() };
-        // SAFETY: the call ends the child here. exit(2) alone would give the status of its workers.
+        // SAFETY: the call ends the child. (exit(2) of this thread alone would leave its workers,
+        // whose exit status would count.)
         unsafe { libc::_exit(status) }
     }
     let mut work = work;
@@ -175,7 +180,7 @@ fn read_in_clone(ring: &mut Ring, fd: i32, buffer: u64) -> i32 {
     if answer == 1 { ring.peek().map_or(90, |entry| entry.res) } else { 91 }
 }
 
-/// A vfork child has the parent's memory and a copy of its descriptors.
+/// A vfork child, which has the parent's memory and a copy of its descriptors, submits and waits.
 fn vfork_child_submits(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"data");
@@ -199,7 +204,8 @@ case!(vfork_child_submits => "
     cqe 2: 0
 ");
 
-/// A child with CLONE_FILES has the parent's descriptors and a copy of its memory.
+/// A child with CLONE_FILES, which shares the parent's descriptors and has a copy of its memory,
+/// submits and waits.
 fn child_that_shares_descriptors_submits(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"data");
@@ -222,7 +228,8 @@ case!(child_that_shares_descriptors_submits => "
     cqe 2: 0
 ");
 
-/// A process is killed and not yet waited for. Its end is over for the ring all the same.
+/// A process is killed, and its parent has not called waitpid(2) yet. Its requests end all the
+/// same, and the ring works.
 fn killed_process_is_a_zombie(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared: &Shared| {
         let fifo = files::Fifo::new();

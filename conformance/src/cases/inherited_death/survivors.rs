@@ -1,4 +1,4 @@
-//! The surviving processes: their waits, cancels and requests after the end of another process.
+//! Waits, cancels and requests of the surviving processes after another process has ended.
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::sqe::{cancel, nop, poll, poll_remove, read_at, timeout, timeout_remov
 use crate::time::{self, LONG};
 use crate::transcript::Transcript;
 
-/// A survivor cancels the requests of a dead process.
+/// A surviving process cancels the requests of a process that has ended.
 fn survivor_cancels(t: &mut Transcript) {
     each_end(t, |t, ring, shared, end| {
         let (reader, _writer) = files::pipe();
@@ -39,7 +39,7 @@ fn survivor_cancels(t: &mut Transcript) {
 }
 case!(survivor_cancels => include_str!("survivor_cancels.txt"));
 
-/// A process is killed while it waits in enter. Another waiter is not affected.
+/// A process is killed while it waits in enter. Another process that waits is not affected.
 fn waiter_is_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let waiters = [(); 2].map(|()| {
@@ -71,8 +71,8 @@ case!(waiter_is_killed => "
     child: exit 0
 ");
 
-/// A survivor sleeps in enter and waits for another process's request. That process ends, its
-/// worker's request is broken off, and the CQE wakes the survivor.
+/// A process waits in enter for another process's request. When that process ends, its worker's
+/// blocking call is interrupted, and the CQE wakes the waiter.
 fn end_wakes_the_waiter(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fifo = files::Fifo::new();
@@ -107,10 +107,10 @@ case!(end_wakes_the_waiter => "
     cqes 1
 ");
 
-/// The process that made the ring is killed while all processes have requests in flight. Its child
-/// goes on, and its own requests complete.
+/// The process that made the ring is killed while all processes have requests in flight. The
+/// requests of its child complete.
 fn creator_is_killed(t: &mut Transcript) {
-    // SAFETY: the call only makes orphans children of this process.
+    // SAFETY: the call only makes this process the new parent of orphans.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let shared = Shared::new();
@@ -159,7 +159,7 @@ case!(creator_is_killed => "
     \"\" \"data\"
 ");
 
-/// Many children are killed at any moment of their work. The ring works on for the parent.
+/// Many children are killed at random moments. The ring still works for the parent.
 fn many_are_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let file = files::memory_file(b"data");
@@ -171,8 +171,8 @@ fn many_are_killed(t: &mut Transcript) {
             shared::signal(child, libc::SIGKILL);
             process::ending(child);
         }
-        // The dead processes left SQEs and CQEs, which come first. Some requests may still be in a
-        // worker.
+        // The killed processes left SQEs and CQEs, which come first. Some requests may still be in
+        // a worker.
         submit_all(ring);
         ring.catch_up();
         ring.push(nop(101));
@@ -195,15 +195,15 @@ case!(many_are_killed => "
     cqe 102: 0
 ");
 
-/// Submits all SQEs in the SQ, by whichever process they were written.
+/// Submits all SQEs in the SQ, including those that other processes wrote.
 fn submit_all(ring: &Ring) {
     time::until(|| ring.enter(8, 0, 0) <= 0);
 }
 
-/// Submits, waits and reaps until the process is killed. Counts its rounds in word 0.
+/// Submits, waits and reaps until the process is killed. Counts the rounds in word 0.
 fn work_for_ever(ring: &mut Ring, shared: &Shared, fd: i32) -> i32 {
     loop {
-        // Processes that were killed before they entered have left their SQEs.
+        // Processes that were killed before their enter have left their SQEs in the SQ.
         submit_all(ring);
         ring.catch_up();
         ring.push(read_at(fd, shared.slot(0), 4, 0, 1));
@@ -213,8 +213,8 @@ fn work_for_ever(ring: &mut Ring, shared: &Shared, fd: i32) -> i32 {
     }
 }
 
-/// All children are killed with requests in flight. The parent leaves the old rings as they are,
-/// makes new ones, and forks again, as PostgreSQL does after a crash.
+/// All children are killed with requests in flight. The parent keeps the old rings unused, makes
+/// new ones, and forks again, as PostgreSQL does after a crash.
 fn rings_are_made_anew(t: &mut Transcript) {
     for kind in [shared::Kind::Mapped, shared::Kind::OwnMemory] {
         let (reader, writer) = files::pipe();
@@ -237,7 +237,8 @@ fn rings_are_made_anew(t: &mut Transcript) {
 }
 case!(rings_are_made_anew => include_str!("rings_are_made_anew.txt"));
 
-/// Two processes are killed with requests in flight for one pipe. A third process goes on.
+/// Two processes are killed while they have reads of one pipe in flight. A third process can still
+/// use the ring.
 fn two_are_killed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();

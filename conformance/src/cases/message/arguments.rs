@@ -1,4 +1,4 @@
-//! Wrong and unusual arguments of SENDMSG and RECVMSG.
+//! Invalid and unusual arguments of SENDMSG and RECVMSG.
 
 use super::{from, header, over, receiving, sending, told};
 use crate::buffers::group_of;
@@ -10,7 +10,8 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{opcode, sqe_flags};
 
-/// A name, and a function that changes one field of a valid request.
+/// Bad addresses in a message: each entry is a name and a function that changes one field of a
+/// valid request.
 fn bad_memory(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
@@ -56,7 +57,7 @@ case!(bad_memory => "
 fn bad_vectors(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (reader, writer) = files::sockets();
-    // Far from the end of the address space, so that only the lengths are bad.
+    // The addresses are far from the end of the address space, so only the lengths are invalid.
     let memory = Pages::new(1);
     let at = |length| vector(memory.at(0), length);
     let mut pieces: Vec<libc::iovec> = (0..1026).map(|_| at(1)).collect();

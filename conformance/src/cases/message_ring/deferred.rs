@@ -41,7 +41,8 @@ fn send_many(sender: &mut Ring, target: &Ring, count: u64) {
     sender.submit();
 }
 
-/// One call runs at most twenty pending items, or as many as it waits for if that is more.
+/// One enter runs at most 20 items of deferred task work, or as many as it waits for if that is
+/// more.
 fn deferred_run_is_limited(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [0, 1, 5, 20, 25, 40] {
@@ -58,7 +59,8 @@ fn deferred_run_is_limited(t: &mut Transcript) {
 }
 case!(deferred_run_is_limited => include_str!("deferred_run_is_limited.txt"));
 
-/// A call that submits and waits makes two such runs.
+/// An enter that submits and waits runs deferred task work twice, each time up to the limit of 20
+/// items.
 fn deferred_run_for_many(t: &mut Transcript) {
     let mut sender = Ring::new(128);
     for wanted in [1, 2, 30] {
@@ -87,7 +89,7 @@ case!(deferred_run_for_many => "
     ready 62
 ");
 
-/// Messages that were not reaped are freed with their ring.
+/// Messages that the target never received are freed with the target ring.
 fn deferred_teardown(t: &mut Transcript) {
     let mut sender = Ring::new(64);
     for _ in 0..20 {

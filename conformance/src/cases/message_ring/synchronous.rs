@@ -1,4 +1,4 @@
-//! Messages sent by io_uring_register(2).
+//! Messages sent by io_uring_register(2), without a ring of the sender's.
 
 use super::reg;
 use super::{DEFER, message};

@@ -1,4 +1,4 @@
-//! Multishot polls of rings and of epoll sets, their own ring among them.
+//! Multishot polls of ring descriptors and of epoll sets with rings, including the poll's own ring.
 
 use super::reg;
 use super::{IN, multishot, show_all};
@@ -21,7 +21,8 @@ fn set_of(numbers: &[i32]) -> std::os::fd::OwnedFd {
     set
 }
 
-/// The completion that reports the set makes the ring readable, and so the set. That ends the poll.
+/// A multishot polls an epoll set that watches the poll's own ring. Its completion makes the ring
+/// readable, and so the set, which ends the poll.
 fn set_with_own_ring(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN, u::IORING_SETUP_COOP_TASKRUN] {
         let mut ring = Ring::flags(8, flags);
@@ -44,7 +45,7 @@ fn set_with_own_ring(t: &mut Transcript) {
 }
 case!(set_with_own_ring => include_str!("set_with_own_ring.txt"));
 
-/// The ring polls itself without a set in between.
+/// A multishot polls the descriptor of its own ring.
 fn own_ring(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
         let mut ring = Ring::flags(8, flags);
@@ -75,7 +76,7 @@ case!(own_ring => "
     cqe 3: 0
 ");
 
-/// Two rings, each of which polls the other.
+/// Two rings, each with a multishot poll of the other's descriptor.
 fn ring_that_watches_back(t: &mut Transcript) {
     let (mut one, mut other) = (Ring::new(8), Ring::new(8));
     one.push(multishot(other.fd, IN, 1));
@@ -107,7 +108,7 @@ case!(ring_that_watches_back => "
     0 come
 ");
 
-/// The polled ring, the poll's own or another one, has completions.
+/// A multishot polls a ring that already has completions: its own ring, and another one.
 fn ring_with_completions(t: &mut Transcript) {
     for own in [true, false] {
         let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
@@ -159,7 +160,8 @@ case!(ring_with_completions => "
     0 come
 ", because "older completions of a ring cannot be distinguished from new ones");
 
-/// The set first reports a pipe, which ends nothing, and then a ring.
+/// A multishot polls an epoll set that first reports a pipe, which does not end the poll, and then
+/// a ring.
 fn set_with_another_ring(t: &mut Transcript) {
     let (mut ring, mut other) = (Ring::new(8), Ring::new(8));
     let (reader, writer) = files::pipe();
@@ -187,7 +189,7 @@ case!(set_with_another_ring => "
     0 come
 ");
 
-/// The set holds an eventfd that signals the ring's completions.
+/// A multishot polls an epoll set that watches the eventfd of the poll's own ring.
 fn set_with_own_eventfd(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let event = files::eventfd(0);

@@ -42,7 +42,7 @@ case!(end_of_file_at_once => "
     cqe 1: 0
 ");
 
-/// The error comes at once, although there is no data to read.
+/// A multishot on a group without buffers gets -ENOBUFS at once, although the pipe has no data.
 fn no_buffers(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 0, 0);
@@ -134,7 +134,7 @@ case!(cancelled_by_file => "
     cqe 9: 2
 ");
 
-/// The completion that does not fit is the last, and no data is lost.
+/// The completion that finds the CQ full ends the multishot, and no data is lost.
 fn overflow(t: &mut Transcript) {
     let memory = Pages::new(1);
     let mut ring = Ring::with(4, |params| {
@@ -149,7 +149,7 @@ fn overflow(t: &mut Transcript) {
     ring.submit();
     for sent in 1..=7 {
         files::put(&writer, b"x");
-        // Waits for each byte's completion before it writes the next one.
+        // Waits for each byte's completion before the next write.
         crate::time::until(|| {
             ring.enter(0, 0, 0);
             ring.ready() == sent || ring.sq_flags() & u::IORING_SQ_CQ_OVERFLOW != 0
@@ -172,7 +172,7 @@ case!(overflow => "
     2 bytes left
 ");
 
-/// The timeout bounds the whole life of the request, whatever data has arrived.
+/// A link timeout limits the multishot's whole life, even if data has arrived.
 fn bounded(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 8, 0);

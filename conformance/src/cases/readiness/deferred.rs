@@ -11,7 +11,8 @@ use usring_uapi::io_uring as u;
 
 const ROUNDS: u32 = 200;
 
-/// Queued task work on a ring with deferred task work makes it readable.
+/// Deferred task work that is queued makes the ring's descriptor readable, before any CQE is
+/// posted.
 fn deferred(t: &mut Transcript) {
     let flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let mut ring = Ring::flags(8, flags);
@@ -35,7 +36,7 @@ case!(deferred => "
     0 -
 ");
 
-/// A program that never sleeps in its polls also sees deferred work.
+/// poll(2) with a timeout of 0 also reports deferred task work.
 fn deferred_seen_without_waiting(t: &mut Transcript) {
     let mut ring = Ring::flags(8, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN);
     let (reader, writer) = files::pipe();
@@ -46,7 +47,7 @@ fn deferred_seen_without_waiting(t: &mut Transcript) {
         t.say(look(ring.fd, IN, 0));
         files::put(&writer, b"x");
         t.say(format_args!("seen {}", crate::time::until(|| look(ring.fd, IN, 0).starts_with('1'))));
-        // The descriptor stays readable until the owner enters.
+        // The descriptor stays readable until the ring's owner enters.
         let seen = (0..100).filter(|_| look(ring.fd, IN, 0).starts_with('1')).count();
         t.say(format_args!("readable {seen} of 100 times"));
         t.result("get events", ring.enter(0, 1, u::IORING_ENTER_GETEVENTS));
@@ -80,8 +81,9 @@ case!(deferred_seen_without_waiting => "
     Ok(1)
 ");
 
-/// Another thread polls for the first time just as the owner leaves its ring. Completions that
-/// arrive afterwards must be visible. (6.18 does not wake a thread that already sleeps in poll.)
+/// Another thread polls the ring's descriptor for the first time, just when the owner returns from
+/// enter. The descriptor must become readable by later task work. (Linux 6.18 does not wake a
+/// thread that already sleeps in poll.)
 fn deferred_polled_as_it_is_left(t: &mut Transcript) {
     let mut told = 0;
     for round in 0..ROUNDS {

@@ -24,7 +24,7 @@ fn messages(fd: i32, header: &libc::msghdr, user_data: u64) -> Sqe {
     })
 }
 
-/// Prints the header before the data, and the data.
+/// Prints the header that the kernel wrote before the message's data, and the data.
 fn show(t: &mut Transcript, group: &mut Group, slot: usize, name: usize, control: usize) {
     let bytes = &group.buffers.bytes()[slot * 64..(slot + 1) * 64];
     let word = |index: usize| u32::from_ne_bytes(bytes[index * 4..][..4].try_into().expect("four bytes"));
@@ -39,7 +39,7 @@ fn show(t: &mut Transcript, group: &mut Group, slot: usize, name: usize, control
     ));
 }
 
-/// Makes a ring with buffers of 64 bytes.
+/// Makes a ring and a buffer group with buffers of 64 bytes.
 fn ring_for_messages(memory: &Pages) -> (Ring, Group) {
     let ring = Ring::new(16);
     let mut group = group_of(&ring, memory, 128, GROUP);

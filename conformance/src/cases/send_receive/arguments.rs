@@ -1,4 +1,4 @@
-//! Wrong arguments of SEND and RECV.
+//! Invalid arguments of SEND and RECV.
 
 use super::options;
 use crate::files;
@@ -9,7 +9,7 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Sqe, io_uring as u, opcode};
 
-/// A name, and a function that changes one field of a valid request.
+/// Bad addresses: each entry is a name and a function that changes one field of a valid request.
 fn bad_addresses(t: &mut Transcript) {
     let mut ring = Ring::new(4);
     let (_reader, _writer, address) = files::udp();
@@ -140,7 +140,7 @@ fn unknown_options(t: &mut Transcript) {
         if bit != 5 {
             ring.push(options(send(writer.as_raw_fd(), b"y", bit), 1 << bit));
             ring.submit();
-            // A bundle without a group is treated like a multishot.
+            // A SEND with BUNDLE but without a group posts two completions, as a multishot does.
             t.in_order(&ring.wait(if bit == 4 { 2 } else { 1 }));
         }
     }
@@ -176,7 +176,7 @@ case!(reserved_fields => "
     buf_index: send 2: 1
 ");
 
-/// All opcodes but RECV first check that the file is a socket.
+/// POLL_FIRST on a file that is no socket: all opcodes but RECV check the file before they poll.
 fn poll_first_on_no_socket(t: &mut Transcript) {
     let (reader, writer) = files::pipe();
     let (memory, event, null) = (files::memory_file(b"text"), files::eventfd(0), files::null());

@@ -1,4 +1,4 @@
-//! Signal masks that io_uring_enter(2) takes.
+//! The signal mask that io_uring_enter(2) sets for its wait.
 
 use super::{count, handle, handled, mask, set_of, signal_later};
 use crate::memory::zeroed;
@@ -17,7 +17,7 @@ fn is_blocked(signal: i32) -> bool {
     }
 }
 
-/// Calls enter with a mask of 8 bytes as its argument.
+/// Waits in enter for a completion, with a signal mask of 8 bytes as the argument.
 fn wait_with_mask(ring: &Ring, signals: &[i32]) -> i32 {
     let set = set_of(signals);
     ring.enter_with(0, 1, u::IORING_ENTER_GETEVENTS, (&raw const set).cast(), 8)
@@ -47,7 +47,7 @@ fn mask_argument_blocks(t: &mut Transcript) {
     ring.submit();
     let thread = signal_later(libc::SIGUSR1, 20);
     t.result("wait", wait_with_mask(&ring, &[libc::SIGUSR1]));
-    // The signal was delivered when the call returned.
+    // The handler ran before enter returned.
     handled(t);
     t.say(format_args!("blocked {}", is_blocked(libc::SIGUSR1)));
     t.in_order(&ring.reap());
@@ -60,7 +60,7 @@ case!(mask_argument_blocks => "
     cqe 1: -ETIME
 ");
 
-/// A signal that is pending when the mask admits it ends the wait before it begins.
+/// A signal that is already pending when enter unblocks it ends the wait at once.
 fn pending_and_mask_argument(t: &mut Transcript) {
     let ring = Ring::new(4);
     handle(libc::SIGUSR1, count, 0);
@@ -70,8 +70,8 @@ fn pending_and_mask_argument(t: &mut Transcript) {
     handled(t);
     t.result("wait", wait_with_mask(&ring, &[]));
     handled(t);
-    // With a completion in the CQ the call succeeds. The kernel may deliver the signal or leave it
-    // pending, but does not lose it.
+    // If the CQ holds a completion, the call succeeds. The kernel delivers the signal or leaves it
+    // pending.
     let mut ring = Ring::new(4);
     ring.push(nop(1));
     ring.submit();
@@ -109,7 +109,7 @@ fn bad_masks(t: &mut Transcript) {
     let flags = u::IORING_ENTER_GETEVENTS;
     let (soon, late) = (milliseconds(5), milliseconds(30_000));
     let set = set_of(&[]);
-    // A timeout, so that a call that is not refused ends, and the CQ is empty before.
+    // The timeout ends a call that is not refused. The CQ is empty before.
     ring.push(timeout(&late, 0, 0, 1));
     ring.submit();
     for size in [0, 4, 8, 16, 128] {
@@ -125,7 +125,7 @@ fn bad_masks(t: &mut Transcript) {
     ring.push(timeout_remove(1, 3));
     ring.submit();
     ring.wait(2);
-    // With enough completions in the queue the argument is not read.
+    // If the CQ already holds enough completions, the argument is not read.
     ring.push(nop(1));
     ring.submit();
     t.result("unmapped, one is there", ring.enter_with(0, 1, flags, 16 as *const _, 8));

@@ -1,4 +1,4 @@
-//! BIND and LISTEN.
+//! BIND and LISTEN on sockets of each family.
 
 use super::reserved;
 use crate::files;
@@ -43,11 +43,11 @@ fn bind_wrong(t: &mut Transcript) {
     }
     let fd = net::stream(Family::V4);
     t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &Family::Unix.any(), 4)));
-    // An address that does not belong to this machine.
+    // The address is not one of this machine.
     let mut foreign = any;
     foreign.bytes[4..8].copy_from_slice(&[192, 0, 2, 1]);
     t.entry(&ring.one(net::bind_to(fd.as_raw_fd(), &foreign, 5)));
-    // A bad address is detected when the entry is read, and ends its batch.
+    // The kernel copies the address when it reads the SQE. A bad address ends the batch.
     ring.push(net::bind_to(fd.as_raw_fd(), &any, 6).with(|sqe| sqe.addr = BAD));
     ring.push(crate::sqe::nop(7));
     t.result("submit", ring.submit());
@@ -141,7 +141,7 @@ fn listen_wrong(t: &mut Transcript) {
     let (_listener, address) = net::listener(Family::V4);
     let client = net::connected(Family::V4, &address);
     t.entry(&ring.one(net::listen(client.as_raw_fd(), 1, 4)));
-    // Without a bind an inet socket gets a port, and a unix socket has no name.
+    // LISTEN without a BIND gives an inet socket a port, and leaves a unix socket without a name.
     t.entry(&ring.one(net::listen(net::stream(Family::V4).as_raw_fd(), 1, 5)));
     t.entry(&ring.one(net::listen(net::stream(Family::Unix).as_raw_fd(), 1, 6)));
 }

@@ -8,7 +8,7 @@ use crate::transcript::Transcript;
 use std::os::fd::AsRawFd;
 use usring_uapi::{Timespec, io_uring as u};
 
-/// A timeout with a count completes with 0 as soon as that many other requests have completed.
+/// A timeout with a count completes with 0 once that many other requests have completed.
 fn completion_count(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -39,7 +39,7 @@ case!(count_and_time => "
     cqe 2: 0
 ");
 
-/// Requests that were in flight before also count once they complete.
+/// Requests that were submitted before the timeout count if they complete afterwards.
 fn count_of_earlier_requests(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, writer) = crate::files::pipe();
@@ -58,7 +58,7 @@ case!(count_of_earlier_requests => "
     cqe 2: 0
 ");
 
-/// A timeout's own completion does not count for another timeout.
+/// The completion of a timeout that reached its count does not count for another timeout.
 fn several_counts(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 3, 0, 1));
@@ -84,7 +84,7 @@ case!(several_counts => "
     cqe 5: 0
 ");
 
-/// Requests of the timeout's own batch count, also those before it.
+/// Requests of the timeout's own batch count, even those before the timeout.
 fn counts_its_own_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1));
@@ -118,7 +118,7 @@ case!(counts_multishot => "
     cqe 2: 0
 ");
 
-/// The tag of an unregistered resource counts.
+/// The CQE of an unregistered resource's tag counts.
 fn counts_tags(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = crate::files::memory_file(b"x");
@@ -141,8 +141,8 @@ case!(counts_tags => "
     cqe 7: 0
 ");
 
-/// A timeout that expires or reaches its count does not count for another. One that is removed,
-/// cancelled or refused does, and so does the end of a link timeout.
+/// A timeout that expires or reaches its count does not count for another timeout. A timeout that
+/// is removed, cancelled or refused counts, and so does a link timeout that is cancelled.
 fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     let mut ring = Ring::new(16);
     let time = milliseconds(5);
@@ -155,18 +155,18 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     ring.push(nop(3));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // A removal: the timeout's own CQE and the remover's.
+    // Two CQEs count for the timeout 5: that of the removed timeout and that of its removal.
     ring.push(timeout(&LONG, 0, 0, 4));
     ring.push(timeout(&LONG, 2, 0, 5));
     ring.push(timeout_remove(4, 6));
     ring.submit();
     t.sorted(&ring.wait(3));
-    // A refused timeout.
+    // The refused timeout counts.
     ring.push(timeout(&LONG, 1, 0, 7));
     ring.push(timeout(&LONG, 0, 1 << 20, 8));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // A link timeout that was not needed.
+    // The link timeout of a request that was in time counts.
     ring.push(timeout(&LONG, 2, 0, 9));
     ring.push(nop(10).linked());
     ring.push(link_timeout(&LONG, 0, 11));
@@ -214,7 +214,7 @@ case!(counts_no_repeats => "
     cqe 4: 0
 ");
 
-/// A request that posts no CQE does not count.
+/// A request with CQE_SKIP_SUCCESS that posts no CQE does not count.
 fn counts_no_silence(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(timeout(&LONG, 2, 0, 1));
@@ -235,7 +235,7 @@ case!(counts_no_silence => "
     cqe 4: 0
 ");
 
-/// A CQE in the backlog counts once it has room in the CQ.
+/// A CQE in the backlog counts when it moves to the CQ.
 fn counts_backlog(t: &mut Transcript) {
     let mut ring = Ring::with(2, |params| {
         params.flags = u::IORING_SETUP_CQSIZE;
@@ -259,8 +259,8 @@ case!(counts_backlog => "
     cqe 4: 0
 ");
 
-/// Timeouts whose counts are reached together complete in the order of their counts, whatever their
-/// times are.
+/// Timeouts that reach their counts together complete in the order of their counts, not of their
+/// times.
 fn smallest_count_first(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let longer = Timespec { tv_sec: 2000, tv_nsec: 0 };
@@ -283,7 +283,7 @@ case!(smallest_count_first => "
     cqe 1: 0
 ");
 
-/// A timeout that starts later in a chain does not count requests of its own batch.
+/// A timeout that starts behind a link does not count the other requests of its batch.
 fn counts_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     ring.push(nop(1).linked());
