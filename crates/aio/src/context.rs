@@ -1,4 +1,5 @@
-//! One AIO context: its ring, the address at which the program sees the ring, and its calls.
+//! One AIO context: its ring, the address at which the program sees the ring's events, and the
+//! context's calls.
 
 use crate::context_kind::ContextKind;
 use crate::iocb;
@@ -11,11 +12,11 @@ use usring_sys::syscall::AddressTrust;
 use usring_sys::{Errno, UserAddress, mapping, user_memory, width};
 use usring_uapi::aio::{IOCB_FLAG_RESFD, IoEvent, Iocb};
 
-/// How long io_getevents(2) waits, and under which signal mask.
+/// The time limit of io_getevents(2), and the signal mask during its wait.
 pub struct Wait {
-    /// Time on the monotonic clock, in nanoseconds; 0 if it has passed already. `None`: no limit.
+    /// Time on the monotonic clock, in nanoseconds; 0 if the time limit is zero. `None`: no limit.
     pub deadline: Option<u64>,
-    /// Signal mask during the wait.
+    /// Signal mask during the wait; `None`: the mask stays unchanged.
     pub mask: Option<u64>,
 }
 
@@ -28,24 +29,23 @@ impl Wait {
 pub struct Context {
     ring: Arc<Ring>,
     /// The address at which the program sees the events; `length` is the size of that mapping in
-    /// bytes. Any thread may find that the program has moved the mapping, and stores the new
-    /// address.
+    /// bytes. A thread that finds that the program has moved the mapping stores the new address.
     address: AtomicU64,
     length: usize,
     /// Maximum number of events in the ring.
     capacity: u32,
     kind: ContextKind,
-    /// Held by a thread that moves the head for the program.
+    /// Held by the thread that consumes events, and so moves the head, on behalf of the program.
     taking: Mutex<()>,
-    /// The eventfd that an iocb has named last, while a request under way still has to signal it.
-    /// Most iocbs name the same eventfd. The reference is weak, so that the program's close of the
-    /// eventfd takes effect.
+    /// The eventfd that the latest iocb with an eventfd has named, while a request still has to
+    /// signal it. Most iocbs name the same eventfd. The reference is weak, so that the program's
+    /// close of the eventfd takes effect.
     last_eventfd: Mutex<Weak<EventDescriptor>>,
 }
 
 impl Context {
-    /// Makes a context. `attention` says how its events come to waiting threads. A polled context
-    /// ignores it, because its callers always poll.
+    /// Makes a context. `attention`: how its completions reach waiting threads. A polled context
+    /// ignores it, because its callers always poll the devices.
     pub fn new(
         trust: AddressTrust,
         requests: u32,
@@ -74,8 +74,8 @@ impl Context {
         self.address.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the context is at this address. If the program has moved the events there by
-    /// mremap(2), that is the context's address from now on, as in the kernel.
+    /// Returns whether the context is at this address. If the program has moved the events' mapping
+    /// there by mremap(2), stores the new address, as the kernel does.
     #[inline]
     pub fn is_at(&self, address: u64) -> bool {
         self.address() == address || self.has_moved_to(address)
@@ -93,14 +93,14 @@ impl Context {
         moved
     }
 
-    /// Ends the context after its removal from the table: unmaps the events and retires the ring.
+    /// Ends a context that has been removed from the table: unmaps the events and retires the ring.
     pub fn end(&self) {
         let _ = mapping::unmap(width::size(self.address()), self.length);
         self.ring.retire();
     }
 
     pub fn submit(&self, count: u64, list: UserAddress) -> Result<u64, Errno> {
-        // The kernel takes no more iocbs in one call than the ring has slots.
+        // The kernel, too, accepts at most as many iocbs per call as the ring has slots.
         let count = count.min(u64::from(self.capacity) + 1);
         let mut submission = self.ring.begin_submission()?;
         for taken in 0..count {
@@ -111,7 +111,7 @@ impl Context {
         Ok(count)
     }
 
-    /// Submits one iocb. The checks are in the kernel's order.
+    /// Submits one iocb. Makes its checks in the kernel's order.
     #[inline]
     fn submit_one(&self, submission: &mut Submission, place: UserAddress) -> Result<(), Errno> {
         let address = UserAddress(user_memory::read::<u64>(place)?);
@@ -132,8 +132,8 @@ impl Context {
         submission.add(&sqe, eventfd)
     }
 
-    /// Returns the eventfd with this descriptor number. All requests that still have to signal this
-    /// eventfd share one value.
+    /// Returns the program's eventfd with this descriptor number. Requests that still have to
+    /// signal the same eventfd share one value.
     #[cold]
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
         let mut last = self.last_eventfd.lock();
@@ -162,8 +162,8 @@ impl Context {
         Ok(taken)
     }
 
-    /// Waits until enough events have been taken. If another caller takes the events for which this
-    /// one was woken, this caller waits again.
+    /// Waits until at least `minimum` events have been consumed by this caller. If another caller
+    /// consumes the events for which this thread was woken, it waits again.
     #[inline(never)]
     fn wait_for_events(
         &self,
@@ -175,7 +175,7 @@ impl Context {
     ) -> Result<u64, Errno> {
         loop {
             let wanted = width::low(minimum.saturating_sub(taken).min(u64::from(self.capacity)));
-            // With a time limit of zero the call must not sleep. A wait for 0 events only checks
+            // With a time limit of zero the call must not sleep. Waiting for 0 events only checks
             // for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
             let waited = self.ring.await_events(wanted, deadline, wait.mask);
@@ -189,9 +189,9 @@ impl Context {
         }
     }
 
-    /// Takes events of a polled context. The caller polls the devices without a time limit, until
-    /// it has enough events or no request is in flight. Error: `EBUSY` if another caller is doing
-    /// so.
+    /// Consumes events of a polled context. The caller polls the devices without a time limit,
+    /// until it has enough events or no request is in flight. Error: `EBUSY` if another caller is
+    /// polling.
     fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
         let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
         let mut taken = self.take_alone(to, 0, most)?;
@@ -210,7 +210,8 @@ impl Context {
         Ok(taken)
     }
 
-    /// Takes more events and returns the total. Fails only if no event was taken.
+    /// Consumes more events. Returns their number plus `taken`, the number consumed before. Fails
+    /// only if this sum is 0.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let _one_at_a_time = self.taking.lock();
         self.take_alone(to, taken, most)
@@ -225,15 +226,15 @@ impl Context {
         }
     }
 
-    /// Ends the poll of this iocb. Returns whether such a poll was waiting.
+    /// Ends the wait of this iocb's poll. Returns whether such a poll was waiting.
     pub fn cancel(&self, iocb: u64) -> bool {
         self.ring.end_poll(iocb)
     }
 }
 
 impl Drop for Context {
-    /// Closes the ring of a context that never came into the table. Any other ring was closed by
-    /// `end`.
+    /// Closes the ring of a context that was never inserted into the table. Any other ring was
+    /// closed by `end`.
     fn drop(&mut self) {
         self.ring.close();
     }

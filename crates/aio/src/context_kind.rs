@@ -1,14 +1,14 @@
-//! The difference between contexts of io_setup(2) and of io_setup2: which iocbs they accept, and
-//! how the program gets their events.
+//! The kinds of contexts, made by io_setup(2) and by io_setup2. They differ in the iocbs that they
+//! accept, and in how the program gets their events.
 
-/// The rules by which a context was made.
+/// The rules that a context follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContextKind {
-    /// io_setup(2): the rules of today's kernels.
+    /// Made by io_setup(2): follows the rules of today's kernels.
     Kernel,
-    /// io_setup2 without IOCTX_FLAG_IOPOLL: the rules of io_setup(2), and polled requests are
-    /// refused.
+    /// Made by io_setup2 without IOCTX_FLAG_IOPOLL: as [`Self::Kernel`], but refuses polled
+    /// requests.
     Plain,
-    /// io_setup2 with IOCTX_FLAG_IOPOLL: every request is polled for.
+    /// Made by io_setup2 with IOCTX_FLAG_IOPOLL: callers poll the devices for every request.
     Polled,
 }

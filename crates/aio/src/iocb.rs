@@ -11,10 +11,10 @@ use usring_uapi::aio::{
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 use usring_uapi::{Sqe, general as linux, opcode};
 
-/// Value that io_submit writes to `aio_key`, and that io_cancel expects there.
+/// Value that io_submit(2) writes to `aio_key`, and that io_cancel(2) expects there.
 pub const KEY: u32 = 0;
 
-/// Maximum number of bytes of one transfer (MAX_RW_COUNT).
+/// Maximum number of bytes of one transfer (the kernel's MAX_RW_COUNT).
 const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
 /// All RWF_* flags of Linux 6.18.
@@ -22,10 +22,11 @@ const KNOWN_FLAGS: u32 = 0x1ff;
 const RWF_NOAPPEND: u32 = 0x20;
 const RWF_APPEND_EITHER_WAY: u32 = linux::RWF_APPEND | RWF_NOAPPEND;
 
-/// Events that a file without a poll operation is always ready for (`DEFAULT_POLLMASK`).
+/// poll(2) events for which a file without a poll operation is always ready (the kernel's
+/// `DEFAULT_POLLMASK`).
 const ALWAYS_READY: u32 = 0x1 | 0x4 | 0x40 | 0x100;
 
-// An I/O priority has the class in the upper bits, above the level and its hint.
+// An I/O priority has its class in the upper bits. The lower bits hold the level and a hint.
 const CLASS_SHIFT: u16 = 13;
 const LEVEL_MASK: u16 = 7;
 const CLASS_NONE: u16 = 0;
@@ -38,8 +39,8 @@ pub fn check(iocb: &Iocb) -> Result<(), Errno> {
     if iocb.aio_reserved2 != 0 || iocb.aio_nbytes.cast_signed() <= -1 { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Returns the SQE for an iocb at this address. `user_data` and `pad2` become the `obj` and `data`
-/// of its event.
+/// Returns the SQE for the iocb at `address`. Its `user_data` and `pad2` become the `obj` and
+/// `data` of the iocb's event.
 #[inline]
 pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, kind: ContextKind) -> Result<Sqe, Errno> {
     check_kind(iocb, kind)?;
@@ -57,9 +58,9 @@ pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, kind: ContextKind) 
     Ok(sqe)
 }
 
-/// Checks that the iocb suits the context. A polled context takes only polled transfers, and a
-/// plain context takes no polled request. Contexts of io_setup(2) ignore `IOCB_FLAG_HIPRI`. Error:
-/// `EINVAL`.
+/// Checks that the iocb suits the context. A polled context accepts only polled transfers, and a
+/// plain context accepts no polled request. A context of io_setup(2) ignores `IOCB_FLAG_HIPRI`.
+/// Error: `EINVAL`.
 #[inline]
 fn check_kind(iocb: &Iocb, kind: ContextKind) -> Result<(), Errno> {
     let polled = iocb.aio_flags & IOCB_FLAG_HIPRI != 0;
@@ -106,28 +107,29 @@ fn transfer(iocb: &Iocb, (file, kind): (&FileUses, ContextKind), opcode: u8, sqe
     if iocb.aio_offset < 0 {
         return Err(Errno::EINVAL);
     }
-    // The file is open with O_NONBLOCK, so the transfer must not wait.
+    // The file is open with O_NONBLOCK, so the transfer must not block.
     if file.never_waits {
         sqe.op_flags |= nowait_where_it_would_wait(sqe.fd);
     }
     sqe.opcode = opcode;
     sqe.off = iocb.aio_offset.cast_unsigned();
     sqe.addr = iocb.aio_buf;
-    // Of the number of a vector's segments the kernel, too, takes the lower half.
+    // The kernel, too, uses only the lower half of a vector's number of segments.
     sqe.len = width::low(length);
     Ok(())
 }
 
-/// Returns RWF_NOWAIT if O_NONBLOCK has an effect on the file, otherwise 0. It has none on regular
-/// files, directories and block devices.
+/// Returns RWF_NOWAIT if O_NONBLOCK has an effect on the file, otherwise 0. O_NONBLOCK has no
+/// effect on regular files, directories and block devices.
 #[cold]
 fn nowait_where_it_would_wait(number: i32) -> u32 {
     let waits = descriptor::identity(number).is_ok_and(|file| file.can_wait());
     if waits { linux::RWF_NOWAIT } else { 0 }
 }
 
-/// Checks `RWF_*` flags as the kernel's `kiocb_set_rw_flags` does, as far as usring can know the
-/// file. Removes RWF_HIPRI, because no caller will poll for the transfer.
+/// Checks `RWF_*` flags as the kernel's `kiocb_set_rw_flags` does, as far as usring can determine
+/// the file's abilities. Returns them without RWF_HIPRI, because no caller will poll for the
+/// transfer.
 #[cold]
 fn check_flags(flags: u32, number: i32, writes: bool) -> Result<u32, Errno> {
     if flags & !KNOWN_FLAGS != 0 {
@@ -143,7 +145,7 @@ fn check_flags(flags: u32, number: i32, writes: bool) -> Result<u32, Errno> {
     Ok(flags & !linux::RWF_HIPRI)
 }
 
-/// Checks an I/O priority as `ioprio_check_cap` does.
+/// Checks an I/O priority as the kernel's `ioprio_check_cap` does.
 #[cold]
 fn check_priority(priority: u16) -> Result<(), Errno> {
     let (class, level) = (priority >> CLASS_SHIFT, priority & LEVEL_MASK);
@@ -175,8 +177,8 @@ fn poll(iocb: &Iocb, sqe: &mut Sqe) -> Result<(), Errno> {
     if iocb.aio_offset != 0 || iocb.aio_nbytes != 0 || iocb.aio_rw_flags != 0 {
         return Err(Errno::EINVAL);
     }
-    // Regular files, directories and block devices never wait, so each is always ready to be read
-    // and written. A poll of such a file for other events alone is refused.
+    // Regular files, directories and block devices never block, so they are always ready for
+    // reading and writing. The kernel refuses to poll such a file for other events alone.
     if u32::from(events) & ALWAYS_READY == 0 && !descriptor::identity(sqe.fd)?.can_wait() {
         return Err(Errno::EINVAL);
     }

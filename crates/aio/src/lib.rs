@@ -1,21 +1,21 @@
 //! libaio's contexts: the calls from io_setup(2) to io_cancel(2) on top of the engine.
 //!
-//! A context is a ring of the engine that takes iocbs and delivers events. The program reads the
-//! events at the context's address.
+//! A context is a ring of the engine. It accepts iocbs instead of SQEs, and delivers events instead
+//! of CQEs. The program reads the events at the context's address.
 //!
 //! - `table`: finds contexts by their addresses.
 //! - `context`: one context.
-//! - `context_kind`: the rules by which a context was made.
-//! - `iocb`: makes an SQE of an iocb, or returns the kernel's error for it.
+//! - `context_kind`: the rules that a context follows.
+//! - `iocb`: translates an iocb into an SQE, or returns the kernel's error for it.
 //!
 //! # Ownership
 //! - The table belongs to the process. A forked child starts with an empty table, so an inherited
 //!   context is unknown there (`EINVAL`). In the kernel a child has no contexts either.
 //! - A call finds its context without a lock. The call keeps the context alive even if another
-//!   thread destroys it meanwhile.
-//! - The engine owns the tail of the events, and the program owns the head. io_getevents moves the
-//!   head for the program, one caller at a time (`Context::taking`). It takes the events between
-//!   head and tail and keeps no count of its own.
+//!   thread destroys the context meanwhile.
+//! - The engine owns the tail of the events, and the program owns the head. io_getevents(2) moves
+//!   the head for the program, one caller at a time (`Context::taking`). It consumes the events
+//!   between head and tail and keeps no count of its own.
 //! - Only the engine counts the requests in flight, under the ring's lock.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -38,22 +38,22 @@ use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::Timespec;
 use usring_uapi::aio::{IOCTX_FLAG_IOPOLL, Iocb};
 
-/// Bytes of a signal set.
+/// Bytes of a signal set (`sigset_t` of the kernel).
 const SIGNAL_SET_SIZE: u64 = 8;
 
-/// io_setup(2): makes a context and writes its address to `place`. By `trust` the caller vouches
-/// for every address that the context's iocbs will name.
+/// io_setup(2): makes a context and writes its address to `place`. `trust`: the caller vouches for
+/// every address that the context's iocbs will name.
 ///
-/// Errors: `EFAULT`; `EINVAL` if `place` does not hold zero, or for zero or too many requests;
+/// Errors: `EFAULT`; `EINVAL` if `place` does not hold zero, or if `requests` is zero or too large;
 /// `ENOMEM`.
 pub fn setup(trust: AddressTrust, requests: u32, place: UserAddress) -> Result<(), Errno> {
     make(trust, requests, place, ContextKind::Kernel)
 }
 
-/// io_setup2 of the polled-AIO patches: makes a context with `IOCTX_FLAG_*`. The rings that later
-/// versions of the patches added are not supported.
+/// io_setup2 of the polled-AIO patches to the kernel: makes a context with `IOCTX_FLAG_*`. The
+/// user-mapped rings of later versions of these patches are not supported.
 ///
-/// Errors: those of [`setup`]; `EINVAL` for an unknown flag, and for rings.
+/// Errors: those of [`setup`]; `EINVAL` for an unknown flag, and if `rings` holds an address.
 pub fn setup_with_flags(
     trust: AddressTrust,
     requests: u32,
@@ -67,10 +67,10 @@ pub fn setup_with_flags(
     make(trust, requests, place, if flags & IOCTX_FLAG_IOPOLL != 0 { ContextKind::Polled } else { ContextKind::Plain })
 }
 
-/// Whether a thread that asks an ordinary context for events polls the devices first.
+/// Whether a thread that asks an unpolled context for events polls the devices before it sleeps.
 static LOOKS: AtomicBool = AtomicBool::new(false);
 
-/// Makes threads poll the devices when they ask for events. Holds for contexts made from now on.
+/// Makes threads poll the devices when they ask for events. Affects contexts made from now on.
 pub fn have_events_looked_for() {
     LOOKS.store(true, Ordering::Relaxed);
 }
@@ -88,13 +88,13 @@ fn make(trust: AddressTrust, requests: u32, place: UserAddress, kind: ContextKin
 }
 
 /// io_destroy(2): removes a context, and returns when none of its requests is in flight. Threads
-/// that wait for its events wake with `EINVAL`.
+/// that wait for the context's events wake with `EINVAL`.
 pub fn destroy(context: u64) -> Result<(), Errno> {
     table::remove(context)?.end();
     Ok(())
 }
 
-/// io_submit(2): submits iocbs and returns how many were taken.
+/// io_submit(2): submits iocbs and returns how many were accepted.
 ///
 /// Errors: that of the first iocb; `EINVAL` if there is no such context, or for a negative count.
 pub fn submit(context: u64, count: i64, list: UserAddress) -> Result<u64, Errno> {
@@ -104,9 +104,10 @@ pub fn submit(context: u64, count: i64, list: UserAddress) -> Result<u64, Errno>
     table::find(context)?.submit(count.cast_unsigned(), list)
 }
 
-/// io_getevents(2): takes events and returns their number.
+/// io_getevents(2): copies events to the program and returns their number.
 ///
-/// Errors: `EINVAL` (no such context, invalid counts, or destroyed meanwhile), `EFAULT`, `EINTR`.
+/// Errors: `EINVAL` (no such context, invalid counts, or a context destroyed during the wait),
+/// `EFAULT`, `EINTR`.
 pub fn get_events(
     context: u64,
     minimum: i64,
@@ -118,8 +119,8 @@ pub fn get_events(
     table::find(context)?.get_events(minimum, most, events, &Wait { deadline, mask: None })
 }
 
-/// io_pgetevents(2): takes events and returns their number; the signal mask is in force during the
-/// wait.
+/// io_pgetevents(2): copies events to the program and returns their number. The signal mask is in
+/// force during the wait.
 ///
 /// Errors: those of [`get_events`].
 pub fn get_events_masked(
@@ -136,9 +137,9 @@ pub fn get_events_masked(
 }
 
 /// io_cancel(2): cancels a poll, the only request that can be cancelled. Its event still arrives,
-/// so the call ends with `EINPROGRESS`.
+/// so a successful call returns `EINPROGRESS`.
 ///
-/// Errors: `EFAULT`; `EINVAL` if there is no such context, or if this iocb has nothing to cancel.
+/// Errors: `EFAULT`; `EINVAL` if there is no such context, or if no poll of this iocb is waiting.
 pub fn cancel(context: u64, iocb: UserAddress) -> Result<(), Errno> {
     const KEY: u64 = core::mem::offset_of!(Iocb, aio_key) as u64;
     let key: u32 = user_memory::read(iocb.offset(KEY))?;
@@ -149,8 +150,8 @@ pub fn cancel(context: u64, iocb: UserAddress) -> Result<(), Errno> {
 }
 
 /// Reads a time limit and returns the deadline on the monotonic clock, in nanoseconds; 0 for a
-/// limit of zero. `None`: no limit, for a null pointer or a negative limit. In the kernel, too, a
-/// negative limit is none: it takes a sum below the current time for an overflow
+/// limit of zero. `None`: no limit, for a null pointer or a negative limit. The kernel, too, treats
+/// a negative limit as none: its sum with the current time counts as an overflow
 /// (`ktime_add_safe`).
 fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     if timeout.is_null() {

@@ -1,8 +1,8 @@
 //! The contexts of this process, by address.
 //!
-//! - A context's `id` is its index in the table, as in the kernel. The program's memory holds it at
-//!   the context's address. A lookup reads that memory once. An invalid value there finds no
-//!   context.
+//! - A context's `id` is its index in the table, as in the kernel. The first word of the program's
+//!   memory at the context's address holds the id. A lookup reads that memory once. An invalid
+//!   value there finds no context.
 //! - A lookup takes no lock ([`SharedTable`]), so threads that use different contexts share no
 //!   data.
 
@@ -17,8 +17,7 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 #[derive(Default)]
 struct Table {
     contexts: SharedTable<Context>,
-    /// Whether each index is in use. An index is in use from the moment that its context is being
-    /// made.
+    /// For each index, whether it is in use. An index is in use before its context is made.
     taken: Mutex<Vec<bool>>,
 }
 
@@ -43,12 +42,12 @@ impl Table {
     }
 }
 
-/// Makes a context with its index as `id`, inserts it, and returns its address.
+/// Makes a context with its table index as `id`, inserts the context, and returns its address.
 pub fn insert(make: impl FnOnce(u32) -> Result<Context, Errno>) -> Result<u64, Errno> {
     per_process::prepare()?;
     let table = TABLE.get_or_make(Table::default);
     let place = table.take_place()?;
-    // The lock is not held here, because making a context may start a thread.
+    // The lock of `taken` is not held here, because making a context may start a thread.
     match make(width::count(place)) {
         Ok(context) => {
             let address = context.address();
@@ -73,8 +72,8 @@ pub fn find(address: u64) -> Result<Using<Context>, Errno> {
 /// Removes the context at an address. Error: `EINVAL` if there is none.
 pub fn remove(address: u64) -> Result<Arc<Context>, Errno> {
     let (table, place) = locate(address)?;
-    // If the program has moved the events, `find` stores the context's new address. That takes
-    // system calls, so it comes before `take`, which holds a lock.
+    // If the program has moved the events' mapping, `find` stores the context's new address. It
+    // makes system calls for that, so it is called before `take`, which holds a lock.
     drop(find(address)?);
     let context = table.contexts.take(place, |context| context.address() == address).ok_or(Errno::EINVAL)?;
     table.give_back(place);

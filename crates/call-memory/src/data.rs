@@ -14,19 +14,21 @@ use usring_uapi::general as linux;
 /// the call names.
 const SMALL: u64 = 8 << 10;
 
-/// Most bytes that the kernel moves by one call (MAX_RW_COUNT). It cuts off the rest of a buffer or
-/// of a vector.
+/// Most bytes that the kernel moves by one call (MAX_RW_COUNT). It ignores a buffer or vector
+/// beyond that length.
 const MOST_AT_ONCE: u64 = 0x7fff_f000;
 
 /// The form in which a call names its buffers.
 pub enum Form {
     Buffer(Buffer),
-    /// Arguments: the vector (its length is the next argument), and perhaps the position.
+    /// Indices of arguments: the address of the `iovec` array (its length is the next argument),
+    /// and the file position if the call has one.
     Vector {
         address: usize,
         position: Option<usize>,
     },
-    /// One or several messages, and the number of buffers of each.
+    /// One message (`single`: sendmsg(2), recvmsg(2)) or several, and the number of buffers of
+    /// each.
     Messages {
         headers: Vec<MessageHeader>,
         counts: Vec<usize>,
@@ -34,13 +36,14 @@ pub enum Form {
     },
 }
 
-/// Arguments: the address, the length, and perhaps the position.
+/// A call's only buffer, by the indices of arguments: its address, its length, and the file
+/// position if the call has one.
 #[derive(Clone, Copy)]
 pub struct Buffer {
     pub address: usize,
     pub length: usize,
     pub position: Option<usize>,
-    /// Bytes in front of the data that the length does not count.
+    /// Bytes in front of the data that the length argument does not count (the type of msgsnd(2)).
     pub header: u64,
     pub access: Access,
 }
@@ -52,14 +55,15 @@ pub struct Data {
     pub buffers: Vec<IoVector>,
 }
 
-/// `struct mmsghdr`.
+/// Size of `struct mmsghdr` in bytes.
 pub const EACH_MESSAGE: u64 = 64;
 
 const fn buffer(address: usize, access: Access) -> Option<Buffer> {
     Some(Buffer { address, length: address + 1, position: None, header: 0, access })
 }
 
-/// Returns where a call has its only buffer; `None`: the call has none, or a vector.
+/// Returns which arguments describe a call's only buffer; `None`: the call has no buffer, or a
+/// vector.
 fn buffer_of(number: u32) -> Option<Buffer> {
     let at = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { position: Some(3), ..buffer });
     let behind_type = |buffer: Option<Buffer>| buffer.map(|buffer| Buffer { header: 8, ..buffer });
@@ -80,17 +84,17 @@ fn buffer_of(number: u32) -> Option<Buffer> {
     }
 }
 
-/// Returns the length that the kernel takes from the argument of a call with one buffer.
+/// Returns the length of a call's only buffer, as the kernel reads it from the argument.
 fn length_argument(number: u32, length: u64) -> u64 {
     match number {
-        // Here it is an `int`, whose upper half the kernel ignores.
+        // The length of these calls is an `int`. The kernel ignores the argument's upper half.
         linux::__NR_getdents | linux::__NR_getdents64 | linux::__NR_syslog => u64::from(width::low(length)),
         _ => length,
     }
 }
 
 /// Returns the access of the kernel to the buffers of a call with a vector, and whether the call
-/// has a position.
+/// has a file position.
 fn vector_of(number: u32) -> Option<(Access, bool)> {
     match number {
         linux::__NR_readv | linux::__NR_process_vm_readv => Some((Access::Write, false)),
@@ -109,8 +113,9 @@ pub fn is_indirect(number: u32) -> bool {
 }
 
 impl Data {
-    /// Returns the data that a call moves, if it is to be transferred separately. `None`: there is
-    /// none, or it is small and was added to `spans`.
+    /// Returns the data that a call moves, if it is transferred separately from the other memory
+    /// that the call names. `None`: the call has no data, or its data is small and was added to
+    /// `spans`.
     pub fn of(number: u32, arguments: &Arguments, spans: &mut Spans) -> Option<Data> {
         if let Some(buffer) = buffer_of(number) {
             let base = arguments[buffer.address];
@@ -141,7 +146,8 @@ impl Data {
         }
         let form = Form::Vector { address: 1, position: has_position.then_some(3) };
         let data = Data { form, access, buffers };
-        // The pipe would refer to pages of the program. It gets their content instead.
+        // vmsplice(2) would make the pipe refer to the program's pages. The pipe gets a copy
+        // instead.
         if number == linux::__NR_vmsplice && data.is_in_window() || data.is_large() {
             return Some(data);
         }
@@ -165,7 +171,8 @@ impl Data {
             let before = buffers.len();
             let is_sound = read_vector(&mut buffers, header.vector.0, header.count)?;
             if !is_sound && index > 0 {
-                // The kernel sends or receives the messages before it, and reports no error.
+                // The kernel sends or receives the messages before the invalid one, and reports no
+                // error.
                 break;
             }
             if !is_sound {
@@ -219,9 +226,9 @@ impl Data {
         part
     }
 
-    /// For messages to send. If the first message is longer than `longest`, keeps only that one and
-    /// returns `true`: the kernel refuses it. Otherwise keeps the messages before the first that is
-    /// too long. The kernel then returns how many of these it sent.
+    /// Drops the messages that cannot be sent: the first that is longer than `longest`, and all
+    /// after it. The kernel then returns how many of the others it sent. If already the very first
+    /// message is too long, keeps only that one and returns `true`: the kernel refuses it.
     pub fn keep_sendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;
@@ -259,8 +266,8 @@ impl Data {
     }
 }
 
-/// Appends the elements of a vector of the program. `None` if it cannot be read or is too long;
-/// `Some(false)` if an element is invalid. The kernel then reports the error.
+/// Appends the elements of an `iovec` array of the program. `None` if the array cannot be read or
+/// is too long; `Some(false)` if an element is invalid. The kernel then reports the error.
 fn read_vector(buffers: &mut Vec<IoVector>, address: u64, count: u64) -> Option<bool> {
     if count > VECTOR_LIMIT {
         return None;

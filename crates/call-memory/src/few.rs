@@ -1,5 +1,5 @@
-//! A list that is hardly ever long: the memory that a single call names. The first elements need no
-//! allocator.
+//! A list that is usually short: the memory that a single call names. The first [`FEW`] elements
+//! need no allocator.
 
 use alloc::vec::Vec;
 

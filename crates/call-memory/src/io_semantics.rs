@@ -22,7 +22,8 @@ pub enum Medium {
 #[derive(Clone, Copy)]
 pub struct IoSemantics {
     pub medium: Medium,
-    /// Whether the call goes on with another part after a part that was transferred completely.
+    /// Whether usring makes the call again for the next part, after a part was transferred
+    /// completely.
     pub continues: bool,
     /// Whether the kernel may still read the data after the call has returned (MSG_ZEROCOPY).
     pub lingers: bool,
@@ -31,28 +32,28 @@ pub struct IoSemantics {
     /// Whether the call appends to a file. The write must then be a single call, or another
     /// writer's data could land in between.
     pub appends: bool,
-    /// Address of the program's messages.
+    /// Address of the program's `struct msghdr`, or of its first `struct mmsghdr`.
     pub messages: UserAddress,
-    /// Most bytes of a part.
+    /// Most bytes that one system call transfers.
     pub most: u64,
     /// For messages to send: most bytes of a message. Longer messages are refused, as the kernel
     /// refuses them. `None`: no limit.
     pub longest: Option<u64>,
 }
 
-/// Bytes sent to or received from a stream at a time, if it takes parts.
+/// Bytes per system call on a stream whose data is transferred in parts.
 const STREAM_PART: u64 = 64 << 10;
-/// Most bytes received at a time.
+/// Most bytes that one system call receives.
 pub const MOST: u64 = 16 << 20;
 
-/// A request of ioctl(2).
+/// Request of ioctl(2): how many bytes can be read.
 const FIONREAD: u32 = 0x541b;
 /// MSG_OOB, MSG_TRUNC, MSG_ZEROCOPY.
 const URGENT: u64 = 1;
 const TRUNCATE: u64 = 0x20;
 const ZERO_COPY: u64 = 0x400_0000;
 
-/// A flag of pwritev2(2).
+/// Flag of pwritev2(2): the file's O_APPEND is ignored.
 const RWF_NOAPPEND: u32 = 0x20;
 
 // File types in `st_mode` (fstat(2)).
@@ -65,7 +66,7 @@ const REGULAR: u32 = 0o100_000;
 const SOCKET: u32 = 0o140_000;
 
 impl IoSemantics {
-    /// Returns the plain semantics of a medium.
+    /// Returns the semantics of a medium for a call without special flags.
     const fn plain(medium: Medium, continues: bool) -> IoSemantics {
         IoSemantics {
             medium,
@@ -102,12 +103,13 @@ impl IoSemantics {
         let peeks = flags & u64::from(PEEK) != 0;
         let waits_for_all = flags & u64::from(WAIT_ALL) != 0;
         let is_one = !matches!(&data.form, Form::Messages { single: false, .. });
-        // (Control data comes with the bytes of a message once.)
+        // Messages may carry control data, which the kernel returns only once. So a receive into
+        // them is not split.
         let is_plain = !matches!(&data.form, Form::Messages { .. });
         let stream = IoSemantics::plain(Medium::Stream, sends || waits_for_all && is_plain && !peeks);
         let as_messages = IoSemantics::plain(Medium::Message, false);
         let semantics = match Descriptor::of(descriptor)? {
-            // (An urgent byte is the last byte of a call, so such a call is not split.)
+            // MSG_OOB makes the last byte of a call urgent, so such a call is not split.
             Descriptor { kind: SOCKET, .. } if is_one && flags & URGENT == 0 && is_stream(descriptor) => stream,
             Descriptor { kind: FIFO, .. } => IoSemantics::plain(Medium::Stream, sends),
             other if other.is_terminal() => IoSemantics::plain(Medium::Stream, sends),
@@ -117,8 +119,8 @@ impl IoSemantics {
         let lingers = sends && flags & ZERO_COPY != 0;
         let most = match semantics.medium {
             Medium::Stream if sends || waits_for_all && is_plain && !peeks => STREAM_PART,
-            // A part has as many bytes as are waiting, so that no large buffer is made without
-            // need.
+            // A part has as many bytes as the stream holds now, so that no large buffer is made
+            // without need.
             Medium::Stream if !waits_for_all && !peeks => waiting(descriptor).clamp(STREAM_PART, MOST),
             _ => MOST,
         };
@@ -178,9 +180,9 @@ impl Descriptor {
         Some(Descriptor { kind, major: device >> 8 & 0xfff, minor: device & 0xff | device >> 12 & 0xfff00 })
     }
 
-    /// Returns whether the descriptor is a terminal by Documentation/admin-guide/devices.txt:
-    /// consoles, serial lines' alternates, and both sides of pseudo-terminals. (Other character
-    /// devices are treated as devices with messages.)
+    /// Returns whether the descriptor is a terminal, by the major numbers in
+    /// Documentation/admin-guide/devices.txt: consoles, serial lines' alternates, and both sides of
+    /// pseudo-terminals. (The data of other character devices counts as messages.)
     fn is_terminal(&self) -> bool {
         self.kind == CHARACTER_DEVICE && matches!(self.major, 4 | 5 | 136..=143)
     }
@@ -197,7 +199,8 @@ impl Descriptor {
     }
 }
 
-/// Returns how many bytes a stream holds for a reader, if it reports that.
+/// Returns how many bytes a reader finds in a stream (FIONREAD); 0 if the stream does not report
+/// that.
 fn waiting(descriptor: i32) -> u64 {
     let mut waiting = 0u32;
     let ask = [width::word(descriptor), u64::from(FIONREAD), &raw mut waiting as u64, 0, 0];

@@ -1,23 +1,23 @@
 //! The memory that a system call names, and how it stays in place until the kernel has answered:
 //! for programs whose memory usring itself swaps ([`usring_swap::mappings`]).
 //!
-//! For a page that is out, the kernel's own answer is EFAULT. A datagram that was to be received
-//! there is lost. So no call is tried before its memory is pinned:
+//! If a call names a page that is evicted, the kernel answers EFAULT. A datagram that was to be
+//! received there is lost. So usring pins the memory of a call before it makes the call:
 //!
-//! - Structures, names and small data are pinned regardless of the limit.
+//! - Structures, names and small data are pinned, however many pages are pinned already.
 //! - Large data is transferred separately.
-//! - A call that names more than half of the limit, and not as data, is answered ENOMEM.
-//! - A word that threads sleep on is not pinned: it is in memory when the kernel first reads it.
-//!   After an EFAULT it is pinned, and the kernel reads it again.
+//! - A call that names more than half of the region's limit, except as data, is answered ENOMEM.
+//! - A futex word is not pinned while threads sleep on it. If the kernel answers EFAULT because the
+//!   word is evicted, usring pins it and makes the call again.
 //!
 //! | file | content |
 //! |---|---|
 //! | `table` | each call's arguments that are addresses |
-//! | `pointers` | the memory that a call names, by its arguments and by other memory |
+//! | `pointers` | the memory that a call names, by its arguments and by structures in memory |
 //! | `data` | the buffers of data that a call moves |
-//! | `io_semantics` | whether such a call may wait, and whether its data goes in parts |
+//! | `io_semantics` | whether a call on data may wait, and whether its data goes in parts |
 //! | `transfer` | large data, by pinned parts or bounce buffers |
-//! | `pinned_call` | all of this for one call |
+//! | `pinned_call` | pins and transfers the memory of one call |
 //!
 //! The crate knows calls by their numbers and arguments, wherever they come from.
 #![cfg_attr(not(test), no_std)]

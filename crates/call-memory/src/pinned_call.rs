@@ -14,7 +14,8 @@ pub struct PinnedCall {
     mappings: &'static Mappings,
     pinned: Option<Pinned>,
     transfer: Option<Box<Transfer>>,
-    /// The memory that the call names, if the call is made again after an EFAULT; else `None`.
+    /// Memory that a futex wait names. It is pinned only after an EFAULT, before the call is made
+    /// again. `None` for all other calls.
     retried: Option<Box<Spans>>,
 }
 
@@ -22,8 +23,8 @@ impl PinnedCall {
     /// Pins the memory of a call in the region that `region` returns. `None`: the call names no
     /// swapped memory.
     ///
-    /// Errors: `ENOMEM` if the call names more than half of the limit; `EFAULT` for a page that
-    /// cannot be read.
+    /// Errors: `ENOMEM` if the call names more than half of the region's limit; `EFAULT` for a page
+    /// that cannot be read.
     pub fn new(
         call: &mut SystemCall,
         region: impl FnOnce() -> Option<&'static Mappings>,
@@ -51,8 +52,9 @@ impl PinnedCall {
         Ok(Some(PinnedCall { mappings, pinned, transfer, retried }))
     }
 
-    /// Handles the kernel's answer to the call. Returns the program's answer. `None`: the call was
-    /// changed to transfer the next part, or to try again, and the kernel must make it once more.
+    /// Handles the kernel's answer to the call, and returns the answer to the program. `None`: the
+    /// kernel must make the call once more. `call` was changed to transfer the next part of its
+    /// data, or it is tried again after an EFAULT.
     pub fn proceed(&mut self, call: &mut SystemCall, answer: u64) -> Option<u64> {
         if answer == error(Errno::EFAULT)
             && let Some(spans) = self.retried.take()
@@ -65,7 +67,7 @@ impl PinnedCall {
             Ok(false) => return Some(transfer.result(answer)),
             Err(failed) => return Some(error(failed)),
         }
-        // The kernel, too, returns the bytes done so far when a signal interrupts it.
+        // Returns the bytes transferred so far if a signal has come, as the kernel does.
         if transfer.begin(call, self.mappings).is_err() || signals::interrupted() {
             return Some(transfer.break_off());
         }

@@ -1,5 +1,5 @@
-//! The swapped memory that a system call names, except for buffers of data ([`crate::data`]): by
-//! its arguments, as in [`crate::table`], and by other memory.
+//! Finds the swapped memory that a system call names, except for buffers of data ([`crate::data`]):
+//! by its arguments ([`crate::table`]), and by structures to which arguments point.
 //!
 //! There are too many structures of ioctl(2), bpf(2) and the like to know them all. A word in such
 //! a structure that is an address of swapped memory is assumed to be an address that the kernel
@@ -16,7 +16,7 @@ use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Memory in the window that a call names.
+/// Memory that a call names, in the window of addresses that is reserved for swapped memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Span {
     pub start: usize,
@@ -34,7 +34,7 @@ pub type Spans = Few<Span>;
 
 pub type Arguments = [u64; 6];
 
-/// Returns the memory in the window that a call names.
+/// Returns the memory that a call names, as far as it is in the window of swapped memory.
 pub fn of(number: u32, arguments: &Arguments) -> Spans {
     let mut spans = Spans::default();
     for (argument, extent, access) in table::pointers(number) {
@@ -63,7 +63,8 @@ fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
 /// Most bytes of a path, including its NUL.
 const MOST_TEXT: u64 = 4096;
 
-/// Returns how far the kernel reads a string: no further than its NUL.
+/// Returns how many bytes the kernel reads of a string, at most up to the aligned 8 bytes that
+/// contain its NUL.
 fn text_length(start: u64) -> u64 {
     let mut length = 0;
     while length < MOST_TEXT {
@@ -101,7 +102,7 @@ fn add_indirect(spans: &mut Spans, number: u32, arguments: &Arguments) {
     let operation = width::low(first);
     match number {
         linux::__NR_pselect6 => add_signal_set(spans, arguments[5]),
-        // Memory of the other process, which may be this one.
+        // The second vector names memory of the target process, which may be this process.
         linux::__NR_process_vm_readv => add_vector(spans, fourth, arguments[4], Access::Read),
         linux::__NR_process_vm_writev => add_vector(spans, fourth, arguments[4], Access::Write),
         linux::__NR_futex_waitv => add_futexes(spans, first, u64::from(width::low(second))),
@@ -133,10 +134,10 @@ const KEYCTL_INSTANTIATE_IOV: u32 = 20;
 
 /// `struct sock_fprog`: a length and an address.
 const SOCK_FPROG: u64 = 16;
-/// Largest structure that is searched.
+/// Most bytes of a structure that are searched for addresses.
 const MOST_STRUCTURE: u64 = 4096;
 
-/// Adds a vector and its buffers.
+/// Adds an `iovec` array and its buffers.
 fn add_vector(spans: &mut Spans, address: u64, count: u64, access: Access) {
     let count = count.min(VECTOR_LIMIT);
     add(spans, address, count * size_of::<IoVector>() as u64, Access::Write);
@@ -146,9 +147,9 @@ fn add_vector(spans: &mut Spans, address: u64, count: u64, access: Access) {
 /// Lowest address that programs can map (the usual vm.mmap_min_addr).
 const LEAST_ADDRESS: u64 = 64 << 10;
 
-/// Reads memory in pieces of `N` words, as far as it can be read.
+/// Calls `look` with each `N` words of memory, up to the first words that cannot be read.
 fn each_word<const N: usize>(address: u64, words: u64, mut look: impl FnMut([u64; N])) -> ControlFlow<()> {
-    // Below this address nothing is mapped, so the word is a number. A read would cost a fault.
+    // Below this address nothing is mapped, so the argument is a number. A read would only fault.
     if address < LEAST_ADDRESS {
         return ControlFlow::Break(());
     }
@@ -167,7 +168,7 @@ fn add_signal_set(spans: &mut Spans, address: u64) {
     let _ = each_word(address, 2, |words: [u64; 2]| add(spans, words[0], words[1], Access::Read));
 }
 
-/// `struct futex_waitv`: value, address, flags.
+/// Adds the words of an array of `struct futex_waitv` (value, address, flags).
 fn add_futexes(spans: &mut Spans, address: u64, count: u64) {
     const MOST: u64 = 128;
     let _ = each_word(address, count.min(MOST) * 3, |words: [u64; 3]| add(spans, words[1], 4, Access::Write));
@@ -185,8 +186,8 @@ fn ioctl_size(command: u32) -> u64 {
 /// Size in bytes that is assumed for a structure whose ioctl number declares none.
 const USUAL: u64 = 16 << 10;
 
-/// Adds a structure and the memory that it names. (The kernel may use more than the number
-/// declares.)
+/// Adds a structure of ioctl(2) and the memory that it names. Its size is at least [`USUAL`],
+/// because the kernel may use more than the request's number declares.
 fn add_structure(spans: &mut Spans, address: u64, size: u64) {
     add(spans, address, size.max(USUAL), Access::Write);
     add_words(spans, address, size.min(MOST_STRUCTURE));
@@ -208,7 +209,7 @@ fn add_words(spans: &mut Spans, address: u64, size: u64) {
     let _ = each_word(address, size / 8, |[word]: [u64; 1]| add(spans, word, longest, Access::Write));
 }
 
-/// Adds arrays of strings that end with a null pointer.
+/// Adds arrays of strings (`argv`, `envp`) that end with a null pointer.
 fn add_strings(spans: &mut Spans, arrays: &[u64]) {
     for array in arrays.iter().filter(|array| **array != 0) {
         let mut place = UserAddress(*array);

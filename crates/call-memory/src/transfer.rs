@@ -8,8 +8,8 @@
 //! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
 //! (An append that is too large for both methods goes in parts.) A call that may wait for ever pins
-//! no memory meanwhile. A next part follows only where the kernel itself would go on, and only if
-//! no signal has come.
+//! no memory while it waits. Another part follows only where the kernel itself would continue the
+//! call, and only if no signal has come.
 
 use crate::data::{Data, EACH_MESSAGE, Form};
 use crate::few::Few;
@@ -26,10 +26,11 @@ use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// A part of a file up to this length is pinned regardless of other threads' pins.
+/// A part of a file's data with at most this many bytes is pinned regardless of other threads'
+/// pins.
 const LEAST_PART: u64 = 8 << 10;
 
-/// Ranges that stay pinned until the value is dropped.
+/// Ranges of swapped memory that stay pinned until the value is dropped.
 pub struct Pinned {
     mappings: &'static Mappings,
     /// Start and end address of each range.
@@ -44,7 +45,8 @@ impl Pinned {
             let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
             match mappings.pin(&range, span.access, pins, keep) {
                 Ok(()) => {}
-                // The kernel's answer for a page that cannot be read.
+                // For a page that cannot be read back, the kernel's answer to a system call is
+                // EFAULT.
                 Err(Errno::EIO) => return Err(Errno::EFAULT),
                 Err(error) => return Err(error),
             }
@@ -59,7 +61,7 @@ impl Pinned {
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         let mut ranges = Few::default();
         for (start, end) in self.ranges.iter() {
-            // All resident memory of a child is writable.
+            // All resident memory of a child is writable, so the pins may request write access.
             let keep = |part: Range<usize>| ranges.push((part.start, part.end));
             let _ = mappings.pin(&(*start..*end), Access::Write, Pins::Needed, keep);
         }
@@ -84,7 +86,7 @@ struct Numbered {
 
 const _: () = assert!(size_of::<Numbered>() as u64 == EACH_MESSAGE);
 
-/// The memory that the part in flight uses.
+/// The pins, or the bounce buffer, of the part in flight.
 enum Hold {
     Nothing,
     Pinned(Pinned),
@@ -96,10 +98,11 @@ pub struct Transfer {
     call: SystemCall,
     data: Data,
     semantics: IoSemantics,
-    /// Most bytes of a part.
+    /// Most bytes that one system call transfers (a part).
     most: u64,
-    /// The part in flight: the program's buffers, the vector and headers that the kernel gets
-    /// instead, and the number of bytes requested. `done`: bytes transferred before it.
+    /// The program's buffers of the part in flight. `vector` and `headers` describe the memory that
+    /// the kernel gets instead. `asked` is the part's length in bytes, `done` that of all earlier
+    /// parts.
     part: Vec<IoVector>,
     vector: Vec<IoVector>,
     headers: Vec<Numbered>,
@@ -109,8 +112,8 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Begins the transfer of a call's data. `None`: the kernel will not move any data, so the call
-    /// is made as it is.
+    /// Prepares the transfer of a call's data. `None`: the kernel will not move any data, so the
+    /// call is made as it is.
     pub fn of(mut data: Data, call: &SystemCall, mappings: &Mappings) -> Option<Transfer> {
         let semantics = IoSemantics::of(call, &mut data)?;
         let most = match semantics.medium {
@@ -128,7 +131,7 @@ impl Transfer {
         Some(Transfer { call, data, semantics, most, part, vector, headers, asked: 0, done: 0, hold })
     }
 
-    /// Changes the call to transfer the next part.
+    /// Pins or buffers the next part of the data, and changes `call` to transfer that part.
     pub fn begin(&mut self, call: &mut SystemCall, mappings: &'static Mappings) -> Result<(), Errno> {
         match self.semantics.medium {
             Medium::File if self.semantics.appends && self.most > mappings.most_pinned().1 as u64 => self.bounce()?,
@@ -188,7 +191,7 @@ impl Transfer {
             let pins = if self.most > LEAST_PART { Pins::Fitting } else { Pins::Needed };
             match Pinned::new(mappings, &spans, pins) {
                 Ok(pins) => self.hold = Hold::Pinned(pins),
-                // Pins of other threads leave no room just now.
+                // ENOMEM: at present, pins of other threads leave no room.
                 Err(Errno::ENOMEM) if self.semantics.appends => return self.bounce(),
                 Err(Errno::ENOMEM) if self.most > LEAST_PART => {
                     self.most = (self.most / 2 / LEAST_PART * LEAST_PART).max(LEAST_PART);
@@ -203,8 +206,8 @@ impl Transfer {
 
     fn bounce(&mut self) -> Result<(), Errno> {
         if self.data.access == Access::Write {
-            // Of any length, as the kernel would receive it. (Pages that are not written to take no
-            // memory.)
+            // A message may have any length, as far as the program's buffers have room. (Pages of
+            // the bounce buffer take no memory until they are written to.)
             let is_whole = self.semantics.medium == Medium::Message && matches!(self.data.form, Form::Messages { .. });
             self.part = self.data.front(if is_whole { u64::MAX } else { self.most });
             return self.stand_in(Purpose::Offered);
@@ -223,8 +226,8 @@ impl Transfer {
         if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
-    /// Fills the buffer as far as the data can be read. The kernel, too, takes the data before the
-    /// first byte that it cannot read.
+    /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. The
+    /// kernel, too, transfers the data before such a byte.
     fn fill_what_can_be(&mut self, purpose: Purpose) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
@@ -271,7 +274,7 @@ impl Transfer {
         Ok(self.data.total() > 0)
     }
 
-    /// Copies the data and lengths that the kernel returned to the program.
+    /// Copies the data, lengths and flags that the kernel returned into the program's memory.
     fn hand_over(&mut self, mut bounce: BounceBuffer, answer: u64) -> Result<(), Errno> {
         let fills = self.data.access == Access::Write;
         let gives = fills && !self.semantics.passes_over;
@@ -305,12 +308,13 @@ impl Transfer {
         Ok(())
     }
 
-    /// Returns the program's answer, if no part follows.
+    /// Returns the answer to the program after the last part: the bytes transferred, or the error
+    /// in `answer` if there are none.
     pub fn result(&self, answer: u64) -> u64 {
         if is_error(answer) && self.done == 0 { answer } else { self.done }
     }
 
-    /// Abandons the next part; returns the bytes done.
+    /// Releases the memory of the next part, which is not transferred. Returns the bytes done.
     pub fn break_off(&mut self) -> u64 {
         self.hold = Hold::Nothing;
         self.done
@@ -321,7 +325,7 @@ fn length_of(buffers: &[IoVector]) -> u64 {
     buffers.iter().map(|buffer| buffer.length).sum()
 }
 
-/// Changes vmsplice(2) to a call that moves content instead of pages.
+/// Changes vmsplice(2) to pwritev2(2) or preadv2(2), which copy content instead of moving pages.
 fn as_read_or_write(call: &mut SystemCall, access: Access) {
     let does_not_wait = call.arguments[3] & SPLICE_DOES_NOT_WAIT != 0;
     let flags = if does_not_wait { u64::from(linux::RWF_NOWAIT) } else { 0 };

@@ -1,4 +1,4 @@
-//! Calls on swapped memory: their memory is pinned, or replaced by memory of usring's.
+//! System calls on swapped memory: usring pins their memory, or passes the kernel a copy.
 
 use std::os::fd::AsRawFd;
 use usring_call_memory::{PinnedCall, is_in_window, may_name_memory};
@@ -9,7 +9,7 @@ use usring_uapi::general as linux;
 
 const MIB: usize = 1 << 20;
 
-/// Makes the region, which a process has once.
+/// Makes the region of swapped memory. A process can have only one.
 fn region(folder: &tempfile::TempDir) -> &'static Mappings {
     let path = folder.path().join("store");
     std::fs::File::create(&path).unwrap().set_len(64 << 20).unwrap();
@@ -41,7 +41,7 @@ fn the_memory_of_a_call_is_pinned_and_much_data_for_a_pipe_is_copied() {
     assert!(is_in_window(start));
     let before = pinned_pages(mappings);
 
-    // A structure stays where it is, and resident until the call is over.
+    // A structure is pinned in place until the call is over.
     let mut call = SystemCall::new(linux::__NR_nanosleep, [start, 0, 0, 0, 0]);
     let pinned = PinnedCall::new(&mut call, || Some(mappings)).unwrap();
     assert_eq!(call.arguments[0], start);
@@ -49,7 +49,8 @@ fn the_memory_of_a_call_is_pinned_and_much_data_for_a_pipe_is_copied() {
     drop(pinned);
     assert_eq!(pinned_pages(mappings), before);
 
-    // A write to a pipe may wait for ever: it pins nothing, and gets a copy.
+    // A write to a pipe may wait for ever, so the kernel gets a copy of the data and nothing is
+    // pinned.
     let (_reader, writer) = std::io::pipe().unwrap();
     let arguments = [writer.as_raw_fd() as u64, start, MIB as u64, 0, 0];
     let mut call = SystemCall::new(linux::__NR_write, arguments);

@@ -1,5 +1,5 @@
-//! The application's halves of both queues, as in liburing: for the Rust API, tests and loom
-//! models. Only one thread may use a half at a time.
+//! The application's halves of both queues, as in liburing. The Rust API, tests and loom models use
+//! them. Only one thread may use a half at a time.
 
 use crate::layout;
 use crate::memory::{Memory, flags};
@@ -7,7 +7,7 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::sync::Ordering;
 use usring_uapi::{Cqe, Sqe};
 
-/// The SQ has no room: the application must submit first.
+/// Error: the SQ has no room. The application must submit first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
@@ -18,7 +18,7 @@ pub struct SubmissionHalf {
 }
 
 impl SubmissionHalf {
-    /// Makes the half of a ring to which no SQE has been pushed.
+    /// Makes the application's half of an SQ to which no SQE has been pushed.
     pub fn new(memory: &Memory) -> SubmissionHalf {
         if let Some(array) = memory.layout.array {
             for index in 0..memory.layout.sq_entries {
@@ -35,7 +35,7 @@ impl SubmissionHalf {
         self.publish();
     }
 
-    /// Returns the number of pushed entries that the engine has not taken.
+    /// Returns the number of pushed entries that the engine has not consumed.
     #[inline]
     pub fn len(&self) -> u32 {
         self.tail.wrapping_sub(self.memory.rings.header_word(layout::SQ_HEAD).load(Edge::SqHead.acquire()))
@@ -92,16 +92,16 @@ impl SubmissionHalf {
         Ok(())
     }
 
-    /// Returns whether the SQ thread sleeps, so that the application must enter with `SQ_WAKEUP`.
-    /// Called after a push; has the full barrier that is required between the store of the tail and
-    /// the load of the flag.
+    /// Returns whether the SQ thread sleeps, so that the application must call enter(2) with
+    /// `SQ_WAKEUP`. Called after a push. Makes the full barrier that is required between the store
+    /// of the tail and the load of the flag.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         Edge::NeedWakeup.barrier(Side::Waker);
         self.memory.flags() & flags::NEED_WAKEUP != 0
     }
 
-    /// Returns whether completions wait for room in the CQ.
+    /// Returns whether CQEs wait in the backlog for room in the CQ.
     #[inline]
     pub fn has_overflow(&self) -> bool {
         self.memory.flags() & flags::CQ_OVERFLOW != 0
@@ -113,7 +113,8 @@ impl SubmissionHalf {
         self.memory.flags() & flags::TASKRUN != 0
     }
 
-    /// Returns the number of entries that the engine dropped because of an invalid index.
+    /// Returns the number of entries that the engine has dropped because of an invalid SQ array
+    /// index.
     pub fn dropped(&self) -> u32 {
         self.memory.rings.header_word(layout::SQ_DROPPED).load(Ordering::Relaxed)
     }
@@ -126,7 +127,7 @@ pub struct CompletionHalf {
 }
 
 impl CompletionHalf {
-    /// Makes the half of a ring from which no CQE has been popped.
+    /// Makes the application's half of a CQ from which no CQE has been popped.
     pub fn new(memory: &Memory) -> CompletionHalf {
         CompletionHalf { memory: memory.clone(), head: 0 }
     }
@@ -138,7 +139,7 @@ impl CompletionHalf {
         self.memory.rings.header_word(layout::CQ_HEAD).store(index, Ordering::Relaxed);
     }
 
-    /// Returns the number of CQEs to pop.
+    /// Returns the number of CQEs that can be popped.
     #[inline]
     pub fn len(&self) -> u32 {
         self.memory.rings.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire()).wrapping_sub(self.head)

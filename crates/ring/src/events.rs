@@ -1,5 +1,6 @@
-//! The ring of an AIO context in place of a CQ. It is mapped at the context's address, where the
-//! program reads it. Its layout is that of every Linux since 2.6 (`uapi::aio`).
+//! The ring of an AIO context, which takes the place of a CQ. It is mapped at the context's
+//! address, where the program reads it. Its layout is that of all Linux kernels since 2.6
+//! (`uapi::aio`).
 //!
 //! The words of the header have the same owners as in the kernel's ring:
 //!
@@ -7,7 +8,7 @@
 //! |---|---|---|
 //! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | bounded; the queue itself uses its private copy |
 //! | head | the program, or one caller of [`Memory::take_events`] at a time | bounded; an invalid head only loses events |
-//! | the rest | once, before the program learns the address | never |
+//! | all other words | once, before the program learns the address | never |
 //!
 //! Head and tail are slot numbers. Equal numbers mean an empty ring, so one slot always stays
 //! empty.
@@ -22,36 +23,36 @@ use usring_sys::{Errno, UserAddress};
 use usring_uapi::Cqe;
 use usring_uapi::aio::{AIO_RING_COMPAT_FEATURES, AIO_RING_INCOMPAT_FEATURES, AIO_RING_MAGIC, AioRing, IoEvent};
 
-/// Returns the offset of the event in a slot.
+/// Returns the byte offset of the event in a slot.
 #[inline]
 pub(crate) fn place(slot: u32) -> usize {
     EVENTS + slot as usize * EVENT
 }
 
-/// Returns the slot after this one.
+/// Returns the number of the slot that follows `slot`.
 #[inline]
 pub(crate) fn after(slot: u32, slots: u32) -> u32 {
     if slot + 1 >= slots { 0 } else { slot + 1 }
 }
 
-/// Converts a CQE to an event. `user_data` is the address of the request's iocb.
+/// Converts a CQE to an event. The CQE's `user_data` is the address of the request's iocb.
 #[inline]
 pub(crate) fn event(cqe: Cqe, extension: [u64; 2]) -> IoEvent {
     IoEvent { data: extension[0], obj: cqe.user_data, res: i64::from(cqe.res), res2: 0 }
 }
 
 impl Memory {
-    /// Allocates new mappings, with an AIO context's ring as the CQ. `id` is the context's number
+    /// Allocates the memory of a ring whose CQ is an AIO context's ring. `id`: the context's number
     /// in the caller's table. `readable`: the program may read events from the ring instead of
-    /// calling io_getevents(2). The ring's magic number shows that to the program.
+    /// calling io_getevents(2). The magic number in the ring tells the program whether it may.
     pub fn for_events(layout: Layout, id: u32, readable: bool) -> Result<Memory, Errno> {
         let (rings, sqes) = memory::allocate_parts(&layout)?;
         let events = SharedMemory::new(Mapping::shared(layout.events_length())?);
         Ok(Memory::with_events(rings, sqes, events, layout, (id, readable)))
     }
 
-    /// Makes the memory of a ring whose CQ is an AIO context's ring, from any kind of shared
-    /// memory. See [`Memory::for_events`].
+    /// Makes the memory of a ring whose CQ is an AIO context's ring, in shared memory of any kind.
+    /// For the last argument see [`Memory::for_events`].
     pub fn with_events(
         rings: SharedMemory,
         sqes: SharedMemory,
@@ -87,13 +88,13 @@ impl Memory {
         Memory::with_completions(Arc::new(rings), sqes, events, layout)
     }
 
-    /// Returns the memory of the events.
+    /// Returns the shared memory of the AIO context's ring.
     pub fn events(&self) -> &SharedMemory {
         &self.completions
     }
 
-    /// Returns the number of events from the program's `head` to the slot `tail`. `head` may have
-    /// any value.
+    /// Returns the number of events from slot `head` to slot `tail`. `head` comes from the program
+    /// and may have any value.
     #[inline]
     pub(crate) fn events_before(&self, tail: u32, head: u32) -> u32 {
         let slots = self.layout.event_slots;
@@ -101,7 +102,7 @@ impl Memory {
         if tail >= head { tail - head } else { tail + slots - head }
     }
 
-    /// Returns the number of events that were published but not taken, from the shared words.
+    /// Returns the number of events that were published and not consumed, from the shared words.
     pub(crate) fn ready_events(&self) -> u32 {
         let tail = self.completions.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire());
         let head = self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire());
@@ -109,16 +110,16 @@ impl Memory {
     }
 
     /// Copies up to `most` events to the program, oldest first, and releases their slots. Returns
-    /// the number of events. Only one caller at a time.
+    /// the number of events. Only one thread at a time may call this function.
     ///
-    /// Error: `EFAULT`; no event is taken.
+    /// Error: `EFAULT`; no event is consumed.
     pub fn take_events(&self, to: UserAddress, most: u32) -> Result<u32, Errno> {
         self.take(most, |memory, at, before, count| {
             memory.copy_out(at, count as usize * EVENT, to.offset(u64::from(before) * EVENT as u64))
         })
     }
 
-    /// Takes the next event.
+    /// Removes and returns the oldest event.
     pub fn next_event(&self) -> Option<IoEvent> {
         let mut event = None;
         let taken = self.take(1, |memory, at, _, _| {
@@ -138,7 +139,7 @@ impl Memory {
         let tail = bounded(words.header_word(layout::CQ_TAIL).load(Edge::CqTail.acquire()), slots);
         let mut head = bounded(words.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire()), slots);
         let mut taken = 0;
-        // The loop runs twice if the events wrap around the end of the ring.
+        // The loop runs twice if the events to copy wrap around the end of the ring.
         while taken < most && head != tail {
             let end = if tail > head { tail } else { slots };
             let count = (end - head).min(most - taken);
@@ -153,7 +154,7 @@ impl Memory {
     }
 }
 
-/// Converts any value that the program has written to a valid slot number.
+/// Converts any value that the program may have written to a valid slot number.
 #[inline]
 fn bounded(slot: u32, slots: u32) -> u32 {
     if slot < slots { slot } else { slot % slots }

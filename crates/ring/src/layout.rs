@@ -1,4 +1,4 @@
-//! Sizes and offsets of a ring's memory.
+//! Sizes and offsets in a ring's memory.
 //!
 //! A program reads the offsets from `io_uring_params`. Some programs assume the kernel's layout
 //! instead, so the layout must equal the kernel's:
@@ -36,13 +36,13 @@ pub(crate) const CQES: usize = 64;
 pub(crate) const EVENTS: usize = size_of::<AioRing>();
 pub(crate) const EVENT: usize = size_of::<IoEvent>();
 
-// An AIO context's ring has its head and tail at the offsets of a CQ's.
+// An AIO context's ring has its head and tail at the offsets of a CQ's head and tail.
 const _: () = assert!(offset_of!(AioRing, head) == CQ_HEAD && offset_of!(AioRing, tail) == CQ_TAIL);
 
 /// Maximum number of events in an AIO context's ring (`fs/aio.c`: overflow checks).
 const EVENTS_MAX: u32 = 0x1000_0000 / EVENT as u32;
 
-/// Bytes of a cache line. The kernel aligns the index array to one.
+/// Bytes of a cache line. The kernel aligns the SQ's index array to a cache line.
 const LINE: usize = 64;
 
 /// Sizes and offsets of one ring.
@@ -50,13 +50,13 @@ const LINE: usize = 64;
 pub struct Layout {
     pub sq_entries: u32,
     pub cq_entries: u32,
-    /// Binary logarithm of the distance between SQEs: 64 bytes, or 128 with `SQE128`.
+    /// Binary logarithm of the bytes per SQE: 64, or 128 with `SQE128`.
     pub(crate) sqe_shift: u32,
-    /// Binary logarithm of the distance between CQEs: 16 bytes, or 32 with `CQE32`.
+    /// Binary logarithm of the bytes per CQE: 16, or 32 with `CQE32`.
     pub(crate) cqe_shift: u32,
-    /// Offset of the SQ's index array, if there is one.
+    /// Byte offset of the SQ's index array; `None` with `NO_SQARRAY`.
     pub(crate) array: Option<usize>,
-    /// Slots of the AIO context's ring that serves as the CQ; 0 for an io_uring CQ.
+    /// Number of slots of the AIO context's ring that serves as the CQ; 0 for an io_uring CQ.
     pub(crate) event_slots: u32,
 }
 
@@ -96,8 +96,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns the layout of a ring of three slots, for loom models, which can explore only small
-    /// rings.
+    /// Returns the layout of an AIO context's ring with three slots, for loom models, which can
+    /// explore only small rings.
     #[cfg(loom)]
     pub fn for_three_slots() -> Layout {
         Layout { cq_entries: 2, event_slots: 3, ..Layout::new(1, 1, uapi::IORING_SETUP_NO_SQARRAY) }
@@ -114,9 +114,9 @@ impl Layout {
         EVENTS + self.event_slots as usize * EVENT
     }
 
-    /// Returns the offset after the CQEs, rounded up to a cache line. With `CQE32` the kernel
-    /// doubles the header's length, too. Programs may rely on the resulting offset, so this
-    /// function also does.
+    /// Returns the byte offset after the CQEs, rounded up to a cache line. With `CQE32` the kernel
+    /// doubles the length of the header, too. Programs may rely on that offset, so this function
+    /// does the same.
     fn end_of_cqes(&self) -> usize {
         let narrow = CQES + 16 * self.cq_entries as usize;
         (narrow << (self.cqe_shift - 4)).next_multiple_of(LINE)

@@ -1,4 +1,4 @@
-//! A ring's memory, and the words in it that any thread may access without the ring's lock.
+//! A ring's memory, and the words in it that threads access without the ring's lock.
 
 #[cfg(not(loom))]
 use crate::backlog;
@@ -25,40 +25,45 @@ use usring_uapi::io_uring as uapi;
 pub mod flags {
     use usring_uapi::io_uring as uapi;
 
-    /// The SQ thread sleeps; the application must enter with `SQ_WAKEUP`.
+    /// The SQ thread sleeps; the application must call enter(2) with `SQ_WAKEUP`.
     pub const NEED_WAKEUP: u32 = uapi::IORING_SQ_NEED_WAKEUP;
-    /// CQEs wait for room; the application must enter with `GETEVENTS`.
+    /// CQEs wait for room in the CQ; the application must call enter(2) with `GETEVENTS`.
     pub const CQ_OVERFLOW: u32 = uapi::IORING_SQ_CQ_OVERFLOW;
-    /// Task work waits for the submitting thread, which must enter with `GETEVENTS`.
+    /// Task work waits for the submitting thread, which must call enter(2) with `GETEVENTS`.
     pub const TASKRUN: u32 = uapi::IORING_SQ_TASKRUN;
 }
 
 /// The memory of a ring and its layout. Clones share the memory.
 ///
-/// It is one mapping: the SQEs, from the next page on both queues, and behind them the words of
-/// [`crate::Control`] and the journal. The program may map the SQEs and the queues side by side. So
-/// a ring that is mapped costs two mappings at fork(2): the engine's and the program's.
+/// The memory is one mapping with these parts:
+///
+/// 1. the SQEs;
+/// 2. from the next page on, both queues;
+/// 3. the words of [`crate::Control`], the journal and the backlog.
+///
+/// The program may map the SQEs and the queues side by side. So fork(2) has to copy two mappings of
+/// a ring: the engine's and the program's.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,
     pub(crate) sqes: Arc<SharedMemory>,
-    /// Where completions are published: the CQ in `rings`, or an AIO context's ring.
+    /// The memory in which completions are published: the CQ in `rings`, or an AIO context's ring.
     pub(crate) completions: Arc<SharedMemory>,
     pub(crate) layout: Layout,
-    /// Memory of the words of [`crate::Control`], and their offset in it. The ring's journal lies
-    /// behind them, and its backlog behind the journal.
+    /// Memory with the words of [`crate::Control`], and their byte offset in it. The journal
+    /// follows these words, and the backlog follows the journal.
     #[cfg(not(loom))]
     control: (Arc<SharedMemory>, usize),
 }
 
-/// Returns where the words of [`Control`] begin behind a ring's queues.
+/// Returns the byte offset of the words of [`Control`], behind a ring's queues.
 #[cfg(not(loom))]
 fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates the memory of both queues, with the words, the journal and the backlog behind them,
-/// and that of the SQEs.
+/// Allocates a ring's memory in one mapping. Returns two parts of it: first both queues, with the
+/// words of [`Control`], the journal and the backlog behind them; second the SQEs.
 #[cfg(not(loom))]
 pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
     let sqes = layout.sqes_length().next_multiple_of(PAGE);
@@ -74,8 +79,8 @@ pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMem
     Ok((rings, SharedMemory::new(Mapping::shared(layout.sqes_length())?)))
 }
 
-/// Returns the length of the words of [`Control`], the journal and the backlog, in bytes. A page of
-/// it that is never written takes no memory.
+/// Returns the total length of the words of [`Control`], the journal and the backlog, in bytes.
+/// Pages of them that are never written use no memory.
 #[cfg(not(loom))]
 fn words_length(layout: &Layout) -> usize {
     control::LENGTH + journal::length(layout) + backlog::length(layout)
@@ -88,10 +93,10 @@ impl Memory {
         Ok(Memory::new(rings, sqes, layout))
     }
 
-    /// Uses memory of the program (`IORING_SETUP_NO_MMAP`): replaces it, at the same addresses and
-    /// with the same contents, by pages that usring shares. So the ring outlives any change that
-    /// the program makes to its own view of them. (The kernel pins the pages instead.) Pages that
-    /// cannot be replaced (huge pages) are used as they are.
+    /// Makes a ring in memory of the program (`IORING_SETUP_NO_MMAP`). Replaces that memory, at the
+    /// same addresses and with the same contents, by pages that usring and the program share. So
+    /// the ring outlives any change that the program makes to its own mapping. (The kernel pins the
+    /// pages instead.) Pages that cannot be replaced (huge pages) are used as they are.
     ///
     /// Errors: `EFAULT` and `EINVAL`, those of [`SharedMemory::of_program`]; `ENOMEM`.
     #[cfg(not(loom))]
@@ -100,7 +105,8 @@ impl Memory {
         let rings_end = sqes_end + layout.rings_length().next_multiple_of(PAGE);
         let lent_rings = SharedMemory::of_program(rings, rings_end - sqes_end)?;
         let lent_sqes = SharedMemory::of_program(sqes, layout.sqes_length())?;
-        // The program lends no room for the words, so they follow its pages in usring's mapping.
+        // The program's memory has no room for the words of [`Control`]. They follow the program's
+        // pages in usring's mapping.
         let mapping = Arc::new(Mapping::shared(rings_end + words_length(&layout))?);
         let part = |lent, address, pages: Range<usize>| match mapping.replace(pages.clone(), address) {
             Ok(()) => SharedMemory::part_of(&mapping, pages),
@@ -112,9 +118,9 @@ impl Memory {
         Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, (Arc::new(words), 0)))
     }
 
-    /// Makes a ring in memory of any kind, at least as long as `layout` requires, and in `rings`
-    /// the words of the engine behind it. Sets heads, tails, counters and flags to zero, and stores
-    /// the sizes and masks.
+    /// Makes a ring in shared memory of any kind. `sqes` must be as long as `layout` requires.
+    /// `rings` must also have room for the engine's words behind the queues. Sets heads, tails,
+    /// counters and flags to zero, and stores the sizes and masks.
     pub fn new(rings: SharedMemory, sqes: SharedMemory, layout: Layout) -> Memory {
         let rings = Arc::new(rings);
         Memory::with_completions(rings.clone(), sqes, rings, layout)
@@ -179,20 +185,20 @@ impl Memory {
         }
     }
 
-    /// Returns the words that the engine shares with itself in other processes.
+    /// Returns the words that the engines of all processes of the ring share.
     #[cfg(not(loom))]
     pub fn control(&self) -> Control {
         Control::new(&self.control.0, self.control.1)
     }
 
-    /// Returns the half of the ring's journal that belongs to the process with the number `own`.
+    /// Returns the view of the ring's journal for the process with the number `own`.
     #[cfg(not(loom))]
     pub fn journal(&self, own: u32) -> Journal {
         let (memory, control) = &self.control;
         Journal::new(memory.clone(), control + control::LENGTH, &self.layout, own)
     }
 
-    /// Returns the part of the ring's backlog that all processes share.
+    /// Returns the area of the ring's backlog that all processes share.
     #[cfg(not(loom))]
     pub(crate) fn backlog_area(&self) -> Option<Area> {
         let (memory, control) = &self.control;
@@ -200,13 +206,14 @@ impl Memory {
         Area::new(memory.clone(), start, &self.layout)
     }
 
-    /// Returns `None`: models have one process.
+    /// Returns `None`: loom models have one process.
     #[cfg(loom)]
     pub(crate) fn backlog_area(&self) -> Option<Area> {
         None
     }
 
-    /// Returns whether a forked child has the same memory, and not a copy.
+    /// Returns whether a forked child shares this memory with its parent, instead of getting a
+    /// copy.
     #[cfg(not(loom))]
     pub fn is_inherited_by_children(&self) -> bool {
         self.rings.mapping().is_some() && self.sqes.mapping().is_some()
@@ -216,19 +223,19 @@ impl Memory {
         &self.layout
     }
 
-    /// Returns the memory of both queues.
+    /// Returns the shared memory of both queues.
     pub fn rings(&self) -> &SharedMemory {
         &self.rings
     }
 
-    /// Returns the memory of the SQEs.
+    /// Returns the shared memory of the SQEs.
     pub fn sqes(&self) -> &SharedMemory {
         &self.sqes
     }
 
-    /// Sets bits of the SQ's flag word; see [`flags`]. A full barrier separates the store from the
-    /// caller's next load. So if the program stores an entry and then reads the flags, one side
-    /// sees the other: the program sees the flag, or the caller sees the entry.
+    /// Sets bits of the SQ's flag word; see [`flags`]. A full barrier separates this store from the
+    /// caller's next load. If the program stores an entry and then reads the flags (with a full
+    /// barrier between), at least one side sees the other's store.
     #[inline]
     pub fn set_flag(&self, bits: u32) {
         self.rings.header_word(layout::SQ_FLAGS).fetch_or(bits, Ordering::Relaxed);
@@ -258,8 +265,8 @@ impl Memory {
             .min(self.layout.cq_entries)
     }
 
-    /// Returns whether the SQ has no room (for `SQ_WAIT`). Reads the shared words, so the caller
-    /// needs no lock.
+    /// Returns whether the SQ has no room, for a thread that waits for room (`SQ_WAIT`). Reads the
+    /// shared words, so the caller needs no lock.
     #[inline]
     pub fn is_submission_full(&self) -> bool {
         self.submitted() >= self.layout.sq_entries

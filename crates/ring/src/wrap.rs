@@ -1,5 +1,5 @@
-//! Tests of indices that wrap around at 32 bits. That happens after four billion entries, too many
-//! for a test from outside the crate.
+//! Tests of indices that wrap around at 2³². That happens after four billion entries, too many for
+//! a test from outside the crate, so these tests set the indices.
 
 use crate::application::{CompletionHalf, SubmissionHalf};
 use crate::{CompletionQueue, Layout, Memory, SubmissionQueue};

@@ -1,5 +1,6 @@
-//! Model of an AIO context's ring: the engine publishes events, and the program takes them from
-//! memory. Each event is seen whole and once. No slot is written while the program still reads it.
+//! Loom model of an AIO context's ring: the engine publishes events, and the program reads them
+//! from memory. The program sees each event whole and exactly once. The engine overwrites no slot
+//! while the program still reads it.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-ring --release --test 'loom_*'`
 #![cfg(loom)]
@@ -10,7 +11,7 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_uapi::Cqe;
 
-/// Makes a ring with room for two events, near its end, so that events wrap around.
+/// Makes an AIO context's ring with three slots, so with room for two events.
 fn memory() -> Memory {
     let layout = Layout::for_three_slots();
     let lengths = [layout.rings_length(), layout.sqes_length(), layout.events_length()];
@@ -22,7 +23,7 @@ fn cqe(number: u64) -> Cqe {
     Cqe { user_data: number, res: -(number as i32), flags: 0 }
 }
 
-/// Sends four events through a ring of two: an event that does not fit waits for room.
+/// Sends four events through a ring with room for two. Events that do not fit wait in the backlog.
 fn events() {
     loom::model(|| {
         let memory = memory();

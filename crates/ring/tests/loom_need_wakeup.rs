@@ -1,6 +1,7 @@
-//! Model of `NEED_WAKEUP`. The application pushes, reads the flag, and enters only if it is set.
-//! The SQ thread sleeps when it finds no entry. After a lost wake-up it sleeps for ever, which loom
-//! reports as a deadlock.
+//! Loom models of sleeps that another side ends. `NEED_WAKEUP`: the application pushes an SQE,
+//! reads the flag, and calls enter(2) only if the flag is set. The SQ thread sleeps when it finds
+//! no entry. `SQ_WAIT`: the application sleeps for room in the SQ. If a wake-up is lost, the
+//! sleeper sleeps for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -19,7 +20,7 @@ fn memory() -> Memory {
     Memory::new(rings, sqes, layout)
 }
 
-/// Takes `count` SQEs, and sleeps whenever there is none.
+/// Consumes `count` SQEs, and sleeps whenever there is none.
 fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
     let mut taken = 0;
     loop {
@@ -43,7 +44,7 @@ fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
     }
 }
 
-/// Pushes an SQE, and wakes the SQ thread as enter with `SQ_WAKEUP` does, if the flag asks for it.
+/// Pushes an SQE. If the flag says so, wakes the SQ thread as enter(2) with `SQ_WAKEUP` does.
 fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     half.push(&Sqe::default()).unwrap();
     if half.needs_wakeup() && sleep.wake_target(u32::MAX) == Wake::Futex {
@@ -51,7 +52,8 @@ fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     }
 }
 
-/// Runs a model with a bounded number of preemptions; all interleavings would take hours.
+/// Runs a model with a bounded number of preemptions, because exploring all interleavings would
+/// take hours.
 fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -104,7 +106,7 @@ fn an_sq_thread_of_two_rings_wakes_for_both() {
     });
 }
 
-/// Models enter with `SQ_WAIT`: a program whose SQ is full sleeps until the SQ thread releases
+/// Models enter(2) with `SQ_WAIT`: a program whose SQ is full sleeps until the SQ thread releases
 /// slots.
 fn a_program_waits_for_sq_space() {
     bounded(3, || {

@@ -1,5 +1,5 @@
-//! Models of the two halves of each queue. Each entry is seen whole and once. No slot is written
-//! while the other side still reads it.
+//! Loom models of the two halves of each queue. The reader sees each entry whole and exactly once.
+//! The writer overwrites no slot while the reader still reads it.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-ring --release --test 'loom_*'`
 #![cfg(loom)]
@@ -28,7 +28,7 @@ fn cqe(number: u64) -> Cqe {
     Cqe { user_data: number, res: -(number as i32), flags: 0 }
 }
 
-/// Sends two SQEs through a ring of one, so that a slot is used again.
+/// Sends two SQEs through an SQ with one slot, so that the slot is used again.
 fn submission(setup_flags: u32) {
     loom::model(move || {
         let memory = memory(1, 2, setup_flags);
@@ -87,7 +87,7 @@ fn a_head_loaded_without_acquire_lets_an_sqe_be_overwritten_while_it_is_copied()
     weaken(Edge::SqHead, Side::Acquire, || submission(0));
 }
 
-/// Sends three CQEs through a ring of one; the backlog takes those that do not fit.
+/// Sends three CQEs through a CQ with one slot; CQEs that do not fit go to the backlog.
 fn completion() {
     loom::model(|| {
         let memory = memory(1, 1, IORING_SETUP_NO_SQARRAY);
@@ -143,7 +143,7 @@ fn a_head_loaded_without_acquire_lets_a_cqe_be_overwritten_while_it_is_copied() 
     weaken(Edge::CqHead, Side::Acquire, completion);
 }
 
-/// Two threads post, and one of them flushes, as enter does under the ring's lock.
+/// Two threads post CQEs under a lock. The main thread flushes the backlog, as enter(2) does.
 #[test]
 fn no_cqe_of_two_posters_is_lost() {
     loom::model(|| {

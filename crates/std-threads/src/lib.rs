@@ -1,17 +1,18 @@
-//! Prepares a Rust process for rings and swap regions. It installs the fault handlers, and has
-//! usring's threads started by the standard library.
+//! Prepares a Rust process for rings and swap regions. Installs the SIGSEGV and SIGBUS handlers,
+//! and makes the standard library start usring's threads.
 //!
-//! malloc, thread-local variables, debuggers and other tools know such threads. The bare threads of
-//! `usring_sys` are for processes whose libc usring must not call.
+//! libc knows threads of the standard library, so malloc, thread-local variables, debuggers and
+//! other tools work with them. The bare threads of `usring_sys` are for processes in which usring
+//! must not call libc.
 
 use std::ffi::c_void;
 use std::sync::Once;
 use usring_sys::{Errno, thread, user_memory};
 
-/// Stack of an engine's thread, in bytes. Such a thread runs nothing but the engine.
+/// Size of the stack of a thread of usring, in bytes. Such a thread runs only usring's code.
 const STACK: usize = 256 * 1024;
 
-/// Prepares the process, once.
+/// Prepares the process. Later calls do nothing.
 pub fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
@@ -20,21 +21,22 @@ pub fn prepare() {
     });
 }
 
-/// The argument of a new thread, which only that thread uses.
+/// The argument for a new thread, which only that thread uses.
 struct Argument(*mut c_void);
 
-// SAFETY: the engine passes the argument to exactly one thread.
+// SAFETY: `usring_sys` passes the argument to exactly one thread.
 unsafe impl Send for Argument {}
 
 impl Argument {
-    /// Takes the wrapper by value, so that a closure captures it as a whole and not the pointer
-    /// inside.
+    /// Returns the pointer. Consumes the wrapper, so that a closure captures the wrapper (`Send`)
+    /// and not the pointer inside.
     fn into_inner(self) -> *mut c_void {
         self.0
     }
 }
 
-/// Starts a thread of the standard library.
+/// Starts a thread by the standard library. Errors: that of the kernel; `EAGAIN` if it is not
+/// known.
 fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno> {
     let argument = Argument(argument);
     let started = std::thread::Builder::new().stack_size(STACK).spawn(move || entry(argument.into_inner()));

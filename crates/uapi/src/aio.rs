@@ -1,17 +1,18 @@
-//! The kernel's AIO interface (`linux/aio_abi.h`), and the ring that holds a context's completions.
+//! The kernel's AIO interface (`linux/aio_abi.h`), and the ring to which the kernel writes a
+//! context's completions.
 //!
-//! The header declares no type for that ring, so [`AioRing`] declares it here. Since Linux 2.6 a
-//! context's number (`aio_context_t`) has been the address of its ring in the process.
+//! Linux's header declares no type for that ring, so [`AioRing`] does. Since Linux 2.6 a context's
+//! id (`aio_context_t`) has been the address of its ring in the process.
 
 use core::mem::{offset_of, size_of};
 
-/// Operation of an [`Iocb`] (`IOCB_CMD_*`).
+/// Values of [`Iocb::aio_lio_opcode`] (`IOCB_CMD_*`).
 pub const IOCB_CMD_PREAD: u16 = 0;
 pub const IOCB_CMD_PWRITE: u16 = 1;
 pub const IOCB_CMD_FSYNC: u16 = 2;
 pub const IOCB_CMD_FDSYNC: u16 = 3;
 pub const IOCB_CMD_POLL: u16 = 5;
-/// Declared in the header, but refused by every kernel.
+/// Declared in Linux's header, but refused by every kernel.
 pub const IOCB_CMD_NOOP: u16 = 6;
 pub const IOCB_CMD_PREADV: u16 = 7;
 pub const IOCB_CMD_PWRITEV: u16 = 8;
@@ -20,12 +21,13 @@ pub const IOCB_CMD_PWRITEV: u16 = 8;
 pub const IOCB_FLAG_RESFD: u32 = 1 << 0;
 /// `aio_reqprio` holds an I/O scheduling class and level.
 pub const IOCB_FLAG_IOPRIO: u32 = 1 << 1;
-/// The caller of io_getevents(2) polls the device for the completion; no interrupt reports it. Only
-/// valid in a context with [`IOCTX_FLAG_IOPOLL`]. The flag comes from the polled-AIO patches of the
-/// end of 2018. No release of Linux has it.
+/// The caller of io_getevents(2) polls the device for the completion, without interrupts. Only
+/// valid in a context with [`IOCTX_FLAG_IOPOLL`]. The flag comes from the polled-AIO patches of
+/// 2018, which are in no release of Linux.
 pub const IOCB_FLAG_HIPRI: u32 = 1 << 2;
 
-/// Flag of io_setup2: a thread that asks for events polls the devices for them.
+/// Flag of io_setup2, a system call of the polled-AIO patches: a thread in io_getevents(2) polls
+/// the devices for completions.
 pub const IOCTX_FLAG_IOPOLL: u32 = 1 << 0;
 
 /// An AIO request (`struct iocb`).
@@ -34,17 +36,17 @@ pub const IOCTX_FLAG_IOPOLL: u32 = 1 << 0;
 pub struct Iocb {
     /// Returned in [`IoEvent::data`].
     pub aio_data: u64,
-    /// Written by io_submit(2).
+    /// Written by the kernel in io_submit(2).
     pub aio_key: u32,
-    /// `RWF_*` of preadv2(2).
+    /// Flags `RWF_*`, as in preadv2(2).
     pub aio_rw_flags: i32,
     /// `IOCB_CMD_*`.
     pub aio_lio_opcode: u16,
     pub aio_reqprio: i16,
     pub aio_fildes: u32,
-    /// Address of the buffer; for the vectored commands, of an array of `struct iovec`.
+    /// Address of the buffer. For the vectored commands: address of an array of `struct iovec`.
     pub aio_buf: u64,
-    /// Length of the buffer in bytes; for the vectored commands, the number of array elements.
+    /// Length of the buffer in bytes. For the vectored commands: number of array elements.
     pub aio_nbytes: u64,
     pub aio_offset: i64,
     pub aio_reserved2: u64,
@@ -60,21 +62,22 @@ pub struct IoEvent {
     pub data: u64,
     /// The address of the submitted [`Iocb`].
     pub obj: u64,
-    /// Result, as the system call would have returned it.
+    /// Result of the operation, such as a count of bytes; or a negative error number.
     pub res: i64,
     pub res2: i64,
 }
 
-/// Header of a context's ring (the kernel's private `struct aio_ring`); the events follow it.
+/// Header of a context's completion ring (the kernel's private `struct aio_ring`). The events
+/// follow it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AioRing {
     pub id: u32,
     /// Number of event slots.
     pub nr: u32,
-    /// Slot of the next event to be read.
+    /// Index of the next event to be read.
     pub head: u32,
-    /// Slot of the next event to be written.
+    /// Index of the next event that the kernel writes.
     pub tail: u32,
     pub magic: u32,
     pub compat_features: u32,

@@ -1,33 +1,34 @@
-//! The two ring entries, without nested unions.
+//! The entries of an io_uring's two rings, SQE and CQE, without nested unions.
 //!
 //! The kernel's header declares the SQE as nested unions. Here each 32- or 64-bit slot has one
-//! name. The file of an opcode family in `engine::op` says what a slot means for that family.
+//! name. The meaning of a slot depends on the opcode: see the files of `engine::op`, one for each
+//! family of opcodes.
 
 use core::mem::{offset_of, size_of};
 use linux_raw_sys::io_uring as raw;
 
 /// Submission queue entry (`struct io_uring_sqe`), 64 bytes. With `IORING_SETUP_SQE128` an entry
-/// takes two of these slots.
+/// occupies two slots of this size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sqe {
     pub opcode: u8,
     /// `IOSQE_*`, see [`crate::sqe_flags`].
     pub flags: u8,
-    /// I/O priority, or flags of the opcode family (accept, send, receive).
+    /// I/O priority. For accept, send and receive: flags of these opcodes.
     pub ioprio: u16,
     pub fd: i32,
-    /// Offset, `addr2`, or a field of the opcode family.
+    /// File offset, `addr2`, or another field that depends on the opcode.
     pub off: u64,
     pub addr: u64,
     pub len: u32,
-    /// `rw_flags`, `fsync_flags`, `poll32_events`, `open_flags`…
+    /// Flags of the opcode: `rw_flags`, `fsync_flags`, `poll32_events`, `open_flags`…
     pub op_flags: u32,
     pub user_data: u64,
-    /// `buf_index` or `buf_group`.
+    /// `buf_index` (a registered buffer) or `buf_group` (a group of provided buffers).
     pub buf_index: u16,
     pub personality: u16,
-    /// `splice_fd_in`, `file_index`, `optlen`, `addr_len`.
+    /// `splice_fd_in`, `file_index`, `optlen` or `addr_len`, depending on the opcode.
     pub file_index: u32,
     pub addr3: u64,
     pub pad2: u64,
@@ -40,19 +41,19 @@ pub struct Sqe {
 pub struct Cqe {
     pub user_data: u64,
     pub res: i32,
-    /// `IORING_CQE_F_*`; the upper half holds the buffer ID.
+    /// `IORING_CQE_F_*`. With `IORING_CQE_F_BUFFER` the upper 16 bits hold the buffer ID.
     pub flags: u32,
 }
 
 impl Cqe {
-    /// Returns the entry as the two words that it occupies in memory.
+    /// Returns the CQE as the two 64-bit words that it occupies in memory.
     #[inline(always)]
     pub const fn words(self) -> [u64; 2] {
         const { assert!(cfg!(target_endian = "little")) };
         [self.user_data, (self.flags as u64) << 32 | self.res.cast_unsigned() as u64]
     }
 
-    /// Returns the entry that occupies these two words in memory.
+    /// Returns the CQE that occupies these two 64-bit words in memory.
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "each half of the word is a field")]
     pub const fn from_words([user_data, rest]: [u64; 2]) -> Cqe {

@@ -1,10 +1,10 @@
 //! Linux's numbers and layouts as usring uses them.
 //!
-//! Everything comes from `linux-raw-sys`, except what that crate lacks or declares with bindgen's
-//! unions. These parts are written by hand, with sizes and offsets asserted at compile time:
+//! Most items come from `linux-raw-sys`. Items that it lacks, or declares with bindgen's unions,
+//! are written by hand, with sizes and offsets asserted at compile time:
 //!
-//! - [`Sqe`]: the submission queue entry, with its fields flat.
-//! - [`sqe_flags`]: the bits of its `flags` field.
+//! - [`Sqe`] and [`Cqe`]: the entries of a ring, without unions.
+//! - [`sqe_flags`]: the bits of [`Sqe::flags`].
 //! - [`aio`]: the kernel's AIO interface.
 //!
 //! The crate has no behaviour.

@@ -1,4 +1,4 @@
-//! Opcodes (`enum io_uring_op`) as the byte in an SQE.
+//! Values of the `opcode` byte of an SQE (`enum io_uring_op`).
 
 pub const NOP: u8 = 0;
 pub const READV: u8 = 1;
@@ -64,10 +64,11 @@ pub const READV_FIXED: u8 = 60;
 pub const WRITEV_FIXED: u8 = 61;
 pub const PIPE: u8 = 62;
 
-/// Number of opcodes of the newest known kernel (6.18). PROBE reports on each of them.
+/// Number of opcodes of Linux 6.18, the newest known kernel. IORING_REGISTER_PROBE reports on each
+/// of them.
 pub const COUNT: usize = 63;
 
-/// The kernel's names in lower case, indexed by opcode.
+/// The kernel's names of the opcodes, in lower case, indexed by opcode.
 pub const NAMES: [&str; COUNT] = [
     "nop",
     "readv",

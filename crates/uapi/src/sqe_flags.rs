@@ -7,5 +7,5 @@ pub const IO_HARDLINK: u8 = 1 << 3;
 pub const ASYNC: u8 = 1 << 4;
 pub const BUFFER_SELECT: u8 = 1 << 5;
 pub const CQE_SKIP_SUCCESS: u8 = 1 << 6;
-/// All defined flags; any other bit is refused with `EINVAL`.
+/// All defined SQE flags. An SQE with any other bit is refused with `EINVAL`.
 pub const ALL: u8 = 0x7f;

@@ -4,7 +4,7 @@
 pub struct Timespec {
     /// Whole seconds.
     pub tv_sec: i64,
-    /// Nanoseconds. io_uring also accepts 1,000,000,000 and more; it refuses negative values with
-    /// `EINVAL`.
+    /// Nanoseconds in addition to `tv_sec`. io_uring accepts 10⁹ and more, too, and refuses
+    /// negative values with `EINVAL`.
     pub tv_nsec: i64,
 }

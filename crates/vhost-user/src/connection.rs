@@ -1,4 +1,4 @@
-//! One connection to a back end: the messages, in the order that the vhost-user protocol
+//! One connection to a back end. Sends the messages in the order that the vhost-user protocol
 //! prescribes. After any error the caller closes the connection.
 
 use super::patience::{self, Patience};
@@ -17,7 +17,8 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::EventFd;
 
-/// Describes a failure as the end of a sentence that begins with "the back end on PATH".
+/// Why an exchange with the back end failed: the end of a sentence that begins with "the back end
+/// on PATH".
 pub type Failure = String;
 
 /// The optional features of the vhost-user protocol that usring uses.
@@ -27,15 +28,15 @@ const PROTOCOL: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
 
-/// A file whose memory is shared with the back end. `address` is the number by which messages and
-/// queues name its first byte.
+/// A file whose memory is shared with the back end. `address` is the address by which messages and
+/// queues name the memory's first byte.
 pub struct Region {
     pub file: File,
     pub length: u64,
     pub address: u64,
 }
 
-/// The eventfds of a queue: usring writes `kick`, and the back end writes `call` and `error`.
+/// The eventfds of a queue. usring writes to `kick`; the back end writes to `call` and `error`.
 pub struct Signals<'a> {
     pub kick: &'a EventFd,
     pub call: &'a EventFd,
@@ -46,7 +47,7 @@ pub struct Connection {
     frontend: Frontend,
     socket: UnixStream,
     patience: Arc<Patience>,
-    /// Virtio features that the back end offers.
+    /// Virtio's feature bits that the back end offers.
     features: u64,
     protocol: VhostUserProtocolFeatures,
     pub queues: u32,
@@ -58,9 +59,9 @@ fn failed<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Failure {
 }
 
 impl Connection {
-    /// Connects to the back end and asks for its features. `comes_back` says that the device shall
-    /// survive a restart of the back end. Then the back end is also asked to record the requests in
-    /// flight, which costs it time for each request.
+    /// Connects to the back end and asks for its features. If `comes_back`, the device must survive
+    /// a restart of the back end. So the back end is asked to record the requests in flight, which
+    /// costs it time for each request.
     pub fn open(path: &str, comes_back: bool) -> Result<Connection, Failure> {
         let stream = patience::connect(Path::new(path))?;
         let socket = stream.try_clone().map_err(failed("allow its socket to be watched"))?;
@@ -68,7 +69,7 @@ impl Connection {
         patience.clone().during(|| Self::greet(socket, stream, patience, comes_back))
     }
 
-    /// Negotiates the protocol features, and becomes the back end's front end.
+    /// Negotiates the protocol features, and makes usring the back end's front end.
     fn greet(
         socket: UnixStream,
         stream: UnixStream,
@@ -110,13 +111,13 @@ impl Connection {
         Ok(Connection { frontend, socket, patience, features, protocol, queues, memory_slots })
     }
 
-    /// Runs an exchange of messages. Fails if the back end does not answer within
+    /// Runs an exchange of messages. Fails if the exchange takes longer than
     /// [`PATIENCE`](patience::PATIENCE).
     fn in_time<T>(&mut self, exchange: impl FnOnce(&mut Self) -> Result<T, Failure>) -> Result<T, Failure> {
         self.patience.clone().during(|| exchange(self))
     }
 
-    /// Returns the socket, which is readable or hung up after the back end has ended.
+    /// Returns the socket. It is readable or hung up once the back end has ended.
     pub fn socket(&self) -> &UnixStream {
         &self.socket
     }
@@ -165,8 +166,8 @@ impl Connection {
         Ok(parameters)
     }
 
-    /// Has the back end create its record of requests in flight. The record's memory outlives the
-    /// back end. Returns `None` if the back end keeps no record.
+    /// Asks the back end for its record of requests in flight. The record's memory outlives the
+    /// back end. `None` if the back end keeps no record.
     pub fn begin_record(&mut self, queues: u32) -> Result<Option<(VhostUserInflight, File)>, Failure> {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(None);
@@ -181,8 +182,8 @@ impl Connection {
         })
     }
 
-    /// Passes the previous back end's record to this back end. Returns `false` if this one keeps no
-    /// record.
+    /// Passes the record of the previous back end to this back end. `false` if this back end keeps
+    /// no record.
     pub fn go_on_with_record(&mut self, record: &VhostUserInflight, file: &File) -> Result<bool, Failure> {
         if !self.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
             return Ok(false);
@@ -194,18 +195,18 @@ impl Connection {
         self.frontend.set_inflight_fd(record, file.as_raw_fd()).map_err(failed("accept a record of requests"))
     }
 
-    /// Returns whether memory can be shared while queues are in use.
+    /// Returns whether memory can be shared while queues are in use (CONFIGURE_MEM_SLOTS).
     pub fn has_memory_slots(&self) -> bool {
         self.memory_slots > 0
     }
 
     /// Returns how many memory regions the back end accepts.
     pub fn most_regions(&self) -> usize {
-        // Without memory slots one message carries all regions, with at most eight descriptors.
+        // Without memory slots, one message carries all regions, and at most eight descriptors.
         if self.has_memory_slots() { self.memory_slots } else { 8 }
     }
 
-    /// Shares all of the given memory, before any queue is started.
+    /// Shares the given memory with the back end. Called before any queue is started.
     pub fn set_memory<'a>(&mut self, regions: impl Iterator<Item = &'a Region>) -> Result<(), Failure> {
         self.in_time(|connection| connection.set_all_memory(regions))
     }
@@ -233,8 +234,7 @@ impl Connection {
         })
     }
 
-    /// Starts a queue. The back end continues after the last request that the used ring shows as
-    /// done.
+    /// Starts a queue. The back end continues behind the last request that is in the used ring.
     pub fn start_queue(
         &mut self,
         index: u32,
@@ -264,13 +264,13 @@ impl Connection {
             frontend.set_vring_enable(queue, true)
         };
         self.in_time(|connection| set_up(&mut connection.frontend).map_err(failed("start a queue")))?;
-        // Makes the back end look for requests that were published while it did not serve the
-        // queue.
+        // The back end may have missed the signal of requests that were published while it did not
+        // serve the queue.
         let _ = signals.kick.write(1);
         Ok(())
     }
 
-    /// Stops a queue. After this function has returned, the back end does not access the queue.
+    /// Stops a queue. Afterwards the back end does not access the queue's memory.
     pub fn stop_queue(&mut self, index: u32) -> Result<(), Failure> {
         let stop = |frontend: &mut Frontend| {
             frontend.set_vring_enable(index as usize, false)?;
@@ -284,8 +284,8 @@ fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
         memory_size: region.length,
-        // One number is both the user address and the guest address of a byte. The protocol names
-        // rings by user addresses, and buffers by guest addresses.
+        // A byte has the same user address and guest address. The protocol names rings by user
+        // addresses, and buffers by guest addresses.
         userspace_addr: region.address,
         mmap_offset: 0,
         mmap_handle: region.file.as_raw_fd(),
@@ -297,6 +297,7 @@ pub fn duplicate(number: i32) -> std::io::Result<File> {
     if number < 0 {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: `number` is not −1. If it is no open descriptor, the call answers EBADF.
+    // SAFETY: `number` is not −1. The borrow ends with the call that duplicates the descriptor. If
+    // `number` is not open, that call fails with EBADF.
     unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned().map(File::from)
 }

@@ -1,11 +1,11 @@
-//! The control plane of a vhost-user device: it connects to the back end, allocates queues, and
-//! reconnects. Requests do not pass through this crate.
+//! The control plane of a vhost-user device. It connects to the back end, allocates queues to
+//! users, and reconnects. Requests do not pass through this crate.
 //!
 //! - One thread (`watcher`) watches the connection.
-//! - A thread that asks for a queue or shares memory sends the messages itself, while it holds the
-//!   lock of `State`.
-//! - A new back end begins a new generation of the arena, the memory of all queues. By the
-//!   generation the queues' users notice the change: see
+//! - A thread that asks for a queue or shares memory itself sends the messages to the back end.
+//!   Meanwhile it holds the lock of `State`.
+//! - When a new back end has answered, the control plane raises the generation in the arena (the
+//!   memory of all queues). By it the queues' users notice the change: see
 //!   [`usring_device::driver::vhost_user::generation`].
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
@@ -28,28 +28,29 @@ use usring_sys::descriptor::{OwnedDescriptor, duplicate_private};
 use usring_sys::width;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Queues that are prepared if the SPEC names no number. Each queue takes address space, and in
-/// some back ends a thread.
+/// Number of queues that are prepared if the SPEC names none. Each queue takes address space, and
+/// in some back ends a thread.
 const USUAL_QUEUES: u32 = 16;
 
-/// Interval between two attempts to reconnect.
+/// Milliseconds between two attempts to reconnect, or to free a returned queue.
 const RETRY_MS: u16 = 100;
 
-/// How long the return of a queue waits for the queue's requests to end. After that time the
-/// watching thread continues the wait, and the queue stays allocated until the requests have ended.
+/// How long the return of a queue waits for the queue's requests to complete. After that time the
+/// watcher continues the wait, and the queue stays allocated until then.
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a thread that asks for a queue waits for a queue that is being returned.
+/// How long a request for a queue waits for a queue that is being returned.
 const QUEUE_WAIT: Duration = Duration::from_secs(2);
 
-/// First address of memory that is shared later, above the addresses of all arenas.
+/// First address of memory that is shared after the arena. It lies above the addresses of all
+/// arenas.
 const REGIONS: u64 = BASE * 2;
 
 /// A function that receives messages for the user.
 pub type Report = Box<dyn Fn(fmt::Arguments<'_>) + Send + Sync>;
 
-/// A connected device. Dropping it closes the connection; requests that are still in flight then
-/// get EIO.
+/// A connected device. Dropping it closes the connection; requests that are then in flight fail
+/// with EIO.
 pub struct VhostUser {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
@@ -61,10 +62,10 @@ struct Shared {
     report: Report,
     arena: Arena,
     parameters: Parameters,
-    /// Wakes the watcher. Written by a queue's user after it has prepared its rings for a
-    /// new back end, and when the device is dropped.
+    /// Eventfd that wakes the watcher. A queue's user signals it after it has prepared its rings
+    /// for a new back end; so does the thread that drops the device.
     wake: EventFd,
-    /// Written by the back end when it finds a queue broken.
+    /// Eventfd that the back end signals when it finds a queue broken.
     error: EventFd,
     state: Mutex<State>,
 }
@@ -72,17 +73,18 @@ struct Shared {
 struct State {
     connection: Option<Connection>,
     queues: Vec<Option<Queue>>,
-    /// The arena, followed by the memory that was shared since.
+    /// The arena in slot 0, then the memory that was shared later.
     regions: Vec<Option<Region>>,
     next_address: u64,
     record: Option<Record>,
     is_over: bool,
     has_told_busy: bool,
-    /// Why the last attempt to reconnect failed. A repeated reason is not reported again.
+    /// Why the last attempt to reconnect failed. The user gets a message only if the reason
+    /// changes.
     last_failure: String,
 }
 
-/// A queue that is allocated to a user.
+/// A queue that is allocated to a user (a queue pair in some process).
 struct Queue {
     kick: EventFd,
     call: EventFd,
@@ -113,7 +115,7 @@ impl VhostUser {
         Ok(VhostUser { shared, watcher: Some(watcher) })
     }
 
-    /// Returns the interface by which this device's drivers ask for queues and memory.
+    /// Returns the interface through which this device's drivers get queues and memory.
     pub fn supply(&self) -> Box<dyn Supply> {
         Box::new(Handle(Arc::clone(&self.shared)))
     }
@@ -123,8 +125,8 @@ impl VhostUser {
         self.shared.parameters.size
     }
 
-    /// Returns how many reads and writes the present queues have made: first those that copied the
-    /// data, then those that did not.
+    /// Returns how many reads and writes the allocated queues have made: first those that copied
+    /// the data, then those that did not.
     pub fn counts(&self) -> (u64, u64) {
         let state = self.shared.lock();
         let used = (0..).zip(&state.queues).filter(|(_, queue)| queue.is_some());
@@ -200,7 +202,7 @@ impl Shared {
         (self.report)(format_args!("the back end on {} {what}", self.socket));
     }
 
-    /// The loop of the watcher.
+    /// Runs the watcher thread, until the device is dropped.
     fn watch_connection(&self) {
         loop {
             self.wait();
@@ -224,8 +226,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until the socket or an eventfd is readable, or the next attempt to reconnect or to
-    /// free a queue is due.
+    /// Sleeps until the socket or an eventfd is readable, or until it is time to reconnect or to
+    /// free a queue.
     fn wait(&self) {
         let state = self.lock();
         let socket = state.connection.as_ref().map_or(-1, |connection| connection.socket().as_raw_fd());
@@ -239,13 +241,13 @@ impl Shared {
             watch(socket, libc::POLLRDHUP),
         ];
         let timeout = if is_alone || is_parting { i32::from(RETRY_MS) } else { -1 };
-        // SAFETY: the array has three entries, as its count says. If another thread has closed the
-        // socket meanwhile, poll at worst looks at another file once.
+        // SAFETY: the array has three entries, as its count says. If another thread closes the
+        // socket meanwhile, poll(2) at worst watches another file once.
         unsafe { libc::poll(watched.as_mut_ptr(), watched.len() as libc::nfds_t, timeout) };
     }
 
-    /// Closes the connection because of `why`. The device then waits for the back end to return or,
-    /// without `reconnect`, ends.
+    /// Closes the connection for the reason `why`. The device then waits for a new back end.
+    /// Without `reconnect` the device ends instead.
     fn lose(&self, state: &mut State, why: &str) {
         state.connection = None;
         state.queues.iter_mut().flatten().for_each(|queue| queue.is_started = false);
@@ -257,13 +259,14 @@ impl Shared {
         }
     }
 
-    /// Ends the device: from now on every request gets EIO.
+    /// Ends the device: from now on every request fails with EIO.
     fn end(&self, state: &mut State) {
         self.arena.end();
         state.call_all();
     }
 
-    /// Tries to connect to a new back end, and passes it the previous one's record and memory.
+    /// Tries to connect to a new back end, and passes it the record and the memory of the previous
+    /// one.
     fn reconnect(&self, state: &mut State) {
         let mut attempt = || {
             let mut connection = Connection::open(&self.socket, true)?;
@@ -286,8 +289,8 @@ impl Shared {
             }
             Err(failure) => {
                 let failure: Failure = failure;
-                // The loss of the back end was reported already, so "cannot be reached" would say
-                // nothing new.
+                // The user already has a message that the back end is gone. "cannot be reached"
+                // would add nothing.
                 if failure != state.last_failure && !failure.starts_with("cannot be reached") {
                     self.say(format_args!("{failure}"));
                 }
@@ -296,7 +299,7 @@ impl Shared {
         }
     }
 
-    /// Starts the queues whose users have prepared the rings for this back end.
+    /// Starts the queues whose users have laid out the rings for the present back end.
     fn start_queues(&self, state: &mut State) {
         let State { connection: Some(connection), queues, .. } = state else { return };
         let generation = self.arena.generation();
@@ -401,7 +404,7 @@ impl Shared {
             }
             drop(state);
             if start.elapsed() > CLOSE_LIMIT {
-                // The watching thread continues to wait for the queue's requests.
+                // The watcher continues to wait for the queue's requests.
                 let _ = self.wake.write(1);
                 return;
             }
@@ -447,7 +450,7 @@ impl Shared {
         // Slot 0 is the arena, which stays shared.
         let Some(place) = state.regions.get_mut(slot as usize).filter(|_| slot > 0) else { return };
         let (Some(region), Some(connection)) = (place.take(), &mut state.connection) else { return };
-        // Without memory slots the back end keeps the memory until the connection ends.
+        // Without memory slots, the back end keeps the memory until the connection ends.
         if connection.has_memory_slots()
             && let Err(failure) = connection.remove_memory(&region)
         {
@@ -458,7 +461,7 @@ impl Shared {
 }
 
 impl State {
-    /// Signals every queue's `call` eventfd, so that each thread that waits for a completion wakes.
+    /// Signals the `call` eventfd of every queue. So each thread that waits for a completion wakes.
     fn call_all(&self) {
         self.queues.iter().flatten().for_each(|queue| {
             let _ = queue.call.write(1);
@@ -468,13 +471,12 @@ impl State {
 
 fn has_hung_up(socket: i32) -> bool {
     let mut watched = libc::pollfd { fd: socket, events: libc::POLLRDHUP, revents: 0 };
-    // SAFETY: the array is one entry, as its count says.
+    // SAFETY: the kernel reads and writes one `pollfd`, as the count says.
     let count = unsafe { libc::poll(&mut watched, 1, 0) };
     count > 0 && watched.revents != 0
 }
 
-/// The drivers' interface to the control plane, for a process that contains the control plane
-/// itself.
+/// The interface of the drivers in the control plane's own process.
 struct Handle(Arc<Shared>);
 
 impl Supply for Handle {

@@ -1,7 +1,7 @@
-//! A time limit for a back end's answers. A back end that is stopped, or that serves another front
-//! end, accepts the connection but never answers. A timeout of the socket does not help, because
-//! the `vhost` crate continues to read after it. So a watching thread shuts the socket down when an
-//! exchange of messages has taken [`PATIENCE`], and the exchange then fails.
+//! A time limit for exchanges with a back end. A back end that is stopped, or that serves another
+//! front end, accepts the connection but never answers. A timeout of the socket does not help,
+//! because the `vhost` crate then reads again. So a watching thread shuts the socket down when an
+//! exchange of messages has taken [`PATIENCE`]. The exchange then fails.
 
 use super::connection::{Failure, duplicate};
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ use usring_sys::{Errno, socket, thread};
 
 /// How long the back end may take for one exchange of messages.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Interval between attempts to connect to a listener whose queue is full.
+/// Interval between two attempts to connect to a listener whose queue is full.
 const RETRY: Duration = Duration::from_millis(20);
 
 const UNANSWERED: &str =
@@ -42,7 +42,8 @@ pub fn connect(path: &Path) -> Result<UnixStream, Failure> {
     duplicate(opened.number()).map(|file| UnixStream::from(OwnedFd::from(file))).map_err(unreachable)
 }
 
-/// Returns the bytes of a `struct sockaddr_un`. `ENAMETOOLONG` if the path has more than 107 bytes.
+/// Returns the bytes of a `struct sockaddr_un`. Error: `ENAMETOOLONG` if the path has more than 107
+/// bytes.
 fn address(path: &Path) -> Result<Vec<u8>, Errno> {
     const LONGEST: usize = 107;
     let path = path.as_os_str().as_bytes();
@@ -53,7 +54,7 @@ fn address(path: &Path) -> Result<Vec<u8>, Errno> {
     Ok([&family[..], path, b"\0"].concat())
 }
 
-/// Limits the duration of a connection's exchanges. At most one exchange runs at a time.
+/// Limits how long each exchange of a connection takes. At most one exchange runs at a time.
 pub struct Patience {
     shared: Arc<Shared>,
     watcher: Option<JoinHandle<()>>,
@@ -67,7 +68,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Deadline of the present exchange.
+    /// Deadline of the exchange that runs now. `None` if none runs.
     deadline: Option<Instant>,
     has_expired: bool,
     is_over: bool,
@@ -83,8 +84,8 @@ impl Patience {
         Ok(Patience { shared, watcher: Some(watcher) })
     }
 
-    /// Runs an exchange of messages and returns its result. If the exchange fails after its time
-    /// limit, the error says that the back end does not answer.
+    /// Runs an exchange of messages and returns its result. If the exchange fails because of the
+    /// time limit, the error says that the back end does not answer.
     pub fn during<T>(&self, exchange: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         self.shared.set(Some(Instant::now() + PATIENCE));
         let outcome = exchange();
@@ -108,8 +109,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the present exchange's deadline, or removes it. Returns whether a deadline has ever
-    /// passed.
+    /// Sets the deadline of an exchange, or removes it. Returns whether a deadline of this
+    /// connection has passed.
     fn set(&self, deadline: Option<Instant>) -> bool {
         let mut state = self.lock();
         state.deadline = deadline;
@@ -134,7 +135,7 @@ impl Shared {
     }
 }
 
-/// Starts a thread that blocks all signals, so that no signal handler of the program's runs on it.
+/// Starts a thread with all signals blocked, so that no signal handler of the program runs on it.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
     let _closed = thread::close_signals();
     std::thread::Builder::new().name(name.into()).spawn(work)

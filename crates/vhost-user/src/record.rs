@@ -1,6 +1,6 @@
 //! The back end's record of requests in flight (INFLIGHT_SHMFD). The back end writes the record,
-//! and usring keeps its memory for the next back end. When a queue gets a new user, usring clears
-//! the queue's part of the record. That user begins without requests in flight.
+//! and usring keeps its memory for the next back end. When a user has returned a queue, usring
+//! clears the queue's part of the record. So the next user begins without requests in flight.
 
 use std::fs::File;
 use usring_device::driver::vhost_user::arena::QUEUE_SIZE;
@@ -17,10 +17,11 @@ pub struct Record {
     memory: SharedMemory,
 }
 
-/// Bytes of the header of a queue's region, and the offset of its last used index.
+/// Bytes of the header of a queue's part of the record. In the header, the offset of the last used
+/// index.
 const HEADER: usize = 16;
 const USED_INDEX: usize = 14;
-/// Bytes of a descriptor's state. Its first byte is 1 while the descriptor is in flight.
+/// Bytes per descriptor behind the header. The first byte is 1 while the descriptor is in flight.
 const STATE: usize = 16;
 
 impl Record {
@@ -36,8 +37,8 @@ impl Record {
         Ok(Record { description, file, memory: SharedMemory::new(mapping) })
     }
 
-    /// Records that the queue has no request in flight. Must be called only while no back end
-    /// serves the queue.
+    /// Records that a queue has no request in flight. Called only while no back end serves the
+    /// queue.
     pub fn clear(&self, queue: u32) {
         let size = width::size(self.description.mmap_size) / usize::from(self.description.num_queues.max(1));
         let base = width::size(self.description.mmap_offset) + queue as usize * size;
