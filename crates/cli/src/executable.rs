@@ -28,9 +28,10 @@ const LONGEST_LINE: usize = 256;
 #[derive(Debug, PartialEq, Eq)]
 pub struct Executable {
     pub path: PathBuf,
-    /// The file is neither an ELF file nor begins with `#!`, so /bin/sh runs it, as with execvp(3).
+    /// Whether /bin/sh runs the file, as with execvp(3): it is no ELF file and has no `#!` line.
     pub needs_shell: bool,
-    /// A sanitizer's runtime that must be loaded before all other libraries.
+    /// The sanitizer's runtime that the program needs, which must be loaded before all other
+    /// libraries.
     pub runtime: Option<OsString>,
 }
 
@@ -64,7 +65,7 @@ pub fn find(command: &OsStr, new_privileges: bool) -> Result<Executable, Failure
 }
 
 /// Searches the folders of PATH. A file that may not be executed does not end the search. If no
-/// other file is found, its error is returned.
+/// other file is found, returns the error of the first such file.
 fn search(command: &OsStr, path: &OsStr) -> Result<PathBuf, Failure> {
     let mut refusal = None;
     for folder in path.as_bytes().split(|byte| *byte == b':') {

@@ -55,7 +55,7 @@ fn probe() -> std::io::Result<Findings> {
     Ok(Findings { inline, libc: median(|| enter_by_libc(number)), patched: is_rewritten(site) })
 }
 
-/// Submits a NOP and takes its completion, because a descriptor alone does not prove that a ring
+/// Submits a NOP and reaps its completion, because a descriptor alone does not prove that a ring
 /// works.
 fn submit_nop(ring: &mut IoUring) -> std::io::Result<()> {
     const MARK: u64 = 0x5eed;

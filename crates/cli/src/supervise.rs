@@ -82,7 +82,7 @@ fn become_program(launch: &Launch, mask: &SigSet, sigchld: &SigAction) -> ! {
 /// Sets a signal's default action, and returns the previous action.
 fn reset(signal: Signal) -> nix::Result<SigAction> {
     let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
-    // SAFETY: no handler is installed.
+    // SAFETY: the default action is no function, so no handler can run.
     unsafe { sigaction(signal, &default) }
 }
 
@@ -99,14 +99,15 @@ fn wait(program: Pid, signals: &SignalFd) -> Result<Ended, Failure> {
             }
         } else if signal.ssi_code != libc::SI_KERNEL {
             // The kernel sends a terminal's signals (interrupt, hang-up) to the whole process
-            // group, so the program has this one already.
+            // group, so the program has already received this signal.
             send(program, signal.ssi_signo as i32);
         }
     }
 }
 
-/// Reaps or stops as the program's state has changed. Returns how the program ended, or `None` if
-/// it goes on. One SIGCHLD may stand for several changes of state, so this function loops.
+/// Reaps the program if it has ended, or stops this process if the program has stopped. Returns how
+/// the program ended, or `None` if it goes on. One SIGCHLD may stand for several changes of state,
+/// so this function loops.
 fn look_after(program: Pid) -> Option<Ended> {
     loop {
         let mut status = 0;

@@ -25,7 +25,8 @@ enum ProbeResult {
     Fails(i32),
 }
 
-/// Stands in place of a mechanism's name: measure ordinary memory, under `usring run --swap`.
+/// Argument instead of a mechanism's name: the probe measures a program's ordinary memory, under
+/// `usring run --swap`.
 const PROGRAM: &str = "program";
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -4,7 +4,7 @@
 use comfy_table::{Cell, CellAlignment, ContentArrangement};
 use std::fmt;
 
-/// A table without lines. Its columns are two spaces apart.
+/// A table without ruled lines. Its columns are two spaces apart.
 pub struct Table(comfy_table::Table);
 
 impl Table {

@@ -6,8 +6,8 @@
 //!   through a rewritten call site.
 //!
 //! Each call is also measured without any filter, and under a filter that allows everything. With
-//! any filter the kernel enters system calls by a slower path. So usring cannot cost less than the
-//! latter.
+//! any filter the kernel enters system calls by a slower path. So a call under usring cannot cost
+//! less than a call under the filter that allows everything.
 
 use super::Benchmark;
 use super::child::System;
@@ -24,7 +24,7 @@ const LOOKED_AT: [&str; 3] = ["close", "fcntl", "sigprocmask"];
 
 const BAR: f64 = 1.35;
 
-/// Returns the benchmark's cases and bars.
+/// Returns the benchmark's cases and limits ([`Bar`]).
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::ProcessorTime];
     Benchmark { name: "call", metrics, rounds: 11, props: &[], rival: BARE, cases: cases(), bars }

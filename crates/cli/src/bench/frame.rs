@@ -164,8 +164,8 @@ impl Results {
     }
 }
 
-/// Runs all cases. A rival that does not run on this machine has no samples but a reason. If a case
-/// of usring's fails, the benchmark fails.
+/// Runs all cases. If a rival does not run on this machine, its row has the reason instead of
+/// samples. If a case of usring's fails, the benchmark fails.
 pub fn measure(benchmark: &super::Benchmark, effort: &Effort) -> Result<Results, String> {
     let folder = child::ourselves()?.parent().map(PathBuf::from).unwrap_or_default();
     let cases = &benchmark.cases;

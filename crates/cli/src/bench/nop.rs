@@ -18,7 +18,7 @@ const CALL: &str = "pread(2)";
 /// The call that usring makes for each read. usring's row cannot be faster.
 const CALL_WITHOUT_WAITING: &str = "preadv2(2), RWF_NOWAIT";
 
-/// Returns the benchmark's cases and bars.
+/// Returns the benchmark's cases and limits ([`Bar`]).
 pub fn benchmark() -> Benchmark {
     let metrics = &[Metric::Time];
     Benchmark { name: "nop", metrics, rounds: 11, props: &[], rival: KERNEL, cases: cases(), bars }

@@ -1,9 +1,9 @@
 //! `usring bench polled-aio`: AIO contexts that poll for their events, and contexts whose waiters
 //! sleep until a notification, on the same devices. One thread reads random blocks of 4 KiB.
 //!
-//! The bars hold for a back end in another process, and for a file in comparison with the kernel's
-//! AIO on that file. A null device has no bar, because its notification comes from a timer of the
-//! waiting thread, and its rows mostly show what that timer costs.
+//! The limits ([`Bar`]) hold for a back end in another process, and for a file in comparison with
+//! the kernel's AIO on that file. A null device has no limit, because its notification comes from a
+//! timer of the waiting thread, and its rows mostly show what that timer costs.
 
 use super::Benchmark;
 use super::child::System;
@@ -26,7 +26,8 @@ const GAIN: f64 = 1.41;
 const FILE_SIZE: usize = 64;
 
 const DEPTHS: [u32; 5] = [1, 4, 16, 32, 128];
-/// Queue depths with a bar. At greater depths the back end's single thread limits the rate.
+/// Queue depths with a limit ([`Bar`]). At greater depths the back end's single thread limits the
+/// rate.
 const HELD: [u32; 2] = [1, 32];
 
 pub fn benchmark() -> Benchmark {

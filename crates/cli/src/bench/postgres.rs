@@ -22,8 +22,8 @@ const SCAN: &str = "scan";
 const DIRECT_SCAN: &str = "scan, O_DIRECT";
 const SELECT: &str = "pgbench -S";
 
-/// Makes the benchmark for the installation whose programs are in this folder. The error says why
-/// that cannot be.
+/// Makes the benchmark for the installation whose programs are in this folder. The error is a
+/// sentence for the user.
 pub fn benchmark(programs: Option<&Path>) -> Result<Benchmark, String> {
     let programs = programs.ok_or("name the folder of the programs of PostgreSQL 18 by --postgres")?;
     let programs = programs.to_str().filter(|path| !path.contains(char::is_whitespace));

@@ -1,6 +1,6 @@
 //! `usring bench sqpoll-iopoll`: IOPOLL with SQPOLL. It compares an io_uring_enter that waits on
 //! the CQ ("after") with one that polls beside the SQ thread ("before"), as kernels before 5.7 did.
-//! An option of the library, made only for this benchmark, selects the latter.
+//! An option of the library, made only for this benchmark, makes io_uring_enter poll.
 //!
 //! The workload reads 4 KiB blocks in sequence, as fio does: as soon as requests have completed, it
 //! submits as many new ones. The targets are the gains published with the kernel's change, measured

@@ -161,8 +161,9 @@ fn bars(results: &Results) -> Vec<Bar> {
         results.ratio_of(Metric::ProcessorTime, [(&with(8, MEMORY), USERFAULT), (&with(1, MEMORY), USERFAULT)]);
     bars.push(Bar::times_at_most(format!("{MEMORY}: processor time of a write by 8 threads against 1"), shared, 1.25));
     for store in [DRIVE, FILE] {
-        // Hybrid polling has a bar only if it gains noticeably and in fact sleeps. If the timer is
-        // too coarse for the device, hybrid polling never sleeps and equals classic polling.
+        // The limit for hybrid polling counts only if hybrid polling gains noticeably and in fact
+        // sleeps. If the timer is too coarse for the device, hybrid polling never sleeps and equals
+        // classic polling.
         let median = |metric, labels| ratio(metric, store, 1, labels).map(|ratio| ratio.median);
         let gains = median(Metric::Rate, [HYBRID, INTERRUPT]).is_some_and(|gain| gain > 1.1);
         let sleeps = median(Metric::ProcessorTime, [HYBRID, CLASSIC]).is_some_and(|part| part < 0.95);

@@ -1,6 +1,6 @@
 //! `usring bench task-work`: threads with a ring each, which answer each other's requests. A
-//! message is queued on its receiver's ring, and the receiver is notified. The bars compare usring
-//! with the kernel's ring.
+//! message is queued on its receiver's ring, and the receiver is notified. The limits ([`Bar`])
+//! compare usring with the kernel's ring.
 //!
 //! Two more rows show other ways to notify, on usring's rings. One row sends a signal per thread.
 //! The other sends it under a lock that all threads share, as in kernels before 5.11. The workload
@@ -18,7 +18,7 @@ const SHARED: &str = "signal, shared lock";
 const KERNEL: &str = "kernel";
 
 const THREADS: [u32; 5] = [1, 2, 4, 8, 16];
-/// Number of threads of the row that has bars.
+/// Number of threads of the row whose figures have limits ([`Bar`]).
 const MOST: u32 = 16;
 /// Requests in flight per thread.
 const DEPTH: u32 = 8;
