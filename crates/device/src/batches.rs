@@ -1,5 +1,5 @@
-//! Completions with equal latency, in the order in which they become due. The completions of one
-//! doorbell are a batch and become due together.
+//! A queue of completions for drivers that add one latency to all requests. The completions of one
+//! doorbell form a batch and become due together, in the order in which they were added.
 //!
 //! Drivers whose own cost must stay small use this queue. A request costs one store at submission
 //! and a copy at completion, because due times are kept per batch.
@@ -11,17 +11,19 @@ use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 use usring_sys::width;
 
-/// Two rings, of completions and of batches. Their sizes are powers of two. Positions increase for
-/// ever and wrap around.
+/// Two rings: one of completions, one of batches. Their sizes are powers of two. Positions only
+/// increase, and wrap around at 2³².
 pub(crate) struct Batches {
     completions: Box<[Completion]>,
-    /// As many slots as completions, because a batch may hold a single completion.
+    /// Has as many entries as `completions`, because a batch may hold a single completion.
     batches: Box<[Batch]>,
     depth: u32,
-    /// Positions of the next completion to take and to add.
+    /// Position of the next completion to collect (`head`), and position of the next one to add
+    /// (`tail`).
     head: u32,
     tail: u32,
-    /// Positions of the next batch to take and to add.
+    /// Position of the next batch to collect (`first`), and position of the next one to add
+    /// (`last`).
     first: u32,
     last: u32,
 }
@@ -29,11 +31,11 @@ pub(crate) struct Batches {
 #[derive(Clone, Copy)]
 struct Batch {
     due: Ticks,
-    /// Position after the batch's last completion.
+    /// Position behind the batch's last completion.
     end: u32,
 }
 
-/// Due immediately, whatever the clock says.
+/// Due time of a completion that is due immediately, whatever the clock says.
 pub(crate) const AT_ONCE: Ticks = Ticks(0);
 
 impl Batches {
@@ -50,7 +52,8 @@ impl Batches {
         })
     }
 
-    /// Adds a completion to the batch that the next doorbell ends. `false` if there is no room.
+    /// Adds a completion to the current batch, which [`Batches::end_batch`] ends. `false` if
+    /// `depth` completions are in the queue.
     #[inline]
     pub fn add(&mut self, completion: Completion) -> bool {
         if self.tail.wrapping_sub(self.head) >= self.depth {
@@ -62,8 +65,8 @@ impl Batches {
         true
     }
 
-    /// Ends the batch, if it has any completion, and sets its due time. A batch never becomes due
-    /// before the one that precedes it.
+    /// Ends the current batch, if it has a completion, and sets its due time. A batch does not
+    /// become due before the batches in front of it.
     #[inline]
     pub fn end_batch(&mut self, due: impl FnOnce() -> Ticks) {
         let mask = self.batches.len() - 1;
@@ -78,7 +81,7 @@ impl Batches {
         }
     }
 
-    /// Returns the due time of the next batch. `None` if there is none.
+    /// Returns the due time of the first batch. `None` if there is no batch.
     #[inline]
     pub fn earliest(&self) -> Option<Ticks> {
         if self.first == self.last { None } else { Some(self.front().due) }
@@ -89,8 +92,8 @@ impl Batches {
         self.batches[self.first as usize & (self.batches.len() - 1)]
     }
 
-    /// Moves due completions to `completions`, as far as there is room. Returns whether there were
-    /// any. Reads the clock at most once, and not at all if no batch needs it.
+    /// Moves due completions to `completions`, as far as there is room. Returns whether it moved
+    /// any. Reads the clock at most once, and not at all unless the first batch has a due time.
     #[inline]
     pub fn collect(&mut self, completions: &mut Completions) -> bool {
         let now = match self.earliest() {
@@ -103,7 +106,7 @@ impl Batches {
             let end = self.front().end;
             let at = self.head as usize & (self.completions.len() - 1);
             let batch = end.wrapping_sub(self.head) as usize;
-            // A batch that wraps around is taken in two parts; the second follows in the next
+            // A batch that wraps around the ring is copied in two parts, the second in the next
             // iteration.
             let straight = batch.min(self.completions.len() - at);
             let taken = completions.take_from(&self.completions[at..at + straight]);
@@ -130,7 +133,7 @@ fn ring<T: Copy>(room: u32, value: T) -> Result<Box<[T]>, Errno> {
 mod tests {
     use super::*;
 
-    /// Positions wrap around at 32 bits, and batches wrap around the ring at every slot.
+    /// 32-bit positions wrap around, and batches wrap around the ring at each of its entries.
     #[test]
     fn order_and_depth_hold_when_positions_wrap() {
         let mut batches = Batches::new(5).unwrap();

@@ -1,5 +1,5 @@
-//! A device as a file, for calls that block until their request is done: a program's plain system
-//! calls, and requests that a ring passes to a worker.
+//! A device as a file, for calls that block until their transfer is done: a program's read(2) and
+//! the like, and requests that a ring passes to a worker.
 //!
 //! This file supports what a device does not: partial blocks (read, modified, written back), memory
 //! that the device must not access, and transfers longer than one request. The results are those of
@@ -7,15 +7,15 @@
 //! transfers.
 //!
 //! # Waiting
-//! A call waits as the device's policy says: it sleeps on the interrupt, polls, or first sleeps for
-//! half of the mean latency (as blk-mq did) and then polls. No signal interrupts the wait, as in
-//! Linux's wait for a disk. A handler of the program runs after the call. A signal without a
-//! handler still ends the process, even if the device never answers.
+//! A call waits according to the device's policy: it sleeps on the interrupt, polls, or first
+//! sleeps for half of the mean latency (as blk-mq did) and then polls. No signal interrupts the
+//! wait, as in Linux's wait for a disk. A signal handler of the program runs after the call. A
+//! signal without a handler still ends the process, even if the device never answers.
 //!
 //! # Concurrency
-//! - Each call has a queue pair to itself, one of at most sixteen.
-//! - Two writes to *parts* of one block are serialized by a lock, so that neither undoes the other.
-//!   Calls share no other lock.
+//! - Each call uses a queue pair alone. A process has at most sixteen of these.
+//! - Two writes to *parts* of one block are serialized by a lock, so that neither overwrites the
+//!   other's bytes. Calls share no other lock.
 //! - Writes of whole blocks do not take that lock, and other processes have locks of their own. So
 //!   of a write to a part of a block and a concurrent write to the whole block, either may be lost.
 //!   So may either of two writes by two processes to parts of one block, even if the parts do not
@@ -36,7 +36,7 @@ use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::width;
 
-/// A device as a file; see the head of this file.
+/// A device as a file, for blocking calls; see the head of this file.
 #[derive(Clone, Copy)]
 pub struct BlockFile<'a> {
     device: &'a Device,
@@ -47,7 +47,7 @@ impl<'a> BlockFile<'a> {
         BlockFile { device }
     }
 
-    /// Reads; see [`BlockFile::transfer`].
+    /// Reads into the segments; see [`BlockFile::transfer`].
     pub fn read(&self, offset: u64, segments: &[IoVector], direct: bool) -> Result<u64, Errno> {
         self.transfer(&Transfer {
             operation: Operation::Read,
@@ -59,13 +59,14 @@ impl<'a> BlockFile<'a> {
         })
     }
 
-    /// Writes; see [`BlockFile::transfer`].
+    /// Writes the content of the segments; see [`BlockFile::transfer`].
     pub fn write(&self, offset: u64, segments: &[IoVector], direct: bool, durable: bool) -> Result<u64, Errno> {
         self.transfer(&Transfer { operation: Operation::Write, durable, registered: false, direct, offset, segments })
     }
 
-    /// Reads or writes, and returns the number of bytes. The number is smaller than requested at
-    /// the device's end, after 2 GiB, or before an error.
+    /// Reads or writes, and returns the number of bytes. The number is smaller than requested if
+    /// the transfer crosses the device's end, is longer than 2 GiB, or meets an error after its
+    /// first byte.
     ///
     /// Errors: those of [`Transfer::route`]; `EFAULT`; the device's errors (`EIO` and others).
     pub fn transfer(&self, transfer: &Transfer) -> Result<u64, Errno> {
@@ -86,8 +87,8 @@ impl<'a> BlockFile<'a> {
         Ok(done)
     }
 
-    /// Transfers some of the remaining bytes: a part of a block, or whole blocks by one method.
-    /// Never returns 0.
+    /// Transfers some of the remaining bytes: a part of a block, or as many whole blocks as one
+    /// method can. Returns at least 1.
     fn step(
         &self,
         caller: &mut Caller,
@@ -104,8 +105,7 @@ impl<'a> BlockFile<'a> {
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
         match caller.straight(self.device, whole, transfer.registered, cursor) {
-            // Some of the memory may be valid. A copy through the bounce buffer transfers that
-            // part.
+            // Some of the memory may be accessible. The bounce buffer transfers that part.
             Ok(0) | Err(Errno::EFAULT) => self.bounced(caller, transfer, cursor, whole),
             other => other,
         }
@@ -168,15 +168,15 @@ impl<'a> BlockFile<'a> {
 
     /// Makes all written data durable.
     pub fn flush(&self) -> Result<(), Errno> {
-        // Without a volatile cache the data is durable already.
+        // Without a volatile cache, written data is durable already.
         if self.device.geometry().features.flush { self.command(Operation::Flush, 0, 0) } else { Ok(()) }
     }
 
-    /// Discards the contents of blocks (BLKDISCARD, and a hole punched by fallocate(2) if the
-    /// blocks need not read as zeroes).
+    /// Discards the contents of blocks (BLKDISCARD; also fallocate(2) with FALLOC_FL_PUNCH_HOLE, if
+    /// the blocks need not read as zeroes).
     ///
-    /// Errors: `EOPNOTSUPP`; `EPERM`; `EINVAL` if the range is empty, not aligned to blocks, or not
-    /// within the device.
+    /// Errors: `EOPNOTSUPP` if the device cannot discard; `EPERM` if it is read-only; `EINVAL` if
+    /// the range is empty, not aligned to blocks, or not within the device.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), Errno> {
         if !self.device.geometry().features.discard {
             return Err(Errno::EOPNOTSUPP);
@@ -185,8 +185,8 @@ impl<'a> BlockFile<'a> {
         self.command(Operation::Discard, offset, length)
     }
 
-    /// Makes blocks read as zeroes (BLKZEROOUT). If the device has no such request and `or_write`
-    /// allows it, zeroes are written.
+    /// Makes blocks read as zeroes (BLKZEROOUT). If the device has no such operation, writes zeroes
+    /// if `or_write` is set.
     ///
     /// Errors: those of [`BlockFile::discard`].
     pub fn write_zeroes(&self, offset: u64, length: u64, or_write: bool) -> Result<(), Errno> {
@@ -226,7 +226,8 @@ impl<'a> BlockFile<'a> {
     }
 }
 
-/// Returns the number of bytes copied from or to the program's memory. Error: `EFAULT` if it is 0.
+/// Returns the number of bytes that were copied from or to the program's memory. Error: `EFAULT` if
+/// it is 0.
 fn some(copied: usize) -> Result<u64, Errno> {
     if copied == 0 { Err(Errno::EFAULT) } else { Ok(copied as u64) }
 }

@@ -1,7 +1,8 @@
-//! A queue pair and what its user needs for an efficient wait: the number of requests in flight,
-//! and when they were submitted.
+//! A queue pair with what its user needs to wait efficiently: the number of requests in flight, and
+//! when they were submitted.
 //!
-//! - A wait is `begin_wait`, then `poll` and `pause` in turns until enough requests have completed.
+//! - A wait is one `begin_wait`, followed by alternating calls of `poll` and `pause`, until enough
+//!   requests have completed.
 //! - `pause` follows the device's policy, which may change between two polls.
 //! - Requests are tracked only while the policy is hybrid: when each was submitted (the clock is
 //!   read once per batch), which is the oldest, and how long earlier requests took. Otherwise a
@@ -24,7 +25,7 @@ pub struct Channel {
     options: QueueOptions,
     waiter: WaiterKind,
     tracker: Option<Box<Tracker>>,
-    /// Whether the tracker is kept even if the policy is no longer hybrid.
+    /// Whether the tracker is kept when the policy is no longer hybrid.
     keeps_tracking: bool,
 }
 
@@ -34,14 +35,14 @@ pub struct Wait {
     slept: bool,
 }
 
-/// The next step after a poll that found too few completions. Ordered by urgency: a thread that
-/// waits for several channels takes the minimum of their answers.
+/// The next step of a thread after a poll that found too few completions. Ordered by urgency: a
+/// thread that waits for several channels uses the minimum of their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pause {
     /// Poll again.
     Spin,
-    /// Sleep for this time ([`usring_sys::timer_slack::sleep_precisely`]), then poll again. A wait
-    /// sleeps at most once.
+    /// Sleep for this time ([`usring_sys::timer_slack::sleep_precisely`]), then poll again. One
+    /// wait contains at most one such sleep.
     Sleep(Nanoseconds),
     /// Arm the interrupt and sleep on it.
     Interrupt,
@@ -62,7 +63,7 @@ impl Channel {
         channel
     }
 
-    /// Allocates the state of a hybrid policy now and keeps it, for a user that must not allocate
+    /// Allocates the tracker of a hybrid policy now and keeps it. For a user that must not allocate
     /// when the policy changes.
     pub fn keep_tracking(&mut self) {
         self.keeps_tracking = true;
@@ -91,7 +92,7 @@ impl Channel {
         }
     }
 
-    /// Returns whether the notification of the device may sleep; see [`QueuePair::defers_submits`].
+    /// Returns whether notifying the device may sleep; see [`QueuePair::defers_submits`].
     pub fn defers_submits(&self) -> bool {
         self.queue.defers_submits()
     }
@@ -154,17 +155,18 @@ impl Channel {
         self.queue.interrupt()
     }
 
-    /// Returns a way to sleep for several completions; see [`QueuePair::waiter`].
+    /// Returns a means to sleep until several requests have completed; see [`QueuePair::waiter`].
     pub fn waiter(&self) -> Option<Waiter> {
         self.queue.waiter()
     }
 
-    /// Lets completions signal no interrupt; see [`QueuePair::silence`].
+    /// Makes later requests complete without an interrupt; see [`QueuePair::silence`].
     pub fn silence(&mut self) {
         self.queue.silence();
     }
 
-    /// Returns whether requests in flight signal no interrupt; see [`QueuePair::has_silent`].
+    /// Returns whether a request in flight will complete without an interrupt; see
+    /// [`QueuePair::has_silent`].
     pub fn has_silent(&self) -> bool {
         self.queue.has_silent()
     }
@@ -184,7 +186,7 @@ impl Channel {
         match self.policy.get() {
             PollPolicy::Classic => Pause::Spin,
             PollPolicy::Interrupt if self.options.interrupts => Pause::Interrupt,
-            // The queue pair was opened without interrupts, under another policy.
+            // The queue pair was opened without interrupts, while another policy was set.
             PollPolicy::Interrupt => Pause::Spin,
             hybrid => self.pause_hybrid(wait, hybrid),
         }

@@ -1,4 +1,4 @@
-//! A device as its users see it: a driver, and the policy for waiting.
+//! A device as its users see it: a driver, and the policy by which threads wait for completions.
 
 use crate::block_file::{BlockFile, Callers};
 use crate::channel::Channel;
@@ -15,10 +15,10 @@ pub struct Device {
     driver: Box<dyn Driver>,
     geometry: Geometry,
     policy: PolicyWord,
-    /// Whether a polled ring may use the device even if it does not poll. The ring then waits for
-    /// interrupts instead of getting `EOPNOTSUPP` (as in Linux before 6.12).
+    /// Whether a polled ring may use the device even if the device cannot be polled. The ring then
+    /// waits for interrupts instead of getting `EOPNOTSUPP` (as in Linux before 6.12).
     polls_without_polling: bool,
-    /// Queue pairs for blocking calls. They are per process, because a forked child must not use
+    /// Queue pairs of blocking calls. Each process has its own, because a forked child must not use
     /// its parent's queue pairs.
     callers: OwnedPerProcess<Callers>,
 }
@@ -40,7 +40,7 @@ impl Device {
         &self.geometry
     }
 
-    /// Returns the device as a file, for calls that block until their request is done.
+    /// Returns the device as a file, for calls that block until their transfer is done.
     pub fn as_file(&self) -> BlockFile<'_> {
         BlockFile::new(self)
     }
@@ -54,8 +54,8 @@ impl Device {
         self.policy.get()
     }
 
-    /// Checks whether a polled ring may use the device. Error: `EOPNOTSUPP` if the device does not
-    /// poll.
+    /// Checks whether a polled ring may use the device. Error: `EOPNOTSUPP` if the device cannot be
+    /// polled, unless it may be used without polling.
     #[inline]
     pub fn check_polled(&self) -> Result<(), Errno> {
         let polls = self.geometry().features.polls && self.policy().polls();
@@ -72,10 +72,10 @@ impl Device {
         self.open_channel_for(WaiterKind::Ring, options)
     }
 
-    /// Opens a queue pair for this kind of user.
+    /// Opens a queue pair for the given kind of user.
     pub fn open_channel_for(&self, waiter: WaiterKind, options: QueueOptions) -> Result<Channel, Errno> {
-        // A channel reads this clock if the policy is hybrid, and the policy may become hybrid
-        // later.
+        // Calibrates the clock even without a hybrid policy: the policy may become hybrid later,
+        // and the channel then reads this clock.
         ticks::calibrate();
         Ok(Channel::new(self.driver.open_queue(options)?, self.policy, options, waiter))
     }

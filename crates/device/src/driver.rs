@@ -1,5 +1,5 @@
-//! The two traits of a kind of device: the driver, which all users share, and its queue pairs, each
-//! of which belongs to one ring, context or thread.
+//! The two traits that a kind of device implements: the driver, which all users share, and its
+//! queue pairs. Each queue pair belongs to one ring, AIO context or thread.
 
 mod deferred_submit;
 pub mod file;
@@ -17,43 +17,43 @@ use usring_sys::Errno;
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::plain::IoVector;
 
-/// Maximum bytes of a request without another limit: Linux's limit for one call (`MAX_RW_COUNT`).
-/// It fits into a result.
+/// Most bytes of a request on a device without a lower limit: Linux's limit for one call
+/// (`MAX_RW_COUNT`). A result of 32 bits can hold it.
 pub const LONGEST_TRANSFER: u32 = 0x7fff_f000;
-/// Maximum number of segments of a request without another limit (`UIO_MAXIOV`).
+/// Most segments of a request on a device without a lower limit (`UIO_MAXIOV`).
 pub const MOST_SEGMENTS: u32 = 1024;
 
 /// A device of one kind (`null`, `ram`, …), or a wrapper around a device.
 pub trait Driver: Send + Sync {
     fn geometry(&self) -> Geometry;
 
-    /// Opens a queue pair. On the control path; may block.
+    /// Opens a queue pair. May block, because it is not on the path of a request.
     ///
     /// Errors: those of the driver's system calls or of its back end; `ENOMEM`.
     fn open_queue(&self, options: QueueOptions) -> Result<Box<dyn QueuePair>, Errno>;
 
     /// Executes a request for which a queue pair returned [`Submission::NeedsWorker`]. Blocks the
-    /// calling thread. Returns the bytes.
+    /// calling thread. Returns the bytes transferred.
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let _ = request;
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns whether a forked child may use this driver with queue pairs of its own, which reach
-    /// the same blocks. The descriptors passed to `keep` must stay open in the child.
+    /// Returns whether a forked child may open queue pairs of its own on this driver, which reach
+    /// the same blocks. Calls `keep` with each descriptor that must stay open in the child.
     fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
         let _ = keep;
         false
     }
 
     /// Announces memory that the program uses for many transfers (registered buffers, buffer
-    /// rings). If its back end can share memory, the driver shares this memory and transfers
-    /// without a copy. The driver may ignore the call.
+    /// rings). A driver whose back end can share memory shares it, and then transfers without a
+    /// copy. Other drivers ignore the call.
     fn share_memory(&self, memory: IoVector) {
         let _ = memory;
     }
 
-    /// Ends what [`Driver::share_memory`] began, after the last transfer.
+    /// Ends the sharing that [`Driver::share_memory`] began, after the last transfer.
     fn unshare_memory(&self, memory: IoVector) {
         let _ = memory;
     }
@@ -62,9 +62,9 @@ pub trait Driver: Send + Sync {
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Maximum number of requests in flight; tokens are smaller.
+    /// Most requests in flight. The tokens of requests are below this number.
     pub depth: u32,
-    /// Whether the user sleeps on [`QueuePair::interrupt`]. If not, the user only polls, and the
+    /// Whether the user may sleep on [`QueuePair::interrupt`]. If not, the user only polls, and the
     /// device sends no interrupts.
     pub interrupts: bool,
 }
@@ -73,29 +73,29 @@ pub struct QueueOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Submission {
-    /// The request will complete. The device need not learn of it before
+    /// The request will complete. The device may learn of the request as late as at
     /// [`QueuePair::ring_doorbell`].
     Accepted,
-    /// There is no room until a request completes.
+    /// The queue pair has no room until a request completes.
     Full,
-    /// The request would block here; [`Driver::execute`] executes it.
+    /// The request would block. A thread that may block must pass it to [`Driver::execute`].
     NeedsWorker,
-    /// The request fails immediately with this error; there will be no completion.
+    /// The request has failed with this error. It gets no completion.
     Refused(Errno),
 }
 
 /// A submission queue and a completion queue of a device.
 pub trait QueuePair: Send {
-    /// Submits a request. Never blocks. Touches the request's memory later only if the result is
-    /// [`Submission::Accepted`].
+    /// Submits a request without blocking. Only a request with the result [`Submission::Accepted`]
+    /// may have its memory accessed after this call.
     fn submit(&mut self, request: &DeviceRequest) -> Submission;
 
-    /// Notifies the device of all accepted requests, once per batch. Sleeps only if
-    /// [`QueuePair::defers_submits`].
+    /// Notifies the device of all accepted requests. Called once per batch. May sleep only if
+    /// [`QueuePair::defers_submits`] returns `true`.
     fn ring_doorbell(&mut self);
 
-    /// Returns whether notifying the device may sleep. A user with a contended lock then uses a
-    /// deferred submit, which releases the lock for the sleep:
+    /// Returns whether notifying the device may sleep. A user whose lock is contended then uses a
+    /// *deferred submit*, during which the lock is free:
     ///
     /// 1. [`QueuePair::begin_deferred`], with the lock.
     /// 2. [`DeferredSubmit::run`], without the lock.
@@ -104,47 +104,49 @@ pub trait QueuePair: Send {
         false
     }
 
-    /// Begins a deferred submit. Returns the batch to carry out and to bring back; `None` if
-    /// there is nothing left to do.
+    /// Begins a deferred submit of all accepted requests. `None` if nothing is left to run.
     fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
         self.ring_doorbell();
         None
     }
 
-    /// Ends a deferred submit, after [`DeferredSubmit::run`].
+    /// Ends a deferred submit whose [`DeferredSubmit::run`] has returned.
     fn end_deferred(&mut self, batch: DeferredSubmit) {
         let _ = batch;
     }
 
-    /// Appends completions in any order, as far as there is room. Never blocks.
+    /// Appends the completions of completed requests, in any order, as far as there is room. Never
+    /// blocks.
     fn poll(&mut self, completions: &mut Completions);
 
-    /// Returns whether a poll may find completions. Cheap, because users call it repeatedly between
-    /// polls. `true` if only a poll can find out.
+    /// Returns whether a poll may find completions. Users call it repeatedly between polls, so it
+    /// must be cheap. `true` if only a poll can find out.
     fn has_completions(&mut self) -> bool {
         true
     }
 
-    /// Returns the descriptor that becomes readable after [`QueuePair::arm_interrupt`]; `None`
-    /// unless the queue pair was opened with interrupts.
+    /// Returns the descriptor of the interrupt: it becomes readable after
+    /// [`QueuePair::arm_interrupt`], at a completion. `None` if the queue pair was opened without
+    /// interrupts.
     fn interrupt(&self) -> Option<i32>;
 
-    /// Returns a way for a thread to sleep until several requests have completed, if the device has
-    /// one. It needs no armed interrupt.
+    /// Returns a means for a thread to sleep until several requests have completed, if the device
+    /// has one. The interrupt need not be armed for it.
     fn waiter(&self) -> Option<Waiter> {
         None
     }
 
-    /// Lets the requests submitted from now on complete without signalling the interrupt, which is
-    /// cheaper. Arming the interrupt ends this.
+    /// Makes requests that are submitted from now on complete without signalling the interrupt,
+    /// which is cheaper. Arming the interrupt ends this mode.
     fn silence(&mut self) {}
 
-    /// Returns whether requests are in flight whose completions do not signal an armed interrupt.
+    /// Returns whether a request is in flight whose completion will not signal an armed interrupt.
     fn has_silent(&self) -> bool {
         false
     }
 
-    /// Asks for a signal of [`QueuePair::interrupt`] at the next completion. `false` if there may
-    /// be a completion already: the user must poll first, as the descriptor may stay unreadable.
+    /// Arms the interrupt: the next completion makes [`QueuePair::interrupt`] readable. `false` if
+    /// a request may have completed already. The user must then poll, because the descriptor may
+    /// stay unreadable.
     fn arm_interrupt(&mut self) -> bool;
 }

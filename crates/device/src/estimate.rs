@@ -1,14 +1,14 @@
-//! Estimates of a request's latency, from the requests that have completed.
+//! Estimates of a request's latency, from the latencies of completed requests.
 //!
 //! There are three estimates:
 //!
 //! | estimate | origin | learns | sleep | used by |
 //! |---|---|---|---|---|
-//! | [`HalfMean`] | blk-mq's adaptive hybrid polling (until Linux 6.3) | mean of each 100 ms, by direction and size | half the mean | calls that wait for one request |
+//! | [`HalfMean`] | blk-mq's adaptive hybrid polling (until Linux 6.3) | mean of each 100 ms, by direction and size | half the mean | blocking calls, which wait for one request |
 //! | [`RingEstimate`] | io_uring's `HYBRID_IOPOLL` (from 6.13) | minimum since setup | half the minimum | rings that were set up with it |
 //! | [`Expectations`] | usring | mean and spread of the last requests, by direction and size | remaining time, minus the spread and the timer's overshoot | rings on a device whose policy is `hybrid` |
 //!
-//! - blk-mq sleeps once per request. With 32 requests in flight that gave 167 requests per second.
+//! - blk-mq sleeps once per request. With 32 requests in flight this gave 167 requests per second.
 //!   So [`Expectations`] sleeps once per *wait*, for the oldest request.
 //! - io_uring's estimate can only fall. After one completion that is found early, the ring polls
 //!   without sleep for good. [`Expectations`] can rise again.
@@ -21,12 +21,12 @@ use usring_sys::ticks::Ticks;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket(u8);
 
-/// Size classes per direction: 512 bytes, 1 KiB, …, 64 KiB and more.
+/// Number of size classes per direction: 512 bytes, 1 KiB, …, 64 KiB and more.
 const SIZES: u32 = 8;
-/// Buckets of reads and writes, as in blk-mq.
+/// Number of buckets of reads and writes, as in blk-mq.
 const DATA: u8 = 16;
 const _: () = assert!(DATA as u32 == 2 * SIZES);
-/// All buckets: there is also one for each operation without data.
+/// Number of all buckets. Each operation without data has one, too.
 const BUCKETS: usize = DATA as usize + 3;
 
 impl Bucket {
@@ -47,10 +47,10 @@ impl Bucket {
     }
 }
 
-/// blk-mq's estimate.
+/// blk-mq's estimate: half of the mean latency of each bucket.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// Means of the previous window; 0 if no request has completed yet.
+    /// By bucket: the mean latency in the previous window; 0 if no request has completed yet.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,
@@ -88,12 +88,12 @@ impl HalfMean {
     }
 }
 
-/// A ring's only estimate, as in `IORING_SETUP_HYBRID_IOPOLL`. The ring sleeps once for each
-/// request, before its first poll.
+/// io_uring's estimate, with `IORING_SETUP_HYBRID_IOPOLL`: the least latency of a ring's requests.
+/// The ring sleeps once for each request, before its first poll.
 #[derive(Debug)]
 pub struct RingEstimate(Nanoseconds);
 
-/// No request has completed yet.
+/// Value of [`RingEstimate`] before a request has completed.
 const UNKNOWN: Nanoseconds = i64::MAX as u64;
 
 impl RingEstimate {
@@ -106,8 +106,8 @@ impl RingEstimate {
         if self.0 == UNKNOWN { 0 } else { self.0 / 2 }
     }
 
-    /// Records a polled request: the time since its issue, and how much of that the ring slept for
-    /// it. The estimate never rises.
+    /// Records a completed request: the time since its issue, and how much of that time the ring
+    /// slept for it. The estimate never rises.
     pub fn record(&mut self, since_issue: Nanoseconds, slept: Nanoseconds) {
         self.0 = self.0.min(since_issue.saturating_sub(slept));
     }
@@ -119,37 +119,37 @@ impl Default for RingEstimate {
     }
 }
 
-/// usring's estimate, by bucket.
+/// usring's estimate, for each bucket.
 #[derive(Debug, Default)]
 pub struct Expectations {
     of: [Expectation; BUCKETS],
-    /// Buckets in which this poll has found completions, one bit each.
+    /// One bit for each bucket, set if the current poll has found a completion of that bucket.
     found: u32,
 }
 
-/// Mean and mean deviation. The last eight or so requests weigh most (RFC 6298 has the same filter
-/// for round-trip times).
+/// Mean latency and mean deviation of a bucket. The last eight or so requests weigh most (RFC 6298
+/// has the same filter for round-trip times).
 #[derive(Clone, Copy, Debug, Default)]
 struct Expectation {
-    /// 0 if no request has completed yet.
+    /// Mean latency; 0 if no request of the bucket has completed yet.
     mean: Nanoseconds,
     spread: Nanoseconds,
-    /// Limit of the latencies recorded in this poll; a longer latency counts as this.
+    /// Limit of the latencies that the current poll records. A longer latency counts as this value.
     most: Nanoseconds,
 }
 
 impl Expectations {
     /// Begins a poll. The completions of one poll may all be late for one reason, such as a busy
-    /// machine. Then 32 late requests count no more than one.
+    /// machine. Their latencies are limited, so that 32 late requests count no more than one.
     #[inline]
     pub fn begin_look(&mut self) {
         self.found = 0;
     }
 
-    /// Records a request that completed `latency` after its submission. For the last `asleep` of
-    /// this time the channel was not polled, so the completion came at an unknown moment in it;
-    /// half of it is subtracted. So a sleep that is too long shortens the next one, instead of
-    /// confirming itself.
+    /// Records a request that completed `latency` after its submission. During the last `asleep` of
+    /// this time the channel was not polled, and the request completed at an unknown moment. So
+    /// half of `asleep` is subtracted. A sleep that was too long then shortens the next one,
+    /// instead of confirming itself.
     #[inline]
     pub fn record(&mut self, bucket: Bucket, latency: Nanoseconds, asleep: Nanoseconds) {
         let bit = 1 << bucket.0;
@@ -159,8 +159,8 @@ impl Expectations {
     }
 
     /// Returns how long to sleep for a request of this age, in nanoseconds; 0 for no sleep.
-    /// `alone`: no other request is in flight. `overshoot` is the timer's. It is about the cost of
-    /// a sleep, too, so shorter sleeps do not pay.
+    /// `alone`: no other request is in flight. `overshoot` is how much longer than requested a
+    /// sleep takes. A sleep costs about as much, so shorter sleeps do not pay.
     #[inline]
     pub fn sleep(&self, bucket: Bucket, age: Nanoseconds, alone: bool, overshoot: Nanoseconds) -> Nanoseconds {
         let sleep = self.of[bucket.index()].earliest(alone).saturating_sub(age).saturating_sub(overshoot);
@@ -183,9 +183,9 @@ impl Expectation {
         self.mean = (7 * self.mean + latency).div_ceil(8);
     }
 
-    /// Returns the age at which to start polling. With several requests in flight, each moment too
-    /// late leaves the device with less work. A single request delays only itself, so an uncertain
-    /// estimate gives blk-mq's half of the mean.
+    /// Returns the age of the oldest request at which to start polling. With several requests in
+    /// flight, a late start leaves the device with less work. A single request delays only itself.
+    /// So an uncertain estimate then gives half of the mean, as in blk-mq.
     fn earliest(&self, alone: bool) -> Nanoseconds {
         let certain = self.mean.saturating_sub(2 * self.spread);
         if alone { certain.max(self.mean / 2) } else { certain }

@@ -7,20 +7,19 @@ pub const ANY_NUMBER: u32 = u32::MAX;
 /// Properties of a device, constant for its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes; a multiple of `block`.
+    /// Size of the device in bytes; a multiple of `block`.
     pub size: u64,
     /// Logical block in bytes: a power of two, at least 512. Offsets and lengths of requests are
     /// multiples of it.
     pub block: u32,
-    /// Required alignment of a program's buffer in bytes; 1 for none. The driver answers `EINVAL`
-    /// for a buffer at another address.
+    /// Required alignment of a program's buffer in bytes; 1 for none. A driver fails a request with
+    /// another buffer with `EINVAL`.
     pub alignment: u32,
-    /// Maximum bytes of a request. Below 2 GiB, because a result is a signed 32-bit number.
+    /// Most bytes of a request. Below 2 GiB, because a result is a signed 32-bit number.
     pub transfer: u32,
-    /// Maximum number of segments of a request.
+    /// Most segments of a request.
     pub segments: u32,
-    /// Maximum number of queue pairs open at the same time, over all users; [`ANY_NUMBER`] for no
-    /// limit.
+    /// Most queue pairs that all users together may have open; [`ANY_NUMBER`] for no limit.
     pub queues: u32,
     pub features: Features,
 }
@@ -28,20 +27,22 @@ pub struct Geometry {
 /// Features of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Completions can be found without an interrupt. All drivers of this crate can do so. A device
-    /// with the policy `interrupt` does not poll: a polled ring gets `EOPNOTSUPP` from it.
+    /// Completions can be found without an interrupt. All drivers of this crate can do so. With the
+    /// policy `interrupt` the device is not polled nevertheless, and a polled ring gets
+    /// `EOPNOTSUPP`.
     pub polls: bool,
-    /// A write is durable only after a FLUSH.
+    /// A write is durable only after a flush.
     pub flush: bool,
-    /// DISCARD frees blocks; they then read as zeroes or as before.
+    /// The device can discard blocks. Discarded blocks read as zeroes or as before.
     pub discard: bool,
-    /// WRITE ZEROES, which needs no buffer.
+    /// The device can write zeroes without a buffer.
     pub write_zeroes: bool,
     pub read_only: bool,
-    /// The device throws written data away.
+    /// The device does not store what is written to it.
     pub forgets: bool,
-    /// The kernel uses a request's memory until the completion. Swapped memory, whose pages come
-    /// and go ([`usring_sys::pinned_memory`]), must not be passed to such a device.
+    /// The kernel accesses a request's memory until the completion. Swapped memory, whose pages are
+    /// evicted and brought back ([`usring_sys::pinned_memory`]), must not be passed to such a
+    /// device.
     pub lends_memory: bool,
 }
 

@@ -10,9 +10,10 @@ use usring_uapi::general as linux;
 pub struct OpenDevice {
     device: Arc<Device>,
     /// `O_*`: the access mode and the status flags. fcntl(2) may change the status flags at any
-    /// time. A transfer loads the word once, so relaxed ordering suffices.
+    /// time. A transfer loads the word once, and nothing else depends on it, so relaxed ordering
+    /// suffices.
     flags: AtomicU32,
-    /// Held while a transfer uses and advances the file position.
+    /// Held while a transfer reads and advances the file position.
     position: Mutex<()>,
 }
 
@@ -26,7 +27,7 @@ impl OpenDevice {
         &self.device
     }
 
-    /// Returns the current flags.
+    /// Returns the flags as they are now.
     #[inline]
     pub fn mode(&self) -> OpenMode {
         OpenMode(self.flags.load(Ordering::Relaxed))
@@ -36,14 +37,14 @@ impl OpenDevice {
         &self.position
     }
 
-    /// Sets the status flags (fcntl(2) F_SETFL); the access mode stays.
+    /// Sets the status flags (fcntl(2) F_SETFL). The access mode stays as it is.
     pub fn set_status_flags(&self, flags: u32) {
         let mode = self.flags.load(Ordering::Relaxed) & linux::O_ACCMODE;
         self.flags.store(flags & !linux::O_ACCMODE | mode, Ordering::Relaxed);
     }
 }
 
-/// The flags of an open device at one moment. Each transfer loads them once.
+/// The flags of an open device at one moment. A transfer loads them once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenMode(u32);
 

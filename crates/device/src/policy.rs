@@ -1,6 +1,6 @@
-//! How threads wait for a device's completions; changeable during the run. The modes are those of
-//! blk-mq's `io_poll_delay` (−1: classic, 0: adaptive hybrid, else the microseconds of a fixed
-//! hybrid).
+//! How threads wait for a device's completions. The user can change the policy during the run. The
+//! modes are those of blk-mq's `io_poll_delay` (−1: classic, 0: adaptive hybrid, else the
+//! microseconds of a fixed hybrid).
 
 use alloc::boxed::Box;
 use core::fmt;
@@ -10,14 +10,14 @@ use usring_sys::clock::Nanoseconds;
 /// How a thread waits until a completion arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PollPolicy {
-    /// Sleeps until the device interrupts; the device does not poll.
+    /// Sleeps until the device interrupts. The device is not polled.
     Interrupt,
     /// Polls without a pause.
     #[default]
     Classic,
-    /// Sleeps for half of the expected wait, then polls.
+    /// Sleeps for a part of the expected wait, then polls.
     HybridAdaptive,
-    /// Sleeps for this time, then polls.
+    /// Sleeps until the oldest request has this age, then polls.
     HybridFixed(Nanoseconds),
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for PollPolicy {
     }
 }
 
-/// A device's policy: a word that lives as long as the process, perhaps in memory that all
+/// A device's policy: a word that exists as long as the process, perhaps in memory that all
 /// processes of the run share. `usring ctl` changes the word, and every waiting thread reads it. No
 /// other data depends on the word, so relaxed ordering suffices.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ const INTERRUPT: u64 = u64::MAX;
 const CLASSIC: u64 = u64::MAX - 1;
 
 impl PolicyWord {
-    /// Returns the policy that `word` holds; any value of a word is a policy.
+    /// Returns the policy that `word` holds. Every value of a word is a policy.
     pub const fn at(word: &'static AtomicU64) -> Self {
         PolicyWord(word)
     }
@@ -96,7 +96,7 @@ impl PolicyWord {
         PollPolicy::from_word(self.0.load(Ordering::Relaxed))
     }
 
-    /// Returns whether the policy is one of the two hybrid ones.
+    /// Returns whether the policy is one of the two hybrid policies.
     #[inline]
     pub fn is_hybrid(self) -> bool {
         self.0.load(Ordering::Relaxed) < CLASSIC

@@ -3,8 +3,8 @@
 use core::fmt;
 use usring_sys::clock::Nanoseconds;
 
-/// Parses a number with the unit `ns`, `us`, `ms` or `s`. `None` if the text is no such span, or if
-/// it overflows.
+/// Parses a number followed by `ns`, `us`, `ms` or `s`. `None` if the text has another form, or if
+/// the number of nanoseconds overflows.
 pub fn parse(text: &str) -> Option<Nanoseconds> {
     let digits = text.find(|c: char| !c.is_ascii_digit())?;
     let (digits, unit) = text.split_at(digits);

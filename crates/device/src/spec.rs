@@ -6,10 +6,10 @@
 //! OPTION  = NAME "=" VALUE
 //! ```
 //! - A value ends at a comma or a closing parenthesis. A parenthesized part of a value may contain
-//!   them (`latency=uniform(5us,20us)`); elsewhere a backslash escapes them (`path=/a\,b`). A
-//!   backslash is written twice.
-//! - Inside a wrapper, an option that the device knows belongs to the device, and any other to the
-//!   wrapper. No name is both.
+//!   both (`latency=uniform(5us,20us)`). Elsewhere a backslash must precede them (`path=/a\,b`),
+//!   and a backslash itself.
+//! - Inside a wrapper, an option that the device knows belongs to the device. Any other option
+//!   belongs to the wrapper. No option name belongs to both.
 //! - `poll=` and `overwrite=` belong to the whole text.
 //!
 //! The options of a kind of device are in that kind's file, as a [`DeviceKind`]. [`KINDS`] lists
@@ -41,6 +41,7 @@ pub struct DeviceKind {
     pub name: &'static str,
     pub options: &'static [OptionRow],
     /// Finds errors that no single value shows, such as a size that is not a multiple of the block.
+    /// The error is the end of a sentence for the user.
     pub check: fn(&Layer) -> Result<(), &'static str>,
     pub open: Opening,
 }
@@ -83,12 +84,13 @@ pub struct Spec {
     overwrite: Option<bool>,
 }
 
-/// A device, or a wrapper with the layer inside it, and its options.
+/// One layer of a device in parsed form, with its options: the device itself, or a wrapper around
+/// the next layer.
 #[derive(Clone)]
 pub struct Layer {
     kind: &'static DeviceKind,
     inner: Option<Box<Layer>>,
-    /// In the order of the text.
+    /// The options in the order of the text, by name.
     values: Vec<(&'static str, Value)>,
 }
 
@@ -98,19 +100,19 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
 }
 
 impl Spec {
-    /// Opens the driver with all its wrappers. On the control path; may block.
+    /// Opens the driver with all its wrappers. May block.
     ///
     /// Errors: those of the driver's system calls and of the supply.
     pub fn open(&self, supply: Box<dyn Supply>) -> Opened {
         self.outermost.open(supply)
     }
 
-    /// Returns the initial policy for waiting.
+    /// Returns the policy for waiting with which the device begins.
     pub fn policy(&self) -> PollPolicy {
         self.poll.unwrap_or_default()
     }
 
-    /// Returns whether swapped memory may overwrite any content of the device.
+    /// Returns whether swapped memory may overwrite data on the device (`overwrite=on`).
     pub fn overwrites(&self) -> bool {
         self.overwrite == Some(true)
     }
@@ -120,8 +122,8 @@ impl Spec {
         self.overwrite.is_some()
     }
 
-    /// Returns the device with each path replaced by `absolute(path)`, for a process in another
-    /// directory.
+    /// Returns the device with each path in its options replaced by `absolute(path)`, for a process
+    /// with another working directory.
     pub fn with_paths<E>(mut self, absolute: impl Fn(&str) -> Result<String, E>) -> Result<Spec, E> {
         let mut layer = Some(&mut self.outermost);
         while let Some(Layer { kind, inner, values }) = layer {
@@ -218,7 +220,7 @@ impl Layer {
     }
 }
 
-/// A `check`: the size of a device is a multiple of its block, and at least one block.
+/// A `check` of a device kind: the size must be a multiple of the block, and at least one block.
 pub fn check_size(layer: &Layer) -> Result<(), &'static str> {
     match layer.size("size") {
         Some(0) => Err("a device must have at least one block"),

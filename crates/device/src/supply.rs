@@ -1,4 +1,4 @@
-//! Resources that a driver can get only from the process that started the run:
+//! The resources that a driver can get only from the process that started the run:
 //!
 //! - memory that all processes of the run share,
 //! - queues of a back end, to which only that process is connected.
@@ -8,40 +8,40 @@ use usring_sys::Errno;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::unix_socket::Connection;
 
-/// The resources of a device. Every call is on the control path and may block. A call is one
-/// question and one answer, so it can be forwarded to another process.
+/// The source of a device's resources. Every call may block, because none is on the path of a
+/// request. A call is one question and one answer, so it can be forwarded to another process.
 pub trait Supply: Send + Sync {
-    /// Returns the memory that holds the device's blocks, `size` bytes; every process of the run
-    /// gets the same memory.
+    /// Returns the memory file that holds the device's blocks, of `size` bytes. Every process of
+    /// the run gets the same file.
     fn memory(&self, size: u64) -> Result<OwnedDescriptor, Errno>;
 
-    /// Returns the memory that holds the queues of a back end
+    /// Returns the memory file that holds the queues of a back end
     /// ([`crate::driver::vhost_user::arena`]).
     fn arena(&self) -> Result<OwnedDescriptor, Errno> {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Lends one of the back end's queues to one user, until it is returned.
+    /// Lends one of the back end's queues to the caller, until the queue is returned.
     ///
     /// Errors: `EBUSY`: all queues are lent; `EIO`: the back end has died.
     fn queue(&self) -> Result<QueueGrant, Errno> {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns a queue. The queue's user calls it, or the control plane after that user has died.
-    /// When the call has returned, the back end no longer touches anything for the queue.
-    /// `connection` is that of the [`QueueGrant`]; it has no use afterwards.
+    /// Returns a lent queue. Called by the queue's user, or by the control plane if the user has
+    /// died. After the call the back end accesses nothing for the queue. `connection` is that of
+    /// the [`QueueGrant`], which has no use afterwards.
     fn return_queue(&self, index: u32, connection: Option<&Connection>) {
         let _ = (index, connection);
     }
 
-    /// Shares a file of memory with the back end. The call only borrows the descriptor.
+    /// Shares a memory file with the back end. `file` is a descriptor that the caller keeps.
     fn share(&self, file: i32, length: u64) -> Result<SharedRegion, Errno> {
         let _ = (file, length);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Ends the sharing of a file of memory.
+    /// Ends the sharing of the memory file with this number.
     fn unshare(&self, slot: u32) {
         let _ = slot;
     }
@@ -50,15 +50,16 @@ pub trait Supply: Send + Sync {
 /// A queue of a back end, lent to one user.
 pub struct QueueGrant {
     pub index: u32,
-    /// Eventfd: makes the back end look for requests.
+    /// Eventfd that the user signals, so that the back end looks for requests.
     pub kick: OwnedDescriptor,
-    /// Eventfd: the back end or the control plane signals a change.
+    /// Eventfd that the back end signals for completions, and the control plane for a new
+    /// generation.
     pub call: OwnedDescriptor,
-    /// Eventfd: makes the control plane check whether the queue's rings are laid out for the new
-    /// back end.
+    /// Eventfd that the user signals after it has laid out the queue's rings for a new back end.
+    /// The control plane then starts the queue.
     pub settled: OwnedDescriptor,
-    /// The connection to a control plane in another process. Each side learns from the end of the
-    /// connection that the other process has ended.
+    /// The connection to a control plane in another process. When one of the two processes ends,
+    /// the other learns it from the end of the connection.
     pub connection: Option<Connection>,
 }
 
@@ -67,7 +68,7 @@ pub struct QueueGrant {
 pub struct SharedRegion {
     /// The number to pass to [`Supply::unshare`].
     pub slot: u32,
-    /// The address of its first byte in the back end.
+    /// The address of the memory's first byte in the back end.
     pub address: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Completions that are held back, each until its own due time.
+//! A queue of completions that are held back, each until its own due time.
 
 use crate::batches::AT_ONCE;
 use crate::request::{Completion, Completions};
@@ -11,8 +11,8 @@ use usring_sys::ticks::Ticks;
 /// nothing.
 pub(crate) struct Timeline {
     heap: BinaryHeap<Reverse<Waiting>>,
-    /// Number of completions added so far. Numbers them, so that completions with equal due times
-    /// keep their order.
+    /// Number of completions added so far. Each completion gets this number, so that completions
+    /// with equal due times keep their order.
     added: u64,
 }
 
@@ -37,13 +37,13 @@ impl Timeline {
         self.heap.push(Reverse(Waiting { due, number: self.added, token, result }));
     }
 
-    /// Returns the earliest due time.
+    /// Returns the due time of the first completion. `None` if there is no completion.
     pub fn earliest(&self) -> Option<Ticks> {
         self.heap.peek().map(|Reverse(waiting)| waiting.due)
     }
 
-    /// Moves due completions to `completions`, as far as there is room, and returns their number.
-    /// Reads the clock at most once, and not at all if no completion needs it.
+    /// Moves due completions to `completions`, as far as there is room. Returns how many it moved.
+    /// Reads the clock at most once, and not at all unless the first completion has a due time.
     pub fn collect(&mut self, completions: &mut Completions) -> u32 {
         let now = match self.earliest() {
             None => return 0,

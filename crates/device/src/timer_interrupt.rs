@@ -1,23 +1,23 @@
 //! The interrupt of a device whose latency is only simulated: a timer that fires when the next
-//! completion is due. Each setting of the timer is a system call. Only users that are about to
-//! sleep set it; users that poll never do.
+//! completion is due. Each change of the timer is a system call. So the timer is set only for a
+//! user that is about to sleep, and never for a user that polls.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, timerfd};
 
-/// The timer of a queue pair; none if the queue pair was opened without interrupts.
+/// The timer of a queue pair. There is none if the queue pair was opened without interrupts.
 pub(crate) struct TimerInterrupt {
     timer: Option<OwnedDescriptor>,
-    /// The time for which the timer is armed, if the user may be asleep. A completion that becomes
-    /// due earlier must set the timer again.
+    /// The time for which the timer is set, if the user may be asleep. `None`: the user is awake.
+    /// For a completion that becomes due earlier, the timer must be set again.
     armed: Option<Ticks>,
-    /// The timer is set or has fired: its descriptor is readable or will be.
+    /// Whether the timer runs or has fired, so that its descriptor is readable or will be.
     set: bool,
 }
 
-/// Value of `armed` if there is no completion to wait for.
+/// Value of `armed` if the user sleeps and no completion is held back.
 const NEVER: Ticks = Ticks(u64::MAX);
 
 impl TimerInterrupt {
@@ -35,8 +35,8 @@ impl TimerInterrupt {
         self.armed.is_some()
     }
 
-    /// Arms the timer for the user's sleep until the next completion, due at `due`. `false` if it
-    /// is due already.
+    /// Sets the timer for the sleep of the user. `due` is the due time of the next completion.
+    /// `false` if the completion is due already.
     pub fn arm(&mut self, due: Option<Ticks>) -> bool {
         let Some(due) = due else {
             self.clear();
@@ -47,7 +47,8 @@ impl TimerInterrupt {
         span > 0 && self.set(due, span)
     }
 
-    /// Sets the timer earlier if the next completion is due before the time for which it is armed.
+    /// Sets the timer to `due`, the due time of the next completion, if that is before the time for
+    /// which the timer is set.
     #[inline]
     pub fn advance(&mut self, due: Option<Ticks>) {
         if let (Some(armed), Some(due)) = (self.armed, due)
@@ -57,7 +58,7 @@ impl TimerInterrupt {
         }
     }
 
-    /// Stops the timer after completions were found: the user is awake.
+    /// Stops the timer after a poll has found completions: the user is awake.
     #[inline]
     pub fn acknowledge(&mut self) {
         if self.armed.take().is_some() {

@@ -1,5 +1,5 @@
-//! A channel's record of its requests while the device's policy is hybrid: when each was submitted,
-//! which is the oldest, and how long requests take.
+//! A channel's record of its requests in flight, while the device's policy is hybrid: when each was
+//! submitted, which is the oldest, and how long earlier requests took.
 
 use crate::estimate::{Bucket, Expectations, HalfMean};
 use crate::policy::PollPolicy;
@@ -10,12 +10,12 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 use usring_sys::timer_slack;
 
-/// The kind of user that waits; decides the length of an adaptive sleep.
+/// The kind of user that waits. It decides how long an adaptive sleep is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaiterKind {
     /// A ring, with any number of requests in flight.
     Ring,
-    /// A blocking call, which does nothing until its own request is done (blk-mq's case).
+    /// A blocking call, which does nothing until its own request has completed (as in blk-mq).
     Call,
 }
 
@@ -26,26 +26,27 @@ enum Estimate {
 }
 
 pub(crate) struct Tracker {
-    /// Indexed by token.
+    /// By token: the request in flight.
     requests: Vec<Tracked>,
     oldest: u32,
     newest: u32,
-    /// Start of the batch that is being submitted.
+    /// When the first request of the current batch was submitted.
     batch: Option<Ticks>,
-    /// Time since which the channel has not been polled, because its user sleeps.
+    /// Since when the channel has not been polled because its user sleeps.
     asleep_since: Option<Ticks>,
     estimate: Estimate,
     overshoot: Nanoseconds,
 }
 
-/// A request in flight, linked into a list by age.
+/// A request in flight, in a doubly linked list by age.
 #[derive(Clone, Copy)]
 struct Tracked {
     submitted: Ticks,
     older: u32,
     newer: u32,
     bucket: Bucket,
-    /// `false` if the request was submitted under another policy, or is not in flight.
+    /// Whether the entry is in the list. `false` if no such request is in flight, or if it was
+    /// submitted under another policy.
     known: bool,
 }
 
@@ -87,7 +88,7 @@ impl Tracker {
         self.batch = None;
     }
 
-    /// Records the completions that a poll has found.
+    /// Records the completions that a poll has found, and learns from their latencies.
     pub(crate) fn looked(&mut self, found: &[Completion]) {
         let asleep_since = self.asleep_since.take();
         if found.is_empty() {

@@ -1,5 +1,5 @@
 //! A read or write as the program requests it, and its route to the device. Rings and plain system
-//! calls share this rule.
+//! calls use the same rules.
 
 use crate::geometry::Geometry;
 use crate::request::Operation;
@@ -7,11 +7,11 @@ use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::{pinned_memory, user_memory};
 
-/// Maximum bytes of a read or write (Linux's MAX_RW_COUNT). A longer transfer is shortened without
-/// an error.
+/// Most bytes of a read or write (Linux's MAX_RW_COUNT). A longer transfer is shortened without an
+/// error.
 pub const MAX_TRANSFER: u64 = 0x7fff_f000;
 
-/// File offsets are signed.
+/// Largest file offset. Offsets are signed.
 const MAX_OFFSET: u64 = i64::MAX as u64;
 
 /// A read or write at any offset, of any length, with any memory.
@@ -19,32 +19,35 @@ const MAX_OFFSET: u64 = i64::MAX as u64;
 pub struct Transfer<'a> {
     /// `Read` or `Write`.
     pub operation: Operation,
-    /// For a write: the data is durable when the call returns (`RWF_DSYNC`, `O_DSYNC`).
+    /// For a write: whether the data must be durable when the call returns (`RWF_DSYNC`,
+    /// `O_DSYNC`).
     pub durable: bool,
-    /// See [`crate::DeviceRequest::registered`].
+    /// Whether the segments lie in registered memory; see [`crate::DeviceRequest::registered`].
     pub registered: bool,
-    /// The file is open with `O_DIRECT`.
+    /// Whether the file is open with `O_DIRECT`.
     pub direct: bool,
     pub offset: u64,
     pub segments: &'a [IoVector],
 }
 
-/// The route of a transfer.
+/// How a transfer reaches the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// To a queue pair, as one request of this many bytes.
+    /// To a queue pair, as one request of `length` bytes.
     QueuePair { length: u64 },
-    /// Through a [`crate::BlockFile`], in a thread that may block. The transfer has partial blocks,
-    /// is too long, crosses the device's end, or uses memory that must not be passed to the device.
+    /// Through a [`crate::BlockFile`], in a thread that may block. Chosen if the transfer has
+    /// partial blocks, is too long for one request, crosses the device's end, or uses memory that
+    /// must not be passed to the device.
     BlockFile,
-    /// The transfer is empty or begins at the end of the device, so its result is 0.
+    /// Nowhere: the transfer is empty, or a read begins at or behind the device's end. The result
+    /// is 0.
     Nothing,
     /// The transfer fails with this error.
     Refused(Errno),
 }
 
 impl Transfer<'_> {
-    /// Selects the route on a device of this geometry.
+    /// Selects the route of the transfer on a device of this geometry.
     #[inline]
     pub fn route(&self, geometry: &Geometry) -> Route {
         match self.whole_request(geometry) {
@@ -53,7 +56,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Returns the length if the transfer is a single valid request.
+    /// Returns the length of the transfer if it is a valid request as a whole; otherwise `None`.
     #[inline]
     fn whole_request(&self, geometry: &Geometry) -> Option<u64> {
         let alignment = u64::from(geometry.alignment - 1);
@@ -71,7 +74,7 @@ impl Transfer<'_> {
         (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
     }
 
-    /// Returns whether the memory stays in place for as long as the device uses it.
+    /// Returns whether the memory stays in place as long as the device uses it.
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.lends_memory || !self.segments.iter().any(|segment| pinned_memory::is_evictable(*segment))
@@ -86,9 +89,9 @@ impl Transfer<'_> {
         }
     }
 
-    /// Returns the number of bytes to transfer. The checks are in Linux's order: a transfer that
-    /// starts beyond the end skips the rest of them, and a transfer that crosses the end is
-    /// shortened first.
+    /// Returns the number of bytes to transfer. The checks have Linux's order: a transfer that
+    /// starts behind the device's end skips the alignment checks, and a transfer that crosses the
+    /// end is shortened before them.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<u64, Errno> {
         let length = total(self.segments)?;
         if self.offset > MAX_OFFSET - length {
@@ -114,7 +117,8 @@ impl Transfer<'_> {
     }
 }
 
-/// Returns the bytes of all segments, counted and checked as in Linux's import_iovec().
+/// Returns the total length of the segments, with the checks and the limit of Linux's
+/// import_iovec().
 fn total(segments: &[IoVector]) -> Result<u64, Errno> {
     let mut total = 0;
     for segment in segments {

@@ -1,12 +1,12 @@
 //! The driver's half of a split virtqueue (virtio 1.2, section 2.7) in memory that is shared with
-//! the device: descriptor table, available ring, used ring. It does not know the content of the
-//! buffers.
+//! the device: descriptor table, available ring, used ring. This file does not know the content of
+//! the buffers.
 //!
 //! # Ownership
 //! - The device owns the descriptors of a chain from the publication of the chain's head until the
 //!   driver takes the head from the used ring. Otherwise the driver owns them.
-//! - Each side writes its own ring. After the entries of its ring it writes the event index: the
-//!   index of the other side's ring from which on it wants a notification.
+//! - Each side writes its own ring. Behind the entries of its ring it writes its *event index*: the
+//!   position in the other side's ring at which it wants the next notification.
 //!
 //! | word | edge |
 //! |---|---|
@@ -15,8 +15,8 @@
 //! | available event, or the flags of the used ring | [`Edge::AvailableEvent`] |
 //! | used event, or the flags of the available ring | [`Edge::UsedEvent`] |
 //!
-//! The device is not trusted: its words are only numbers, and the caller checks each head that it
-//! takes.
+//! The device is not trusted. Values that it writes are only numbers, and the caller checks each
+//! head that it takes from the used ring.
 
 use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::SharedMemory;
@@ -42,7 +42,7 @@ const NO_NOTIFY: u16 = 1;
 /// A descriptor: a buffer, or a table of descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
-    /// The address of the memory in the device.
+    /// Address of the buffer or table, as the device sees it.
     pub address: u64,
     pub length: u32,
     flags: u16,
@@ -58,31 +58,31 @@ impl Descriptor {
         Descriptor { address, length, flags: WRITE, next: 0 }
     }
 
-    /// Describes a table of `count` descriptors at an address.
+    /// Makes the descriptor of a table of `count` descriptors at an address.
     pub fn table(address: u64, count: u16) -> Self {
         Descriptor { address, length: u32::from(count) * width::count(DESCRIPTOR), flags: INDIRECT, next: 0 }
     }
 
-    /// Returns the descriptor with the chain continued at `next`.
+    /// Returns this descriptor with the flag that the chain continues with descriptor `next`.
     #[must_use]
     pub fn followed_by(self, next: u16) -> Self {
         Descriptor { flags: self.flags | NEXT, next, ..self }
     }
 
-    /// Returns the words that a table holds.
+    /// Returns the descriptor as it is stored in a table.
     #[inline]
     fn words(self) -> [u64; 2] {
         [self.address, u64::from(self.length) | u64::from(self.flags) << 32 | u64::from(self.next) << 48]
     }
 
-    /// Stores the descriptor in shared memory, at a multiple of 16.
+    /// Stores the descriptor in shared memory, at an offset that is a multiple of 16.
     #[inline]
     pub fn store(self, memory: &SharedMemory, offset: usize) {
         memory.write(offset, self.words());
     }
 }
 
-/// Offsets of the parts of a queue with `size` descriptors in its memory.
+/// Offsets of the parts of a queue with `size` descriptors, in the shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueLayout {
     /// A multiple of 16.
@@ -112,25 +112,25 @@ impl QueueLayout {
         self.used + 4
     }
 
-    /// Written by the driver.
+    /// Offset of the used event, which the driver writes.
     fn used_event(&self) -> usize {
         self.available_entries() + 2 * usize::from(self.size)
     }
 
-    /// Written by the device.
+    /// Offset of the available event, which the device writes.
     fn available_event(&self) -> usize {
         self.used_entries() + 8 * usize::from(self.size)
     }
 }
 
-/// Returns whether an index that moves from `old` to `new` passes the other side's event index, so
-/// that a notification is due (virtio 1.2, section 2.7.7.2).
+/// Returns whether a side must notify the other: its index moves from `old` to `new`, and passes
+/// the event index of the other side (virtio 1.2, section 2.7.7.2).
 #[inline]
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// A single 16-bit word.
+/// One 16-bit word in shared memory.
 type Word = SharedArray<AtomicU16, 2>;
 
 /// The driver's half of a queue.
@@ -146,17 +146,17 @@ pub struct VirtQueue {
     used_index: Word,
     used: SharedArray<u64, 8>,
     used_event: Word,
-    /// VIRTIO_RING_F_EVENT_IDX was negotiated.
+    /// Whether VIRTIO_RING_F_EVENT_IDX was negotiated.
     event_index: bool,
-    /// Heads added to the available ring, published or not.
+    /// Number of heads added to the available ring, published or not. Wraps around.
     added: u16,
     published: u16,
-    /// Entries taken from the used ring.
+    /// Number of entries taken from the used ring. Wraps around.
     taken: u16,
 }
 
 impl VirtQueue {
-    /// Makes a queue in zeroed memory. Interrupts stay off until the driver asks for one.
+    /// Makes a queue in zeroed memory. Interrupts are off until the driver asks for one.
     pub fn new(memory: Arc<SharedMemory>, places: QueueLayout, event_index: bool) -> Self {
         let size = usize::from(places.size);
         let word = |at| Word::new(&memory, at, 1);
@@ -185,8 +185,8 @@ impl VirtQueue {
         &self.memory
     }
 
-    /// Sets a descriptor of the main table. An unchanged descriptor is not written: the device has
-    /// read it, so both processors keep the cache line.
+    /// Sets a descriptor of the main table. Does not write an unchanged descriptor: the device has
+    /// read it, so the cache line stays with both processors.
     #[inline]
     pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
         let words = descriptor.words();
@@ -195,8 +195,8 @@ impl VirtQueue {
         }
     }
 
-    /// Prefetches the words of the next publication. The device has read the available index since
-    /// this side wrote it, and has written its available event since then.
+    /// Prefetches the words that the next publication writes and reads. The device has read the
+    /// available index and written the available event since the last one.
     #[inline]
     pub fn prefetch_to_publish(&self) {
         self.available_index.prefetch_to_write(0);
@@ -205,8 +205,9 @@ impl VirtQueue {
         }
     }
 
-    /// Appends a complete chain to the available ring. With few requests in flight, the slot often
-    /// holds this head already. The slot is not written then, so the device keeps the cache line.
+    /// Appends a complete chain to the available ring. With few requests in flight, the ring's
+    /// entry often holds this head already. Then it is not written, so the device keeps the cache
+    /// line.
     #[inline]
     pub fn add(&mut self, head: u16) {
         let entry = self.available.half_word(usize::from(self.added));
@@ -221,7 +222,8 @@ impl VirtQueue {
         self.added != self.published
     }
 
-    /// Shows the device the heads added so far. `true` if the device wants a notification.
+    /// Publishes the heads added so far to the device. Returns whether the device wants a
+    /// notification.
     #[inline]
     #[must_use]
     pub fn publish(&mut self) -> bool {
@@ -239,14 +241,14 @@ impl VirtQueue {
         }
     }
 
-    /// Returns the number of used heads that can be taken, at most the queue's size whatever the
+    /// Returns the number of used heads that can be taken: at most the queue's size, whatever the
     /// device writes.
     #[inline]
     pub fn ready(&self) -> u16 {
         self.used_index().wrapping_sub(self.taken).min(self.size)
     }
 
-    /// Takes the next used head. The value is the device's and unchecked.
+    /// Takes the next head from the used ring. The value is what the device has written, unchecked.
     #[inline]
     pub fn take(&mut self) -> Option<u32> {
         if !self.has_used() {
@@ -257,14 +259,14 @@ impl VirtQueue {
         Some(width::low(entry))
     }
 
-    /// Returns the head that [`VirtQueue::take`] will probably return after `ahead` others, if the
-    /// device works in order. The guess does not wait for the device's cache line.
+    /// Returns the head that [`VirtQueue::take`] will return after `ahead` others, if the device
+    /// works in order. The guess does not wait for the cache line that the device writes.
     #[inline]
     pub fn expected(&self, ahead: u16) -> u16 {
         self.available.half_word(usize::from(self.taken.wrapping_add(ahead))).load(Ordering::Relaxed)
     }
 
-    /// Returns whether the device has used a head that was not taken.
+    /// Returns whether the device has used a head that the driver has not taken.
     #[inline]
     pub fn has_used(&self) -> bool {
         self.used_index() != self.taken
@@ -275,7 +277,7 @@ impl VirtQueue {
         self.used_index.half_word(0).load(Edge::UsedIndex.acquire())
     }
 
-    /// Asks for an interrupt at the next used head. `false` if there is a used head already, for
+    /// Asks for an interrupt at the next used head. Returns `false` if a head is used already, for
     /// which no interrupt may come.
     pub fn ask_for_interrupt(&self) -> bool {
         if self.event_index {
@@ -287,8 +289,8 @@ impl VirtQueue {
         self.used_index() == self.taken
     }
 
-    /// Withdraws the request for an interrupt. With EVENT_IDX a request gives one interrupt. The
-    /// index passes the withdrawn event index again only after 65,536 heads.
+    /// Withdraws the request for an interrupt. With EVENT_IDX a request leads to one interrupt, and
+    /// the index passes the withdrawn event index again only after 65,536 heads.
     pub fn refuse_interrupt(&self) {
         if self.event_index {
             self.used_event.half_word(0).store(self.taken.wrapping_sub(1), Ordering::Relaxed);
@@ -297,14 +299,15 @@ impl VirtQueue {
         }
     }
 
-    /// Returns the used heads that were not taken. Only while no device works on the queue.
+    /// Returns the used heads that the driver has not taken. Called only while no device works on
+    /// the queue.
     pub fn not_taken(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.ready()).map(|index| width::low(self.used.read(usize::from(self.taken.wrapping_add(index)))))
     }
 
-    /// Prepares the queue for another device, which starts at the used index. From there on the
-    /// available ring holds exactly `heads`, all requests that are still to be done. Only while no
-    /// device works on the queue.
+    /// Prepares the queue for a new device, which starts at the used index. From there on the
+    /// available ring holds exactly `heads`: all requests that are still to be done. Called only
+    /// while no device works on the queue.
     pub fn make_over(&mut self, heads: impl Iterator<Item = u16>) {
         self.added = self.used_index();
         heads.for_each(|head| self.add(head));

@@ -1,4 +1,4 @@
-//! Wrappers: drivers around any other driver, which make it slow or faulty.
+//! Wrappers: drivers around any other driver, which add latency or errors.
 
 pub mod delay;
 pub mod error;

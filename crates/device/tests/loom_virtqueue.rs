@@ -1,4 +1,4 @@
-//! Models of a virtqueue and of a change of the back end. Published entries are seen whole, a
+//! Models of a virtqueue and of a change of the back end. Each side sees complete entries, a
 //! sleeping side gets its notification, and a new back end finds consistent rings.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-device --release --test 'loom_*'`
@@ -11,7 +11,8 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
-/// A queue of two descriptors, the device's result, and the words `generation` and `settled`.
+/// Offsets: a queue of two descriptors, the result that the device writes, and the words
+/// `generation` and `settled`.
 const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 32, used: 44, size: 2 };
 const ANSWER: usize = 80;
 const GENERATION: usize = 88;
@@ -23,7 +24,7 @@ fn queue() -> (Arc<SharedMemory>, VirtQueue) {
     (memory, queue)
 }
 
-/// The device's half, as far as the models need it.
+/// The device's half of the queue, as far as the models need it.
 struct Back {
     memory: Arc<SharedMemory>,
 }
@@ -47,8 +48,8 @@ impl Back {
         self.memory.half_word(PLACES.used_index()).store(index + 1, Edge::UsedIndex.release());
     }
 
-    /// Asks for a notification when the index passes `index`. Returns whether it has not passed
-    /// yet.
+    /// Asks for a notification when the available index moves past `index`. Returns whether it has
+    /// not moved yet.
     fn sleep(&self, index: u16) -> bool {
         self.memory.half_word(PLACES.used + 4 + 16).store(index, Ordering::Relaxed);
         Edge::AvailableEvent.barrier(Side::Sleeper);
@@ -104,7 +105,8 @@ fn a_used_index_loaded_without_acquire_shows_an_unwritten_result() {
 fn kick() {
     loom::model(|| {
         let (memory, mut queue) = queue();
-        // From here on the device must ask for a notification.
+        // Sets an event index that the driver does not reach, so that the device must ask for a
+        // notification.
         memory.half_word(PLACES.used + 4 + 16).store(0x8000, Ordering::Relaxed);
         let back = Back { memory };
         let device = thread::spawn(move || back.sleep(0));
@@ -153,7 +155,8 @@ fn without_its_barrier_the_driver_sleeps_through_a_completion() {
     weaken(Edge::UsedEvent, Side::Sleeper, interrupt);
 }
 
-/// A back end completed the second of two requests first, and then died.
+/// A model in which a back end dies after it has completed the second of two requests, and not the
+/// first.
 fn change_of_hands() {
     loom::model(|| {
         let (memory, mut queue) = queue();
@@ -164,7 +167,7 @@ fn change_of_hands() {
         let _ = queue.publish();
         let back = Back { memory: memory.clone() };
         let control = thread::spawn(move || {
-            // The old back end completes its last request. Then the new back end has answered the
+            // The old back end completes the second request. Then a new back end answers the
             // control plane.
             back.complete(0, 1);
             generation::begin(&back.memory, GENERATION, 2);

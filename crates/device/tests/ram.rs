@@ -1,5 +1,5 @@
-//! Tests of the RAM device: every queue and every process with its memory reads the data that any
-//! of them has written.
+//! Tests of the RAM device. Every queue pair, in every process that has the device's memory, must
+//! read what any of them has written.
 
 mod common;
 
@@ -49,7 +49,7 @@ fn a_ram_device_larger_than_the_address_space_is_an_error() {
     assert_eq!(parse("ram:size=1024T").unwrap().open(Box::new(OwnSupply)).err(), Some(Errno::ENOMEM));
 }
 
-/// Supplies the same memory to every driver, as the launcher does.
+/// Returns the same memory to every driver, as the launcher does.
 #[derive(Clone)]
 struct Common(std::sync::Arc<OwnedDescriptor>);
 
@@ -61,7 +61,7 @@ impl Supply for Common {
 }
 
 fn pages(file: &OwnedDescriptor) -> i64 {
-    // SAFETY: the structure consists of integers.
+    // SAFETY: all fields are integers, for which zero is a valid value.
     let mut stat: linux::stat = unsafe { std::mem::zeroed() };
     SystemCall::new(linux::__NR_fstat, [file.number() as u64, &raw mut stat as u64, 0, 0, 0]).run().unwrap();
     stat.st_blocks / 8
@@ -107,7 +107,7 @@ fn a_request_is_executed_when_it_is_submitted() {
     assert_eq!(completions.as_slice().len(), POLLED.depth as usize);
 }
 
-/// Threads that write the same block leave one of their writes or a mixture of them.
+/// A block that several threads write holds the data of one of them, or a mixture.
 #[test]
 fn concurrent_writes_to_one_block_leave_one_of_them_or_a_mixture() {
     let driver = open("ram:size=1M");

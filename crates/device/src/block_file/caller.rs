@@ -1,5 +1,5 @@
-//! One blocking call at a time on one queue pair. Splits long transfers into requests ("pieces"),
-//! keeps the pieces in flight together, and waits as the device's policy says.
+//! Runs one blocking call at a time on one queue pair. Splits long transfers into requests
+//! (*pieces*), keeps several pieces in flight, and waits according to the device's policy.
 
 use super::cursor::Cursor;
 use crate::channel::{Channel, Pause};
@@ -12,27 +12,27 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::relax;
 use usring_sys::{Errno, epoll, processor, timer_slack};
 
-/// Maximum number of pieces of a call in flight.
+/// Most pieces (requests) of one call that are in flight.
 const DEPTH: u32 = 32;
-/// Maximum number of segments of a piece.
+/// Most segments of a piece, which is one request of a call.
 const SEGMENTS: usize = 64;
-/// Bytes of the bounce buffer; a block, if that is larger.
+/// Bytes of the bounce buffer, unless the device's block is larger; then it is one block.
 const BOUNCE: u32 = 64 << 10;
 
 pub struct Caller {
     channel: Channel,
     completions: Completions,
-    /// Indexed by token.
+    /// By token: the piece that the request in flight transfers.
     pieces: [Piece; DEPTH as usize],
-    /// Free tokens, one bit each.
+    /// One bit for each token, set if the token is not in use.
     free: u32,
     /// Segments of the piece that is being made.
     segments: Vec<IoVector>,
-    /// Empty until a call needs it.
+    /// Empty until a call needs the bounce buffer.
     bounce: Bounce,
 }
 
-/// A transfer of whole blocks, or an operation without data.
+/// A transfer of whole blocks, or an operation without data (such as a flush).
 #[derive(Clone, Copy)]
 pub struct Whole {
     pub operation: Operation,
@@ -43,39 +43,39 @@ pub struct Whole {
 
 #[derive(Clone, Copy, Default)]
 struct Piece {
-    /// Bytes from the start of the whole transfer.
+    /// Offset of the piece in bytes, from the start of the whole transfer.
     start: u64,
     length: u64,
 }
 
-/// The first failure in a transfer, by offset.
+/// The failed piece with the lowest offset in a transfer.
 struct Failure {
     at: u64,
     error: Errno,
 }
 
-/// Result of making another piece.
+/// Result of an attempt to submit another piece.
 enum Made {
     Piece,
-    /// No token is free, or the queue has no room.
+    /// No token is free, or the queue pair has no room.
     Full,
-    /// The device must not access the memory at the cursor.
+    /// The device must not access the program's memory at the cursor.
     Unreachable,
 }
 
-/// Progress of a call through its pieces.
+/// Progress of a transfer through its pieces.
 struct Run {
     whole: Whole,
-    /// Whether the memory is registered; see [`DeviceRequest::registered`].
+    /// Whether the program's memory is registered; see [`DeviceRequest::registered`].
     registered: bool,
-    /// Bytes for which pieces have been made.
+    /// Bytes of the transfer for which pieces have been submitted.
     made: u64,
     unreachable: bool,
     failure: Option<Failure>,
 }
 
 impl Run {
-    /// Records the end of a piece: the bytes transferred, or its error.
+    /// Records the result of a completed piece: the bytes transferred, or its error.
     fn ended(&mut self, piece: Piece, answer: Result<u64, Errno>) {
         let failure = match answer {
             Ok(transferred) if transferred >= piece.length => return,
@@ -110,8 +110,8 @@ impl Caller {
     }
 
     /// Transfers whole blocks directly from or to the program's memory, as far as the device may
-    /// access it, and advances the cursor. Returns the bytes; 0 if the device must not access the
-    /// memory at the cursor.
+    /// access it, and advances the cursor. Returns the bytes transferred; 0 if the device must not
+    /// access the memory at the cursor.
     pub fn straight(
         &mut self,
         device: &Device,
@@ -134,7 +134,8 @@ impl Caller {
                 self.wait();
                 self.collect(&mut run);
             } else if run.wants_more() {
-                // The queue is full without a request of this call: other users fill it.
+                // The queue pair is full although this call has no request in flight: other users
+                // of the device fill it.
                 processor::yield_now();
             } else {
                 break;
@@ -215,7 +216,7 @@ impl Caller {
             }
             match self.channel.pause(&mut wait) {
                 Pause::Spin => relax(),
-                // If a signal ends the sleep early, the rest is polled.
+                // If a signal ends the sleep early, the remaining time is polled.
                 Pause::Sleep(span) => drop(timer_slack::sleep_precisely(span)),
                 Pause::Interrupt => self.sleep(),
             }
@@ -226,12 +227,13 @@ impl Caller {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // The wait fails if the kernel has no memory; then the loop polls.
+            // If the kernel has no memory, this fails, and the loop polls.
             let _ = epoll::wait_readable(interrupt);
         }
     }
 
-    /// Makes one request and waits for it. No other request is in flight. Returns the bytes.
+    /// Submits one request and waits for it. The caller has no other request in flight. Returns the
+    /// bytes transferred.
     pub fn one(&mut self, device: &Device, whole: Whole, segments: &[IoVector]) -> Result<u64, Errno> {
         let Whole { operation, durable, offset, length } = whole;
         let request = DeviceRequest {
@@ -257,7 +259,7 @@ impl Caller {
         answer(self.completions.as_slice()[0].result)
     }
 
-    /// Returns the maximum number of bytes for [`Caller::bounce`].
+    /// Returns the most bytes that [`Caller::bounce`] can transfer.
     pub fn bounce_length(&mut self, device: &Device) -> u64 {
         self.bounce.make(device);
         self.bounce.length as u64
@@ -268,7 +270,7 @@ impl Caller {
     }
 
     /// Transfers between the device and the start of the bounce buffer, in one request. Returns the
-    /// bytes, at least one.
+    /// bytes transferred, at least one.
     pub fn bounce(&mut self, device: &Device, whole: Whole) -> Result<u64, Errno> {
         self.bounce.make(device);
         let base = self.bounce.memory().as_mut_ptr().expose_provenance() as u64;
@@ -283,7 +285,7 @@ fn answer(result: i32) -> Result<u64, Errno> {
     u64::try_from(result).map_err(|_| Errno::new(result.unsigned_abs()))
 }
 
-/// Memory that every device may access.
+/// Memory of usring's own, which every device may access.
 #[derive(Default)]
 struct Bounce {
     bytes: Vec<u8>,

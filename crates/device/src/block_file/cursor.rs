@@ -1,4 +1,4 @@
-//! A position in the program's memory, which consists of segments.
+//! A position in the memory of a transfer, which is a list of segments.
 
 use crate::geometry::Geometry;
 use alloc::vec::Vec;
@@ -6,11 +6,11 @@ use usring_sys::UserAddress;
 use usring_sys::plain::IoVector;
 use usring_sys::{mapping, pinned_memory, user_memory, width};
 
-/// How far a transfer has got.
+/// The position up to which a transfer has used its memory.
 #[derive(Clone, Copy)]
 pub struct Cursor<'a> {
     segments: &'a [IoVector],
-    /// Bytes of the first segment that the cursor has passed.
+    /// Bytes of the first segment that were used already.
     within: u64,
 }
 
@@ -19,7 +19,7 @@ impl<'a> Cursor<'a> {
         Cursor { segments, within: 0 }
     }
 
-    /// Returns the rest of the current segment; `None` at the end.
+    /// Returns the unused part of the current segment; `None` at the end of the memory.
     fn rest(&mut self) -> Option<IoVector> {
         while let Some(first) = self.segments.first() {
             if first.length > self.within {
@@ -40,8 +40,9 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Collects segments that a device of this geometry may access, at most `room` segments and
-    /// `most` bytes. Advances the cursor past them. Returns their bytes.
+    /// Collects in `list` the next segments, as long as a device of this geometry may access them:
+    /// at most `room` segments and `most` bytes. Advances the cursor past them. Returns their
+    /// bytes.
     pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, geometry: &Geometry) -> u64 {
         let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.lends_memory);
         let mut bytes = 0;
@@ -63,14 +64,14 @@ impl<'a> Cursor<'a> {
         bytes
     }
 
-    /// Copies to the program until the end or the first fault; advances the cursor. Returns the
-    /// bytes.
+    /// Copies `from` to the program's memory, until its end or the first fault. Advances the
+    /// cursor. Returns the bytes copied.
     pub fn copy_out(&mut self, from: &[u8]) -> usize {
         self.copy(from.len(), |at, range| user_memory::copy_out(at, &from[range]).is_ok())
     }
 
-    /// Copies from the program until the end or the first fault; advances the cursor. Returns the
-    /// bytes.
+    /// Copies the program's memory to `to`, until its end or the first fault. Advances the cursor.
+    /// Returns the bytes copied.
     pub fn copy_in(&mut self, to: &mut [u8]) -> usize {
         self.copy(to.len(), |at, range| user_memory::copy_in(&mut to[range], at).is_ok())
     }

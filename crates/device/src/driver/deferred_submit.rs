@@ -1,13 +1,13 @@
-//! Deferred submits: accepted requests on their way to a device whose notification may sleep. The
+//! Deferred submits: batches of accepted requests for a device whose notification may sleep. The
 //! kernel's AIO does a part of each request within io_submit(2), and sometimes all of it. Examples
 //! are a write through the page cache, which waits while too much of the cache is dirty, and a file
 //! system in user space.
 //!
-//! - A batch belongs to the thread that carries it out, and touches nothing of the queue pair.
-//! - So it is carried out without the lock of the queue pair. Other threads may use the queue pair
-//!   meanwhile, and may even take completions of this batch's requests.
-//! - The requests of a batch are submitted in the order in which they were accepted. Concurrent
-//!   deliveries have no order.
+//! - A batch belongs to the thread that submits it, and accesses nothing of the queue pair.
+//! - So the thread needs no lock of the queue pair. Other threads may use the queue pair meanwhile,
+//!   and may even find completions of this batch's requests.
+//! - The requests of a batch are submitted in the order in which they were accepted. Batches that
+//!   are submitted at the same time have no order.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -18,12 +18,12 @@ use usring_sys::{Errno, wait};
 use usring_uapi::aio::IoEvent;
 
 /// How often a submission is retried for which the kernel has no memory, and the pause between two
-/// tries in nanoseconds. The context itself always has room for the queue pair's depth.
+/// attempts in nanoseconds. The AIO context itself always has room for the queue pair's depth.
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
-/// A deferred submit. After [`DeferredSubmit::run`] it contains the requests that the kernel did
-/// not take.
+/// A deferred submit: one or more batches of requests. After [`DeferredSubmit::run`] they contain
+/// the errors of the requests that the kernel refused.
 pub struct DeferredSubmit(pub(super) Box<PendingBatch>);
 
 impl DeferredSubmit {
@@ -40,18 +40,19 @@ impl DeferredSubmit {
 /// until the batch is submitted.
 pub(super) struct PendingBatch {
     pub iocbs: Batch,
-    /// The file whose descriptor number the requests contain, if it is the device's own.
+    /// The file whose descriptor number the requests contain. `None` if each request names a file
+    /// of the program.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub file: Option<Arc<HeldDescriptor>>,
-    /// The eventfd whose descriptor number the requests contain.
+    /// The eventfd of the interrupt, whose descriptor number the requests contain.
     #[expect(dead_code, reason = "owned for as long as the number is named")]
     pub interrupt: Option<Arc<OwnedDescriptor>>,
-    /// Completions of the requests that the kernel did not take.
+    /// Completions of the requests that the kernel refused.
     pub refused: Vec<IoEvent>,
-    /// Whether io_submit(2) itself is refused, whatever it submits.
+    /// Whether io_submit(2) itself is denied to this process, whatever the call submits.
     pub is_denied: bool,
-    /// The next batch, of requests that were accepted later: this batch had no room for their
-    /// segments.
+    /// The next batch. It has requests that were accepted later, for whose segments this batch had
+    /// no room.
     pub next: Option<Box<PendingBatch>>,
 }
 
@@ -71,15 +72,15 @@ impl PendingBatch {
                 continue;
             }
             self.is_denied = self.is_denied || is_filters(error) && self.iocbs.is_call_refused();
-            // The error is the first request's; the kernel may accept the others.
+            // The error belongs to the first request. The kernel may accept the requests behind it.
             let data = self.iocbs.drop_first();
             self.refused.push(IoEvent { data, res: error.negative().into(), ..IoEvent::default() });
         }
     }
 }
 
-/// Returns whether the error may come from a seccomp filter. It may also be a security module's
-/// answer to one request.
+/// Returns whether the error may be the answer of a seccomp filter to the call. A security module
+/// may also answer a single request with it.
 fn is_filters(error: Errno) -> bool {
     matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

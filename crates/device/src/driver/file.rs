@@ -1,6 +1,6 @@
 //! A device whose blocks are in a file or on a block device, by way of the kernel's AIO. A batch of
-//! requests costs one system call, and a poll costs none. It works on every file system, without
-//! privilege, and where io_uring is forbidden.
+//! requests costs one system call, and a poll costs none. The device works on every file system,
+//! without privilege, and where io_uring is forbidden.
 //!
 //! # When a submission takes time
 //! AIO is asynchronous for direct transfers (O_DIRECT). But Linux does some work within
@@ -15,8 +15,9 @@
 //! - tmpfs, which has O_DIRECT since Linux 6.6, copies within the call.
 //!
 //! Without O_DIRECT, io_submit(2) would make the whole transfer, so a buffered file has no AIO
-//! context. A read that the page cache can serve is served immediately, and every other request by
-//! a worker. So are the requests for any file if there is no AIO context (`aio-max-nr`, a sandbox).
+//! context. A read that the page cache can serve is served immediately. Every other request goes to
+//! a worker. If no AIO context can be made (`aio-max-nr`, a sandbox), the requests for any file go
+//! to workers.
 //!
 //! # Changes to the file
 //! - A removed or renamed file stays the device.
@@ -60,9 +61,9 @@ pub static KIND: spec::DeviceKind = spec::DeviceKind {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileOptions {
     pub path: CString,
-    /// Size of the device; a shorter file is made longer. `None`: the file's own size.
+    /// Size of the device in bytes. A shorter file is made longer. `None`: the file's own size.
     pub size: Option<u64>,
-    /// Whether to bypass the page cache. `None`: if the file system can.
+    /// Whether to bypass the page cache. `None`: bypass it if the file system can.
     pub direct: Option<bool>,
     pub read_only: bool,
 }
@@ -91,7 +92,7 @@ impl FileDriver {
     /// Errors:
     /// - those of open(2);
     /// - `EINVAL` if the file is neither regular nor a block device;
-    /// - `EINVAL` if the size is zero, or no multiple of the block;
+    /// - `EINVAL` if the size is zero, or not a multiple of the block;
     /// - `EINVAL` for `direct`, if the file system has no direct transfers;
     /// - `ENOSPC` if a block device or a read-only file is smaller than the requested size.
     pub fn open(options: &FileOptions) -> Result<FileDriver, Errno> {
@@ -115,8 +116,8 @@ impl FileDriver {
             write_zeroes: !options.read_only,
             read_only: options.read_only,
             forgets: false,
-            // Without AIO each transfer is a system call of usring, which pins swapped memory
-            // itself.
+            // Without AIO each transfer is a system call of usring, which itself pins swapped
+            // memory.
             lends_memory: direct.is_some(),
         };
         let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;
@@ -137,7 +138,7 @@ impl FileDriver {
         }
     }
 
-    /// Writes zeroes, for file systems that can neither zero nor punch.
+    /// Writes zeroes, for a file system that can neither zero a range nor punch a hole.
     fn write_zeroes(&self, offset: u64, length: u64) -> Result<(), Errno> {
         let zeroes = Mapping::shared((self.geometry.block as usize).max(1 << 17))?;
         let mut done = 0;
@@ -212,10 +213,10 @@ fn durability(request: &DeviceRequest) -> u32 {
     if request.durable { linux::RWF_DSYNC } else { 0 }
 }
 
-/// Required alignment of memory and file offsets for direct transfers, in bytes.
+/// Required alignment of memory and of file offsets for direct transfers, in bytes.
 type Alignment = (u32, u32);
 
-/// Opens the file. Returns the alignment of direct transfers; `None` if the file is buffered.
+/// Opens the file. Also returns the alignment of direct transfers; `None` if the file is buffered.
 fn open_file(options: &FileOptions, access: u32) -> Result<(HeldDescriptor, Measure, Option<Alignment>), Errno> {
     if options.direct != Some(false) {
         match file::open(&options.path, access | linux::O_DIRECT) {
@@ -243,8 +244,8 @@ fn measured(file: &HeldDescriptor) -> Result<Measure, Errno> {
     if measure.kind == FileKind::Other { Err(Errno::EINVAL) } else { Ok(measure) }
 }
 
-/// Returns the alignment that the file system reports, or else the smallest that a read shows to
-/// work.
+/// Returns the alignment that the file system reports. If it reports none, returns the smallest
+/// alignment with which a read succeeds.
 fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignment> {
     match measure.direct {
         Direct::Refused => None,
@@ -260,8 +261,8 @@ fn direct_alignment(file: &HeldDescriptor, measure: &Measure) -> Option<Alignmen
     }
 }
 
-/// Makes a file as long as the device. A write that makes the file longer would be slow and not
-/// asynchronous.
+/// Makes a file as long as the device. Otherwise each write that makes the file longer would be
+/// synchronous. Returns the size.
 fn full_size(number: i32, size: u64, measure: &Measure, read_only: bool) -> Result<u64, Errno> {
     if size > measure.size {
         if measure.kind == FileKind::BlockDevice || read_only {

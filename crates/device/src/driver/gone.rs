@@ -1,5 +1,5 @@
-//! Stand-in for a device that cannot be opened any more, because the process that started the run
-//! has ended. All requests fail, so that no data is lost silently.
+//! A stand-in for a device that can no longer be opened, because the process that started the run
+//! has ended. All requests fail, so no data is lost silently.
 
 use super::{Driver, QueueOptions, QueuePair};
 use crate::geometry::Geometry;
@@ -7,7 +7,7 @@ use crate::request::DeviceRequest;
 use alloc::boxed::Box;
 use usring_sys::Errno;
 
-/// A device of this geometry that answers every request with `EIO`.
+/// A device with the given geometry that fails every request with `EIO`.
 pub struct Gone(pub Geometry);
 
 impl Driver for Gone {

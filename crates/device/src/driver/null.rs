@@ -1,5 +1,5 @@
-//! A device that stores nothing: every request completes after its latency and touches no memory.
-//! So it shows the cost of everything but the device.
+//! A device that stores nothing. Every request completes after its latency and touches no memory.
+//! So the device shows the cost of everything else.
 
 use crate::batches::{AT_ONCE, Batches};
 use crate::distribution::Distribution;
@@ -31,10 +31,11 @@ pub static KIND: DeviceKind = DeviceKind {
 
 struct Null {
     geometry: Geometry,
-    /// In ticks.
+    /// Latency of each request, in ticks.
     latency: Distribution,
     seed: u64,
-    /// Queue pairs opened so far. Each draws from a random sequence of its own.
+    /// Number of queue pairs opened so far. Each draws its latencies from a random sequence of its
+    /// own.
     queues: AtomicU64,
 }
 
@@ -90,7 +91,7 @@ impl Driver for Null {
     }
 }
 
-/// Returns the completion that a request will have.
+/// Returns the completion of a request, which always succeeds.
 #[inline]
 fn completion(request: &DeviceRequest) -> Completion {
     let result = match request.operation {
@@ -108,7 +109,7 @@ fn is_past(due: Option<Ticks>) -> bool {
 /// Queue pair of a device with constant latency.
 struct ConstantQueue {
     batches: Batches,
-    /// In ticks.
+    /// Latency of each request, in ticks.
     latency: u64,
     interrupt: TimerInterrupt,
 }
@@ -146,14 +147,15 @@ impl QueuePair for ConstantQueue {
     }
 }
 
-/// Queue pair of a device with random latency.
+/// Queue pair of a device whose latency is random.
 struct DrawnQueue {
     depth: u32,
     in_flight: u32,
-    /// Accepted requests before the doorbell, from which their latency runs.
+    /// Completions of the requests that were accepted since the last doorbell. Their latency begins
+    /// at the next doorbell.
     accepted: Vec<Completion>,
     timeline: Timeline,
-    /// In ticks.
+    /// Latency of each request, in ticks.
     latency: Distribution,
     random: Random,
     interrupt: TimerInterrupt,

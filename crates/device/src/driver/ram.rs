@@ -1,8 +1,8 @@
-//! A device in memory that all processes of a run share.
+//! A device whose blocks are in memory that all processes of a run share.
 //!
-//! Requests are copied in the submitting thread, as in Linux's RAM disk. But the doorbell copies
-//! them, a batch together. During one copy the processor prefetches the address translations and
-//! the data of the next copies, for which it would otherwise have to wait.
+//! The submitting thread copies the data, as in Linux's RAM disk. It does so at the doorbell, for a
+//! whole batch. During one copy the processor prefetches the address translations and the data of
+//! the next copies, for which it would otherwise have to wait.
 
 use crate::driver::{Driver, QueueOptions, QueuePair, Submission};
 use crate::geometry::{ANY_NUMBER, Features, Geometry};
@@ -29,14 +29,15 @@ pub static KIND: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Maximum bytes of zeroes that are written in place. A longer range is punched as a hole into the
-/// memory's file, which takes a system call and frees the pages.
+/// Most bytes of zeroes that are written in place. A longer range is punched as a hole into the
+/// memory file, which takes a system call and frees the pages.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
 
 /// Number of copies ahead for which the address translation and the first cache line are
-/// prefetched. The translation takes as long as several cache lines.
+/// prefetched. A translation takes as long as several cache lines.
 const LOOKED_UP: usize = 4;
-/// Bytes to prefetch of the next copy. The processor prefetches the rest by itself.
+/// Bytes of the next copy that are prefetched. The processor prefetches the bytes behind them by
+/// itself.
 const FETCHED: u64 = 1024;
 
 struct Ram {
@@ -98,12 +99,12 @@ struct RamQueue {
     memory: Arc<BulkMemory>,
     depth: usize,
     done: VecDeque<Completion>,
-    /// Accepted requests that are not copied yet.
+    /// Accepted reads and writes that the doorbell will copy.
     batch: Vec<OnePiece>,
     event: Option<OwnedDescriptor>,
-    /// The user may be asleep on the event.
+    /// Whether the user may be asleep on `event`.
     armed: bool,
-    /// The event is readable.
+    /// Whether `event` is readable.
     signalled: bool,
 }
 
@@ -122,7 +123,7 @@ fn completion(token: u32, result: Result<u32, Errno>) -> Completion {
 }
 
 impl RamQueue {
-    /// Copies the accepted requests, and prefetches ahead.
+    /// Copies the data of the accepted requests, and prefetches for the copies ahead.
     #[inline]
     fn copy_batch(&mut self) {
         let fetch = |piece: Option<&OnePiece>, bytes: Range<u64>| {
@@ -208,8 +209,8 @@ impl QueuePair for RamQueue {
     }
 }
 
-/// Copies the data of a read or write. Does nothing for a flush: nothing can make memory more
-/// durable.
+/// Copies the data of a read or write. Returns the bytes copied. Does nothing for a flush, because
+/// the device is memory.
 #[inline]
 fn transfer(memory: &BulkMemory, operation: Operation, start: u64, segments: &[IoVector]) -> Result<u32, Errno> {
     let mut offset = start;

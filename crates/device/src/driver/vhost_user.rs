@@ -1,10 +1,10 @@
 //! A device that another process, the back end, serves: vhost-user-blk. Requests go through
-//! virtqueues in shared memory. They take no system call while the back end polls, and one to wake
-//! it when it sleeps.
+//! virtqueues in shared memory. A request takes no system call while the back end polls, and one
+//! system call to wake the back end when it sleeps.
 //!
 //! | part | file |
 //! |---|---|
-//! | the shared memory | [`arena`] |
+//! | the memory of the queues | [`arena`] |
 //! | change and end of the back end | [`generation`] |
 //! | a queue pair | `queue` |
 //! | detecting the end of the control plane | `lifeline` |
@@ -12,7 +12,7 @@
 //! | the virtio block device | `block` |
 //! | the rings | [`crate::virtqueue`] |
 //!
-//! The control plane ([`Supply`]) has the connection to the back end: one per device, in the
+//! The control plane ([`Supply`]) has the connection to the back end. Each device has one, in the
 //! process that started the run.
 
 pub mod arena;
@@ -47,7 +47,7 @@ pub static KIND: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Maximum number of queues of a device: as many as the protocol's messages can number.
+/// Most queues of a device: as many as the protocol's messages can number.
 pub const MOST_QUEUES: u64 = 256;
 
 fn check_queues(layer: &Layer) -> Result<(), &'static str> {
@@ -58,17 +58,17 @@ fn check_queues(layer: &Layer) -> Result<(), &'static str> {
     }
 }
 
-/// The options in the text, for the control plane.
+/// The options of a vhost-user device that the control plane needs, from the device's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options<'a> {
     pub socket: &'a str,
     pub reconnect: bool,
-    /// `None`: as many queues as the back end has, up to a limit of the control plane.
+    /// Number of queues. `None`: as many as the back end has, up to a limit of the control plane.
     pub queues: Option<u32>,
 }
 
 impl<'a> Options<'a> {
-    /// Returns the options of a vhost-user device; `None` for any other.
+    /// Returns the options of a vhost-user device; `None` for any other kind of device.
     pub fn of(layer: &'a Layer) -> Option<Options<'a>> {
         if layer.kind() != KIND.name {
             return None;
@@ -119,8 +119,8 @@ impl Driver for Handle {
         Ok(Box::new(Queue::new(Arc::clone(&self.0), grant, options)?))
     }
 
-    /// Replaces whole private pages by pages of a file, with their content, at the same addresses.
-    /// The back end maps the same file.
+    /// Replaces whole private pages by pages of a memory file with the same content, at the same
+    /// addresses. The back end maps the same file. If a step fails, the memory stays private.
     fn share_memory(&self, memory: IoVector) {
         let Some((start, length)) = whole_pages(memory).filter(|_| self.0.zero_copy) else { return };
         if pinned_memory::is_evictable(IoVector { base: start, length: length as u64 }) {
@@ -148,7 +148,8 @@ impl Driver for Handle {
     }
 }
 
-/// Returns the pages that lie entirely within the memory.
+/// Returns the start address and length of the whole pages within the memory. `None` if there are
+/// none.
 fn whole_pages(memory: IoVector) -> Option<(u64, usize)> {
     let page = PAGE as u64;
     let start = memory.base.checked_next_multiple_of(page)?;

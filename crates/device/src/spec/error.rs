@@ -1,11 +1,11 @@
-//! Errors in a device's text, as messages to the user: the position, the text found there, and what
-//! could stand there.
+//! Errors in a device's text, as messages to the user. A message has the position, the text found
+//! there, and what could stand there.
 
 use super::{DeviceKind, KINDS, OptionRow, ValueKind};
 use alloc::string::String;
 use core::fmt;
 
-/// An error and its position.
+/// An error in a text, and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpecError {
     /// Column of the error, counted from 1.
@@ -28,21 +28,21 @@ pub enum Problem {
         option: &'static str,
         kind: &'static DeviceKind,
     },
-    /// Not a value of the expected kind.
+    /// The text is not a value of the kind that the option takes.
     Value {
         option: &'static str,
         found: String,
         expected: ValueKind,
     },
-    /// An unexpected character, or the end of the text.
+    /// An unexpected character. `found` is `None` at the end of the text.
     Unexpected {
         found: Option<char>,
         expected: &'static str,
     },
-    /// An option of the whole device stands inside a wrapper.
+    /// An option of the whole device (such as `poll`) stands inside a wrapper.
     WholeInside(&'static str),
     TooDeep,
-    /// The values contradict each other.
+    /// The values of a layer contradict each other.
     Together {
         kind: &'static DeviceKind,
         what: &'static str,
@@ -68,7 +68,7 @@ fn list<'a>(f: &mut fmt::Formatter<'_>, names: impl Iterator<Item = &'a str>) ->
     Ok(())
 }
 
-/// Writes the options of a kind, such as "ram takes: size, block".
+/// Writes the names of a kind's options, such as "ram takes: size, block".
 fn takes(f: &mut fmt::Formatter<'_>, kind: &DeviceKind) -> fmt::Result {
     write!(f, "; {} takes: ", kind.name)?;
     list(f, kind.options.iter().map(|row: &OptionRow| row.name))

@@ -4,11 +4,12 @@ use super::DeviceKind;
 use crate::driver::{file, null, ram, vhost_user};
 use crate::wrapper::{delay, error};
 
-/// Devices and wrappers. No device and wrapper share an option name, and no option is named `poll`.
+/// Devices and wrappers. No wrapper has an option with the name of a device's option. No option is
+/// named `poll`.
 pub static KINDS: &[&DeviceKind] =
     &[&null::KIND, &ram::KIND, &file::KIND, &vhost_user::KIND, &delay::KIND, &error::KIND];
 
-/// Returns the kind with this name.
+/// Returns the kind with this name; `None` if there is none.
 pub fn find(name: &str) -> Option<&'static DeviceKind> {
     KINDS.iter().copied().find(|kind| kind.name == name)
 }
@@ -17,7 +18,8 @@ pub fn find(name: &str) -> Option<&'static DeviceKind> {
 mod tests {
     use super::*;
 
-    /// The parser assigns an option to the device or to its wrapper by the option's name.
+    /// The parser relies on the names: by its name alone, an option is assigned to the device or to
+    /// its wrapper.
     #[test]
     fn device_and_wrapper_options_have_distinct_names() {
         let (wrappers, devices): (Vec<&DeviceKind>, Vec<&DeviceKind>) =

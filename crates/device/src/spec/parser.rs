@@ -1,5 +1,5 @@
-//! Parser of a device's text, in one pass from left to right. The nesting of wrappers is limited,
-//! so that no text can exhaust the stack.
+//! The parser of a device's text, which works in one pass from left to right. The nesting of
+//! wrappers is limited, so that no text can exhaust the stack.
 
 use super::{DeviceKind, Layer, OptionRow, Problem, Spec, SpecError, Value, ValueKind, kinds};
 use crate::policy::PollPolicy;
@@ -8,9 +8,9 @@ use alloc::boxed::Box;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Maximum nesting of wrappers.
+/// Deepest nesting of wrappers.
 const DEEPEST: usize = 8;
-/// Options of the whole device.
+/// Names of the options that belong to the whole device.
 const POLL: &str = "poll";
 const OVERWRITE: &str = "overwrite";
 
@@ -22,7 +22,7 @@ struct Parser<'a> {
     overwrite: Option<bool>,
 }
 
-/// Position of a layer in the nesting.
+/// Where a layer stands: the wrapper around it, and the number of wrappers around it.
 #[derive(Clone, Copy)]
 struct Nesting {
     wrapper: Option<&'static DeviceKind>,
@@ -37,8 +37,8 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         match parser.name() {
             POLL => parser.policy(start, Nesting { wrapper: None, depth: 0 })?,
             OVERWRITE => parser.overwrite(start, Nesting { wrapper: None, depth: 0 })?,
-            // Reached only after a wrapper's parenthesis, because a device parses its options
-            // itself.
+            // Reached only behind a wrapper's parenthesis. A device without wrapper has parsed all
+            // its options before.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);
                 return Err(parser.error(start, Problem::UnknownOption { found, kind, wrapper: None }));
@@ -76,7 +76,7 @@ impl Parser<'_> {
         if self.skip(wanted) { Ok(()) } else { Err(self.unexpected(expected)) }
     }
 
-    /// Reads up to a character that can follow a name.
+    /// Reads a name, up to a character that may follow it.
     fn name(&mut self) -> &str {
         let rest = &self.text[self.at..];
         let length = rest.find([':', '(', ')', ',', '=']).unwrap_or(rest.len());
@@ -111,8 +111,8 @@ impl Parser<'_> {
         Ok(layer)
     }
 
-    /// Reads the options of one layer, each after a separator. Stops before the separator of an
-    /// option that belongs to the wrapper.
+    /// Reads the options of one layer, each after a separator. Stops in front of an option that
+    /// belongs to the wrapper around the layer.
     fn options(&mut self, layer: &mut Layer, first: char, place: Nesting) -> Result<(), SpecError> {
         let mut separator = first;
         loop {
@@ -174,7 +174,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Reads `=` and a value.
+    /// Reads `=` and a value, which `read` parses.
     fn value<T>(
         &mut self,
         option: &'static str,

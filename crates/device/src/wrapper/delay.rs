@@ -1,8 +1,8 @@
-//! A wrapper that adds latency: it holds each completion of the inner device back for a time that
+//! A wrapper that adds latency. It holds back each completion of the inner device for a time that
 //! depends on the request's direction.
 //!
-//! The time runs from the moment when the wrapper sees the inner completion. For a device that
-//! completes at once that is the doorbell, else a poll.
+//! The time begins when the wrapper finds the inner completion. If the inner device completes
+//! requests at once, that is at the doorbell, otherwise at a poll.
 
 use super::held::Held;
 use crate::distribution::Distribution;
@@ -30,18 +30,18 @@ pub static KIND: DeviceKind = DeviceKind {
     open: Opening::Wrapper(|layer, inner| Ok(Box::new(Delay::new(layer, inner)))),
 };
 
-/// Added latencies, by [`direction`].
+/// The added latencies: for reads, writes and operations without data ([`direction`]).
 type Spans = [Distribution; 3];
 
 struct Delay {
     inner: Box<dyn Driver>,
     spans: Spans,
     seed: u64,
-    /// Number of random sequences used: one per queue pair and one per blocking call.
+    /// Number of random sequences used so far: one per queue pair and one per blocking call.
     sequences: AtomicU64,
 }
 
-/// Returns the index in [`Spans`] of a request: read, write, or operation without data.
+/// Returns the index of an operation in [`Spans`].
 fn direction(operation: Operation) -> u8 {
     match operation {
         Operation::Read => 0,
@@ -82,8 +82,8 @@ impl Driver for Delay {
         Ok(Box::new(DelayQueue { held, span }))
     }
 
-    /// Sleeps for the delay after the request, because the calling thread blocks anyway. A signal
-    /// ends only the sleep; the result stays.
+    /// Sleeps for the added latency after the request, in the calling thread, which may block. A
+    /// signal ends only the sleep; the result stays.
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let answer = self.inner.execute(request);
         let _ = wait::nanosleep(self.spans[usize::from(direction(request.operation))].draw(&mut self.random()));
@@ -108,11 +108,11 @@ struct DelayQueue {
     span: Span,
 }
 
-/// Determines how long each completion is held back.
+/// Decides how long each completion is held back.
 struct Span {
-    /// In ticks.
+    /// The added latencies, in ticks.
     spans: Spans,
-    /// Indexed by token.
+    /// By token: the direction of the request in flight.
     directions: Vec<u8>,
     random: Random,
 }

@@ -1,5 +1,4 @@
-//! An inner queue pair whose completions go through a timeline before they reach the user. Both
-//! wrappers use it.
+//! An inner queue pair whose completions are held back until their due times. Both wrappers use it.
 
 use crate::batches::AT_ONCE;
 use crate::driver::{DeferredSubmit, QueueOptions, QueuePair, Submission};
@@ -11,13 +10,13 @@ use usring_sys::Errno;
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::ticks::Ticks;
 
-/// The inner queue pair, its held-back completions, and a common interrupt: an epoll set of the
-/// inner interrupt and a timer, readable when either of them is.
+/// The inner queue pair, its completions that are held back, and a common interrupt. The interrupt
+/// is an epoll set of the inner interrupt and a timer, readable when either of them is.
 pub(super) struct Held {
     inner: Box<dyn QueuePair>,
     depth: u32,
-    /// Requests in flight for the user. The inner queue pair has already completed the held-back
-    /// ones.
+    /// Number of requests in flight for the user. Includes requests that the inner queue pair has
+    /// completed and that are held back.
     in_flight: u32,
     timeline: Timeline,
     timer: TimerInterrupt,
@@ -44,7 +43,7 @@ impl Held {
         self.in_flight == self.depth
     }
 
-    /// Submits a request to the inner queue pair. The caller has checked that there is room.
+    /// Submits a request to the inner queue pair. The caller has checked [`Held::is_full`].
     pub fn submit(&mut self, request: &DeviceRequest) -> Submission {
         let submission = self.inner.submit(request);
         if submission == Submission::Accepted {
@@ -53,8 +52,8 @@ impl Held {
         submission
     }
 
-    /// Accepts a request without passing it on. It completes with `answer`; if `answer` is `None`,
-    /// it never completes.
+    /// Accepts a request without passing it to the inner queue pair. The request completes with
+    /// `answer`, or never if `answer` is `None`.
     pub fn keep(&mut self, answer: Option<Completion>) {
         self.in_flight += 1;
         if let Some(completion) = answer {
@@ -67,7 +66,7 @@ impl Held {
         self.after_doorbell(due);
     }
 
-    /// Takes in, after a doorbell, the requests that the inner device has completed at once.
+    /// Moves the completions that the inner device made at the doorbell to the timeline.
     fn after_doorbell(&mut self, due: impl FnMut(&Completion, Ticks) -> Ticks) {
         self.take_in(due);
         self.timer.advance(self.timeline.earliest());
@@ -101,8 +100,8 @@ impl Held {
         }
     }
 
-    /// Takes the completions of the inner queue pair. `due` returns the time until which each is
-    /// held back.
+    /// Moves all completions of the inner queue pair to the timeline. `due` returns the time until
+    /// which a completion is held back.
     fn take_in(&mut self, mut due: impl FnMut(&Completion, Ticks) -> Ticks) {
         loop {
             self.found.clear();
@@ -114,8 +113,8 @@ impl Held {
             for completion in self.found.as_slice() {
                 self.timeline.add(due(completion, now), *completion);
             }
-            // The inner poll consumed the inner interrupt. The sleeper on the common interrupt has
-            // not been woken yet, so the inner interrupt is armed again.
+            // The inner poll has cleared the inner interrupt. The user may still be asleep on the
+            // common interrupt, so the inner interrupt is armed again.
             if self.found.has_room() && (!self.timer.is_armed() || self.inner.arm_interrupt()) {
                 return;
             }

@@ -20,15 +20,15 @@ use usring_device::Driver;
 pub struct Subject {
     /// Opens a new device of at least [`LEAST_SIZE`] bytes. A device that keeps data holds zeroes.
     pub open: Box<dyn Fn() -> Box<dyn Driver>>,
-    /// Written data can be read back.
+    /// Whether written data can be read back.
     pub keeps_data: bool,
-    /// The device accesses the program's memory, so it finds invalid addresses.
+    /// Whether the device accesses the program's memory, and so finds invalid addresses.
     pub touches_memory: bool,
 }
 
 pub const LEAST_SIZE: u64 = 4 << 20;
 
-/// Makes one test of each part.
+/// Makes a test of each function in the list, for the device that the expression returns.
 #[macro_export]
 macro_rules! any_driver {
     ($subject:expr) => {

@@ -1,13 +1,13 @@
-//! Time limits and repeated attempts of tests, for shared machines.
+//! Time limits of tests, and repeated attempts, because tests run on busy machines.
 #![allow(dead_code, reason = "no test program uses all of it")]
 
 use std::time::{Duration, Instant};
 
-/// Limit of every wait. A test that reaches it has failed.
+/// Limit of every wait in a test. A test that reaches it fails.
 pub const LONGEST: Duration = Duration::from_secs(60);
 
-/// Repeats an attempt until its result is good. On a busy machine a correct product succeeds at
-/// some attempt, and a defective one never does.
+/// Repeats an attempt until its result is good. On a busy machine correct code succeeds at some
+/// attempt, and defective code at none.
 pub fn sooner_or_later<T: std::fmt::Debug>(mut attempt: impl FnMut() -> T, good: impl Fn(&T) -> bool) {
     let start = Instant::now();
     loop {

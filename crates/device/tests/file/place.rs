@@ -1,4 +1,4 @@
-//! Paths of the tests' files, and the environments that some tests need.
+//! Paths for the files of tests, and helpers that change a test's environment.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -8,7 +8,7 @@ use std::{fs, io, thread};
 use usring_device::{DeviceRequest, Driver, Geometry, QueueOptions, QueuePair};
 use usring_sys::Errno;
 
-/// A unique path. Its file is removed when the test ends.
+/// A unique path. The file at the path is removed when the value is dropped.
 pub struct Place {
     pub path: String,
 }
@@ -28,7 +28,7 @@ impl Place {
         Place { path: format!("{folder}/usring-file-{}-{number}", process::id()) }
     }
 
-    /// Makes a sparse file.
+    /// Creates a sparse file of `size` bytes at the path.
     pub fn make(&self, size: u64) -> File {
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&self.path).unwrap();
         file.set_len(size).unwrap();
@@ -50,36 +50,37 @@ impl Drop for Place {
     }
 }
 
-/// Runs `run` in a forked child and returns its result; 99 after a panic.
+/// Runs `run` in a forked child. Returns its result, or 99 after a panic.
 pub fn in_child(run: impl FnOnce() -> i32) -> i32 {
-    // SAFETY: this is libc's fork, which keeps the allocator usable in the child.
+    // SAFETY: libc's fork keeps the allocator usable in the child. The child has only this thread,
+    // and `run` needs no lock of another thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // Panics in the product abort; this handles a panic in the test.
+        // A panic of the product aborts; this catches a panic of the test.
         let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or(99);
-        // SAFETY: the child exits without running any of the parent's exit handlers.
+        // SAFETY: the call passes only a number, and runs none of the parent's exit handlers.
         unsafe { libc::_exit(status) };
     }
     assert!(child > 0);
     let mut status = 0;
-    // SAFETY: the child is our own, and `status` is a local variable.
+    // SAFETY: the call writes the status of the child forked above to `status`.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     if libc::WIFEXITED(status) { libc::WEXITSTATUS(status) } else { 1000 + libc::WTERMSIG(status) }
 }
 
-/// Takes fcntl's record lock on the whole file.
+/// Locks the whole file with a record lock, by fcntl(2).
 pub fn lock(file: &File, command: i32) -> io::Result<()> {
     // SAFETY: all fields are integers, for which zero is a valid value.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = libc::F_WRLCK as i16;
-    // SAFETY: the descriptor is open, and `lock` is a local variable.
+    // SAFETY: the descriptor is open, and the kernel reads one `flock` from `lock`.
     match unsafe { libc::fcntl(file.as_raw_fd(), command, &lock) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Returns a driver that opens its queue pairs as in a sandbox that denies io_setup(2).
+/// Returns a driver whose queue pairs are opened as in a sandbox that denies io_setup(2).
 pub fn denied(driver: Box<dyn Driver>) -> Box<dyn Driver> {
     Box::new(Denied(driver))
 }
@@ -108,26 +109,26 @@ impl Driver for Denied {
     }
 }
 
-/// Makes a system call return an error to this thread without being executed.
+/// Makes a system call return `error` in this thread, without being executed.
 pub fn answer_for_kernel(number: libc::c_long, error: i32) {
     install(number, None, error);
     let mut context = 0u64;
-    // SAFETY: the call is not executed.
+    // SAFETY: the filter keeps the kernel from executing the call, so it accesses no memory.
     assert_eq!(unsafe { libc::syscall(number, 1, &mut context, 0) }, if error == 0 { 0 } else { -1 });
 }
 
-/// Makes io_submit(2) return an error to this thread if it submits a single request.
+/// Makes io_submit(2) return `error` in this thread if it submits a single request.
 pub fn refuse_single_requests(error: i32) {
     install(libc::SYS_io_submit, Some(1), error);
 }
 
-/// Adds a filter to this thread: a call whose second argument is `second`, if given, returns an
-/// error.
+/// Installs a seccomp filter for this thread: the system call `number` returns `error`. With
+/// `second`, only calls with this second argument do.
 fn install(number: libc::c_long, second: Option<u32>, error: i32) {
     let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |place: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, place);
     let unless = |k: u32, skip: u8| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, skip, k);
-    // Without a value, the loaded number is compared again.
+    // Without `second`, the filter compares the number of the system call again.
     let (place, value) = second.map_or((0, number as u32), |value| (24, value));
     let mut filter = [
         load(0),
@@ -138,15 +139,16 @@ fn install(number: libc::c_long, second: Option<u32>, error: i32) {
         statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the filter concerns only this thread, and the kernel copies it.
+    // SAFETY: `program` points to the instructions of `filter`, which the kernel copies during the
+    // calls.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program), 0);
     }
 }
 
-/// Runs a test in a thread of its own, on a tmpfs of this many bytes that only that thread sees.
-/// `false` if the system does not allow it.
+/// Runs a test in a thread of its own, on a tmpfs of `size` bytes that only that thread sees.
+/// Returns `false` if the system does not allow this.
 pub fn with_small_file_system(size: u64, run: impl FnOnce(&str) + Send) -> bool {
     let place = Place::on_disk();
     fs::create_dir(&place.path).unwrap();
@@ -155,8 +157,8 @@ pub fn with_small_file_system(size: u64, run: impl FnOnce(&str) + Send) -> bool 
     let ran = thread::scope(|scope| {
         let mount_and_run = || {
             let none = std::ptr::null();
-            // SAFETY: the calls change only this thread's view of the mounts, and all strings end
-            // with a NUL.
+            // SAFETY: all strings end with a NUL and live until the calls return. The calls change
+            // only this thread's view of the mounts.
             let mounted = unsafe {
                 libc::unshare(libc::CLONE_NEWNS) == 0
                     && libc::mount(none, c"/".as_ptr(), none, libc::MS_REC | libc::MS_PRIVATE, none.cast()) == 0
@@ -174,14 +176,15 @@ pub fn with_small_file_system(size: u64, run: impl FnOnce(&str) + Send) -> bool 
     ran
 }
 
-/// A loop device. It is released when this value and all its users have gone.
+/// A loop device. The kernel releases it when this value and all users of the device have closed
+/// it.
 pub struct LoopDevice {
     pub path: String,
     _device: File,
     _backing: Place,
 }
 
-/// Makes a loop device; `None` if the system does not allow it.
+/// Makes a loop device of `size` bytes; `None` if the system does not allow it.
 pub fn loop_device(size: u64) -> Option<LoopDevice> {
     const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4c82;
     const LOOP_CONFIGURE: libc::c_ulong = 0x4c0a;
@@ -200,9 +203,9 @@ pub fn loop_device(size: u64) -> Option<LoopDevice> {
     let backing = Place::on_disk();
     let file = backing.make(size);
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control").ok()?;
-    // Another process may take the same number between the two calls.
+    // Another process may configure the same loop device between the two calls.
     for _ in 0..20 {
-        // SAFETY: the call takes no argument.
+        // SAFETY: the call passes no memory.
         let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
         if number < 0 {
             return None;
@@ -217,7 +220,7 @@ pub fn loop_device(size: u64) -> Option<LoopDevice> {
             after_flags: [0; 176],
             reserved: [0; 8],
         };
-        // SAFETY: the structure has the size that the call reads.
+        // SAFETY: `configuration` has the layout and the size of the structure that the call reads.
         if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &configuration) } == 0 {
             return Some(LoopDevice { path, _device: device, _backing: backing });
         }

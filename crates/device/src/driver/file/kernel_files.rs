@@ -1,4 +1,4 @@
-//! All files of the kernel as one device: files that the program has opened itself with O_DIRECT,
+//! All files of the kernel as one device: files that the program itself has opened with O_DIRECT,
 //! and wants to poll. Each request names its file. The kernel alone checks size, alignment and
 //! permissions, for every request, and its results are returned unchanged. So the device keeps no
 //! state of a file that could become stale: the program may close the file, extend it, or reuse its
@@ -15,7 +15,7 @@ use usring_sys::{Errno, eventfd};
 pub struct KernelFiles;
 
 impl Driver for KernelFiles {
-    /// Returns limits that no request exceeds; the kernel checks each request.
+    /// Returns limits that no request exceeds. The kernel checks each request.
     fn geometry(&self) -> Geometry {
         Geometry {
             size: i64::MAX as u64,

@@ -1,5 +1,5 @@
-//! The queue pairs of a file: one on an AIO context of its own, and one that leaves to workers each
-//! request that it cannot complete immediately.
+//! The queue pairs of a file. [`AioQueue`] uses an AIO context of its own. [`InlineQueue`] leaves
+//! each request to a worker that it cannot complete immediately.
 
 use super::durability;
 use crate::driver::deferred_submit::{DeferredSubmit, PendingBatch};
@@ -16,15 +16,15 @@ use usring_sys::{Errno, eventfd, file, width};
 use usring_uapi::aio::{self, IoEvent, Iocb};
 use usring_uapi::general as linux;
 
-/// Bit of a request's `aio_data`, above its token: a result of 0 bytes is an error.
+/// Bit of a request's `aio_data`, above its token: a result of 0 bytes counts as an error.
 const EXPECTS_BYTES: u64 = 1 << 32;
-/// Bit of a request's `aio_data`: the completion does not signal the eventfd of the interrupt.
+/// Bit of a request's `aio_data`: the completion does not signal the interrupt's eventfd.
 const SILENT: u64 = 1 << 33;
 
-/// Total segments of the vectored requests of a batch.
+/// Most segments of all vectored requests of a batch.
 const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
 
-/// The descriptor that becomes readable for a sleeping user.
+/// The eventfd that becomes readable for a sleeping user.
 struct Interrupt {
     eventfd: Arc<OwnedDescriptor>,
     /// Whether the user sleeps on the eventfd, or is about to.
@@ -32,12 +32,12 @@ struct Interrupt {
 }
 
 impl Interrupt {
-    /// Drains the eventfd of earlier signals; the caller must poll afterwards.
+    /// Clears earlier signals of the eventfd. The caller must poll afterwards.
     fn drain(&mut self) {
         eventfd::drain(self.eventfd.number());
     }
 
-    /// Signals the user, if the interrupt is armed, for a completion that the kernel does not
+    /// Signals the user, if the interrupt is armed. For a completion that the kernel does not
     /// signal.
     fn ring(&mut self) {
         if core::mem::take(&mut self.is_armed) {
@@ -63,47 +63,49 @@ fn interrupt_by(eventfd: Option<OwnedDescriptor>) -> Option<Interrupt> {
 /// A queue pair on the kernel's AIO.
 pub struct AioQueue {
     context: Context,
-    /// The current batch: requests accepted since the last submission to the kernel.
+    /// The current batch: requests that were accepted since the last submission to the kernel.
     open: Box<PendingBatch>,
-    /// Earlier batches, which had no room for further segments.
+    /// Batches before the current one, which had no room for more segments. Not submitted yet.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     closed: Vec<Box<PendingBatch>>,
-    /// Empty batches for reuse.
+    /// Empty batches that are kept for reuse.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     spare: Vec<Box<PendingBatch>>,
-    /// Completions of requests that the kernel did not take.
+    /// Completions of requests that the kernel refused.
     refused: Vec<IoEvent>,
     /// Whether a seccomp filter of the program refuses io_submit(2), whatever the call submits.
     is_denied: bool,
-    /// Requests in flight whose completions do not signal the interrupt.
+    /// Number of requests in flight whose completions do not signal the interrupt.
     silent: u32,
-    /// Requests that were accepted and have not completed.
+    /// Number of requests that were accepted and have not completed.
     out: u32,
     depth: u32,
-    /// The fields that all requests have in common.
+    /// The iocb fields that all requests have in common.
     template: Iocb,
     target: Target,
     interrupt: Option<Interrupt>,
 }
 
-/// Maximum number of empty batches to keep: one for each thread that submits at the same time,
-/// usually few.
+/// Most empty batches to keep. One is needed for each thread that submits at the same time, usually
+/// few.
 const SPARE: usize = 4;
 
 /// The file that requests are for.
 pub enum Target {
     /// The device's own file.
     Device(DeviceTarget),
-    /// A file of the program that each request names (`DeviceRequest::file`). The descriptor number
-    /// must stay valid until the batch has been submitted; from then on the kernel holds the file.
+    /// A file of the program, which each request names (`DeviceRequest::file`). Its descriptor
+    /// number must stay valid until the batch has been submitted. From then on the kernel holds the
+    /// file.
     Named,
 }
 
 pub struct DeviceTarget {
-    /// The kernel holds the file for each submitted request; this holds it for later ones.
+    /// Keeps the file open for later requests. The kernel holds it for each request that was
+    /// submitted.
     file: Arc<HeldDescriptor>,
     read_only: bool,
-    /// Bits that must be 0 in every segment's address and length.
+    /// Bits that must be 0 in the address and the length of every segment.
     misaligned: u64,
 }
 
@@ -113,7 +115,7 @@ impl DeviceTarget {
         DeviceTarget { file, read_only: geometry.features.read_only, misaligned }
     }
 
-    /// Checks a request's permission and alignment.
+    /// Checks whether the device may be written and the segments are aligned.
     #[inline]
     fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
         if request.operation == Operation::Write && self.read_only {
@@ -123,7 +125,7 @@ impl DeviceTarget {
     }
 
     /// Returns whether every segment is aligned. For a misaligned segment, a file system may
-    /// silently use the page cache and make the transfer within the call.
+    /// silently use the page cache and make the whole transfer within io_submit(2).
     #[inline]
     fn is_aligned(&self, segments: &[IoVector]) -> bool {
         segments.iter().fold(0, |bits, segment| bits | segment.base | segment.length) & self.misaligned == 0
@@ -131,8 +133,8 @@ impl DeviceTarget {
 }
 
 impl AioQueue {
-    /// Makes the context of a queue pair, with room for its requests and for those that wake a
-    /// sleeper.
+    /// Makes the AIO context of a queue pair. It has room for the queue pair's requests and for the
+    /// requests by which [`Waiter`] wakes a sleeping thread.
     pub fn context(depth: u32) -> Result<Context, Errno> {
         Context::new(depth + Waiter::MOST)
     }
@@ -173,8 +175,8 @@ impl AioQueue {
         Ok(core::mem::replace(&mut self.open, fresh))
     }
 
-    /// Replaces the current batch because it has no room for this many segments. Returns whether
-    /// there is room now.
+    /// Replaces the current batch, which has no room for `segments` more segments. Returns whether
+    /// the new batch has room.
     #[cold]
     fn begin_another(&mut self, segments: usize) -> bool {
         match self.close_batch() {
@@ -184,7 +186,7 @@ impl AioQueue {
         self.open.iocbs.has_room(segments)
     }
 
-    /// Submits all batches in this thread, because there is no memory for another batch.
+    /// Submits all batches in this thread. For the case that there is no memory for an empty batch.
     #[cold]
     fn submit_here(&mut self) {
         for mut pending in core::mem::take(&mut self.closed) {
@@ -220,7 +222,7 @@ impl AioQueue {
         }
     }
 
-    /// Keeps a submitted batch for reuse, and records the requests that the kernel did not take.
+    /// Keeps a submitted batch for reuse, and records the requests that the kernel refused.
     #[inline]
     fn put_aside(&mut self, mut pending: Box<PendingBatch>) {
         self.note_refused(&mut pending.refused, pending.is_denied);
@@ -277,7 +279,7 @@ impl QueuePair for AioQueue {
             iocb.aio_rw_flags = request.file.flags.cast_signed();
         }
         match request.operation {
-            // A flush has no offset; the kernel refuses one.
+            // A flush has no offset; the kernel refuses a flush with one.
             Operation::Flush => {
                 self.count_out();
                 self.open.iocbs.push(iocb, &[], vectored);
@@ -383,7 +385,8 @@ impl QueuePair for AioQueue {
             (self.template.aio_flags, self.template.aio_data) = (aio::IOCB_FLAG_RESFD, 0);
             self.template.aio_resfd = interrupt.eventfd.number().cast_unsigned();
         }
-        // Drained before the check, so that a completion in between signals again.
+        // The eventfd is cleared before the check, so that a completion between the two signals it
+        // again.
         if let Some(interrupt) = &mut self.interrupt {
             interrupt.drain();
         }
@@ -405,11 +408,11 @@ fn completion(event: &IoEvent) -> Completion {
     }
 }
 
-/// A queue pair that serves a read at once from the page cache, and leaves all other requests to
-/// workers. No request is ever in flight.
+/// A queue pair that serves a read at once if the page cache has the data. It leaves all other
+/// requests to workers, so no request is ever in flight.
 pub struct InlineQueue {
     file: Arc<HeldDescriptor>,
-    /// Whether to try reads here that need not wait.
+    /// Whether to try each read with RWF_NOWAIT in the submitting thread.
     tries_reads: bool,
     answered: Vec<Completion>,
     interrupt: Option<Interrupt>,

@@ -1,5 +1,5 @@
-//! The memory of a vhost-user device's queues: one file, made by the control plane, and mapped by
-//! the back end and by every process that has a queue.
+//! The arena: the memory of a vhost-user device's queues. It is one file, which the control plane
+//! makes. The back end and every process that uses a queue map the file.
 //!
 //! ```text
 //! 0     generation                   control plane → queues
@@ -8,7 +8,7 @@
 //!                counters, request slots, bounce memory
 //!       queue 1: …
 //! ```
-//! In the back end, a byte has the address [`BASE`] + its offset.
+//! In the back end, a byte of the arena has the address [`BASE`] + its offset.
 //!
 //! [`super::generation`] explains the generation and the settled words.
 
@@ -23,16 +23,16 @@ use usring_sys::shared_array::SharedArray;
 use usring_sys::sync::{Arc, Ordering};
 use usring_sys::width;
 
-/// Address of the arena in the back end. Registered memory of programs lies above.
+/// Address of the arena in the back end. Registered memory of programs has higher addresses.
 pub const BASE: u64 = 1 << 40;
 
-/// Descriptors of a queue; also the maximum number of requests in flight in it.
+/// Descriptors of a queue. A queue has at most as many requests in flight.
 pub const QUEUE_SIZE: u16 = 256;
 
-/// Maximum bytes of a read or write: the size of a request's bounce memory.
+/// Most bytes of a read or write, which is the size of a request's bounce memory.
 pub const TRANSFER: u32 = 512 << 10;
 
-/// Maximum number of descriptors of a request: header, data, status.
+/// Most descriptors of a request: header, data, status.
 pub const MOST_DESCRIPTORS: usize = 128;
 
 const GENERATION: usize = 0;
@@ -53,7 +53,7 @@ const QUEUE: usize = BOUNCE + SIZE * TRANSFER as usize;
 
 const _: () = assert!(USED + 6 + 8 * SIZE <= SETTLED && AVAILABLE + 6 + 2 * SIZE <= USED);
 
-/// Layout of a request's slot.
+/// Layout of a request's slot: offsets in bytes.
 pub mod slot {
     use super::{DESCRIPTOR, MOST_DESCRIPTORS};
 
@@ -63,38 +63,38 @@ pub mod slot {
     pub const BYTES: usize = TABLE + MOST_DESCRIPTORS * DESCRIPTOR;
 }
 
-/// Parameters negotiated with the back end.
+/// The parameters that the control plane and the back end have negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Parameters {
-    /// Feature bits of virtio.
+    /// The negotiated feature bits of virtio.
     pub features: u64,
     /// Size of the device in bytes.
     pub size: u64,
     pub block: u32,
-    /// Maximum bytes of a descriptor, and maximum number of data descriptors of a request.
+    /// Most bytes of a descriptor, and most data descriptors of a request.
     pub segment_bytes: u32,
     pub segments: u32,
-    /// Maximum sectors of a discard, and of a write of zeroes.
+    /// Most sectors of a discard, and of a write of zeroes.
     pub discard_sectors: u32,
     pub zeroes_sectors: u32,
     pub queues: u32,
-    /// A completed write is durable only after a flush.
+    /// Whether a completed write is durable only after a flush.
     pub write_back: bool,
 }
 
-/// The mapped arena.
+/// The mapped memory of a device's queues.
 pub struct Arena {
     memory: Arc<SharedMemory>,
 }
 
 impl Arena {
-    /// Returns the length of an arena with this number of queues, in bytes. Most of it is bounce
-    /// memory, whose pages exist only after use.
+    /// Returns the length in bytes of an arena with `queues` queues. Most of it is bounce memory,
+    /// whose pages are allocated at their first use.
     pub fn length(queues: u32) -> usize {
         HEADER + queues as usize * QUEUE
     }
 
-    /// Makes a new arena, for the control plane.
+    /// Makes a new arena. Called by the control plane.
     pub fn create(parameters: &Parameters) -> Result<Arena, Errno> {
         let length = Self::length(parameters.queues);
         let file = mapping::memory_file(c"usring-vhost-user", length as u64)?;
@@ -115,7 +115,8 @@ impl Arena {
         Ok(Arena { memory: Arc::new(memory) })
     }
 
-    /// Maps the arena that the control plane has made.
+    /// Maps the arena that the control plane has made. Errors: `EINVAL` if the file is too short
+    /// for its parameters; the kernel's.
     pub fn open(file: OwnedDescriptor) -> Result<Arena, Errno> {
         let length = width::size(identity(file.number())?.size);
         if length < HEADER {
@@ -154,12 +155,13 @@ impl Arena {
         QueueArea { base: HEADER + index as usize * QUEUE }
     }
 
-    /// Announces another back end. The caller then makes the queues' interrupts readable.
+    /// Announces a new back end: begins a generation. The caller then makes the queues' interrupts
+    /// readable.
     pub fn begin_generation(&self) {
         generation::begin(&self.memory, GENERATION, self.generation());
     }
 
-    /// Announces that there will be no other back end. The caller then makes the queues' interrupts
+    /// Announces that no back end will follow. The caller then makes the queues' interrupts
     /// readable.
     pub fn end(&self) {
         generation::end(&self.memory, GENERATION, self.generation());
@@ -170,14 +172,15 @@ impl Arena {
         generation::present(&self.memory, GENERATION)
     }
 
-    /// Sets a queue's rings to zero and marks them as laid out for this generation. Only while the
-    /// queue has no user.
+    /// Sets a queue's rings to zero and marks them as laid out for the present generation. Called
+    /// only while the queue has no user.
     pub fn clear(&self, queue: QueueArea) {
         (queue.base..queue.base + RINGS).step_by(8).for_each(|offset| self.memory.write(offset, 0u64));
         queue.settle(&self.memory, self.generation());
     }
 
-    /// Returns how far a queue's user has published, and how far the back end has used.
+    /// Returns the index up to which a queue's user has published requests, and the index up to
+    /// which the back end has completed them.
     pub fn progress(&self, queue: QueueArea) -> (u16, u16) {
         let places = queue.places();
         let published = self.memory.half_word(places.available_index()).load(Edge::AvailableIndex.acquire());
@@ -185,10 +188,10 @@ impl Arena {
     }
 }
 
-/// One field of all slots of a queue.
+/// An array of one field (such as the header) of all slots of a queue.
 pub type SlotArray<T> = SharedArray<T, { slot::BYTES }>;
 
-/// One queue's part of the arena.
+/// The part of the arena that belongs to one queue.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueArea {
     base: usize,
@@ -204,42 +207,43 @@ impl QueueArea {
         }
     }
 
-    /// Marks the rings as settled, that is, laid out for the back end of this generation.
+    /// Marks a queue's rings as *settled*: laid out for the back end of `generation`.
     pub fn settle(&self, memory: &SharedMemory, generation: u32) {
         generation::settle(memory, self.base + SETTLED, generation);
     }
 
-    /// Returns the generation of the back end for which the rings are laid out.
+    /// Returns the generation of the back end for which a queue's rings are laid out.
     pub fn settled(&self, memory: &SharedMemory) -> u32 {
         generation::settled(memory, self.base + SETTLED)
     }
 
-    /// Counts a read or write: copied through the bounce memory, or transferred directly.
+    /// Counts a read or write: as copied through the bounce memory if `copied`, else as direct.
     #[inline]
     pub fn count(&self, memory: &SharedMemory, copied: bool) {
         let counter = memory.word(self.base + if copied { COPIED } else { DIRECT });
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Returns the numbers of copied and direct reads and writes since the queue was lent.
+    /// Returns how many reads and writes of the queue were copied, and how many were direct, since
+    /// the queue was lent to its user.
     pub fn counts(&self, memory: &SharedMemory) -> (u32, u32) {
         let read = |at| memory.word(self.base + at).load(Ordering::Relaxed);
         (read(COPIED), read(DIRECT))
     }
 
-    /// Returns the offset of a request's slot. `head` is the index of the request's first
-    /// descriptor.
+    /// Returns the offset of a request's slot in the arena. `head` is the index of the request's
+    /// first descriptor.
     #[inline]
     pub fn slot(&self, head: u16) -> usize {
         self.base + SLOTS + usize::from(head) * slot::BYTES
     }
 
-    /// Returns the request headers of all slots, indexed by head.
+    /// Returns the request headers in all slots, indexed by head.
     pub fn headers(&self, memory: &Arc<SharedMemory>) -> SlotArray<[u64; 2]> {
         SlotArray::new(memory, self.slot(0), SIZE)
     }
 
-    /// Returns the status bytes of all slots, indexed by head.
+    /// Returns the status bytes in all slots, indexed by head.
     pub fn statuses(&self, memory: &Arc<SharedMemory>) -> SlotArray<u8> {
         SlotArray::new(memory, self.slot(0) + slot::STATUS, SIZE)
     }
@@ -250,7 +254,7 @@ impl QueueArea {
     }
 }
 
-/// Returns the back end's address of an offset.
+/// Returns the address in the back end that belongs to an offset in the arena.
 #[inline]
 pub fn address(offset: usize) -> u64 {
     BASE + offset as u64

@@ -7,7 +7,7 @@ use crate::virtqueue::Descriptor;
 use usring_sys::Errno;
 use usring_sys::width;
 
-/// Bits of the feature word.
+/// Feature bits of a virtio block device.
 pub mod feature {
     pub const SIZE_MAX: u64 = 1 << 1;
     pub const SEG_MAX: u64 = 1 << 2;
@@ -37,16 +37,16 @@ pub mod feature {
         | VERSION_1;
 }
 
-/// Unit of offsets, whatever the logical block.
+/// Unit of offsets in requests, in bytes. It does not depend on the logical block.
 pub const SECTOR: u64 = 512;
-/// Sectors of the largest device: its last byte must have an offset, and offsets are signed.
+/// Sectors of the largest device. The offset of its last byte must fit into a signed 64-bit number.
 const MOST_SECTORS: u64 = i64::MAX as u64 / SECTOR;
 
 /// Bytes of the configuration space that the driver reads.
 pub const CONFIGURATION: usize = 60;
 
-/// Request types, indexed by [`Operation`]. A table, because the processor would rarely predict a
-/// jump that is executed so seldom.
+/// Request types, indexed by [`Operation`]. A table is faster than a `match`, whose jump runs too
+/// seldom to be predicted.
 const KINDS: [u64; 5] = {
     let mut kinds = [0; 5];
     kinds[Operation::Read as usize] = 0;
@@ -57,7 +57,7 @@ const KINDS: [u64; 5] = {
     kinds
 };
 
-/// Returns the header of a request.
+/// Returns the header of a request: its type and its first sector.
 #[inline]
 pub fn header(operation: Operation, offset: u64) -> [u64; 2] {
     let kind = KINDS[operation as usize];
@@ -74,7 +74,7 @@ pub fn header_descriptor(slot: usize) -> Descriptor {
     Descriptor::readable(address(slot), HEADER)
 }
 
-/// Returns the descriptor of a part of the data, by its address and length in the back end.
+/// Returns the descriptor of one piece of data, from its address and length in the back end.
 #[inline]
 pub fn data_descriptor(operation: Operation, (address, length): (u64, u32)) -> Descriptor {
     match operation {
@@ -89,7 +89,7 @@ pub fn status_descriptor(slot: usize) -> Descriptor {
     Descriptor::writable(address(slot + slot::STATUS), 1)
 }
 
-/// Returns the only range of a discard or a write of zeroes.
+/// Returns the sectors that a discard or a write of zeroes concerns, as the request's only range.
 pub fn range(offset: u64, length: u64) -> [u64; 2] {
     [offset / SECTOR, length / SECTOR]
 }
@@ -99,7 +99,7 @@ pub const RANGE: u32 = 16;
 /// Value of a status byte before the device has written it.
 pub const NO_STATUS: u8 = 0xff;
 
-/// Converts a status byte to a result.
+/// Converts a status byte to a result (virtio 1.2, section 5.2.6).
 pub fn outcome(status: u8) -> Result<(), Errno> {
     match status {
         0 => Ok(()),
@@ -109,7 +109,7 @@ pub fn outcome(status: u8) -> Result<(), Errno> {
 }
 
 impl Parameters {
-    /// Reads the configuration space. `features` are the negotiated ones.
+    /// Reads the parameters from the configuration space. `features` are the negotiated features.
     pub fn of_configuration(bytes: &[u8; CONFIGURATION], features: u64, queues: u32) -> Parameters {
         let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let has = |bit: u64| features & bit != 0;
@@ -134,7 +134,7 @@ impl Parameters {
         self.features & bit != 0
     }
 
-    /// Whether the device has blocks, and each has whole sectors, in which requests are numbered.
+    /// Returns whether the device has blocks, and each block is a whole number of sectors.
     pub fn has_blocks(&self) -> bool {
         let is_block = self.block.is_power_of_two() && u64::from(self.block) >= SECTOR;
         is_block && self.size > 0 && self.geometry().transfer > 0
@@ -163,7 +163,7 @@ impl Parameters {
         }
     }
 
-    /// Returns the maximum bytes of a discard or a write of zeroes: whole blocks.
+    /// Returns the most bytes of a discard or a write of zeroes, as whole blocks.
     pub fn most_cleared(&self, operation: Operation) -> u64 {
         let sectors = if operation == Operation::Discard { self.discard_sectors } else { self.zeroes_sectors };
         u64::from(sectors) * SECTOR / u64::from(self.block) * u64::from(self.block)

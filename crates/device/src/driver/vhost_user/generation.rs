@@ -1,10 +1,11 @@
-//! How the users of queues learn of a new back end.
+//! How the users of queues learn that a new back end serves the device.
 //!
 //! On usring's side a queue's rings have one writer, the queue's user. The control plane only
-//! passes them to back ends. User and control plane synchronize by two words in the arena:
+//! passes the rings to back ends. User and control plane synchronize by two words in the arena, the
+//! generation and the queue's settled word:
 //!
-//! 1. The connection to the back end is lost. Users notice nothing: they add requests, and requests
-//!    that the old back end still completes are completed.
+//! 1. The connection to the back end is lost. Users notice nothing. They still add requests, and
+//!    find requests that the old back end still completes.
 //! 2. Another back end has answered, so the old one has ended. The control plane raises the
 //!    *generation* and makes every queue's interrupt readable. It starts no queue.
 //!    ([`Edge::Generation`]: a user that reads the new value may write the rings.)
@@ -22,18 +23,18 @@ use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::Ordering;
 
-/// Stores the first generation, before the memory is shared.
+/// Stores the first generation. Called before the memory is shared.
 pub fn first(memory: &SharedMemory, at: usize) {
     memory.word(at).store(2, Ordering::Relaxed);
 }
 
-/// Step 2: stores the generation after `generation`. While a control plane lives, only it writes
-/// the word, so it knows the value.
+/// Step 2: stores the generation that follows `generation`. Only the control plane calls it. While
+/// the control plane lives, no other process writes the word.
 pub fn begin(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store((generation & !1).wrapping_add(2), Edge::Generation.release());
 }
 
-/// Stores that no back end follows the one of `generation`. A user calls it, too, if the control
+/// Stores that no back end follows that of `generation`. A user calls this, too, if the control
 /// plane has died.
 pub fn end(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation | 1, Edge::Generation.release());
@@ -50,7 +51,7 @@ pub fn is_end(generation: u32) -> bool {
     generation & 1 != 0
 }
 
-/// Step 3: marks the rings as settled, that is, laid out for this generation.
+/// Step 3: marks a queue's rings as settled, which means laid out for the back end of `generation`.
 pub fn settle(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation, Edge::Settled.release());
 }

@@ -1,34 +1,35 @@
-//! Detects the end of the control plane. If it can, the control plane ends its queues itself
-//! ([`super::generation`]). A killed control plane cannot, and the back end no longer serves queues
-//! whose connection it has lost. But the kernel then closes the connection on which the user got
-//! its queue.
+//! Detects that the control plane has ended. A control plane that exits ends its queues itself
+//! ([`super::generation`]). A killed one cannot, and the back end stops serving queues when its
+//! connection is lost. But the kernel then closes the *lifeline*: the connection on which a user
+//! got its queue.
 //!
-//! - A sleeping user is woken: the queue's interrupt is an epoll set of the call and the
-//!   connection.
-//! - A polling user checks the connection now and then.
+//! - A sleeping user is woken, because the queue's interrupt is an epoll set of the queue's call
+//!   eventfd and the connection.
+//! - A polling user checks the connection after some polls without a completion.
 
 use usring_sys::epoll::{self, Epoll, PollDescriptor};
 use usring_sys::unix_socket::Connection;
 use usring_sys::{Errno, eventfd};
 
-/// Number of fruitless polls in a row before a check. That takes far longer than a back end's
-/// request.
+/// Number of polls in a row without a completion, after which the connection is checked. They take
+/// far longer than a request of a back end.
 const PATIENCE: u32 = 4096;
 
 /// Events of poll(2) on a connection whose other side has closed.
 const END: u32 = epoll::HUP | epoll::PEER_HANG_UP | epoll::ERR;
 
-/// The lifeline of one queue. Without a connection this process is the control plane.
+/// The lifeline of one queue. It has no connection if this process is the control plane.
 pub struct Lifeline {
     connection: Option<Connection>,
-    /// Readable for the queue's call and for the end of the connection.
+    /// Epoll set that is readable when the queue's call eventfd is, or when the connection has
+    /// ended.
     either: Option<Epoll>,
-    /// Polls since the last completion.
+    /// Number of polls since the last completion or check.
     fruitless: u32,
 }
 
 impl Lifeline {
-    /// Makes a lifeline. `call`: the eventfd of a queue with interrupts.
+    /// Makes a lifeline. `call` is the call eventfd of a queue with interrupts.
     pub fn new(connection: Option<Connection>, call: Option<i32>) -> Result<Lifeline, Errno> {
         let mut either = None;
         if let Some((connection, call)) = connection.as_ref().zip(call) {
@@ -56,9 +57,10 @@ impl Lifeline {
             .is_some_and(|connection| epoll::poll_now(connection.number(), END).is_ok_and(|ready| ready & END != 0))
     }
 
-    /// Drains the call before the user sleeps on it. `false` if the lifeline is cut, so that no
-    /// call would come. The call is rarely readable, because a poll that finds completions drains
-    /// it. So one poll(2) of both descriptors costs no more than reading the call.
+    /// Clears the call eventfd before the user sleeps on it. Returns `false` if the connection has
+    /// ended, so that no signal would come. The eventfd is rarely readable, because a poll that
+    /// finds completions clears it. So one poll(2) of both descriptors costs no more than reading
+    /// the eventfd.
     pub fn take_call(&self, call: i32) -> bool {
         let Some(connection) = &self.connection else {
             eventfd::drain(call);
@@ -72,7 +74,8 @@ impl Lifeline {
         both[1].returned() & END == 0
     }
 
-    /// Counts a poll, and checks the connection if it is time. Returns whether the lifeline is cut.
+    /// Counts a poll, and checks the connection after enough polls without a completion. Returns
+    /// whether the connection has ended.
     #[inline]
     pub fn looked(&mut self, found: bool) -> bool {
         self.fruitless = if found { 0 } else { self.fruitless + 1 };

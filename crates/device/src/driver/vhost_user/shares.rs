@@ -1,27 +1,28 @@
-//! Memory of the program that is shared with the back end. The driver keeps the list. Each queue
-//! pair keeps a copy and renews it when the list has changed, so that requests take no lock.
+//! Memory of the program that is shared with the back end. The driver has a list of it. Each queue
+//! pair has a copy of the list, and renews the copy when the list has changed. So requests take no
+//! lock.
 
 use alloc::vec::Vec;
 use usring_sys::mutex::Mutex;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// Whole pages of the program, and their address in the back end.
+/// Whole pages of the program that are shared, and their address in the back end.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
     pub start: u64,
     pub length: u64,
-    /// Address of the start in the back end.
+    /// Address in the back end of the first byte.
     pub address: u64,
-    /// Number of the share in the control plane.
+    /// Number by which the control plane knows the share.
     pub slot: u32,
 }
 
-/// The driver's list.
+/// The driver's list of shared memory, in order of address.
 #[derive(Default)]
 pub struct Shares {
-    /// Counts the changes. A queue that briefly uses an older list is correct, too: a share begins
-    /// before the first request that needs it and ends after the last.
+    /// Counts the changes of the list. A queue pair may briefly use an older copy: memory is shared
+    /// before the first request that needs this, and until after the last.
     version: AtomicU32,
     list: Mutex<Vec<Share>>,
 }
@@ -34,7 +35,7 @@ impl Shares {
         self.version.fetch_add(1, Ordering::Release);
     }
 
-    /// Removes and returns the share of exactly this memory.
+    /// Removes and returns the share of exactly this memory. `None` if there is none.
     pub fn remove(&self, start: u64, length: u64) -> Option<Share> {
         let mut list = self.list.lock();
         let place = list.iter().position(|share| (share.start, share.length) == (start, length))?;
@@ -43,7 +44,7 @@ impl Shares {
     }
 }
 
-/// A queue pair's copy of the list.
+/// A queue pair's copy of the driver's list.
 #[derive(Default)]
 pub struct KnownShares {
     version: u32,
@@ -60,7 +61,8 @@ impl KnownShares {
         }
     }
 
-    /// Returns the segment's address in the back end, if all of the segment is shared.
+    /// Returns the address of a segment in the back end. `None` unless all of the segment is
+    /// shared.
     #[inline]
     pub fn find(&self, segment: IoVector) -> Option<u64> {
         let after = self.list.partition_point(|share| share.start <= segment.base);
