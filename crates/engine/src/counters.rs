@@ -1,5 +1,5 @@
-//! The counters of one ring: a block of the shared statistics if the launcher asked for them,
-//! otherwise nothing.
+//! The counters of one ring: a block of the shared statistics file. Without such a file, nothing is
+//! counted.
 
 use crate::statistics::{Column, Statistics};
 use alloc::boxed::Box;
@@ -15,12 +15,13 @@ struct StatisticsSource {
     process: u32,
 }
 
-/// Sets the shared statistics, before the first ring.
+/// Sets the file of statistics that all rings of this process count in. Called before the first
+/// ring. `process`: this process's id, which owns the rings' blocks.
 pub fn set_statistics(statistics: &'static Statistics, process: u32) {
     STATISTICS.set(Box::leak(Box::new(StatisticsSource { statistics, process })));
 }
 
-/// The place where one ring counts.
+/// The block of the shared statistics in which one ring counts. `None`: the ring is not counted.
 #[derive(Default)]
 pub(crate) struct RingCounters(Option<Counting>);
 
@@ -30,7 +31,8 @@ struct Counting {
 }
 
 impl RingCounters {
-    /// Claims a block, if statistics are kept at all.
+    /// Claims a block for a ring, if statistics are kept at all. If all blocks are taken, first
+    /// releases those of processes that no longer exist.
     pub fn claim() -> Self {
         let Some(source) = STATISTICS.get() else { return RingCounters(None) };
         if source.statistics.is_exhausted() {

@@ -1,10 +1,9 @@
-//! System calls on a file that stands for a device: those of the program, and those that a ring
-//! leaves to a worker. The answers are those of a Linux block device. But fstat(2) shows the
-//! program a regular file of the device's size. So the calls that programs make on regular files
-//! (ftruncate, fallocate) succeed if that does no harm.
+//! System calls on a file that stands for a device of usring's. The program makes them, or a worker
+//! makes them for a request. They answer as on a Linux block device. But fstat(2) shows the program
+//! a regular file of the device's size, so ftruncate and fallocate succeed if they do no harm.
 //!
-//! The position is the kernel's own, that of the file which stands for the device. So duplicates,
-//! children and the next program share it.
+//! The kernel keeps the file position, in the file that stands for the device. So duplicates of the
+//! descriptor, child processes and the next program (execve) share that position.
 
 use alloc::vec::Vec;
 use usring_device::{OpenDevice, Operation, Transfer};
@@ -14,12 +13,12 @@ use usring_uapi::general as linux;
 
 /// Most members of a vector (UIO_MAXIOV).
 const VECTOR_LIMIT: u64 = 1024;
-/// RWF_* that a block device takes. A write to the file's end goes to its normal place (O_APPEND,
-/// too): Linux does not append to block devices.
+/// RWF_* flags that a transfer on a device accepts. RWF_APPEND and O_APPEND have no effect: Linux
+/// does not append to block devices.
 const KNOWN_FLAGS: u32 = linux::RWF_HIPRI | linux::RWF_DSYNC | linux::RWF_SYNC | linux::RWF_NOWAIT | linux::RWF_APPEND;
 
-/// Carries out a system call of the program on a device. `None`: the kernel may answer the call,
-/// for the file that stands for the device.
+/// Carries out a system call of the program on a device. `None`: the caller passes the call to the
+/// kernel, which answers it for the file that stands for the device.
 pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let [_, a, b, c, _, f] = call.arguments;
     let answer = match call.number {
@@ -39,7 +38,7 @@ pub fn system_call(file: &OpenDevice, number: i32, call: &SystemCall) -> Option<
         linux::__NR_ftruncate => resize(file, a),
         linux::__NR_lseek if matches!(b as u32, linux::SEEK_DATA | linux::SEEK_HOLE) => Err(Errno::EINVAL),
         linux::__NR_mmap => Err(Errno::ENODEV),
-        // Programs then fall back on reading and writing.
+        // Programs answer EINVAL by copying with read(2) and write(2).
         linux::__NR_sendfile | linux::__NR_splice | linux::__NR_copy_file_range => Err(Errno::EINVAL),
         _ => return None,
     };
@@ -52,8 +51,8 @@ enum Direction {
     Write,
 }
 
-/// Makes a vector of one member. As for access_ok(), a length that no address space can hold is a
-/// bad address. (In a vector it is EINVAL.)
+/// Makes a vector of one member. A length that no address space can hold is cut, so that the
+/// transfer fails with EFAULT. (For a member of a longer vector, such a length is EINVAL.)
 fn one(base: u64, length: u64) -> IoVector {
     IoVector { base, length: length.min(i64::MAX as u64) }
 }
@@ -110,7 +109,7 @@ fn transfer(
     file.device().as_file().transfer(&transfer)
 }
 
-/// Transfers at the file's position, which moves on by what was transferred.
+/// Transfers at the file position, and advances the position by the bytes transferred.
 fn at_position(
     file: &OpenDevice,
     number: i32,
@@ -125,12 +124,13 @@ fn at_position(
     Ok(bytes)
 }
 
-/// Moves the position on; returns where it is.
+/// Advances the file position by `by` bytes; returns the new position.
 fn seek(number: i32, by: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, by, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
-/// Makes a ring's transfer that no queue pair can take. `offset` −1: the file's position.
+/// Carries out a ring's transfer that the device's queue pairs cannot take. An `offset` of −1 means
+/// the file position.
 pub(crate) fn ring_transfer(
     file: &OpenDevice,
     number: i32,
@@ -146,8 +146,8 @@ pub(crate) fn ring_transfer(
     }
 }
 
-/// fallocate(2). All blocks exist from the start, so a plain allocation has
-/// nothing to do; a block device of Linux refuses it, a regular file does not.
+/// fallocate(2). All blocks of a device exist, so a plain allocation does nothing. It succeeds as
+/// on a regular file, although a Linux block device would refuse it.
 fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u64, Errno> {
     const KEEP_SIZE: u32 = linux::FALLOC_FL_KEEP_SIZE;
     const PUNCH: u32 = linux::FALLOC_FL_PUNCH_HOLE | KEEP_SIZE;
@@ -170,8 +170,11 @@ fn allocate(file: &OpenDevice, mode: u32, offset: u64, length: u64) -> Result<u6
     }
 }
 
-/// Returns how much of a range lies on the device: all of it, or the part before the device's end
-/// where the size is to be kept.
+/// Returns how many bytes of a range lie on the device. With `keeps_size`, a range that reaches
+/// beyond the device's end is shortened.
+///
+/// Errors: `EFBIG` if the range ends beyond the largest file offset; `EINVAL` if it begins beyond
+/// the device, or if it reaches beyond the device's end without `keeps_size`.
 fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Result<u64, Errno> {
     let size = file.device().geometry().size;
     if offset + length > i64::MAX as u64 {
@@ -183,7 +186,7 @@ fn within(file: &OpenDevice, keeps_size: bool, offset: u64, length: u64) -> Resu
     Ok(length.min(size - offset))
 }
 
-/// sync_file_range(2). Nothing is cached here that could be written out.
+/// sync_file_range(2). Only checks the arguments: usring caches no data of a device.
 fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
     const FLAGS: u32 =
         linux::SYNC_FILE_RANGE_WAIT_BEFORE | linux::SYNC_FILE_RANGE_WRITE | linux::SYNC_FILE_RANGE_WAIT_AFTER;
@@ -192,8 +195,8 @@ fn sync_range(offset: u64, length: u64, flags: u32) -> Result<u64, Errno> {
     if valid { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
-/// ftruncate(2). A device keeps its size. Linux refuses the call altogether; here a program may
-/// make it on a file that it is about to fill.
+/// ftruncate(2). A device keeps its size. Linux refuses ftruncate on a block device. usring allows
+/// a length up to the device's size, because programs truncate a file before they fill it.
 pub fn resize(file: &OpenDevice, length: u64) -> Result<u64, Errno> {
     match length as i64 {
         ..=-1 => Err(Errno::EINVAL),

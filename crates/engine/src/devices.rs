@@ -1,7 +1,7 @@
-//! The devices of a run, as one of its processes sees them: the files that stand for them, and
-//! their drivers. Each process makes its own drivers, because a queue pair and a kernel AIO context
-//! belong to the process that opened them. One more device stands for all ordinary files, which the
-//! kernel serves.
+//! The devices of a run (`usring run --device`) in one of its processes: the files that stand for
+//! them, and their drivers. Each process makes its own drivers, because a queue pair and a kernel
+//! AIO context belong to the process that opened them. One more device, `kernel_files`, stands
+//! for all ordinary files.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -31,14 +31,14 @@ struct Known {
 static CONTROL: SetOnce<Control> = SetOnce::new();
 static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 
-/// The files that stand for devices, with the geometry of each. A child that cannot reach the run's
-/// launcher any more makes failing devices from this list.
+/// The files that stand for the run's devices, with each device's geometry. If a child process
+/// cannot reach the run's launcher any more, it makes failing devices from this list.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
-/// The run has devices, so a number can stand for one.
+/// Whether the run has devices. Only then can a descriptor number stand for one.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether any number can stand for a device.
+/// Returns whether a descriptor number can stand for a device: whether the run has devices.
 #[inline(always)]
 pub(crate) fn are_any() -> bool {
     ANY.load(Ordering::Relaxed)
@@ -47,7 +47,7 @@ pub(crate) fn are_any() -> bool {
 /// `st_dev` and `st_ino` of the file that stands for a device.
 type Identity = (u64, u64);
 
-/// The device for all ordinary files, in this process.
+/// This process's instance of the device that stands for all ordinary files.
 static KERNEL_FILES: PerProcess<Arc<Device>> = PerProcess::new();
 
 /// Returns the device that stands for all ordinary files, which the kernel serves.
@@ -58,7 +58,7 @@ pub(crate) fn kernel_files() -> &'static Arc<Device> {
 
 /// Opens the run's devices, which the launcher lists at the socket with this path.
 ///
-/// Errors: those of the socket and the answers ([`Control::ask`]), and of the
+/// Errors: those of [`Control::ask`] for the socket and its answers, and those of the devices'
 /// drivers.
 pub fn connect(socket: &[u8]) -> Result<(), Errno> {
     CONTROL.set(Box::leak(Box::new(Control::at(socket))));
@@ -101,25 +101,25 @@ fn open(control: &Control, index: u32, policies: &'static [AtomicU64]) -> Result
     Ok(Known { identity: (st_dev, st_ino), device })
 }
 
-/// Shares memory that the program has registered with each device whose back end can map it.
+/// Shares registered memory of the program with the back end of each device that can map it.
 pub(crate) fn share(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().share_memory(*part)));
 }
 
-/// Ends what [`share`] began.
+/// Ends the sharing that [`share`] began.
 pub(crate) fn unshare(memory: &[IoVector]) {
     let devices = DEVICES.get().map_or(&[][..], |devices| &devices.list);
     devices.iter().for_each(|known| memory.iter().for_each(|part| known.device.driver().unshare_memory(*part)));
 }
 
-/// Returns the device that a path of the program's leads to.
+/// Returns the device that a path leads to. A relative path starts at the descriptor `directory`.
 pub fn of_path(directory: i32, path: UserAddress) -> Option<OpenDevice> {
     let known = find(&descriptor::identity_of_path(directory, path).ok()?)?;
     Some(OpenDevice::new(known.device.clone(), linux::O_RDWR))
 }
 
-/// Returns whether a number is still open on the same device.
+/// Returns whether a descriptor number still stands for the device of `file`.
 pub fn is_still(file: &OpenDevice, number: i32) -> bool {
     let found = descriptor::identity(number).ok().and_then(|identity| find(&identity));
     found.is_some_and(|known| Arc::ptr_eq(&known.device, file.device()))
@@ -136,8 +136,8 @@ fn find(identity: &FileIdentity) -> Option<&'static Known> {
     devices.list.iter().find(|known| known.identity == (identity.device, identity.inode))
 }
 
-/// Returns the device that an open file stands for, whichever process opened it. A file that is
-/// open as a path alone (O_PATH) stands for none: the kernel answers its calls.
+/// Returns the device that an open file stands for, whichever process opened the file. A file that
+/// was opened with O_PATH stands for no device: the kernel answers calls on it.
 pub fn recognise(number: i32) -> Option<Arc<OpenDevice>> {
     let known = find(&descriptor::identity(number).ok()?)?;
     let flags = descriptor::status_flags(number).ok().filter(|flags| flags & linux::O_PATH == 0)?;

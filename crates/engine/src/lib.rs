@@ -1,15 +1,17 @@
 //! A ring's life: submit → request → issue → complete, and the waiting in between.
 //!
-//! A request's path, in the order of the files:
+//! The path of a request, with the modules in which each step happens:
 //!
-//! 1. `calls::enter` takes the call, and `driving::submit` copies each entry.
-//! 2. `submission::start` makes it a `Request` by its row of `opcode_table`.
-//! 3. `submission::link` and `submission::drain` hold it back while they must.
-//! 4. `submission::issue` tries it without blocking through its family in `op`.
-//! 5. If it would block, `waiting::fast_poll`, `waiting::workers` or `waiting::timeout` keep it.
-//! 6. `driving::dispatch`, `driving::task_work` or `driving::expiry` bring it back.
-//! 7. `completion::complete` turns it into a CQE.
-//! 8. `driving::wait` sleeps until there are enough.
+//! 1. `calls::enter` takes the program's call, and `driving::submit` copies each SQE.
+//! 2. `submission::start` makes a `Request` from the SQE, by the opcode's row of `opcode_table`.
+//! 3. `submission::link` and `submission::drain` hold the request back until it may start.
+//! 4. `submission::issue` tries the request without blocking, by the opcode's file in `op`.
+//! 5. `waiting::fast_poll`, `waiting::workers` or `waiting::timeout` keeps a request that would
+//!    block.
+//! 6. `driving::dispatch`, `driving::task_work` or `driving::expiry` gets the request when it can
+//!    go on.
+//! 7. `completion::complete` turns the result into a CQE.
+//! 8. `driving::wait` sleeps until the CQ holds as many CQEs as the caller waits for.
 //!
 //! Nothing here depends on how a program's call arrives (see [`host`]), and nothing here calls a
 //! symbol of libc.

@@ -1,20 +1,20 @@
-//! The mark of one process. A forked child gets a mark of its own. A child by vfork(2) counts as
-//! its parent.
+//! Tells a process from its forked children. Each process has a [`Process`] value, and a forked
+//! child gets one of its own. A vfork(2) child uses that of its parent.
 
 use usring_sys::per_process::PerProcess;
 
-/// One process, as its rings know it. (It has a size, so that each has an address of its own.)
+/// Stands for one process by its address. (The value has a size, so that no two share an address.)
 #[derive(Default)]
 pub(crate) struct Process(#[expect(dead_code, reason = "gives the value a size")] u8);
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// Returns this process's mark; makes it on first use.
+/// Returns the value that stands for this process; makes it on first use.
 pub(crate) fn this() -> &'static Process {
     PROCESS.get_or_make(Process::default)
 }
 
-/// Returns whether `made` is this process's mark, and not inherited from a parent.
+/// Returns whether `made` stands for this process. `false`: an ancestor made it, before a fork(2).
 #[inline]
 pub(crate) fn is_current(made: &'static Process) -> bool {
     PROCESS.get().is_some_and(|current| core::ptr::eq(current, made))

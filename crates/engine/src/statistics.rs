@@ -1,14 +1,14 @@
 //! The counters of `usring run --stats` and of `USRING_STATS`, and the file that holds them. The
-//! launcher makes the file, or the program's first process, and every process of the program maps
-//! it. It outlives them all, so the figures survive even kill -9.
+//! launcher makes the file; without the launcher, the program's first process makes it. Every
+//! process of the program maps it. The counts survive every process, even kill -9.
 //!
-//! Each ring claims a [`Block`] for itself and counts in it under the ring's lock with plain loads
-//! and stores, so counting costs no locked instruction. When the ring goes away its block is added
-//! to [`Statistics::totals`] and is free again. A process that dies keeps its blocks. They stay
-//! readable, and [`Statistics::reclaim`] adds them to the totals when blocks run short.
+//! Each ring claims a [`Block`] for itself. A thread that holds the ring's lock counts there with
+//! plain loads and stores, so counting costs no locked instruction. When the ring is closed, its
+//! block is added to [`Statistics::totals`] and becomes free. The blocks of a process that dies
+//! stay readable. [`Statistics::reclaim`] adds them to the totals when blocks run short.
 //!
-//! The layout is shared between processes that may have been built apart, so a change of it is a
-//! change of [`VERSION`].
+//! Processes with different builds of usring may map one file. So each change of the layout needs a
+//! new [`VERSION`].
 
 use core::mem::size_of;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -21,24 +21,24 @@ pub const MAGIC: u64 = u64::from_le_bytes(*b"usrstats");
 pub const VERSION: u64 = 1;
 /// Rings that can be counted at the same time.
 pub const BLOCKS: usize = 4096;
-/// Rows of a block: one per opcode, the last for unknown opcodes.
+/// Rows of a block: one per opcode. The last row counts unknown opcodes.
 pub const OPCODES: usize = 64;
-/// Columns of a block.
+/// Counters in each row of a block: one per [`Column`].
 pub const COLUMNS: usize = 6;
 
 const _: () = assert!(usring_uapi::opcode::COUNT < OPCODES);
 
-/// The counters of an opcode.
+/// The events that a counter of an opcode counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Column {
-    /// Taken off the SQ.
+    /// Requests taken from the SQ.
     Submitted = 0,
     /// CQEs posted or, with CQE_SKIP_SUCCESS, left out.
     Completed = 1,
     /// Completions with a negative result.
     Errors = 2,
-    /// Requests done in the submitting thread at the first try.
+    /// Requests completed by the submitting thread at their first attempt.
     Inline = 3,
     /// Requests that waited for their file to become ready.
     Polled = 4,
@@ -63,28 +63,29 @@ impl Column {
     }
 }
 
-/// The whole file.
+/// The contents of the file.
 #[repr(C)]
 pub struct Statistics {
     pub header: Header,
-    /// Owner of the block with the same index: a process id, or 0 if it is free.
+    /// Owner of the block with the same index: a process id; 0 if the block is free.
     pub owners: [AtomicU64; BLOCKS],
-    /// The sum of all blocks that were released.
+    /// The counters of all released blocks, added up.
     pub totals: Block,
     pub blocks: [Block; BLOCKS],
 }
 
-/// The first words of the file. Its maker writes the first three.
+/// The first words of the file. The process that makes the file writes `magic`, `version` and
+/// `block_count`.
 #[repr(C)]
 pub struct Header {
     pub magic: AtomicU64,
     pub version: AtomicU64,
     pub block_count: AtomicU64,
-    /// Processes whose entry points were active and answered the probe.
+    /// Number of processes whose entry points were active and answered the probe.
     pub processes: AtomicU64,
-    /// Rings ever set up.
+    /// Number of rings ever set up.
     pub rings: AtomicU64,
-    /// Rings that found no free block and count nowhere.
+    /// Number of rings that found no free block and so are not counted.
     pub uncounted_rings: AtomicU64,
     pub reserved: [AtomicU64; 2],
 }
@@ -107,33 +108,32 @@ pub const fn row_of(opcode: u8) -> usize {
 }
 
 impl Statistics {
-    /// Returns whether this build understands the file.
+    /// Returns whether the file is complete and has this build's layout.
     pub fn is_valid(&self) -> bool {
         self.header.magic.load(Ordering::Acquire) == MAGIC
             && self.header.version.load(Ordering::Relaxed) == VERSION
             && self.header.block_count.load(Ordering::Relaxed) == BLOCKS as u64
     }
 
-    /// Returns whether the file is new, and nothing has been written to its header.
+    /// Returns whether the file is new: no process has written its header.
     pub fn is_empty(&self) -> bool {
         self.header.magic.load(Ordering::Relaxed) == 0
     }
 
-    /// Writes the header of a new file.
+    /// Writes the header of a new file. The caller is the only process that does.
     pub fn fill_header(&self) {
         self.header.version.store(VERSION, Ordering::Relaxed);
         self.header.block_count.store(BLOCKS as u64, Ordering::Relaxed);
-        // The magic number is written last, so that a process that sees it sees the other words,
-        // too.
+        // The magic number is written last: a process that sees it also sees the other words.
         self.header.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// Claims a block for a new ring of this process; returns its index. `None` if all are taken:
-    /// the ring then runs uncounted.
+    /// Claims a block for a new ring of this process; returns the block's index. `None`: no block
+    /// is free, and the ring runs uncounted.
     pub fn claim(&self, process: u32) -> Option<usize> {
         self.header.rings.fetch_add(1, Ordering::Relaxed);
         let free = |owner: &AtomicU64| {
-            // Partner: the store in `release`, after which the block is all zeros.
+            // Pairs with the store in `release`, after which the block is all zeros.
             owner.compare_exchange(0, u64::from(process), Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let index = self.owners.iter().position(free);
@@ -143,7 +143,7 @@ impl Statistics {
         index
     }
 
-    /// Returns whether no block is free, so that it is time to [`Statistics::reclaim`].
+    /// Returns whether no block is free. The caller should then [`Statistics::reclaim`] blocks.
     pub fn is_exhausted(&self) -> bool {
         self.owners.iter().all(|owner| owner.load(Ordering::Relaxed) != 0)
     }
@@ -155,19 +155,19 @@ impl Statistics {
                 sum.fetch_add(counter.swap(0, Ordering::Relaxed), Ordering::Relaxed);
             }
         }
-        // Partner: the compare-exchange in `claim`.
+        // Pairs with the compare-exchange in `claim`.
         self.owners[index].store(0, Ordering::Release);
     }
 
-    /// Releases the blocks of processes that are gone.
+    /// Releases the blocks whose owner, a process id, is not `is_alive`.
     pub fn reclaim(&self, is_alive: impl Fn(u32) -> bool) {
         for (index, owner) in self.owners.iter().enumerate() {
             let process = owner.load(Ordering::Relaxed);
             if process == 0 || is_alive(process as u32) {
                 continue;
             }
-            // If several processes reclaim at once, one of them wins. `u64::MAX` is no process's
-            // id.
+            // If several processes reclaim blocks at once, only one of them releases this block.
+            // `u64::MAX` is no process's id.
             if owner.compare_exchange(process, u64::MAX, Ordering::Acquire, Ordering::Relaxed).is_ok() {
                 self.release(index);
             }
@@ -176,13 +176,13 @@ impl Statistics {
 }
 
 impl Block {
-    /// Counts one request. The caller holds the ring's lock, so no other thread writes here.
+    /// Counts one request. The caller holds the ring's lock, so no other thread writes this block.
     #[inline]
     pub fn count(&self, opcode: u8, column: Column) {
         self.add(opcode, column, 1);
     }
 
-    /// Counts `number` requests.
+    /// Counts `number` requests. The caller holds the ring's lock.
     #[inline]
     pub fn add(&self, opcode: u8, column: Column, number: u64) {
         let counter = &self.rows[row_of(opcode)][column as usize];

@@ -1,4 +1,5 @@
-//! The three system calls of io_uring.
+//! The entry points of the engine: io_uring's three system calls, rings that several processes use
+//! (`sharing`), and the rings of AIO contexts (`events`).
 
 mod clone_buffers;
 pub mod enter;

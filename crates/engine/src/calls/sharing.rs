@@ -1,5 +1,5 @@
-//! A ring that several processes use: how a forked child begins to use it, and how a process
-//! leaves it to the others.
+//! Rings that several processes use: how a forked child begins to use an inherited ring, and how a
+//! process stops using a ring that others still use.
 
 use super::setup::new_state;
 use crate::driving::ring_watcher;
@@ -14,18 +14,18 @@ use usring_sys::queue::queue;
 use usring_sys::{Errno, eventfd, memory_reserve, per_process};
 use usring_uapi::io_uring as abi;
 
-/// Rings that this process has closed, and that other processes use. They stay until the requests
-/// of this process have completed.
+/// Rings that this process has closed and that other processes use. Each stays here until the
+/// requests that this process has submitted to it have completed.
 static LEFT: PerProcess<Mutex<Vec<Arc<Ring>>>> = PerProcess::new();
 
 impl Ring {
-    /// Begins to use a ring that this process has inherited over fork(2). `inherited` is the
-    /// ancestor's value, in this process's copy of memory. Takes no ring's lock.
+    /// Makes this process's `Ring` for a ring that it has inherited over fork(2). `inherited` is
+    /// the ancestor's `Ring`, as this process's memory holds it. Acquires no ring's lock.
     ///
-    /// Errors: `EOWNERDEAD` if the ring cannot be used here; `ENOMEM`; those of a thread that
+    /// Errors: `EOWNERDEAD` if this process cannot use the ring; `ENOMEM`; those of a thread that
     /// cannot be started.
     pub fn adopt(inherited: &Ring) -> Result<Arc<Ring>, Errno> {
-        // An AIO context stays its process's own. An SQ thread is the parent's.
+        // An AIO context belongs to its process alone. An SQ thread exists only in the parent.
         if inherited.has_events() || inherited.has(abi::IORING_SETUP_SQPOLL) {
             return Err(Errno::EOWNERDEAD);
         }
@@ -46,8 +46,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Leaves the ring to the processes that use it besides this one, if there are any. Its
-    /// requests go on. Returns `false` if nothing is left to go on, and the ring may be closed.
+    /// Stops using the ring if other processes use it. Requests of this process continue. Returns
+    /// `false` if the caller may close the ring: no other process uses it, or no request is left.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
         let others = self.is_shared() && self.control.sharing().leave();
         if !others {
@@ -55,7 +55,7 @@ impl Ring {
         }
         let stays = self.has_requests();
         let left = LEFT.get_or_make(Mutex::default);
-        // No ring's lock is taken under that of the list.
+        // No ring's lock is acquired while the list is locked.
         let mut rings = core::mem::take(&mut *left.lock());
         let ended: Vec<_> = rings.extract_if(.., |ring| !ring.has_requests()).collect();
         if stays {

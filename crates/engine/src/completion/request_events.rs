@@ -1,27 +1,27 @@
-//! The eventfds that requests name for themselves (IOCB_FLAG_RESFD). Each is signalled after its
-//! request's event is published, never before.
+//! The eventfds that single requests name (IOCB_FLAG_RESFD). Each is signalled after its request's
+//! event is published, never before.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-/// Pending signals; the holder of the ring's lock owns them.
+/// Pending signals of a ring's requests. The holder of the ring's lock owns them.
 #[derive(Default)]
 pub(crate) struct RequestEvents {
-    /// Requests under way (not completed) that name an eventfd.
+    /// Number of requests that name an eventfd and have not completed.
     under_way: u32,
-    /// The eventfd of each completion that is not published yet.
+    /// The eventfds of completions that are not published yet, one entry per completion.
     done: Vec<Arc<EventDescriptor>>,
 }
 
 impl RequestEvents {
-    /// Counts a request that begins, if it names an eventfd.
+    /// Counts a request that is being submitted, if it names an eventfd.
     #[inline]
     pub fn begin(&mut self, event: &Option<Arc<EventDescriptor>>) {
         self.under_way += u32::from(event.is_some());
     }
 
-    /// Queues the signal of a completed request.
+    /// Queues the signal for a completed request, if the request names an eventfd.
     #[inline]
     pub fn end(&mut self, event: Option<Arc<EventDescriptor>>) {
         if let Some(event) = event {
@@ -30,7 +30,7 @@ impl RequestEvents {
         }
     }
 
-    /// Returns whether a request under way names an eventfd.
+    /// Returns whether a request that has not completed names an eventfd.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.under_way > 0
@@ -42,7 +42,7 @@ impl RequestEvents {
     }
 
     /// Signals the eventfds of published events. Each eventfd's counter grows by the number of
-    /// events that name it, because a program may rely on that number.
+    /// events that name it, because programs may count events in this way.
     #[cold]
     #[inline(never)]
     pub fn signal(&mut self) {

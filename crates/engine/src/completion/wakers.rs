@@ -12,16 +12,15 @@ use usring_sys::sleep::{SleepWord, Wake};
 use usring_sys::sleep_place::SleepPlace;
 use usring_sys::{Errno, eventfd};
 
-/// How sleepers of a ring are woken.
+/// The ways to wake the sleepers of one ring.
 pub(crate) struct Wakers {
     /// The sleep word, which all processes of the ring share.
     pub sleep: View<SleepWord>,
-    /// The wake eventfd in the ring's epoll set. `None` until there is a set. Wakers read `number`
-    /// without taking this lock; it is −1 until then.
+    /// The wake eventfd in the ring's epoll set; `None` until the ring has a set. Wakers read its
+    /// descriptor number from `number` without this lock; `number` is −1 until then.
     descriptor: Mutex<Option<OwnedDescriptor>>,
     number: AtomicI32,
-    /// The kernel AIO context whose completions the leader waits for, if it does not sleep on the
-    /// epoll set.
+    /// The kernel AIO context in which the leader sleeps, if it does not sleep on the epoll set.
     pub completions: SleepPlace<Waiter>,
 }
 
@@ -39,8 +38,9 @@ impl Wakers {
         Ok(())
     }
 
-    /// Wakes one group of sleepers. `queued`: number of entries on the task-work list, the last of
-    /// which the caller has just pushed. Returns whether a thread slept.
+    /// Wakes one group of sleepers, if they need at most `queued` entries. `queued`: number of
+    /// entries on the task-work list, the last of which the caller has just pushed. Returns whether
+    /// a thread slept.
     #[inline(always)]
     pub fn wake_one(&self, queued: u32) -> bool {
         let target = self.sleep.wake_target_after_rmw(queued);
@@ -48,14 +48,14 @@ impl Wakers {
     }
 
     /// Wakes sleepers for CQEs that were published before the lock was released. `ready`: number of
-    /// CQEs in the CQ. Sleepers that wait for more stay asleep.
+    /// CQEs in the CQ. Sleepers that need more completions stay asleep.
     #[inline(always)]
     pub fn wake_all(&self, ready: u32) {
         while self.wake_one(ready) {}
     }
 
-    /// Wakes the thread that watches the ring's epoll set (a waiter or the ring watcher), so that
-    /// it looks for work.
+    /// Wakes the thread that watches the ring's epoll set: the leader of the waiters, or the ring
+    /// watcher. That thread then looks for work.
     #[cold]
     pub fn call_watcher(&self) {
         eventfd::signal(self.number.load(Ordering::Acquire));

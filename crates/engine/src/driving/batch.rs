@@ -1,12 +1,13 @@
-//! Requests that may be issued now: those that became issuable while others were issued or
-//! completed, and the next members of chains.
+//! Issues the requests that may be issued now: those that became issuable while a driver issued or
+//! completed other requests, and the next requests of chains.
 
 use crate::driving::fire;
 use crate::ring::LockedRing;
 use crate::submission::issue;
 
-/// Issues all issuable requests, and rings the devices' doorbells for them. The driver that ends a
-/// request of a chain also starts the next one, because no other driver may come later.
+/// Issues all issuable requests, and rings the doorbells of their devices. The driver that
+/// completes a request of a chain also starts the chain's next request, because no other driver may
+/// come later.
 #[inline]
 pub(crate) fn run_issuable(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
@@ -17,7 +18,7 @@ pub(crate) fn run_issuable(locked: &mut LockedRing) {
     locked.devices.queues.ring_doorbells();
 }
 
-/// Starts the next request of each chain whose last started request has ended.
+/// Starts the next request of each chain whose current request has completed.
 #[inline(never)]
 fn run_successors(locked: &mut LockedRing) {
     let tail = locked.queues.cq.tail();
@@ -27,7 +28,7 @@ fn run_successors(locked: &mut LockedRing) {
     run_issuable_of_batch(locked);
 }
 
-/// Issues all issuable requests in the middle of a batch. The devices' doorbells are left to the
+/// Issues all issuable requests in the middle of a batch. The devices' doorbells are rung at the
 /// end of the batch.
 #[inline]
 pub(crate) fn run_issuable_of_batch(locked: &mut LockedRing) {

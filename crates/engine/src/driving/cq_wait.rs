@@ -1,24 +1,26 @@
 //! enter(2) on a polled ring with an SQ thread: the SQ thread alone polls the devices, and the
 //! caller waits for CQEs in memory.
 //!
-//! Only completions that the SQ thread posts can end such a wait: its own, and those of a worker.
-//! (A polled ring waits for no file and no timer.) So the waiter needs only the CQ and the sleep
-//! word. It never takes the ring's lock, which the SQ thread takes and releases all the time.
+//! Only completions that the SQ thread posts can end such a wait: completions of the devices, and
+//! of workers. (Requests of a polled ring wait for no file and no timer.) So the waiter needs only
+//! the CQ and the sleep word. It never takes the ring's lock, which the SQ thread takes and
+//! releases all the time.
 //!
 //! A sleep costs processor time, and the wake-up comes late: 3 µs on one machine, 12 µs on another.
-//! Polling the CQ is never late, but takes a whole processor. So a wait combines sleep and polling.
-//! The ring's earlier waits were measured, and decide how:
+//! Polling the CQ is never late, but takes a whole processor. So a wait combines sleep and polling,
+//! by what earlier waits on the ring have measured:
 //!
 //! 1. If the device is slow enough for a timer, the waiter sleeps by a timer until shortly before
 //!    the expected completion.
-//! 2. It polls the CQ, for at most [`MOST_POLL`]. `CqWaits::poll` decides.
-//! 3. It sleeps until the SQ thread wakes it.
+//! 2. The waiter polls the CQ for at most [`MOST_POLL`]. `CqWaits::poll` decides for how long.
+//! 3. The waiter sleeps until the SQ thread wakes it.
 //!
 //! Three rules bound the polling:
-//! - All waits together use at most a share of a processor, `CqWaits::share`.
-//! - Polling has to shorten the waits. If processors are scarce it does not: the waiter keeps the
-//!   SQ thread or the device's back end off the processor.
-//! - After polling in vain the next waits only sleep, more of them each time.
+//! - All waits together poll for at most a share of a processor's time, `CqWaits::share`.
+//! - Polling must shorten the waits. It does not if processors are scarce: the polling waiter then
+//!   keeps the SQ thread or the device's back end off the processor.
+//! - After a poll that found nothing, the next waits only sleep. Each further such poll makes more
+//!   waits only sleep.
 
 use crate::driving::wait::{self, WaitCall};
 use crate::ring::Ring;
@@ -43,8 +45,8 @@ pub(crate) fn wait(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     waited
 }
 
-/// Sleeps by a timer, polls the CQ, and then sleeps until it is woken. Skips each step that is not
-/// worth it.
+/// Waits in three steps: sleeps by a timer, polls the CQ, and sleeps until a waker ends the sleep.
+/// Skips the timer or the polling if the estimates say that it does not pay.
 fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Account) -> Result<(), Errno> {
     let (waits, wanted) = (&ring.cq_waits, call.completions);
     let sleep_span = waits.timer_sleep();
@@ -72,8 +74,8 @@ fn wait_in_turn(ring: &Ring, call: &mut WaitCall, start: Ticks, account: &mut Ac
     slept
 }
 
-/// Returns by how many nanoseconds a timer's sleep was later than this machine's sleeps are at
-/// best.
+/// Returns by how many nanoseconds a timer's sleep was later than the machine's usual overshoot
+/// (`timer_slack::overshoot`).
 fn lateness(slept: Nanoseconds, sleep_span: Nanoseconds) -> Nanoseconds {
     slept.saturating_sub(sleep_span).saturating_sub(timer_slack::overshoot()).min(MOST_POLL)
 }
@@ -124,7 +126,8 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
         } else {
             Ok(())
         };
-        // The CQ holds the completions for which this thread was woken.
+        // The loop checks the CQ again in any case, so it does not matter whether a waker has
+        // claimed this sleeper.
         let _ = word.retract(ticket);
         if slept == Err(Errno::EINTR) {
             return or_what_there_is(ring, Errno::EINTR);
@@ -132,7 +135,7 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// Ends a wait early: returns `Ok` if the CQ holds anything, else the error.
+/// Ends a wait early: returns `Ok` if the CQ holds a CQE, else `error`.
 fn or_what_there_is(ring: &Ring, error: Errno) -> Result<(), Errno> {
     if ring.memory.ready() > 0 { Ok(()) } else { Err(error) }
 }

@@ -1,5 +1,6 @@
-//! When to ask a ring's epoll set, and which further requests to call: runnable requests, and those
-//! whose files are expected to be ready. `fire` calls them.
+//! Decides when to ask a ring's epoll set for ready files. Also retries requests without such an
+//! event: runnable requests, and multishots whose files are expected to be ready. `fire` handles
+//! the events.
 
 use crate::driving::batch;
 use crate::driving::fire::{EVENTS, call, fire_all, report};
@@ -9,16 +10,17 @@ use crate::submission::issue;
 use crate::waiting::expected;
 use usring_sys::epoll::Event;
 
-/// Asks the epoll set which armed files are ready, without waiting, and calls their requests. While
-/// a waiter leads, only the leader takes events from the set: any event may be the one that wakes
-/// it. The leader is asleep in the kernel, or on its way to this ring's lock.
+/// Asks the epoll set, without waiting, which armed files are ready, and retries or completes their
+/// requests. If one of the ring's waiters leads, this function takes no events: any event may be
+/// the one that ends the leader's sleep on the set. That leader is asleep in epoll_wait(2), or
+/// about to take this ring's lock.
 pub(crate) fn poll(locked: &mut LockedRing) {
     if locked.ring.is_led() {
         go_on(locked);
         return;
     }
     let mut events = [Event::default(); EVENTS];
-    // The set is asked even if nothing is armed. A wake event that no thread takes would keep the
+    // The set is asked even if no file is armed. A wake event that no thread takes would keep the
     // set readable, and the ring watcher awake.
     loop {
         let Some(set) = locked.waiting.polls.set() else { return };
@@ -30,14 +32,15 @@ pub(crate) fn poll(locked: &mut LockedRing) {
     }
 }
 
-/// Handles what the epoll set reported.
+/// Handles `events`, which the epoll set reported.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
     fire_all(locked, events);
     batch::run_issuable(locked);
     go_on(locked);
 }
 
-/// Tries each runnable request once.
+/// Tries each runnable request once. A runnable request has used up its time slice while its file
+/// may still be ready.
 #[inline]
 pub(crate) fn go_on(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
@@ -62,8 +65,8 @@ fn run_slices(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Tries multishots for which the set has reported nothing, but whose files have probably become
-/// ready since the last try.
+/// Tries multishots whose files have probably become ready since the last try, although the set has
+/// reported no event for them.
 #[inline(never)]
 pub(crate) fn try_expected(locked: &mut LockedRing) {
     let (mut hits, mut misses) = (0, 0);
@@ -84,9 +87,9 @@ pub(crate) fn try_expected(locked: &mut LockedRing) {
     batch::run_issuable(locked);
 }
 
-/// Calls runnable requests before this thread returns to the program, in a bounded number of
-/// passes. Does nothing on a ring that defers task work: its owner asks for the rest by its next
-/// call.
+/// Tries runnable requests before this thread returns to the program, in a bounded number of
+/// passes. Does nothing on a ring that defers task work: its owner continues the requests in its
+/// next enter(2).
 #[inline(always)]
 pub(crate) fn go_on_a_while(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() && !locked.ring.defers_task_work() {

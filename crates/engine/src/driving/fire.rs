@@ -1,5 +1,5 @@
-//! The events of the ring's epoll set: calls the requests whose files are ready. `dispatch` decides
-//! when to ask the set.
+//! Handles the events of the ring's epoll set: retries or completes the requests whose files are
+//! ready. `dispatch` decides when to ask the set.
 
 use crate::completion::{complete, readiness};
 use crate::driving::reap;
@@ -12,13 +12,13 @@ use crate::waiting::poll_table::{DEVICE_DATA, TIMER_DATA, WAKE_DATA};
 use usring_sys::descriptor;
 use usring_sys::epoll::{self, Event};
 
-/// Events taken per epoll_wait(2). With more, the program would wait longer for the results of
-/// other files, and would give its provided buffers back later.
+/// Events taken per epoll_wait(2). With more events, CQEs of the first files would be published
+/// later, and the program would return its provided buffers later.
 pub(crate) const EVENTS: usize = 32;
 
-/// Takes events from the set before the chains of a batch go on, if a request is runnable. So a
-/// poll that has just begun reports the events of now, and the effects of the chains are its next
-/// event. Starts no request of a chain.
+/// Takes events from the set before the next requests of chains start, if a request is runnable. So
+/// a new poll reports only events from before those requests start. The effects of the chains are
+/// the poll's next event. Starts no request of a chain.
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     if locked.waiting.polls.has_runnable() {
@@ -49,8 +49,8 @@ pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
         }
         let (data, mask) = (event.data, event.events);
         if data == WAKE_DATA {
-            // This event has already done its work: it has woken this thread. It is edge-triggered,
-            // so nothing has to be read.
+            // The event has already served its purpose: it has woken this thread. It is
+            // edge-triggered, so nothing has to be read.
             continue;
         }
         if data == DEVICE_DATA {
@@ -65,8 +65,8 @@ pub(super) fn fire_all(locked: &mut LockedRing, events: &[Event]) {
     }
 }
 
-/// Prefetches the slots of all events, and the request of the first event. They were last touched
-/// long ago.
+/// Prefetches the poll slots of all events, and the request of the first event. These were last
+/// used long ago, so they are probably not in a cache.
 #[inline]
 fn prefetch(locked: &LockedRing, events: &[Event]) {
     for event in events {
@@ -78,7 +78,7 @@ fn prefetch(locked: &LockedRing, events: &[Event]) {
 }
 
 fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
-    // The requests that waited for this event may have been cancelled.
+    // The requests that waited at this registration may all have been cancelled.
     if !locked.waiting.polls.begin_round(tag) {
         return;
     }
@@ -102,8 +102,8 @@ fn fire(locked: &mut LockedRing, tag: u64, mask: u32) {
     }
 }
 
-/// Completes a POLL_ADD with `mask`, the events for which its file is ready. A multishot posts a
-/// CQE and goes on waiting.
+/// Completes a POLL_ADD with `mask`, the events for which its file is ready. A multishot poll posts
+/// a CQE and goes on waiting.
 pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, mask: u32) {
     if request.multishot && report_more(locked, &request, mask) {
         locked.waiting.polls.push(tag, request, Purpose::Report, TimeSlice::Over);
@@ -112,7 +112,8 @@ pub(super) fn report(locked: &mut LockedRing, tag: Tag, request: RequestEntry, m
     }
 }
 
-/// Calls a multishot that has waited at the registration `tag`, and puts it back if it goes on.
+/// Retries a multishot that has waited at the registration `tag`. If it continues, makes it wait
+/// there again.
 #[inline(always)]
 pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     if let Some(request) = issue::call(locked, request) {
@@ -120,17 +121,17 @@ pub(super) fn call(locked: &mut LockedRing, tag: Tag, request: RequestEntry) {
     }
 }
 
-/// Posts one more CQE of a multishot poll. Returns `false`, and posts nothing, if the poll's next
-/// CQE has to be its last.
+/// Posts one more CQE of a multishot poll. Returns `false`, and posts nothing, if the next CQE has
+/// to be the poll's last.
 fn report_more(locked: &mut LockedRing, request: &Request, mask: u32) -> bool {
     !is_signalled_by_a_ring(locked, request.sqe.fd, request.file.number)
         && complete::post_more(locked, request.sqe.user_data, mask as i32, 0)
 }
 
-/// Returns whether completions of a ring can make the file readable. That is true of the ring's
-/// registered eventfd, of a ring's descriptor, and of an epoll set that contains either. A
-/// multishot poll of such a file could cause its own next event for ever, so it ends with its first
-/// event.
+/// Returns whether completions of a ring can make the file readable. That holds for the ring's
+/// registered eventfd, for a ring's descriptor, and for an epoll set that contains either of them.
+/// A multishot poll of such a file could cause its own next event for ever, so it ends with its
+/// first event. `asked`: the descriptor that the program named; `number`: usring's duplicate.
 fn is_signalled_by_a_ring(locked: &LockedRing, asked: i32, number: i32) -> bool {
     let by_event = locked.notify.event_descriptor.as_ref().is_some_and(|event| {
         let own = event.descriptor.number();

@@ -1,8 +1,8 @@
-//! Idle watching: a cheaper watch for rings whose program keeps coming back to them.
+//! Idle watching: a cheaper watch for rings that the program enters again and again.
 //!
 //! The ring watcher watches a ring while no thread of the program is inside. Putting the ring into
 //! the ring watcher's set and taking it out are two system calls. An event that arrives in between
-//! also wakes the ring watcher. It then takes the processor from the program, to do what the
+//! wakes the ring watcher, which then takes the processor from the program, only to do what the
 //! program was about to do itself.
 //!
 //! So a ring on which the program has waited many times in a row is watched differently:
@@ -13,13 +13,14 @@
 //!   watches it like any other ring. So a program that stops entering, and only looks at the CQ in
 //!   memory, sees its completions at most two intervals late.
 //! - After each such end, twice as many waits are needed before idle watching begins again.
-//! - During idle watching, each driver of the ring now and then polls all that the ring waits for,
-//!   as the owner of a ring that defers task work does. No other thread does so.
+//! - During idle watching, each thread that waits on the ring now and then polls all its files and
+//!   timers, as the owner of a ring that defers task work does. No other thread polls them.
 //!
 //! The end of idle watching races with a driver that leaves the ring and arms nothing, because idle
-//! watching is on. The ring watcher first ends idle watching and then calls the ring, as it does
-//! when the ring's entry fires. So either the driver saw the end and armed the ring, or the call
-//! comes later. The driver that answers the call arms the ring when it leaves.
+//! watching is on. The ring watcher first ends idle watching. It then calls the ring: it sets the
+//! ring's mark `called`, and drives the ring if the lock is free. So either the driver sees the end
+//! and arms the ring, or the driver finds the mark after releasing the lock. In the second case it
+//! drives the ring once more, and arms it when it leaves.
 
 use crate::driving::ring_watcher;
 use crate::ring::{LockedRing, Ring};
@@ -30,21 +31,22 @@ use core::sync::atomic::Ordering;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::mutex::Mutex;
 
-/// Milliseconds between two checks.
+/// Milliseconds between two checks of the rings under idle watching.
 pub(super) const INTERVAL_MS: u16 = 1;
 const INTERVAL: Nanoseconds = INTERVAL_MS as Nanoseconds * 1_000_000;
-/// After this many checks without a visit the program counts as gone.
+/// Number of consecutive checks that find no new visit of the program, after which the program
+/// counts as gone.
 const ABSENT: u32 = 2;
-/// After this many checks without a visit, idle watching ends even if the program sleeps in the
-/// ring: it has little to do.
+/// Number of consecutive checks that find no new visit, after which idle watching ends even if the
+/// program sleeps inside the ring. Such a program has little to do.
 const QUIET: u32 = 20;
 
 /// A ring under idle watching.
 struct Watched {
     ring: Weak<Ring>,
-    /// The ring's visits at the last check.
+    /// The ring's count of visits (`Activity::visits`) at the last check.
     visits: u32,
-    /// Consecutive checks that found no further visit.
+    /// Number of consecutive checks that found `visits` unchanged.
     unchanged: u32,
 }
 
@@ -59,19 +61,19 @@ impl IdleWatch {
         self.rings.lock().is_empty()
     }
 
-    /// Begins idle watching of a ring. Returns whether it is the only such ring: the ring watcher
-    /// then has to be woken, so that it begins to check at intervals.
+    /// Begins idle watching of a ring. Returns whether it is the only such ring. The caller then
+    /// has to wake the ring watcher, so that it begins to check at intervals.
     fn begin(&self, ring: &Arc<Ring>) -> bool {
         let mut rings = self.rings.lock();
-        // An earlier idle watching may have left its entry.
+        // An earlier period of idle watching may have left an entry for this ring.
         rings.retain(|watched| watched.ring.as_ptr() != Arc::as_ptr(ring));
         let visits = ring.watch.activity.visits.load(Ordering::Relaxed);
         rings.push(Watched { ring: Arc::downgrade(ring), visits, unchanged: 0 });
         rings.len() == 1
     }
 
-    /// Checks all rings if an interval has passed since `last`, the time of the last check. Called
-    /// by the ring watcher.
+    /// Checks all rings if an interval has passed since `last`, the time of the last check. Only
+    /// the ring watcher calls this function.
     pub fn check(&self, last: &mut Nanoseconds) {
         let now = Clock::Monotonic.now();
         if now.saturating_sub(*last) < INTERVAL {
@@ -87,7 +89,7 @@ impl IdleWatch {
             }
             stays
         });
-        // The list is unlocked here, because driving these rings may begin idle watching again.
+        // The list is unlocked here, because driving a ring may put the ring on the list again.
         for ring in left {
             ring_watcher::call(&ring);
         }
@@ -118,9 +120,10 @@ impl Watched {
     }
 }
 
-/// Returns whether idle watching replaces arming the ring. A driver that is about to leave calls
-/// this. `false` if the program may wait for a descriptor's signal, if requests are in flight on
-/// devices, or if other processes use the ring.
+/// Returns whether idle watching watches the ring, so that a leaving driver need not arm it. Begins
+/// or ends idle watching if necessary. Idle watching is impossible in three cases: the program may
+/// wait for a descriptor's signal, requests are in flight on devices, or other processes use the
+/// ring.
 #[inline]
 pub(super) fn take_care(locked: &LockedRing) -> bool {
     let (ring, activity) = (locked.ring, &locked.ring.watch.activity);
@@ -133,8 +136,8 @@ pub(super) fn take_care(locked: &LockedRing) -> bool {
         && locked.notify.event_descriptor.is_none()
         && !ring.readiness.is_watched()
         && !ring.defers_task_work();
-    // A leader that sleeps in the ring does not know of a timer or a runnable request that came
-    // later, so the ring has to be armed.
+    // A leader that already sleeps in the ring does not learn of a newer timer or runnable request,
+    // so the ring has to be armed.
     if ring.is_led() {
         return false;
     }

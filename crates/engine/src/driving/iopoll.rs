@@ -1,5 +1,5 @@
-//! IORING_SETUP_IOPOLL: the thread that asks for events polls the devices for them, and no
-//! interrupt is used.
+//! IORING_SETUP_IOPOLL: the thread that asks for events polls the devices for completions, and the
+//! devices use no interrupt.
 
 use crate::driving::wait::{self, WaitCall};
 use crate::driving::{deferred_submit, reap, task_work};
@@ -12,17 +12,17 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
-/// Polls before the ring's lock is released once, so that other threads can take it.
+/// Polls of the devices before the ring's lock is released once, so that other threads can take it.
 const POLLS_PER_HOLD: u32 = 16;
 
-/// A time limit of this length (decades) or more counts as no limit. In nanoseconds.
+/// Nanoseconds (36 years) from which a time limit counts as no limit.
 const FOR_EVER: Nanoseconds = 1 << 60;
 
-/// Whether enter(2) polls even if the ring has an SQ thread, as in kernels before 5.7. Only for
-/// measuring what is gained by not polling there.
+/// Whether enter(2) polls even if the ring has an SQ thread, as in kernels before 5.7. It serves
+/// only a benchmark of polling by the SQ thread alone.
 static POLLING_ENTER: AtomicBool = AtomicBool::new(false);
 
-/// Has enter(2) poll beside an SQ thread from now on, in the whole process.
+/// Makes enter(2) poll beside an SQ thread from now on, in the whole process.
 pub fn have_enter_poll() {
     POLLING_ENTER.store(true, Ordering::Relaxed);
 }
@@ -32,9 +32,9 @@ pub(crate) fn enters_poll() -> bool {
 }
 
 /// Runs enter(2) with GETEVENTS on a polled ring without an SQ thread. Returns at once if there is
-/// a CQE. Otherwise polls until there are `minimum` CQEs, or no request is in flight any more.
+/// a CQE. Otherwise polls until there are `minimum` CQEs, or until no request is in flight.
 ///
-/// Errors: `EINTR` for a signal, if no CQE is there.
+/// Errors: `EINTR` for a signal, if the CQ is empty.
 pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
     let ring = locked.ring;
     locked.flush_overflow();
@@ -46,7 +46,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
         let (back, end) = poll_until(ring, locked, minimum, None);
         match end {
             End::NothingOut if workers::have_requests_of(ring) => {
-                // Workers have requests that no queue pair could take.
+                // No queue pair could take these requests, so workers run them.
                 back.release(Exit::Finished);
                 wait::pause(ring)?;
             }
@@ -60,7 +60,7 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
                 return if nothing { Err(Errno::EINTR) } else { Ok(()) };
             }
             End::UseInterrupts => {
-                // Never waits for more completions than are in flight.
+                // More completions than are in flight could never come.
                 let completions = minimum.min(back.queues.cq.ready() + back.devices.queues.in_flight());
                 back.release(Exit::Pause);
                 return wait::wait(ring, &WaitCall { completions, ..Default::default() });
@@ -71,9 +71,9 @@ pub(crate) fn poll(mut locked: LockedRing, minimum: u32) -> Result<(), Errno> {
 }
 
 /// Waits on a ring without IOPOLL whose waiters poll the devices. Spins while requests are in
-/// flight on devices, and sleeps for everything else.
+/// flight on devices, and sleeps otherwise.
 ///
-/// Errors: `EINTR` and `ETIME`, if no CQE is there.
+/// Errors: `EINTR` and `ETIME`, if the CQ is empty.
 pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     loop {
         let left = call.deadline.map(|(clock, at)| at.saturating_sub(clock.now())).filter(|left| *left < FOR_EVER);
@@ -89,9 +89,9 @@ pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
             End::NothingOut => {}
         }
         wait::wait(ring, &WaitCall { until_devices: true, ..*call })?;
-        // This wait may end without enough CQEs, for one of three reasons: a request is now in
-        // flight on a device, the call's time is up, or a signal came. In the last two cases a
-        // single CQE is enough.
+        // The wait may return without enough CQEs: because a request is now in flight on a device,
+        // because the call's time is up, or because a signal came. In the last two cases a single
+        // CQE is enough.
         let is_over = || call.deadline.is_some_and(|(clock, at)| clock.now() >= at) || signals::interrupted();
         let ready = ring.memory.ready();
         if ready >= call.completions || ready > 0 && is_over() {
@@ -100,14 +100,14 @@ pub(crate) fn poll_and_wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Err
     }
 }
 
-/// Why polling has ended.
+/// The reason why polling has ended.
 enum End {
     Enough,
     /// No device has a request in flight.
     NothingOut,
     Interrupted,
     TimeIsUp,
-    /// The devices' policy asks for interrupts.
+    /// The devices' polling policy asks the waiter to use interrupts.
     UseInterrupts,
 }
 
@@ -150,7 +150,8 @@ fn poll_until<'a>(
             }
             Pause::Sleep(span) => {
                 locked.release(Exit::Pause);
-                // If a signal ends the sleep early, the next poll notices the signal.
+                // If a signal ends the sleep early, `signals::interrupted` reports it after the
+                // next poll.
                 let _ = timer_slack::sleep_precisely(span.min(limit.unwrap_or(span)));
                 ring.lock()
             }
@@ -173,14 +174,14 @@ fn poll_once<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<
     locked
 }
 
-/// Sleeps and then polls, on a ring with HYBRID_IOPOLL. The ring's estimate gives the length of the
-/// sleep before a request's first poll.
+/// Sleeps and then polls, on a ring with HYBRID_IOPOLL. The length of the sleep before a request's
+/// first poll is the ring's estimate of the device's latency.
 #[inline(never)]
 fn poll_after_sleep<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
     let sleep = locked.devices.queues.next_pre_poll_sleep();
     if let Some(sleep) = sleep.as_ref().filter(|sleep| sleep.span > 0) {
         locked.release(Exit::Pause);
-        // If a signal ends the sleep early, the caller notices the signal.
+        // If a signal ends the sleep early, `signals::interrupted` reports it to the caller.
         let _ = timer_slack::sleep_precisely(sleep.span);
         locked = ring.lock();
     }

@@ -1,23 +1,23 @@
 //! Ends the process with the last thread of the program.
 //!
-//! libc ends the process when the last thread that libc knows ends, by exit(2), which ends a single
-//! thread. The kernel keeps the process for as long as it has a thread, and usring has some. So the
-//! ring watcher watches one thread of the program at a time:
+//! libc ends the process when the last thread that libc knows ends. It does so by exit(2), which
+//! ends only the calling thread. The kernel keeps the process while it has any thread, and usring's
+//! threads remain. So the ring watcher watches one thread of the program at a time:
 //!
 //! 1. It checks the first thread of the process once a second, because no event marks that thread's
 //!    end.
-//! 2. When the first thread has ended, it opens the descriptor of another thread of the program
-//!    (Linux 6.9). The descriptor becomes readable when that thread ends; then the next one is
-//!    watched. Without such descriptors, the ring watcher looks for threads of the program once a
-//!    second.
+//! 2. When the first thread has ended, the ring watcher opens a descriptor of another thread of the
+//!    program (Linux 6.9). The descriptor becomes readable when that thread ends; then the ring
+//!    watcher watches the next thread. On older kernels, the ring watcher looks for threads of the
+//!    program once a second.
 //! 3. If the program has no thread left, the ring watcher ends the process, with the status of the
 //!    thread that was watched last.
 //!
 //! The kernel gives a process the status of the thread that ends last. If several threads end
-//! between two checks, the process may get the status of the wrong one. In two cases the status is
-//! not known:
-//! - Before Linux 6.15 the kernel reports the status of no thread but the first.
-//! - A thread ended after it was found and before it was watched.
+//! between two checks, the process may get the status of the wrong thread. In two cases the status
+//! is not known:
+//! - Before Linux 6.15 the kernel reports the status of the first thread only.
+//! - A thread ended after the ring watcher had found it, and before it was watched.
 //!
 //! The process then ends with [`UNKNOWN_STATUS`], so that an unknown status does not look like a
 //! success.
@@ -30,23 +30,23 @@ use usring_sys::program_threads::{self, ThreadDescriptor};
 use usring_sys::{Errno, SystemCall, thread, wait};
 use usring_uapi::general as linux;
 
-/// Exit status (EXIT_FAILURE) of a process whose last thread's status is not known.
+/// Exit status (EXIT_FAILURE) of a process whose last thread has ended with an unknown status.
 const UNKNOWN_STATUS: u8 = 1;
 
-/// Pause before the next check of a thread that is just starting or ending.
+/// Nanoseconds until the next check of a thread that is just starting or ending.
 const PAUSE: Nanoseconds = 1_000_000;
-/// Most reads of the list of threads in a row.
+/// Most consecutive reads of the process's list of threads.
 const LOOKS: u32 = 20;
 
-/// The state of the watch over the program's threads. Only the ring watcher has one of these.
+/// The watch over the program's threads. Only the ring watcher has a value of this type.
 pub(super) enum LastThread {
     First,
     Other(ThreadDescriptor),
-    /// The watched thread has ended with this status; `None`: its status is not known. No other
+    /// The watched thread has ended with this status; `None`: the status is not known. No other
     /// thread is watched now, although the program may still have threads.
     Ended(Option<u8>),
-    /// No thread is watched: libc knows usring's threads in this process, and ends the process
-    /// itself.
+    /// No thread is watched: libc knows usring's threads in this process, so libc itself ends the
+    /// process.
     Nobody,
 }
 
@@ -55,13 +55,13 @@ impl LastThread {
         if thread::are_bare() { LastThread::First } else { LastThread::Nobody }
     }
 
-    /// Returns whether [`LastThread::check`] has to be called now and then.
+    /// Returns whether [`LastThread::check`] has to be called at intervals.
     pub fn needs_looks(&self) -> bool {
         matches!(self, LastThread::First | LastThread::Ended(_))
     }
 
     /// Checks whether the first thread has ended, or looks again for a thread to watch. `event`:
-    /// event data for the next thread's descriptor in the ring watcher's set.
+    /// event data for that thread's descriptor in the ring watcher's epoll set.
     pub fn check(&mut self, set: &Epoll, event: u64) {
         match *self {
             LastThread::First => {
@@ -80,15 +80,15 @@ impl LastThread {
         if let LastThread::Other(ended) = self {
             match ended.exit_code() {
                 Ok(status) => self.go_on(set, event, status),
-                // The status cannot be read yet. The descriptor stays readable, so this function is
-                // called again.
+                // The status cannot be read yet. The descriptor stays readable, so the ring watcher
+                // calls this function again.
                 Err(_) => drop(wait::nanosleep(PAUSE)),
             }
         }
     }
 
-    /// Finds the next thread to watch; ends the process if there is none. The watched thread has
-    /// ended, and so has the first thread, which was watched before it.
+    /// Finds the next thread to watch; ends the process if there is none. Precondition: the watched
+    /// thread has ended, and so has the first thread.
     fn go_on(&mut self, set: &Epoll, event: u64, mut status: Option<u8>) {
         *self = LastThread::Ended(status);
         let mut empty_looks = 0;
@@ -96,8 +96,7 @@ impl LastThread {
             match find_other() {
                 Ok(Some(other)) => match watch(other, set, event) {
                     Ok(watched) => return *self = LastThread::Other(watched),
-                    // The thread has just ended, later than the watched one, and its status is
-                    // lost.
+                    // This thread ended later than the watched one, and its status is lost.
                     Err(Errno::ESRCH) => {
                         empty_looks = 0;
                         status = None;
@@ -112,8 +111,8 @@ impl LastThread {
                 }
                 Err(_) => return,
             }
-            // A thread that ends during a read of the list may hide another thread. So only two
-            // reads in a row that find no thread prove that there is none.
+            // A thread that ends during a read of the list may hide another thread from that read.
+            // So only two consecutive reads without a thread prove that the program has none.
             if empty_looks == 2 {
                 let status = u64::from(status.unwrap_or(UNKNOWN_STATUS));
                 let _ = SystemCall::new(linux::__NR_exit_group, [status, 0, 0, 0, 0]).run_once();
@@ -130,7 +129,8 @@ fn watch(thread: u32, set: &Epoll, event: u64) -> Result<ThreadDescriptor, Errno
 
 /// Returns a thread of the program other than the first, if there is one.
 ///
-/// Errors: `EAGAIN` if that is not certain at this moment; those of reading the list.
+/// Errors: `EAGAIN` if a thread's owner (the program or usring) is not known yet; those of reading
+/// the list.
 fn find_other() -> Result<Option<u32>, Errno> {
     let first = program_threads::first();
     let is_certain = Cell::new(true);

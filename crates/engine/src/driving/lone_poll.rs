@@ -1,5 +1,5 @@
-//! Polls for the completion of a lone transfer before its waiter sleeps. `lone_wait` estimates for
-//! how long that is worth it.
+//! Polls for the completion of a lone transfer (the only request in flight) before its waiter
+//! sleeps. `lone_wait` estimates for how long polling is worth it.
 
 use crate::ring::{Exit, LockedRing, Ring};
 use alloc::sync::Arc;
@@ -8,11 +8,11 @@ use usring_sys::signals;
 use usring_sys::ticks::Ticks;
 
 /// Polls for a lone transfer's completion at the beginning of a wait, for at most `most`
-/// nanoseconds. Stores the time of the wait's beginning in `began`. Now and then releases the lock
-/// for threads that wait for it.
+/// nanoseconds. Stores the time at which the wait began in `began`. Now and then releases the
+/// ring's lock, so that other threads can take it.
 ///
-/// Returns `None`, with the lock released, if there is work to do or another thread has done it.
-/// Otherwise returns the lock, and the waiter may sleep.
+/// Returns `None`, with the lock released, if there is work to do, or if another thread has posted
+/// the completion. Otherwise returns the held lock, and the waiter may sleep.
 #[inline]
 pub(crate) fn poll<'a>(
     ring: &'a Arc<Ring>,
@@ -34,8 +34,8 @@ pub(crate) fn poll<'a>(
     }
 }
 
-/// Returns whether the wait needs exactly one more completion, that of a single transfer on an
-/// ordinary file, and the ring watches nothing else.
+/// Returns whether the wait needs exactly one more completion, that of a single transfer on a file
+/// of the kernel's, and no file of the ring is armed.
 #[inline]
 fn is_lone(locked: &LockedRing, wanted: u32) -> bool {
     locked.devices.queues.in_flight() == 1
@@ -58,7 +58,7 @@ fn poll_until<'a>(ring: &'a Arc<Ring>, mut locked: LockedRing<'a>, wanted: u32, 
         }
         locked.release(Exit::Pause);
         locked = ring.lock();
-        // Another thread may have posted the completion that this wait needs.
+        // Another thread may have posted the completion while this thread did not hold the lock.
         if locked.devices.queues.in_flight() != 1 || locked.queues.cq.ready() >= wanted {
             locked.release(Exit::Pause);
             return None;

@@ -1,22 +1,22 @@
 //! The pace of completions during one wait, and the pauses that a waiter makes so that several
 //! completions gather: see `wait::gather`.
 //!
-//! A pause lasts at most half of the time that the missing completions are expected to take, and
-//! never longer than [`LONGEST`]. Completions that come together have no interval between them and
+//! A pause lasts at most half of the time in which the missing completions are expected, and never
+//! longer than [`LONGEST`]. Completions that arrive together have no interval between them and
 //! cause no pause.
 
 use usring_sys::clock::{Clock, Nanoseconds};
 
-/// The longest pause in nanoseconds. The waiter may see the last completion this much late.
+/// The longest pause in nanoseconds. The waiter may see its last completion this much too late.
 const LONGEST: Nanoseconds = 500_000;
-/// The shortest pause in nanoseconds: a timer is no more exact than that.
+/// The shortest pause in nanoseconds. A timer is not precise enough for a shorter one.
 const SHORTEST: Nanoseconds = 60_000;
 
-/// The pace of one wait's completions.
+/// The rate at which completions have arrived during one wait.
 #[derive(Default)]
 pub(super) struct Pace {
     /// The time at which the wait first saw completions (monotonic clock), and their number.
-    /// Reading the clock is a system call, but the waiter makes it only between two sleeps.
+    /// Reading the clock is a system call, but the waiter reads it only between two sleeps.
     first: Option<(Nanoseconds, u32)>,
 }
 
@@ -38,7 +38,7 @@ impl Pace {
 /// no pause.
 fn pause_after(interval: Nanoseconds, needed: u32) -> Option<Nanoseconds> {
     let pause = (interval.saturating_mul(u64::from(needed)) / 2).min(LONGEST);
-    // A pause saves wake-ups only if several completions come meanwhile.
+    // A pause saves wake-ups only if several completions arrive during it.
     (pause >= SHORTEST && pause / 2 >= interval).then_some(pause)
 }
 
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(pause_after(0, 1000), None);
     }
 
-    /// The test passes if the first events took between 12 ms and 25 s.
+    /// The test passes if the loop below ends between 12 ms and 25 s after the first call.
     #[test]
     fn a_wait_pauses_once_it_knows_the_pace() {
         let mut pace = Pace::default();

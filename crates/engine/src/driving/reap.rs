@@ -1,5 +1,5 @@
-//! The completions of devices: polls the ring's channels, completes what the devices have done, and
-//! arms their interrupts.
+//! The completions of devices: polls the ring's channels to the devices, completes the requests
+//! that the devices have carried out, and arms the devices' interrupts.
 
 use crate::completion::complete;
 use crate::op::block_device;
@@ -11,14 +11,16 @@ use crate::waiting::fast_poll;
 use crate::waiting::poll_table::DEVICE_DATA;
 use usring_sys::{Errno, epoll};
 
-/// After this many CQEs, they are published to a waiter beside an SQ thread before the batch ends.
+/// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
 
-/// Polls in a row that find nothing, after which a device is polled later. Such a device reports
-/// possible completions, and so cannot arm its interrupt.
+/// Consecutive polls without a completion after which [`settle`] stops, and a timer polls the
+/// device later. Such a device cannot arm its interrupt, because it reports that there may be
+/// completions.
 const PATIENCE: u32 = 64;
 
-/// Completes what the devices have done, and returns whether there was anything. Never blocks.
+/// Completes the requests that devices have carried out. Returns whether there were any. Never
+/// blocks.
 #[inline(always)]
 pub(crate) fn reap(locked: &mut LockedRing) -> bool {
     if locked.devices.queues.in_flight == 0 {
@@ -40,8 +42,8 @@ pub(super) fn reap_one(locked: &mut LockedRing, index: usize) -> bool {
     !completions.as_slice().is_empty() && complete_found(locked, index)
 }
 
-/// Completes the requests that a poll has found. Polls again if the poll filled its buffer, because
-/// there may be more.
+/// Completes the requests that a poll has found. If the poll filled its buffer, there may be more
+/// completions, so it polls again.
 #[inline(never)]
 fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     let mut completions = core::mem::take(&mut locked.devices.queues.completions);
@@ -70,7 +72,8 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
         completions.clear();
         let queue = &mut locked.devices.queues.channels[index];
         queue.armed = false;
-        // While deferred submits are under way, their requests go before the backlog.
+        // The backlog waits while a deferred submit is under way, so that the submit's requests go
+        // first.
         if queue.is_behind && queue.in_flush == 0 {
             submit_backlog(locked, index);
         }
@@ -83,16 +86,16 @@ fn complete_found(locked: &mut LockedRing, index: usize) -> bool {
     true
 }
 
-/// Publishes the CQEs posted so far to a waiter that polls the CQ in memory, and wakes a waiter
-/// that sleeps. The waiter wakes up while this thread posts the rest of the batch.
+/// Publishes the CQEs posted so far, for a waiter that polls the CQ in memory, and wakes sleeping
+/// waiters. A waiter can wake up while this thread posts the remaining CQEs of the batch.
 fn publish_early(locked: &mut LockedRing) {
     locked.queues.cq.publish_early();
     // No barrier is needed: a sleeper that is missed here is woken at the end of the batch.
     locked.ring.wakers.wake_all(locked.ring.memory.ready());
 }
 
-/// Submits the backlog, because the channel has free slots or its last deferred submit has ended.
-/// Requests of the backlog go first, and no later request is submitted with them.
+/// Submits the channel's backlog, because the channel has free slots or its last deferred submit
+/// has ended. Later requests are not submitted with the backlog, so that they do not overtake it.
 #[cold]
 pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
@@ -106,9 +109,9 @@ pub(super) fn submit_backlog(locked: &mut LockedRing, index: usize) {
     queue.is_behind |= queue.pending != 0;
 }
 
-/// Arms the devices' interrupts, which then signal the ring's epoll set, before a driver sleeps or
-/// leaves. Returns `false` if something may have completed already, or if a device has no
-/// interrupt. The caller then polls first.
+/// Arms the devices' interrupts, which then signal the ring's epoll set. A driver calls this
+/// function before it sleeps or leaves. Returns `false` if a request may have completed already, or
+/// if a device has no interrupt. The caller must then poll the devices first.
 pub(crate) fn arm_interrupts(locked: &mut LockedRing) -> bool {
     let mut all = true;
     for index in 0..locked.devices.queues.channels.len() {
@@ -133,16 +136,17 @@ fn arm_one(locked: &mut LockedRing, index: usize) -> Result<bool, Errno> {
     Ok(queue.armed)
 }
 
-/// Polls all devices, because one of them has signalled the epoll set. The event does not say which
-/// one.
+/// Polls all devices after an interrupt. The event in the epoll set does not say which device sent
+/// it.
 pub(crate) fn interrupted(locked: &mut LockedRing) {
     locked.devices.queues.channels.iter_mut().for_each(|queue| queue.armed = false);
     reap(locked);
 }
 
-/// Completes what is done and arms the interrupts for the rest, for a driver that leaves a ring
-/// without IOPOLL. A timer has the devices polled again if one of them has no interrupt and has
-/// completed nothing (the kernel could not take a request).
+/// Completes what the devices have done and arms interrupts for requests still in flight, for a
+/// driver that leaves a ring without IOPOLL. A timer polls the devices later if [`PATIENCE`]
+/// consecutive polls find nothing although an interrupt cannot be armed (the kernel could not take
+/// a request).
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {

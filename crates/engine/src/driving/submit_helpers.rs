@@ -1,8 +1,9 @@
 //! Submit helpers: threads that make deferred submits for threads that must not sleep. Those are
 //! the ring watcher, an SQ thread of several rings, and a thread that is inside another ring or has
-//! a time limit. The ring watcher starts submit helpers on demand. They end when idle.
+//! a time limit. The ring watcher starts submit helpers on demand. Idle submit helpers end.
 //!
-//! Each ring whose deferred submit sleeps has a submit helper, so no ring waits for another.
+//! Each ring whose deferred submit sleeps occupies one submit helper, so no ring waits for another
+//! ring's submit.
 
 use super::deferred_submit;
 use crate::ring::Ring;
@@ -20,7 +21,7 @@ use usring_sys::thread::Credentials;
 #[derive(Default)]
 pub(crate) struct SubmitHelpers {
     state: Mutex<State>,
-    /// Futex word of the idle submit helpers, raised once per ring.
+    /// Futex word on which idle submit helpers sleep; raised once per ring put into `rings`.
     signal: AtomicU32,
 }
 
@@ -33,14 +34,14 @@ pub(crate) fn submit_helpers() -> &'static SubmitHelpers {
 
 #[derive(Default)]
 struct State {
-    /// Rings with a deferred submit.
+    /// Rings whose deferred submits no submit helper has begun yet.
     rings: VecDeque<Arc<Ring>>,
     threads: IdleThreads,
 }
 
 impl SubmitHelpers {
     /// Has a submit helper make the ring's deferred submits soon. The caller may hold the ring's
-    /// lock. Returns `false` if no thread can be started.
+    /// lock. Returns `false` if the ring watcher, which starts helpers, cannot be started.
     pub fn call(&'static self, ring: &Arc<Ring>) -> bool {
         if tasks().start().is_err() {
             return false;
@@ -59,7 +60,8 @@ impl SubmitHelpers {
         true
     }
 
-    /// Makes the submits in the ring watcher, because no submit helper could be started.
+    /// Handles a failed start of a submit helper. If there is no helper at all, the calling thread
+    /// (the ring watcher) makes the submits.
     fn spawn_failed(&self) {
         let mut state = self.state.lock();
         state.threads.remove();
@@ -68,7 +70,7 @@ impl SubmitHelpers {
         stranded.into_iter().for_each(deferred_submit::flush_all);
     }
 
-    /// The life of a submit helper.
+    /// Runs a submit helper's thread, which ends after `IDLE_LIMIT` without work.
     fn serve(&self) {
         let mut state = self.state.lock();
         loop {

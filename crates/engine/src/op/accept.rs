@@ -1,12 +1,12 @@
-//! ACCEPT: one connection, or one after another as they come.
+//! ACCEPT: accepts one connection, or (multishot) one after another.
 //!
-//! A failed accept4(2) costs ten times as much as polling the listener, and a call that finds no
-//! connection may sleep. So the listener is polled first. A TCP listener returns the number of
-//! connections that wait, other protocols only whether one waits.
+//! A failed accept4(2) costs ten times as much as polling the listener, and an accept4 that finds
+//! no connection may sleep. So the listener is polled first. A TCP listener reports how many
+//! connections wait, listeners of other protocols only whether one waits.
 //!
-//! When that many connections have been taken, the listener is polled again: after a poll that
-//! finds none, a later connection makes an event. This poll is not needed if an event has reported
-//! the connections. SOCK_NONEMPTY is derived from this count, too.
+//! When that many connections have been accepted, the listener is polled again. After a poll that
+//! finds no connection, the next connection makes an event. No such poll is needed if an event
+//! reported the connections. SOCK_NONEMPTY is set from the same knowledge.
 
 use super::socket::{check_flags, flags_for, place};
 use crate::completion::complete;
@@ -27,19 +27,19 @@ const FLAGS: u16 = (abi::IORING_ACCEPT_MULTISHOT | abi::IORING_ACCEPT_DONTWAIT |
 /// EPOLLRDHUP.
 const PEER_HANG_UP: u32 = 0x2000;
 
-/// Knowledge of the connections that wait in the listener's queue.
+/// Knowledge about the connections that wait in the listener's queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Queue {
     Unknown,
     Empty,
     /// At least one connection waits.
     Filled,
-    /// This many connections wait at a listener of TCP.
+    /// This many connections wait. Only a TCP listener reports the number.
     Holds(u32),
 }
 
 impl Queue {
-    /// Asks a TCP listener how many connections wait. `Unknown`: its protocol does not report the
+    /// Asks the listener how many connections wait. `Unknown`: its protocol does not report the
     /// number.
     fn counted(number: i32) -> Queue {
         match socket::queue_length(number) {
@@ -49,7 +49,8 @@ impl Queue {
         }
     }
 
-    /// Finds out whether a connection waits: by the listener's count, or by poll(2) if it has none.
+    /// Finds out whether a connection waits: from the listener's number of connections, or by
+    /// poll(2) if the listener does not report one.
     fn of(number: i32) -> Queue {
         match Queue::counted(number) {
             Queue::Unknown => match epoll::poll_now(number, epoll::IN) {
@@ -60,8 +61,8 @@ impl Queue {
         }
     }
 
-    /// Returns the state after one connection was taken. `called`: an event had the listener
-    /// polled, so later connections make an event of their own.
+    /// Returns the state after one connection was accepted. `called`: an event has reported the
+    /// listener ready, so a later connection makes an event of its own.
     fn without_one(self, number: i32, called: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),
@@ -86,7 +87,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
         return Err(Errno::EINVAL);
     }
     check_flags(sqe.op_flags, slot)?;
-    // A multishot accepts many connections, but a named slot takes only one.
+    // A multishot accepts many connections, but a named slot has room for only one.
     if has(request, abi::IORING_ACCEPT_MULTISHOT) && matches!(slot, FileSlot::Index(_)) {
         return Err(Errno::EINVAL);
     }
@@ -95,7 +96,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Returns the accept4(2) call of a request.
+/// Returns the accept4(2) call of the request.
 fn call(request: &Request) -> SystemCall {
     let slot = FileSlot::from_sqe(request.sqe.file_index);
     let (address, length) = (UserAddress(request.sqe.addr), UserAddress(request.sqe.off));
@@ -144,7 +145,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::Yield
 }
 
-/// Takes a connection. `None`: no connection waits, or another process has taken it.
+/// Accepts a connection. `None`: no connection waits, or another process has accepted it.
 fn attempt(
     locked: &mut LockedRing,
     request: &Request,
@@ -168,9 +169,9 @@ fn attempt(
         }
         match watchdog::make(&mut locked.waiting.stuck_calls, caller, &call) {
             None => (queue, failed) = (Queue::Unknown, true),
-            // A non-blocking unix listener that was shut down always returns EAGAIN. The kernel
-            // tries 128 times before it passes EAGAIN on. A multishot would try for ever here, so
-            // it ends with EINVAL.
+            // A non-blocking Unix listener that was shut down always returns EAGAIN. The kernel
+            // tries 128 times before it returns EAGAIN to the program. A multishot would try for
+            // ever here, so it completes with EINVAL.
             Some(Err(Errno::EAGAIN)) if ready & PEER_HANG_UP != 0 => {
                 return Some(Err(if request.multishot { Errno::EINVAL } else { Errno::EAGAIN }));
             }
@@ -180,8 +181,8 @@ fn attempt(
     }
 }
 
-/// Returns SOCK_NONEMPTY if more connections wait, else 0. As in the kernel, only internet
-/// listeners have the flag.
+/// Returns SOCK_NONEMPTY if more connections wait, else 0. Only internet listeners report
+/// SOCK_NONEMPTY, as in the kernel.
 fn flags_of(request: &mut Request, queue: Queue) -> u32 {
     let number = request.file.number;
     let Operation::Accept(accept) = &mut request.operation else { return 0 };
@@ -201,8 +202,8 @@ fn would_block(request: &Request) -> IssueOutcome {
     IssueOutcome::WouldBlock
 }
 
-/// Accepts in a worker, and may block. The request comes here if other processes share its
-/// listener, or if its file may not be a listener.
+/// Accepts in a worker, and may block. Used if other processes share the listener, or if the file
+/// may be no listener: accept4(2) could then block the submitter.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let call = call(request);
     let number = request.file.number;
@@ -211,7 +212,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             Err(Errno::EAGAIN) => {}
             answer => break answer,
         }
-        // The listener is non-blocking: the worker waits by poll(2) and tries again.
+        // The listener is non-blocking. So the worker waits for it by poll(2), then tries again.
         let mut listener = PollDescriptor::new(number, epoll::IN);
         if let Err(error) = blocking.run(&listener.call(-1)) {
             break Err(error);
@@ -222,14 +223,14 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
             accept.accepted = Some(OwnedDescriptor::from_raw(number as i32));
             0
         }
-        // A cancellation has ended the call. The result is that of a cancelled poll.
+        // A cancellation has interrupted the call. The result is that of a cancelled poll.
         (Err(Errno::EINTR), _) => Errno::ECANCELED.negative(),
         (Err(error), _) => error.negative(),
         (Ok(_), _) => Errno::EINVAL.negative(),
     }
 }
 
-/// Hands the program the connection that a worker has accepted.
+/// Gives the program the connection that a worker has accepted. Returns the CQE's result.
 pub(crate) fn finish(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Accept(accept) = &mut request.operation else { return result };
     let Some(accepted) = accept.accepted.take() else { return result };

@@ -1,5 +1,5 @@
-//! SETXATTR, GETXATTR, FSETXATTR, FGETXATTR: each is one system call. The prepare copies names,
-//! paths and values to be set.
+//! SETXATTR, GETXATTR, FSETXATTR, FGETXATTR: each is one system call. The prepare copies the
+//! attribute's name, the path, and a value to be set.
 
 use super::path::PATH_LIMIT;
 use crate::request::Request;
@@ -10,13 +10,13 @@ use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Longest name, with its NUL (XATTR_NAME_MAX + 1).
+/// Bytes of the longest attribute name, with its NUL (XATTR_NAME_MAX + 1).
 const NAME_LIMIT: usize = 256;
-/// Longest value (XATTR_SIZE_MAX).
+/// Bytes of the longest attribute value (XATTR_SIZE_MAX).
 const VALUE_LIMIT: u32 = 65_536;
 const KNOWN_FLAGS: u32 = linux::XATTR_CREATE | linux::XATTR_REPLACE;
 
-/// Prepares the system call. The address of the value is in `off`, that of the path in `addr3`.
+/// Prepares the system call. The SQE has the value's address in `off` and the path's in `addr3`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     let of_path = matches!(sqe.opcode, opcode::SETXATTR | opcode::GETXATTR);

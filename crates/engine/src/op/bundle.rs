@@ -1,5 +1,5 @@
-//! Bundles: sends or receives of many provided buffers, with one CQE for all of them. The CQE names
-//! the first buffer.
+//! Bundles: sends or receives that use several provided buffers and post one CQE for all of them.
+//! The CQE names the first buffer.
 
 use super::receive::{self, Rest, rest};
 use super::send_receive::transfer_of;
@@ -15,7 +15,7 @@ use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
-/// Gives the transfer the next buffers of its group, for up to `most` bytes. 0: only the first
+/// Has the transfer use the next buffers of its group, with at most `most` bytes. 0: only the first
 /// buffer.
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
@@ -26,7 +26,7 @@ fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<M
     selected
 }
 
-/// Selects buffers for a receive, and notes what the next attempt has to know about the selection.
+/// Selects buffers for a receive. Notes what limits the request's next selection.
 fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let many = select(locked, request, most)?;
     let selections = &mut transfer_of(request)?.selections;
@@ -38,8 +38,8 @@ fn select_to_fill(locked: &mut LockedRing, request: &mut Request, most: u32) -> 
     Ok(many)
 }
 
-/// Returns what a CQE reports of a selection: the first buffer's id, and whether a part of the last
-/// buffer is `left`.
+/// Returns the selection as the CQE reports it: the first buffer's id, and whether a part of the
+/// last buffer is `left` in the group.
 fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     SelectedBuffer {
         group,
@@ -52,10 +52,10 @@ fn named(group: u16, many: &Many, left: bool) -> SelectedBuffer {
     }
 }
 
-/// Takes buffers to send from a request's group. Returns whether the group then has no buffer left.
+/// Takes buffers to send from the request's group. Returns whether the group is then empty.
 pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     let group = request.sqe.buf_index;
-    // The whole buffer of a classic group is sent, whatever length the SQE asks for.
+    // From a classic group, the whole buffer is sent, whatever length the SQE asks for.
     let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let most = if wanted == 0 { i32::MAX as u32 } else { wanted };
     let many = select(locked, request, most)?;
@@ -64,7 +64,7 @@ pub(crate) fn select_to_send(locked: &mut LockedRing, request: &mut Request) -> 
     Ok(many.emptied)
 }
 
-/// SEND: sends all buffers of the group.
+/// Sends all buffers of the group (SEND).
 pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOutcome, Errno> {
     let number = request.file.number;
     loop {
@@ -92,13 +92,14 @@ pub(crate) fn send(locked: &mut LockedRing, request: &mut Request) -> Result<Iss
             request.cqe_flags |= flags;
             return Ok(outcome);
         }
-        // If the SQE asks for no length, each further attempt sends all buffers of the group, too.
+        // Only the first attempt is limited by the SQE's length. Later ones send all buffers of the
+        // group.
         let transfer = transfer_of(request)?;
         (transfer.done, transfer.wanted) = (0, 0);
     }
 }
 
-/// RECV, once or as a multishot.
+/// Receives into buffers of the group (RECV), once or as a multishot.
 pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     for given in 0..SLICE {
         let selections = transfer_of(request).map(|transfer| transfer.selections).unwrap_or_default();
@@ -145,9 +146,9 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
-/// Returns the outcome of an attempt that has found no data. `selections`: those before the
-/// attempt. They are restored if the attempt began a later time slice: the kernel polls the socket
-/// before each such attempt, and selects no buffers while it is empty.
+/// Returns the outcome of an attempt that has found no data. `selections` are those before the
+/// attempt. They are restored if the attempt was the first of a later time slice. The kernel polls
+/// the socket before such an attempt, and selects no buffers if the socket is empty.
 fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
     let begins_later_slice = given == 0 && request.place != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
@@ -157,14 +158,14 @@ fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> I
     transfer.would_block()
 }
 
-/// Returns whether a multishot has received all the bytes that it may in one time slice. Their
-/// number is the length in its SQE.
+/// Returns whether a multishot has received as many bytes as one time slice allows: the length in
+/// its SQE.
 fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
 
-/// Ends a bundle after `bytes` more bytes. Buffers that it keeps but has not filled go back to
-/// their group.
+/// Ends a bundle after `bytes` more bytes. Returns the buffers that it has selected and not filled
+/// to their group.
 pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u64) {
     let group = request.sqe.buf_index;
     let Ok(transfer) = transfer_of(request) else { return };
@@ -174,27 +175,27 @@ pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u
     }
 }
 
-/// Outcome of one attempt of a bundle.
+/// The outcome of one attempt to receive a bundle.
 enum Step {
     Given(Bundle),
-    /// The bundle is not complete, and the socket may hold more data for it.
+    /// The bundle is not complete, and its socket may hold more data for it.
     GoesOn,
-    /// The bundle is not complete, and the socket holds no more data for now.
+    /// The bundle is not complete, and its socket holds no more data for now.
     Drained,
 }
 
-/// The contents of a CQE.
+/// The contents of one CQE of a bundle.
 struct Bundle {
     bytes: u64,
     rest: Rest,
-    /// No more data will come, or there is no buffer for it.
+    /// No CQE follows: no more data will come, or no buffer is left for it.
     last: bool,
     failed: bool,
 }
 
-/// Receives one bundle. If the amount of data is not known, receives into one buffer first, and
-/// then the rest into as many buffers as needed. `is_reported`: the previous receive has found out
-/// the amount.
+/// Receives one bundle. If the number of waiting bytes is unknown, receives into one buffer first,
+/// and then the remaining bytes into as many buffers as they need. `is_reported`: the receive
+/// before this one has found out the number.
 fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: bool) -> Result<Step, Errno> {
     let number = request.file.number;
     let group = request.sqe.buf_index;
@@ -208,7 +209,7 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
         Some(limit) => most.min(limit),
         None => most,
     };
-    // A receive that is continued (MSG_WAITALL) already has its buffers.
+    // A continued receive (MSG_WAITALL) already has its buffers.
     let most = bounded(if selections.lone_length == 0 { wanted } else { selections.lone_length });
     let many = if request.buffer.is_some() { None } else { Some(select_to_fill(locked, request, most)?) };
     let selections = transfer_of(request)?.selections;
@@ -224,14 +225,14 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     let goes_on = waits_for_all && bytes < room && message::can_go_on(number);
     let mut is_open = wanted == 0 && !selections.emptied;
     if let Some(many) = many {
-        // The receive is continued, so no other request may get the part that is not yet filled.
+        // This receive continues, so no other request may get the unfilled part of the buffers.
         let left = if goes_on {
             locked.registered.buffer_groups.use_up_all(group, &many)
         } else {
             locked.registered.buffer_groups.use_up(group, &many, bytes as u32)
         };
         request.buffer = Some(named(group, &many, left));
-        // A multishot's length bounds each of its CQEs.
+        // The length of a multishot limits each of its CQEs.
         let is_full = request.multishot && wanted != 0 && bytes >= u64::from(wanted);
         is_open = !selections.emptied && !selections.cut && !is_full;
         if goes_on && let Some(message) = &mut transfer_of(request)?.message {
@@ -256,14 +257,14 @@ fn receive_bundle(locked: &mut LockedRing, request: &mut Request, is_reported: b
     Ok(Step::Given(bundle))
 }
 
-/// Receives `more` further bytes of the bundle, for which the first buffer was too small.
+/// Receives up to `more` bytes that did not fit into the bundle's first buffer.
 fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mut Bundle) -> Result<(), Errno> {
     let number = request.file.number;
     if more <= 1 {
         return Ok(());
     }
     let Ok(many) = select_to_fill(locked, request, more) else {
-        // No buffer is left. In this case the kernel does not report that there is more data.
+        // No buffer is left. The kernel then does not report that the socket holds more data.
         bundle.rest = Rest::Unknown;
         return Ok(());
     };
@@ -281,12 +282,12 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
     Ok(())
 }
 
-/// The result of one system call that received into the selected buffers.
+/// The result of one receive into the selected buffers.
 struct Received {
     bytes: u64,
-    /// Bytes that the buffers can take.
+    /// Bytes that the selected buffers can hold.
     room: u64,
-    /// With MSG_WAITALL: the message was longer than the buffers.
+    /// For MSG_WAITALL: the message was longer than the buffers.
     was_cut: bool,
 }
 

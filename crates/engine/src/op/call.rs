@@ -1,5 +1,5 @@
-//! Operations that are one system call which may block. A worker makes the call, with the copies
-//! that the prepare made of the program's memory.
+//! Opcodes that are one system call which may block. A worker makes the call. Its arguments point
+//! to the copies that the prepare made of the program's memory.
 
 use crate::device_file;
 use crate::request::operation::Operation;
@@ -13,7 +13,7 @@ pub(crate) fn issue(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::NeedsWorker
 }
 
-/// Makes the call, and may block.
+/// Makes the system call in a worker. May block.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
     let call = match &mut request.operation {
@@ -32,7 +32,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     answer(on_device.unwrap_or_else(|| blocking.run(&call)))
 }
 
-/// Converts a system call's answer to the result of a CQE.
+/// Converts the result of a system call to the result of a CQE.
 pub(crate) fn answer(result: Result<u64, Errno>) -> i32 {
     match result {
         Ok(value) => value as i32,

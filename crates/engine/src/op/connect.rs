@@ -1,8 +1,8 @@
-//! CONNECT and BIND: the requests that name a socket address.
+//! CONNECT and BIND: requests with a socket address.
 //!
-//! A connection that takes time is made in the background. The request waits until the socket is
-//! writable and then reads the result. A unix listener with a full queue is the only case in which
-//! nothing can be polled: then a worker waits.
+//! If connect(2) does not complete at once, the request waits until the socket is writable and then
+//! reads the result. Only a Unix listener with a full queue cannot be polled for: in that case, a
+//! worker makes the call.
 
 use super::socket::check_rest;
 use crate::request::operation::{Connect, Operation, SocketAddress};
@@ -56,8 +56,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
     let mut answer = socket::connect_now(number, connect.address.bytes());
     if answer == Err(Errno::ECONNABORTED) {
-        // The answer was the error of an earlier attempt. So connect(2) is called again for this
-        // one.
+        // The error was left from an earlier attempt. So connect(2) is called again for this
+        // request.
         answer = socket::connect_now(number, connect.address.bytes());
     }
     match answer {
@@ -65,7 +65,7 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
             connect.under_way = true;
             IssueOutcome::WouldBlock
         }
-        // The connection is still being made: the event that called the request came too early.
+        // The connection is still being made: the event for this request came too early.
         Err(Errno::EALREADY) if connect.under_way => IssueOutcome::WouldBlock,
         Err(Errno::EISCONN) if connect.under_way => IssueOutcome::of(socket::take_error(number).map(|()| 0)),
         Err(Errno::EAGAIN) => IssueOutcome::NeedsWorker,
@@ -73,8 +73,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// Connects in a worker, and may block. For a unix socket with O_NONBLOCK the kernel's workers get
-/// EAGAIN, too.
+/// Connects in a worker, and may block. On a Unix socket with O_NONBLOCK the result is EAGAIN, also
+/// in the kernel's workers.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::Connect(connect) = &request.operation else { return Errno::EINVAL.negative() };
     super::call::answer(blocking.run(&socket::connect_call(request.file.number, connect.address.bytes())))

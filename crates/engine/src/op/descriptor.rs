@@ -1,4 +1,4 @@
-//! FIXED_FD_INSTALL: makes an ordinary descriptor from a direct one.
+//! FIXED_FD_INSTALL: makes an ordinary descriptor for a registered file (a direct descriptor).
 
 use crate::request::outcome::IssueOutcome;
 use crate::request::{HAS_GROUP, Request};

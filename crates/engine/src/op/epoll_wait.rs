@@ -1,5 +1,5 @@
-//! EPOLL_WAIT: takes events out of one of the program's own epoll sets. An empty set is polled,
-//! like any other file that has no data.
+//! EPOLL_WAIT: takes events out of one of the program's own epoll sets. If the set has no events,
+//! the request waits by polling the set's descriptor.
 
 use crate::completion::readiness;
 use crate::request::Request;
@@ -22,8 +22,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::EpollWait(EpollWait { events, most }) = request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    // The set may contain descriptors of rings whose CQs the program has emptied. They must not
-    // show as readable.
+    // The set may contain descriptors of rings whose CQs the program has emptied. Those must no
+    // longer be readable.
     readiness::drain_from(locked);
     let at_once = 0;
     let arguments = [request.file.number as u64, events.0, most as u64, at_once, 0];

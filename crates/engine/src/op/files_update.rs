@@ -1,4 +1,4 @@
-//! FILES_UPDATE: the request that does what REGISTER_FILES_UPDATE does.
+//! FILES_UPDATE: does what REGISTER_FILES_UPDATE does, as a request.
 
 use crate::registered::program_files;
 use crate::registered::registered_files::FILE_INDEX_ALLOC;
@@ -34,8 +34,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     ))
 }
 
-/// Puts each descriptor of the array into a free slot and writes the slot's number back. Stops at
-/// the first descriptor that fails, and returns how many are in slots.
+/// Puts each descriptor of the program's array into a free slot, and writes the slot's index into
+/// the array. Stops at the first error. Returns the number of descriptors in slots.
 fn allocate(locked: &mut LockedRing, address: UserAddress, count: usize) -> Result<i32, Errno> {
     let numbers = user_memory::read_array::<i32>(address, count)?;
     let mut done = 0;

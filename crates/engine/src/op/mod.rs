@@ -1,4 +1,4 @@
-//! One file per family of opcodes: how it reads the SQE, its prepare, its issue, its blocking work.
+//! The opcodes, one file per family. A file has the family's prepare, issue and blocking work.
 
 pub(crate) mod accept;
 pub(crate) mod attributes;

@@ -1,11 +1,12 @@
-//! Remembers, for one submission, the file of the last descriptor number that the program has used.
+//! Remembers what system calls have reported about the last descriptor number that a submission
+//! used.
 //!
-//! A look-up of a number takes system calls. A request that is issued later looks its number up
-//! again: the program may have closed the file and opened another one under the number. Neighbours:
-//! `block_device`, which asks here; `registered_files`, whose files are looked up when they are
-//! registered.
+//! Looking up a number takes system calls. During one submission, many requests use the same
+//! number. A request that is issued later looks its number up again, because the program may have
+//! closed the file and opened another one under the number. Neighbours: `block_device` asks this
+//! module. Files in `registered_files` are looked up once, when they are registered.
 //!
-//! Invariant: nothing is remembered outside a submission, nor behind a CLOSE in it.
+//! Invariant: nothing is remembered outside a submission, nor after a CLOSE within it.
 
 use crate::request::file::{FileUse, Hold, KeptFiles};
 use alloc::sync::Arc;
@@ -14,29 +15,29 @@ use usring_device::OpenDevice;
 use usring_sys::Errno;
 use usring_sys::descriptor::{self, FileIdentity, HeldDescriptor};
 
-/// Most file systems that are remembered.
+/// Most file systems without RWF_NOWAIT that are remembered.
 const MOST_FILE_SYSTEMS: usize = 8;
 
 #[derive(Default)]
 pub(crate) struct NamedFiles {
     remembers: bool,
-    /// The number that was looked up last, and the device of usring's that it stands for, if any.
+    /// The last number that was looked up, and the device of usring's that it stands for, if any.
     device: Option<(i32, Option<Arc<OpenDevice>>)>,
-    /// The ordinary file that was looked up last.
+    /// Knowledge about the last ordinary file that was looked up.
     last: Option<NamedFile>,
-    /// Duplicates that requests share.
+    /// Duplicates of the program's files, which requests share.
     kept: KeptFiles,
-    /// File systems, by fstat(2)'s device number, that take no RWF_NOWAIT.
+    /// File systems that refuse RWF_NOWAIT, by fstat(2)'s `st_dev`.
     without_nowait: Vec<u64>,
 }
 
-/// An ordinary file, which the kernel serves.
+/// Facts about an ordinary file, which the kernel serves, from fcntl(2) and fstat(2).
 struct NamedFile {
     number: i32,
     status_flags: u32,
-    /// The file's kind and file system, once fstat(2) has been asked.
+    /// The result of fstat(2); `None` until it is needed.
     identity: Option<FileIdentity>,
-    /// usring's duplicate of the file, once a request has kept the file.
+    /// usring's duplicate of the file; `None` until a request needs one.
     kept: Option<Arc<HeldDescriptor>>,
 }
 
@@ -53,7 +54,7 @@ impl NamedFiles {
         self.remembers = false;
     }
 
-    /// Forgets all numbers. Called when a number has been closed, or when another thread may have
+    /// Forgets all numbers. Called after a number was closed, and when another thread may have
     /// closed one.
     #[inline]
     pub fn forget(&mut self) {
@@ -65,8 +66,8 @@ impl NamedFiles {
         }
     }
 
-    /// Returns the device of usring's that a number stands for, if any. `look_up` asks the host if
-    /// the number is not remembered.
+    /// Returns the device of usring's that a number stands for, if any. `look_up` asks the host. It
+    /// is called only if the number is not remembered.
     #[inline]
     pub fn device(&mut self, number: i32, look_up: fn(i32) -> Option<Arc<OpenDevice>>) -> Option<&Arc<OpenDevice>> {
         if !self.remembers || self.device.as_ref().is_none_or(|(known, _)| *known != number) {
@@ -75,12 +76,12 @@ impl NamedFiles {
         self.device.as_ref().and_then(|(_, file)| file.as_ref())
     }
 
-    /// Returns the remembered file, if it has this number.
+    /// Returns what is remembered about this number.
     fn known(&mut self, number: i32) -> Option<&mut NamedFile> {
         self.last.as_mut().filter(|known| known.number == number)
     }
 
-    /// Returns the result of fcntl(F_GETFL) for the program's file.
+    /// Returns the status flags (fcntl(2)'s F_GETFL) of one of the program's descriptor numbers.
     #[inline]
     pub fn status_flags(&mut self, number: i32) -> Result<u32, Errno> {
         if let Some(known) = self.known(number) {
@@ -93,7 +94,7 @@ impl NamedFiles {
         Ok(status_flags)
     }
 
-    /// Returns the result of fstat(2) for the program's file.
+    /// Returns the result of fstat(2) for one of the program's descriptor numbers.
     #[inline]
     pub fn identity(&mut self, number: i32) -> Result<FileIdentity, Errno> {
         if let Some(identity) = self.known(number).and_then(|known| known.identity) {
@@ -106,7 +107,7 @@ impl NamedFiles {
         Ok(identity)
     }
 
-    /// Returns whether a file system is known to take no RWF_NOWAIT.
+    /// Returns whether a file system is known to refuse RWF_NOWAIT.
     #[inline]
     pub fn lacks_nowait(&self, file_system: u64) -> bool {
         self.without_nowait.contains(&file_system)
@@ -114,8 +115,8 @@ impl NamedFiles {
 
     pub fn note_without_nowait(&mut self, file_system: u64) {
         if !self.lacks_nowait(file_system) {
-            // The oldest file system is forgotten. If it is used again, its next transfer is tried
-            // with RWF_NOWAIT.
+            // The oldest entry is forgotten. The next transfer on its file system tries RWF_NOWAIT
+            // again.
             if self.without_nowait.len() == MOST_FILE_SYSTEMS {
                 self.without_nowait.remove(0);
             }
@@ -123,8 +124,8 @@ impl NamedFiles {
         }
     }
 
-    /// Has a request keep its file after the program's call has returned. Requests for one file
-    /// share a duplicate, because many may wait and descriptors are few.
+    /// Has a request use a duplicate of its file, which stays open after the program's call.
+    /// Requests on one file share the duplicate, because many may wait and descriptors are few.
     pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
         if !matches!(file.hold, Hold::Submitter) {
             return Ok(());

@@ -1,4 +1,4 @@
-//! NOP, with the flags by which programs test other parts of a ring.
+//! NOP. By its flags, programs test other functions of a ring.
 
 use crate::request::Request;
 use crate::request::operation::{Nop, Operation};
@@ -7,7 +7,7 @@ use crate::ring::LockedRing;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring as abi;
 
-/// Posts a 32-byte CQE with `off` and `addr` in its second half (Linux 6.18).
+/// IORING_NOP_CQE32: the CQE has 32 bytes, with `off` and `addr` in its second half (Linux 6.18).
 const CQE32: u32 = 1 << 5;
 const KNOWN: u32 = abi::IORING_NOP_INJECT_RESULT
     | abi::IORING_NOP_FILE

@@ -1,4 +1,4 @@
-//! OPENAT, OPENAT2, CLOSE and STATX, for ordinary and for direct descriptors.
+//! OPENAT, OPENAT2, CLOSE and STATX, on ordinary and on direct descriptors.
 
 use crate::registered::registered_files::FileSlot;
 use crate::request::operation::{Call, Open, Operation};
@@ -12,11 +12,11 @@ use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::sqe_flags;
 
-/// Longest path, with its NUL (PATH_MAX).
+/// Bytes of the longest path, with its NUL (PATH_MAX).
 const PATH_LIMIT: usize = 4096;
-/// `struct open_how` of openat2(2).
+/// Bytes of `struct open_how` in the version that usring knows.
 const HOW_SIZE: u64 = 24;
-/// Bytes after the known structure that are checked at a time.
+/// Most bytes that are checked at a time, of those behind the known fields of `struct open_how`.
 const HOW_STEP: u64 = 4096;
 
 impl Open {
@@ -27,8 +27,8 @@ impl Open {
         SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
     }
 
-    /// Takes openat2(2)'s result. A file for a slot gets a private number at once, so that the
-    /// program cannot close it.
+    /// Returns the CQE's result for openat2(2)'s. A file for a slot gets a private descriptor
+    /// number at once, so that the program cannot close it.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = answer? as i32;
         if self.slot == FileSlot::Ordinary {
@@ -38,7 +38,7 @@ impl Open {
         Ok(0)
     }
 
-    /// Returns whether the open may wait for a disk, as it may if it creates or truncates a file.
+    /// Returns whether the open may wait for a disk. It may if it can create or truncate a file.
     fn may_block(&self) -> bool {
         let blocking = linux::O_TRUNC | linux::O_CREAT | (linux::O_TMPFILE & !linux::O_DIRECTORY);
         self.how[0] & u64::from(blocking) != 0
@@ -48,7 +48,7 @@ impl Open {
 pub(crate) fn prepare_openat(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     let flags = u64::from(sqe.op_flags);
-    // open(2) ignores flags it does not know; openat2(2) does not.
+    // open(2) ignores unknown flags, but openat2(2) refuses them.
     let known = u64::from(
         linux::O_ACCMODE
             | linux::O_CREAT
@@ -84,8 +84,8 @@ pub(crate) fn prepare_openat2(_: &mut LockedRing, request: &mut Request) -> Resu
     prepare_open(request, how)
 }
 
-/// Checks that the fields that a newer `struct open_how` has after the known ones are zero. Error:
-/// `E2BIG`.
+/// Checks that the program's `struct open_how` has only zeros behind the fields that usring knows.
+/// Error: `E2BIG`.
 fn check_zero(mut address: UserAddress, mut length: u64) -> Result<(), Errno> {
     while length != 0 {
         // A step never crosses into the next page, which may not be mapped.
@@ -114,11 +114,12 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
         how[0] |= u64::from(linux::O_LARGEFILE);
     }
     if slot != FileSlot::Ordinary {
-        // The file of a direct descriptor has a number for a moment. No child must inherit it then.
+        // A direct descriptor's file has an ordinary number for a moment. With O_CLOEXEC, no
+        // program that is executed in that moment inherits it.
         how[0] |= u64::from(linux::O_CLOEXEC);
     }
     let path = user_memory::read_c_string(UserAddress(sqe.addr), PATH_LIMIT)?;
-    // A device keeps its size, so O_TRUNC has no effect on it.
+    // A device keeps its size, so O_TRUNC would have no effect.
     let truncates = how[0] & u64::from(linux::O_TRUNC) != 0;
     if truncates && devices::are_any() && devices::of_path(sqe.fd, UserAddress(path.as_ptr() as u64)).is_some() {
         how[0] &= !u64::from(linux::O_TRUNC);
@@ -128,7 +129,8 @@ fn prepare_open(request: &mut Request, mut how: [u64; 3]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Tries to open with what the kernel has cached. An open that needs a disk goes to a worker.
+/// Tries to open the file from what the kernel has cached. If that is not possible, a worker opens
+/// it.
 pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Open(open) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     if open.may_block() || open.attempted {
@@ -142,8 +144,7 @@ pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> Issu
     let answer = open.call().run();
     *open.how = saved;
     match answer {
-        // openat2(2) refuses O_PATH together with O_NONBLOCK (EINVAL), so a worker opens such a
-        // file.
+        // openat2(2) refuses O_PATH with O_NONBLOCK (EINVAL). A worker opens such a file.
         Err(Errno::EAGAIN | Errno::EINVAL) => return IssueOutcome::NeedsWorker,
         Ok(number) if !asked_nonblocking => {
             let _ = descriptor::clear_nonblocking(number as i32);
@@ -154,14 +155,14 @@ pub(crate) fn issue_open(locked: &mut LockedRing, request: &mut Request) -> Issu
     IssueOutcome::done(finish_open(locked, request, result))
 }
 
-/// Opens in a worker.
+/// Opens the file in a worker. May block.
 pub(crate) fn work_open(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::Open(open) = &mut request.operation else { return Errno::EINVAL.negative() };
     let answer = blocking.run(&open.call());
     open.accept(answer).unwrap_or_else(Errno::negative)
 }
 
-/// Puts the new file into its slot, if the request named one.
+/// Puts the opened file into its slot if the request names one. Returns the CQE's result.
 pub(crate) fn finish_open(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Open(open) = &mut request.operation else { return result };
     match open.opened.take() {
@@ -184,13 +185,13 @@ pub(crate) fn prepare_close(_: &mut LockedRing, request: &mut Request) -> Result
     Ok(())
 }
 
-/// Closes the file before its CQE is posted.
+/// Closes a descriptor, before the CQE is posted.
 pub(crate) fn issue_close(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let sqe = request.sqe;
     if sqe.file_index != 0 {
         return IssueOutcome::of(locked.registered.files.remove(sqe.file_index - 1).map(|()| 0));
     }
-    // The program may soon get another file under this number, so the remembered one is forgotten.
+    // The program may soon open another file under this number.
     locked.devices.named.forget();
     let closed = host::close(sqe.fd).unwrap_or_else(|| descriptor::close(sqe.fd));
     IssueOutcome::of(closed.map(|()| 0))

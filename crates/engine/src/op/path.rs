@@ -1,5 +1,5 @@
 //! RENAMEAT, UNLINKAT, MKDIRAT, SYMLINKAT, LINKAT: each is one system call, on paths that the
-//! prepare copies. libuv relies on these opcodes if the kernel's version has them.
+//! prepare copies. libuv uses these opcodes if the kernel's version has them.
 
 use crate::request::Request;
 use crate::request::operation::Call;
@@ -9,7 +9,7 @@ use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Longest path, with its NUL (PATH_MAX).
+/// Bytes of the longest path, with its NUL (PATH_MAX).
 pub(super) const PATH_LIMIT: usize = 4096;
 
 fn check(request: &Request) -> Result<Sqe, Errno> {
@@ -23,7 +23,7 @@ fn check(request: &Request) -> Result<Sqe, Errno> {
     Ok(sqe)
 }
 
-/// Reads two strings into one piece of memory; also returns the offset of the second.
+/// Reads two paths into one allocation. Returns it, and the offset of the second path in it.
 fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
     let mut memory = user_memory::read_c_string(UserAddress(first), PATH_LIMIT)?;
     let middle = memory.len();
@@ -31,7 +31,7 @@ fn two_paths(first: u64, second: u64) -> Result<(Vec<u8>, usize), Errno> {
     Ok((memory, middle))
 }
 
-/// Prepares renameat2(2). The new directory's descriptor is in `len`.
+/// Prepares renameat2(2). The SQE has the new directory's descriptor in `len`.
 pub(crate) fn prepare_rename(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     let (paths, middle) = two_paths(sqe.addr, sqe.off)?;
@@ -52,7 +52,7 @@ pub(crate) fn prepare_unlink(_: &mut LockedRing, request: &mut Request) -> Resul
     Ok(())
 }
 
-/// Prepares mkdirat(2). The mode is in `len`.
+/// Prepares mkdirat(2). The SQE has the mode in `len`.
 pub(crate) fn prepare_mkdir(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     if sqe.off != 0 || sqe.op_flags != 0 {
@@ -64,7 +64,7 @@ pub(crate) fn prepare_mkdir(_: &mut LockedRing, request: &mut Request) -> Result
     Ok(())
 }
 
-/// Prepares symlinkat(2). `addr` is the link's target, `off` the link's own path.
+/// Prepares symlinkat(2). The SQE has the link's target in `addr` and the link's own path in `off`.
 pub(crate) fn prepare_symlink(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     if sqe.len != 0 || sqe.op_flags != 0 {
@@ -77,7 +77,7 @@ pub(crate) fn prepare_symlink(_: &mut LockedRing, request: &mut Request) -> Resu
     Ok(())
 }
 
-/// Prepares linkat(2). The new directory's descriptor is in `len`.
+/// Prepares linkat(2). The SQE has the new directory's descriptor in `len`.
 pub(crate) fn prepare_link(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = check(request)?;
     let (paths, middle) = two_paths(sqe.addr, sqe.off)?;

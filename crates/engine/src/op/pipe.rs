@@ -1,4 +1,4 @@
-//! PIPE: makes both ends of a pipe, and writes their numbers to the program's memory.
+//! PIPE: makes a pipe, and writes the descriptors of its ends to the program's memory.
 
 use crate::registered::registered_files::FileSlot;
 use crate::request::Request;
@@ -37,13 +37,14 @@ fn ordinary(locked: &mut LockedRing, flags: u32, address: UserAddress) -> Result
     Ok(0)
 }
 
-/// Puts the ends into the named slot and the slot after it, or into any two free slots. If a step
-/// fails, the ends that are already in the table are removed.
+/// Puts the ends into the named slot and the next one, or into any two free slots. After an error,
+/// removes the ends that are already in the table.
 fn direct(locked: &mut LockedRing, slot: FileSlot, flags: u32, address: UserAddress) -> Result<i32, Errno> {
     if flags & linux::O_CLOEXEC != 0 {
         return Err(Errno::EINVAL);
     }
-    // While the ends have ordinary numbers, no child inherits them.
+    // The ends have ordinary numbers for a moment. With O_CLOEXEC, no program that is executed in
+    // that moment inherits them.
     let [from, to] = descriptor::pipe(flags | linux::O_CLOEXEC)?;
     let first = install(locked, slot, from)?;
     let next = if let FileSlot::Index(index) = slot { FileSlot::Index(index + 1) } else { slot };
@@ -57,7 +58,7 @@ fn direct(locked: &mut LockedRing, slot: FileSlot, flags: u32, address: UserAddr
     Ok(0)
 }
 
-/// Installs one end; returns its slot.
+/// Puts one end of a pipe into the table of registered files. Returns its slot.
 fn install(locked: &mut LockedRing, slot: FileSlot, end: OwnedDescriptor) -> Result<u32, Errno> {
     let answer = locked.registered.files.install_unlocked(slot, end.into_private()?)?;
     Ok(if let FileSlot::Index(index) = slot { index } else { answer as u32 })

@@ -5,7 +5,7 @@ use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// Buffer ids are 16 bits wide.
+/// Number of different buffer ids, which have 16 bits.
 const ID_LIMIT: u64 = 1 << 16;
 
 pub(crate) fn prepare_provide(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {

@@ -1,4 +1,4 @@
-//! READ_MULTISHOT: reads whenever there is data, each time into another provided buffer.
+//! READ_MULTISHOT: reads each time the file has data, each time into another provided buffer.
 
 use super::read_write;
 use crate::completion::complete;
@@ -10,7 +10,7 @@ use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor, epoll};
 use usring_uapi::sqe_flags;
 
-/// Prepares READ_MULTISHOT, a READ that names no buffer of its own.
+/// Prepares READ_MULTISHOT. Its SQE must have BUFFER_SELECT, and names no memory.
 pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.has_flag(sqe_flags::BUFFER_SELECT) {
         return Err(Errno::EINVAL);
@@ -23,8 +23,8 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Reads while the file has data, into another buffer each time. During its submission it reads
-/// only once. The other reads come after the requests of its batch, as in the kernel.
+/// Reads as long as the file has data. During its submission, reads only once: as in the kernel,
+/// its further reads come after the other requests of the batch.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let is_submitted = request.place == 0;
     if is_submitted && !can_repeat(request.file.number) {
@@ -54,15 +54,14 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     IssueOutcome::Yield
 }
 
-/// Returns whether a request can wait for a file again and again. It cannot for a regular file,
-/// which is always ready.
+/// Returns whether a request can wait for this file repeatedly. On a regular file it cannot: such a
+/// file is always ready.
 fn can_repeat(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.can_wait()) && !fast_poll::is_unpolled_device(number)
 }
 
 /// Returns the outcome of an attempt that read nothing. `began`: the request has read or waited
-/// before. In that case, an error such as a missing buffer counts only if there is something to
-/// read.
+/// before. In that case, an error (such as a missing buffer) counts only if the file has data.
 fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
     match outcome {
         IssueOutcome::Done(Answer { result: ..0, .. })
@@ -70,7 +69,7 @@ fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOu
         {
             IssueOutcome::WouldBlock
         }
-        // A multishot that ends at the end of the file breaks no link.
+        // A multishot that reaches the end of its file breaks no link.
         IssueOutcome::Done(answer) => IssueOutcome::done(answer.result),
         outcome => outcome,
     }

@@ -1,9 +1,12 @@
-//! READ, WRITE, READV, WRITEV, and their variants for registered buffers (_FIXED).
+//! READ, WRITE, READV, WRITEV, and their variants with registered buffers (_FIXED).
 //!
-//! A transfer is first tried without blocking (RWF_NOWAIT). A file that is not ready is polled. A
-//! regular file whose pages are not cached goes to a worker. A file that is open with O_DIRECT goes
-//! to the kernel's AIO (`block_device`), because preadv2(2) would wait for the disk even with
-//! RWF_NOWAIT.
+//! A transfer is first tried without blocking (RWF_NOWAIT). If it would block:
+//!
+//! - A file that can be polled is polled.
+//! - On a regular file whose pages are not cached, a worker makes the transfer.
+//!
+//! On a file with O_DIRECT, preadv2(2) would wait for the disk even with RWF_NOWAIT. So the
+//! kernel's AIO makes the transfer (`block_device`).
 
 mod nothing;
 mod selected;
@@ -26,11 +29,11 @@ use usring_sys::{Errno, UserAddress, descriptor, epoll, user_memory};
 use usring_uapi::general as linux;
 use usring_uapi::{opcode, sqe_flags};
 
-/// The RWF_* flags that every file takes, up to RWF_NOAPPEND.
+/// The RWF_* flags that every file accepts: those up to RWF_NOAPPEND.
 const COMMON_FLAGS: u32 = 0x3f;
-/// The priority level in `ioprio`. A level needs a class.
+/// The bits of `ioprio` with the priority level. A level other than 0 needs a class.
 const PRIORITY_LEVEL_MASK: u16 = 7;
-/// The position of the priority class in `ioprio`, and the highest class (idle).
+/// The bit where the priority class begins in `ioprio`, and the highest class (idle).
 const PRIORITY_CLASS_SHIFT: u16 = 13;
 const HIGHEST_PRIORITY_CLASS: u16 = 3;
 
@@ -54,7 +57,7 @@ pub(crate) fn prepare(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(())
 }
 
-/// Removes RWF_HIPRI. On a ring where all transfers are polled for, the flag has no meaning.
+/// Removes RWF_HIPRI, which has no effect on a ring with IOPOLL.
 #[cold]
 fn may_poll(request: &mut Request) {
     if let Operation::ReadWrite(transfer) = &mut request.operation {
@@ -100,8 +103,8 @@ fn is_vector_of_registered(sqe: &usring_uapi::Sqe) -> bool {
 }
 
 /// Reads the program's vector. It is read only once, because the program may reuse its memory when
-/// the call returns. `selects`: the request has BUFFER_SELECT, and the vector's only member gives
-/// the length.
+/// its call returns. `selects`: with BUFFER_SELECT, the vector has one member, which gives the
+/// length.
 fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
     let address = UserAddress(sqe.addr);
     if selects && sqe.len != 1 || sqe.len > vector::LIMIT {
@@ -112,7 +115,7 @@ fn read_vector(sqe: &usring_uapi::Sqe, selects: bool) -> Result<Vector, Errno> {
         if first.length > i64::MAX as u64 {
             return Err(Errno::EINVAL);
         }
-        // The caller limits the length of a single member before its end is checked.
+        // The caller shortens a single member before its end is checked.
         return Ok((first, None));
     }
     let members = user_memory::read_array::<IoVector>(address, sqe.len as usize)?;
@@ -132,7 +135,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     transfer(locked, request)
 }
 
-/// Issues a transfer that uses a provided buffer.
+/// Issues a transfer that uses a provided buffer, and takes the buffer first.
 #[inline(never)]
 pub(super) fn issue_selecting(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     if request.buffer.is_none()
@@ -178,15 +181,14 @@ fn transfer(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     }
 }
 
-/// Returns the errno of an error that does not concern the file. The kernel checks the file first,
-/// so the error of a bad file takes precedence.
+/// Returns `error`, unless the request's file is bad: the kernel checks the file first.
 #[cold]
 pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
     descriptor::status_flags(request.file.number).err().unwrap_or(error)
 }
 
-/// Has the transfer keep its registered buffer. If the program unregisters the buffer meanwhile,
-/// its tag is posted only when the transfer has ended.
+/// Has the request hold its registered buffer while it transfers. If the program unregisters the
+/// buffer before the transfer has completed, the buffer's tag is posted only then.
 fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.fixed_buffer.is_any() {
         let sqe = &request.sqe;
@@ -212,7 +214,8 @@ fn attempt(transfer: &mut ReadWrite, number: i32, multishot: bool) -> IssueOutco
     }
 }
 
-/// Continues a transfer after an attempt that did not transfer all of it.
+/// Continues a transfer after a call that returned `attempted`: an error, or fewer bytes than
+/// wanted.
 #[inline(never)]
 fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: Result<u64, Errno>) -> IssueOutcome {
     loop {
@@ -223,8 +226,8 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                     return transfer.answer((transfer.done + bytes) as i32);
                 }
                 transfer.advance(bytes);
-                // A short read of a regular file may only mean that the rest is not cached. For any
-                // other file it is the result.
+                // A short read of a regular file may only mean that the next pages are not cached.
+                // For any other file, it is the result.
                 if !descriptor::identity(number).is_ok_and(|identity| identity.is_regular()) {
                     return transfer.answer(transfer.done as i32);
                 }
@@ -233,14 +236,15 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
-            // The program's own flags are the cause. If RWF_NOWAIT were the cause, the transfer
-            // would wait instead.
+            // The flags that the program set are the cause. If only RWF_NOWAIT, which usring added,
+            // were the cause, the transfer would wait instead.
             Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.asked_flags(), number) => {
                 return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
             }
             Err(Errno::EOPNOTSUPP) if transfer.flags & linux::RWF_NOWAIT == 0 => {
                 return match without_nowait(transfer, number) {
-                    // The file is ready. Workers do not read for multishots, so this thread reads.
+                    // The file is ready. Workers do not read for multishots, so this thread reads,
+                    // without RWF_NOWAIT.
                     IssueOutcome::NeedsWorker if multishot => {
                         IssueOutcome::of(transfer.call(number, 0).run().map(|bytes| bytes as i32))
                     }
@@ -263,18 +267,19 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
     }
 }
 
-/// Returns whether a file that can be waited for refuses these flags. Such a file refuses unknown
-/// flags, and flags that only some file systems know.
+/// Returns whether a file that can be polled refuses these flags. It refuses unknown flags, and
+/// those that only some file systems support.
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }
 
-/// Handles a file that is not ready. A worker waits for pages that are not cached; any other file
-/// is polled. The file's kind need not be looked up if a request waits or has waited for it.
+/// Returns the outcome of a transfer whose file is not ready. On a regular file, a worker waits for
+/// the pages. Any other file is polled. If a request has polled the file before, its kind need not
+/// be looked up.
 #[cold]
 fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     if request.ready_for & epoll::PEER_HANG_UP != 0 {
-        // A datagram socket that was shut down never reports its end in a read that may not wait.
+        // A datagram socket that was shut down reports its end only to a read that may wait.
         return IssueOutcome::done(0);
     }
     let registered =
@@ -294,8 +299,8 @@ fn not_ready(locked: &LockedRing, request: &Request) -> IssueOutcome {
     }
 }
 
-/// Handles a file that does not know RWF_NOWAIT. If it is not ready, it is polled first. A worker
-/// makes the transfer, because it may block.
+/// Returns the outcome of a transfer on a file that does not support RWF_NOWAIT. If the file is
+/// ready, a worker makes the transfer, which may block. Otherwise the file is polled first.
 #[cold]
 fn without_nowait(transfer: &ReadWrite, number: i32) -> IssueOutcome {
     let events = if transfer.writes { epoll::OUT } else { epoll::IN };

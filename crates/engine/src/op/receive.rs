@@ -1,12 +1,12 @@
-//! RECV and RECVMSG, once or as multishots.
+//! RECV and RECVMSG, each once or as a multishot.
 //!
-//! A receive from TCP that returns fewer bytes than it had room for has emptied the stream. So a
-//! multishot does not receive a second time: later data makes an event of its own. Only the end of
-//! data, or urgent data, at which a receive stops, may have come with the same event. If the event
-//! reports one of them, the multishot checks for it.
+//! A receive from TCP that returns fewer bytes than it had room for has emptied the socket's queue.
+//! A multishot then need not receive again, because later data makes an event of its own. But the
+//! end of data and urgent data, at which a receive stops, may have come with the same event. If the
+//! event reports one of them, the multishot checks for it.
 //!
-//! A receive from a Unix stream stops at seams, such as a change of the sender, and no event
-//! reports what is behind a seam. So these sockets are asked how much they hold.
+//! A receive from a Unix stream stops early at some messages, as at a change of the sender. No
+//! event reports what lies behind them. So these sockets are asked how many bytes they hold.
 
 use super::send_receive::{self, after_file, transfer_of};
 use super::{bundle, received_message};
@@ -42,7 +42,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
 }
 
 /// Has a request with POLL_FIRST wait before its first attempt. RECVMSG first checks that its file
-/// is a socket; RECV waits for any file.
+/// is a socket. RECV does not check.
 fn poll_first(request: &mut Request) -> IssueOutcome {
     if request.sqe.opcode == opcode::RECVMSG
         && let Err(error) = send_receive::check_socket(request.file.number)
@@ -53,7 +53,7 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
 }
 
 /// Has a multishot with IOSQE_ASYNC wait for its file before its first attempt, as the kernel's
-/// worker would. After that it always waits for more data, even with MSG_DONTWAIT.
+/// worker does. From then on it waits for more data even with MSG_DONTWAIT.
 pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
     if let Ok(transfer) = transfer_of(request) {
         transfer.flags &= !message::DO_NOT_WAIT;
@@ -61,17 +61,17 @@ pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
     IssueOutcome::PollsFirst
 }
 
-/// Knowledge of the data that a receive has left in its socket.
+/// Knowledge about the data left in the socket after a receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {
     Nothing,
     Something,
-    /// Only another receive can show whether data is left.
+    /// Only another receive can find out whether data is left.
     Unknown,
 }
 
-/// Returns whether data is left in the socket after a receive that returned `bytes` bytes and could
-/// have returned `room`.
+/// Returns what is left in the socket after a receive that returned `bytes` bytes and had room for
+/// `room`.
 pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     let (number, reported) = (request.file.number, request.ready_for);
     let Ok(transfer) = transfer_of(request) else { return Rest::Unknown };
@@ -90,8 +90,9 @@ pub(crate) fn rest(request: &mut Request, bytes: u64, room: u64) -> Rest {
     if is_left { Rest::Something } else { Rest::Nothing }
 }
 
-/// Returns `rest`, or `Something` if all that is left for a multishot is the end of the connection.
-/// If an event called the multishot, the event reports whether the end may have come.
+/// Returns `rest`. For a multishot, returns `Something` instead of `Nothing` if the connection has
+/// ended: the end of data is still to be received. The socket is not asked if the multishot's last
+/// event reported no end.
 pub(crate) fn with_end(request: &Request, rest: Rest) -> Rest {
     let may_have_ended = request.ready_for == 0 || reported_end(request);
     let asks = rest == Rest::Nothing && request.multishot && may_have_ended;
@@ -105,14 +106,15 @@ fn receive_once(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     {
         return IssueOutcome::done(after_file(request, error).negative());
     }
-    // A peer that sends small pieces must not keep the ring for long.
+    // The number of calls is limited: a peer that sends small pieces must not occupy the driver for
+    // long.
     let outcome = (0..SLICE).find_map(|_| attempt(request)).unwrap_or(IssueOutcome::Yield);
     settle_buffer(locked, request, &outcome);
     outcome
 }
 
-/// Makes one receive call. Returns the outcome. `None`: the request needs more data (MSG_WAITALL),
-/// and the socket may hold more.
+/// Makes one receive call. Returns the request's outcome. `None`: the request needs more data
+/// (MSG_WAITALL), and the socket may hold more.
 #[inline]
 fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     let number = request.file.number;
@@ -131,7 +133,8 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
         Err(error) => return Some(transfer.end(error.negative(), true)),
     };
     let Some(outcome) = after_receive(transfer, number, bytes, was_cut) else {
-        // At a seam of the stream, the socket may hold more that no event would report.
+        // A Unix stream may hold more data behind the message at which the call stopped. No event
+        // would report that data.
         let is_drained = rest(request, bytes, room) == Rest::Nothing && !reported_end(request);
         return is_drained.then(|| drained(request));
     };
@@ -141,14 +144,14 @@ fn attempt(request: &mut Request) -> Option<IssueOutcome> {
     Some(outcome)
 }
 
-/// Returns the outcome of a single receive after `bytes` more bytes. `None`: the receive continues
-/// (MSG_WAITALL).
+/// Returns the outcome of a receive that has just received `bytes` more bytes. `None`: the receive
+/// continues (MSG_WAITALL).
 #[inline]
 fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: bool) -> Option<IssueOutcome> {
     if transfer.flags & message::WAIT_ALL == 0 {
         return Some(transfer.end(bytes as i32, false));
     }
-    // A receive with control messages must be a single call.
+    // The kernel continues no receive with control messages.
     let whole = transfer.message.as_ref().is_some_and(|message| message.header.control_length != 0);
     if whole || bytes >= transfer.left() {
         return Some(transfer.end(bytes as i32, was_cut));
@@ -160,8 +163,8 @@ fn after_receive(transfer: &mut SendReceive, number: i32, bytes: u64, was_cut: b
     None
 }
 
-/// Returns whether the socket may hold more data: the receive has filled its memory, reached the
-/// end, or only peeked (MSG_PEEK).
+/// Returns whether the socket may hold more data: the receive has filled its memory, has reached
+/// the end of data, or left the data there (MSG_PEEK).
 #[inline]
 fn may_report_more(transfer: &SendReceive, bytes: u64, room: u64) -> bool {
     bytes >= room || bytes == 0 || transfer.flags & message::PEEK != 0
@@ -180,8 +183,8 @@ fn receive(transfer: &SendReceive, number: i32) -> Result<u64, Errno> {
     message::receive(number, transfer.part, transfer.flags | message::DO_NOT_WAIT)
 }
 
-/// Receives what the socket holds, for MSG_WAITALL. Also returns whether the message was longer
-/// than the memory.
+/// Receives what the socket holds, for a request with MSG_WAITALL. Also returns whether a message
+/// was longer than the memory.
 fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno> {
     let part = transfer.part;
     let mut header =
@@ -190,11 +193,11 @@ fn receive_all(transfer: &SendReceive, number: i32) -> Result<(u64, bool), Errno
     Ok((bytes, received_message::was_cut(&header)))
 }
 
-/// Gives the buffer back to its group if it holds no data. Otherwise notes how much of it is used.
+/// Returns the buffer to its group if it holds no data. Otherwise notes how much of it is used up.
 fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let started = matches!(&request.operation, Operation::SendReceive(transfer) if transfer.done > 0);
-    // A request with IOSQE_ASYNC keeps its buffer of a buffer ring, because a worker of the kernel
-    // uses the buffer up when it begins.
+    // In the kernel, a worker would carry out a request with IOSQE_ASYNC, and use up a buffer of a
+    // buffer ring when it begins. So such a request keeps its buffer.
     let keeps = request.is_forced_once();
     let Some(buffer) = &mut request.buffer else { return };
     match outcome {
@@ -203,8 +206,8 @@ fn settle_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &Issue
         }
         _ if keeps && buffer.from_ring => {}
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield if started => {
-            // The request will fill this buffer further, so no other request may get the rest of
-            // it.
+            // The request will go on filling this buffer, so no other request may get the part that
+            // is left.
             let length = buffer.length;
             locked.registered.buffer_groups.used(buffer, length);
         }
@@ -260,28 +263,29 @@ fn receive_many(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome 
     transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
-/// Returns whether the event that called the request also reports an end or an error.
+/// Returns whether the last event of the request's file reported an end or an error.
 pub(crate) fn reported_end(request: &Request) -> bool {
     request.ready_for & (epoll::PEER_HANG_UP | epoll::HUP | epoll::ERR) != 0
 }
 
-/// Returns whether the peer sends no more data, so that a receive that would block is at the end. A
-/// datagram socket that was shut down never reports its end to a call that may not wait. A stream
-/// does.
+/// Returns whether the last event reported that the peer sends no more data. A receive that would
+/// block is then at the end of data. A datagram socket that was shut down never reports this end to
+/// a call that may not wait. A stream does.
 pub(crate) fn is_shut(request: &Request) -> bool {
     request.ready_for & epoll::PEER_HANG_UP != 0
 }
 
-/// Returns the outcome if there is no more data for now. A request that was called by an event
-/// waits for the next event. Any other request does not know whether the end has come, so its
-/// socket is polled.
+/// Returns the outcome of a request whose socket holds no more data for now. A request that an
+/// event has woken waits for the next event. For any other request, the engine polls the socket
+/// first, because the end of data may already have come.
 pub(crate) fn drained(request: &mut Request) -> IssueOutcome {
     let was_called = request.ready_for != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
     if was_called { transfer.would_block() } else { transfer.polls_first() }
 }
 
-/// Posts one result of a multishot; returns the outcome if it was the last result.
+/// Posts the CQE of one receive of a multishot. Returns the request's outcome if this CQE is its
+/// last.
 fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool, rest: Rest) -> Option<IssueOutcome> {
     let nonempty = if rest == Rest::Something { IORING_CQE_F_SOCK_NONEMPTY } else { 0 };
     settle_buffer(locked, request, &IssueOutcome::done(result));
@@ -300,8 +304,9 @@ fn post(locked: &mut LockedRing, request: &mut Request, result: i32, ended: bool
     None
 }
 
-/// Returns the outcome of a request for which there is no buffer. If another request has already
-/// taken the event's data, the request continues to wait.
+/// Returns the outcome of a request that found no buffer, after `given` receives in this time
+/// slice. If another request has received the data that the event reported, the request waits
+/// again.
 pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> IssueOutcome {
     let gone = || epoll::poll_now(request.file.number, epoll::IN | epoll::PRI) == Ok(0);
     if error == Errno::ENOBUFS && given == 0 && request.place != 0 && gone() {
@@ -310,7 +315,7 @@ pub(crate) fn out_of_buffers(request: &Request, given: u32, error: Errno) -> Iss
     IssueOutcome::done(after_file(request, error).negative())
 }
 
-/// Takes a buffer of the request's group. Its length bounds the receive.
+/// Takes a buffer from the request's group. The buffer's length limits the receive.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let wanted = transfer_of(request)?.wanted;
     let keeps = request.is_forced_once();

@@ -1,6 +1,6 @@
-//! The message of a RECVMSG: makes recvmsg(2) with a header of usring's, and writes the results
-//! where the program wants them. That is the program's own header, or, for a multishot, the space
-//! before the data in the buffer (`struct io_uring_recvmsg_out`).
+//! The messages of RECVMSG. recvmsg(2) gets a header of usring's. Its results go to the program's
+//! own header. For a multishot, they go into the buffer, before the data (`struct
+//! io_uring_recvmsg_out`).
 
 use super::send_receive::check_socket;
 use crate::request::operation::send_receive::{SendReceive, SocketMessage};
@@ -11,8 +11,8 @@ use usring_sys::{Errno, UserAddress, user_memory};
 /// Bytes of `struct io_uring_recvmsg_out`.
 const OUT_SIZE: u64 = 16;
 
-/// Receives one message into the program's vector or the selected buffer. Returns its bytes, and
-/// whether the message was cut.
+/// Receives one message into the program's vector or the provided buffer. Returns the number of
+/// bytes, and whether the message was truncated.
 pub(crate) fn receive(transfer: &mut SendReceive, number: i32) -> Result<(u64, bool), Errno> {
     let flags = transfer.flags | message::DO_NOT_WAIT;
     let part = transfer.part;
@@ -34,12 +34,12 @@ fn into(header: &mut MessageHeader, message: &SocketMessage, part: &IoVector) {
     }
 }
 
-/// Returns whether a message or its control messages were cut (MSG_TRUNC, MSG_CTRUNC).
+/// Returns whether a message or its control messages were truncated (MSG_TRUNC, MSG_CTRUNC).
 pub(crate) fn was_cut(header: &MessageHeader) -> bool {
     header.flags & (message::TRUNCATED | message::CONTROL_TRUNCATED) != 0
 }
 
-/// Writes the kernel's results into the program's own header.
+/// Writes recvmsg(2)'s results into the program's own header.
 fn report(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
     if !header.name.is_null() {
         user_memory::write(to.offset(message::NAME_LENGTH_OFFSET), header.name_length)?;
@@ -48,13 +48,13 @@ fn report(to: UserAddress, header: &MessageHeader) -> Result<(), Errno> {
     user_memory::write(to.offset(message::CONTROL_LENGTH_OFFSET), header.control_length)
 }
 
-/// Returns the number of bytes before the data in a multishot's buffer.
+/// Returns the bytes in a multishot's buffer before the data: results, name and control messages.
 fn head_size(message: &SocketMessage) -> u64 {
     OUT_SIZE + u64::from(message.name_room) + message.header.control_length
 }
 
-/// Checks the space for name and control messages that a multishot asks for. Error: `EOVERFLOW` if
-/// no buffer is large enough.
+/// Checks how much space a multishot's header asks for before the data. Error: `EOVERFLOW` if no
+/// buffer can be that long.
 pub(crate) fn check_sizes(message: &SocketMessage) -> Result<(), Errno> {
     let fits = message.name_room as i32 >= 0
         && message.header.control_length <= i32::MAX as u64
@@ -62,8 +62,8 @@ pub(crate) fn check_sizes(message: &SocketMessage) -> Result<(), Errno> {
     if fits { Ok(()) } else { Err(Errno::EOVERFLOW) }
 }
 
-/// Receives one message into the selected buffer, with its results before the data. Returns the
-/// bytes used, and whether no more messages will come.
+/// Receives one message of a multishot into the provided buffer, with its results before the data.
+/// Returns the bytes of the buffer that are used, and whether no message can follow.
 pub(crate) fn receive_into_buffer(transfer: &mut SendReceive, number: i32) -> Result<(i32, bool), Errno> {
     let flags = transfer.flags | message::DO_NOT_WAIT;
     let buffer = transfer.part;

@@ -1,6 +1,6 @@
-//! SEND, SENDMSG, and SEND_ZC, SENDMSG_ZC. The last two copy the data all the same, and say so in
-//! the notification if the program asks (REPORT_USAGE). They cannot use MSG_ZEROCOPY: the kernel
-//! reports its end on the socket's error queue, which belongs to the program.
+//! SEND, SENDMSG, SEND_ZC and SENDMSG_ZC. The last two copy the data, too. With REPORT_USAGE, the
+//! notification says so. They cannot use MSG_ZEROCOPY: the kernel would report the end of the
+//! transfer on the socket's error queue, which belongs to the program.
 
 use super::bundle;
 use super::send_receive::{self, transfer_of};
@@ -37,8 +37,8 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     }
     if selects {
         if request.buffer.is_none() {
-            // This check comes first, because the group keeps its buffers if the file is not a
-            // socket.
+            // The socket is checked before a buffer is taken. A file that is no socket uses up no
+            // buffer.
             send_receive::check_socket(number)?;
         }
         if transfer_of(request)?.has(BUNDLE) {
@@ -56,8 +56,8 @@ fn try_to_send(locked: &mut LockedRing, request: &mut Request) -> Result<IssueOu
     Ok(outcome)
 }
 
-/// Prepares a request for a worker of its submitter's group, because the calling thread does not
-/// have that group's rights. `None`: the request polls its socket first, which needs no rights.
+/// Prepares a request for a worker with its submitter's rights, which the calling thread does not
+/// have. `None`: the request first polls its socket, which needs no rights.
 #[cold]
 pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     match prepare_for_worker(locked, request) {
@@ -66,7 +66,7 @@ pub(crate) fn leave_to_worker(locked: &mut LockedRing, request: &mut Request) ->
     }
 }
 
-/// Takes the buffers that the request needs from the ring. If the socket has to be polled first,
+/// Takes the buffers of a request that goes to a worker. If the request first polls its socket,
 /// returns `true` and takes nothing.
 fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<bool, Errno> {
     if transfer_of(request)?.has(POLL_FIRST) && request.ready_for == 0 {
@@ -86,9 +86,9 @@ fn prepare_for_worker(locked: &mut LockedRing, request: &mut Request) -> Result<
     Ok(false)
 }
 
-/// Ends a bundle that has no BUFFER_SELECT. The kernel posts its result with F_MORE and then sends
-/// again, although no data is left. So the peer of a datagram socket gets an empty message. The
-/// last CQE has the result of that second send.
+/// Completes a bundle without BUFFER_SELECT as the kernel does. The first result is posted with
+/// F_MORE. Then the kernel sends again although no data is left, so the peer of a datagram socket
+/// gets an empty message. The last CQE has the result of that second send.
 #[cold]
 fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome) -> Result<IssueOutcome, Errno> {
     let IssueOutcome::Done(answer) = outcome else { return Ok(outcome) };
@@ -102,14 +102,14 @@ fn end_of_bundle(locked: &mut LockedRing, request: &mut Request, outcome: IssueO
     Ok(attempt(transfer, number))
 }
 
-/// Returns whether the request is a bundle that sends.
+/// Returns whether the request is a sending bundle.
 pub(crate) fn is_bundle(request: &Request) -> bool {
     request.sqe.opcode == opcode::SEND && request.sqe.ioprio & BUNDLE != 0
 }
 
-/// Begins a bundle with IOSQE_ASYNC as the kernel's worker does, which may not post several CQEs.
-/// If the socket is writable, the bundle is cancelled (`ECANCELED`). Otherwise it waits for that
-/// and begins again.
+/// Begins a bundle with IOSQE_ASYNC. In the kernel a worker would, and workers may not post several
+/// CQEs. So if the socket is writable, the bundle completes with `ECANCELED`. Otherwise it waits
+/// until the socket is writable, and is tried as if it were new.
 #[cold]
 pub(crate) fn begin_forced_bundle(request: &Request) -> IssueOutcome {
     if is_ready(request.file.number) {
@@ -131,8 +131,8 @@ fn attempt(transfer: &mut SendReceive, number: i32) -> IssueOutcome {
             transfer.would_block()
         }
         Ok(bytes) => transfer.end(bytes as i32, true),
-        // The message goes to an address other than the socket's own peer. No event reports when
-        // that address can take it, so a worker waits.
+        // The socket is writable, but the address that the message goes to cannot take it. No event
+        // reports when it can, so a worker waits.
         Err(Errno::EAGAIN)
             if transfer.has_address() && transfer.flags & message::DO_NOT_WAIT == 0 && is_ready(number) =>
         {
@@ -148,8 +148,8 @@ fn is_ready(number: i32) -> bool {
     epoll::poll_now(number, epoll::OUT).is_ok_and(|ready| ready & epoll::OUT != 0)
 }
 
-/// Advances the send by `bytes`; the rest is sent later. The control messages went with the first
-/// part, so they are dropped.
+/// Advances the send by `bytes` bytes; the data behind them is sent later. Control messages were
+/// sent with the first bytes, so they are dropped.
 pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
     transfer.advance(bytes);
     if let Some(message) = &mut transfer.message {
@@ -157,7 +157,7 @@ pub(crate) fn go_on(transfer: &mut SendReceive, bytes: u64) {
     }
 }
 
-/// Returns the next system call of the send.
+/// Returns the system call that sends the data left.
 #[inline]
 pub(crate) fn call(transfer: &mut SendReceive, extra_flags: u32, number: i32) -> SystemCall {
     let (part, flags) = (transfer.part, transfer.flags | extra_flags);
@@ -180,14 +180,14 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     }
 }
 
-/// Takes a buffer of the request's group. The request keeps it while it waits, so no other request
-/// could use it.
+/// Takes a buffer from the request's group. The request keeps the buffer while it waits, so it is
+/// used up now.
 fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let group = request.sqe.buf_index;
     if !locked.registered.buffer_groups.has(group) {
         return Err(Errno::ENOENT);
     }
-    // The whole buffer of a classic group is sent, whatever length the SQE asks for.
+    // From a classic group, the whole buffer is sent, whatever length the SQE asks for.
     let wanted = if locked.registered.buffer_groups.is_ring(group) { transfer_of(request)?.wanted } else { 0 };
     let buffer = locked.registered.buffer_groups.select(group, wanted, || true)?;
     transfer_of(request)?.part = IoVector { base: buffer.address.0, length: u64::from(buffer.length) };
@@ -195,7 +195,7 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Makes the kernel's checks of a zero-copy send, and takes the registered buffer that it names.
+/// Makes the kernel's checks of a zero-copy send, and has the request hold its registered buffer.
 fn check_without_copy(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if request.ready_for != 0 {
         return Ok(());

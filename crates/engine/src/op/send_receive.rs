@@ -1,10 +1,9 @@
-//! The common part of sending and receiving: the SQE's fields, the message that SENDMSG and RECVMSG
-//! name, and the progress of a transfer. `send` and `receive` carry them out, `bundle` those of
-//! many buffers.
+//! Common parts of sends and receives: the prepare from the SQE, and checks. `send` and
+//! `receive` carry the requests out; `bundle` carries out those that use several buffers for a CQE.
 //!
-//! The operation is tried as if the socket were non-blocking. If it would block, it waits for its
-//! socket; with MSG_DONTWAIT the result is EAGAIN. With MSG_WAITALL a short transfer continues, on
-//! stream sockets and on sockets of packet sequences.
+//! A transfer is tried as if its socket were non-blocking. If it would block, the request waits for
+//! the socket; with MSG_DONTWAIT it completes with EAGAIN. With MSG_WAITALL, a short transfer is
+//! continued on sockets of type SOCK_STREAM or SOCK_SEQPACKET.
 
 use super::received_message;
 use crate::request::Request;
@@ -19,7 +18,8 @@ use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
 
-/// Returns the operation of a request of this family. Error: `EINVAL` for any other request.
+/// Returns the operation of a request that sends or receives. Error: `EINVAL` for any other
+/// request.
 #[inline]
 pub(crate) fn transfer_of(request: &mut Request) -> Result<&mut SendReceive, Errno> {
     match &mut request.operation {
@@ -37,7 +37,7 @@ pub(crate) fn prepare_send(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     if without_copy {
-        // From here on a notification follows, however the request ends.
+        // From here on, a notification follows the CQE even if the request fails.
         request.cqe_flags = abi::IORING_CQE_F_MORE;
     }
     let known = POLL_FIRST | VECTORIZED | if without_copy { FIXED_BUFFER | REPORT_USAGE } else { BUNDLE };
@@ -131,8 +131,8 @@ pub(crate) fn prepare_receive(locked: &mut LockedRing, request: &mut Request) ->
     Ok(())
 }
 
-/// Reads the message of a RECVMSG. With provided buffers, its vector only bounds how much of a
-/// buffer is used.
+/// Reads the program's header for a RECVMSG. With provided buffers, the vector in the header only
+/// limits how much of a buffer is used.
 fn read_received(
     message: &mut SocketMessage,
     transfer: &mut SendReceive,
@@ -156,8 +156,8 @@ fn read_received(
     Ok(())
 }
 
-/// Returns the result of a request of this family that a cancellation or timeout ends: the number
-/// of bytes transferred so far, or `result` if there are none.
+/// Returns the result of a request that a cancellation or timeout ends: for a send or receive, the
+/// bytes transferred so far, or `result` if there are none.
 pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     match &request.operation {
         Operation::SendReceive(transfer) => transfer.result(result),
@@ -165,14 +165,14 @@ pub(crate) fn result_when_ended(request: &Request, result: i32) -> i32 {
     }
 }
 
-/// Checks that the number is that of a socket. Errors: `ENOTSOCK` if it is another file's, `EBADF`
-/// if it is not open.
+/// Checks that a descriptor number is that of a socket. Errors: `ENOTSOCK` for another file,
+/// `EBADF` if the number is not open.
 pub(crate) fn check_socket(number: i32) -> Result<(), Errno> {
     if descriptor::identity(number)?.is_socket() { Ok(()) } else { Err(Errno::ENOTSOCK) }
 }
 
-/// Returns the errno of an error that does not concern the file. The kernel checks the file first,
-/// so the error of a bad file takes precedence.
+/// Returns `error`, unless the request's file is bad or no socket: the kernel checks the file
+/// first.
 #[cold]
 pub(crate) fn after_file(request: &Request, error: Errno) -> Errno {
     check_socket(request.file.number).err().unwrap_or(error)

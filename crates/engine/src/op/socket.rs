@@ -1,4 +1,5 @@
-//! SOCKET, LISTEN, SHUTDOWN: made in place, because none of them waits.
+//! SOCKET, LISTEN and SHUTDOWN. The submitting thread makes these calls, because none of them
+//! waits.
 
 use crate::registered::registered_files::FileSlot;
 use crate::request::operation::Operation;
@@ -9,8 +10,8 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::{Errno, socket};
 use usring_uapi::Sqe;
 
-/// Checks the flags of a new socket. CLOSE_ON_EXEC is refused for a direct descriptor, which no
-/// child inherits.
+/// Checks the flags of a new socket. CLOSE_ON_EXEC is refused (`EINVAL`) for a direct descriptor,
+/// which no executed program inherits.
 pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
     let closes = slot != FileSlot::Ordinary && flags & socket::CLOSE_ON_EXEC != 0;
     if closes || flags & !(socket::CLOSE_ON_EXEC | socket::NONBLOCK) != 0 {
@@ -19,8 +20,8 @@ pub(crate) fn check_flags(flags: u32, slot: FileSlot) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns a new socket's number for the program. For a direct descriptor, takes the number away
-/// from the program and puts the socket into a slot of the registered files.
+/// Gives the program a new file: as an ordinary descriptor, or in a slot of the registered files.
+/// Returns the descriptor's number, or the result for the slot.
 pub(crate) fn place(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescriptor) -> Result<i32, Errno> {
     match slot {
         FileSlot::Ordinary => {
@@ -31,8 +32,8 @@ pub(crate) fn place(locked: &mut LockedRing, slot: FileSlot, made: OwnedDescript
     }
 }
 
-/// Returns the flags for the system call. A direct descriptor gets CLOSE_ON_EXEC, so that no child
-/// inherits it while it has a number of the program's.
+/// Returns the flags for the system call. A direct descriptor has an ordinary number for a moment.
+/// With CLOSE_ON_EXEC, no program that is executed in that moment inherits it.
 pub(crate) fn flags_for(flags: u32, slot: FileSlot) -> u32 {
     if slot == FileSlot::Ordinary { flags } else { flags | socket::CLOSE_ON_EXEC }
 }
@@ -52,7 +53,7 @@ pub(crate) fn issue_socket(locked: &mut LockedRing, request: &mut Request) -> Is
     IssueOutcome::of(made.and_then(|made| place(locked, slot, made)))
 }
 
-/// Makes the socket in a worker that has the request's rights.
+/// Makes the socket in a worker that has the submitter's rights.
 pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
     let Sqe { fd: domain, off: kind, len: protocol, .. } = request.sqe;
     let slot = FileSlot::from_sqe(request.sqe.file_index);
@@ -65,7 +66,7 @@ pub(crate) fn work_socket(request: &mut Request, _: &Blocking) -> i32 {
     }
 }
 
-/// Hands the program the socket that a worker has made.
+/// Gives the program the socket that a worker has made. Returns the CQE's result.
 pub(crate) fn finish_socket(locked: &mut LockedRing, request: &mut Request, result: i32) -> i32 {
     let Operation::Socket(made) = &mut request.operation else { return result };
     let Some(made) = made.take() else { return result };
@@ -84,8 +85,8 @@ pub(crate) fn issue_listen(_: &mut LockedRing, request: &mut Request) -> IssueOu
     IssueOutcome::of(socket::listen(request.file.number, request.sqe.len as i32).map(|()| 0))
 }
 
-/// Listens in a worker that has the request's rights: a peer may read the listener's user by
-/// SO_PEERCRED.
+/// Listens in a worker that has the submitter's rights: peers can read the user that called
+/// listen(2) by SO_PEERCRED.
 pub(crate) fn work_listen(request: &mut Request, _: &Blocking) -> i32 {
     socket::listen(request.file.number, request.sqe.len as i32).map_or_else(Errno::negative, |()| 0)
 }
@@ -99,7 +100,7 @@ pub(crate) fn prepare_shutdown(_: &mut LockedRing, request: &mut Request) -> Res
 }
 
 pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    // An error of SHUTDOWN breaks no chain, as in the kernel.
+    // As in the kernel, an error of SHUTDOWN does not break a link.
     let result = match socket::shutdown(request.file.number, request.sqe.len as i32) {
         Ok(()) => 0,
         Err(error) => error.negative(),
@@ -107,7 +108,7 @@ pub(crate) fn issue_shutdown(_: &mut LockedRing, request: &mut Request) -> Issue
     IssueOutcome::Done(Answer { result, failed: false })
 }
 
-/// Checks that the SQE's fields that no request on a socket uses are zero. Error: `EINVAL`.
+/// Checks that the SQE's fields that no socket request uses are zero. Error: `EINVAL`.
 pub(crate) fn check_rest(sqe: &Sqe) -> Result<(), Errno> {
     if sqe.op_flags != 0 || sqe.buf_index != 0 || sqe.file_index != 0 { Err(Errno::EINVAL) } else { Ok(()) }
 }

@@ -1,7 +1,7 @@
-//! URING_CMD on a socket: the number of bytes that wait, and the socket's options.
+//! URING_CMD on a socket: the number of unread or unsent bytes, and socket options.
 //!
-//! The kernel asks the socket's protocol for the bytes that wait, and only internet protocols
-//! answer. ioctl(2) would answer for other sockets, too.
+//! The kernel asks the socket's protocol for the number of bytes, and only internet protocols
+//! answer. ioctl(2) would answer for other sockets, too, so these are refused first.
 
 use crate::request::operation::Command;
 use usring_sys::{Errno, SystemCall};
@@ -12,7 +12,7 @@ const SOL_SOCKET: u32 = 1;
 const SO_DOMAIN: u32 = 39;
 const AF_INET: i32 = 2;
 const AF_INET6: i32 = 10;
-/// `ioctl` requests.
+/// Requests of ioctl(2).
 const SIOCINQ: u64 = 0x541b;
 const SIOCOUTQ: u64 = 0x5411;
 
@@ -21,7 +21,8 @@ const BYTES_TO_SEND: u32 = op::SOCKET_URING_OP_SIOCOUTQ as u32;
 const GET_OPTION: u32 = op::SOCKET_URING_OP_GETSOCKOPT as u32;
 const SET_OPTION: u32 = op::SOCKET_URING_OP_SETSOCKOPT as u32;
 
-/// Carries a command out. Error: `EOPNOTSUPP` for an unknown command, or a file that is no socket.
+/// Carries out the command. Error: `EOPNOTSUPP` for an unknown command, or if the file is no
+/// socket.
 pub(super) fn run(number: i32, command: &Command) -> Result<i32, Errno> {
     let answer = match command.number {
         BYTES_TO_READ => bytes_waiting(number, SIOCINQ),
@@ -48,15 +49,14 @@ fn bytes_waiting(number: i32, question: u64) -> Result<i32, Errno> {
     Ok(bytes)
 }
 
-/// Returns the arguments of the system call. Level and name are in `addr`, the length in `optlen`,
-/// the value's address in `optval`.
+/// Returns the arguments of getsockopt(2) or setsockopt(2). The SQE has level and name in `addr`,
+/// the length in `optlen`, and the value's address in `optval`.
 fn arguments(number: i32, command: &Command) -> [u64; 5] {
     let (level, name) = (command.address & u64::from(u32::MAX), command.address >> 32);
     [number as u64, level, name, command.value, u64::from(command.length)]
 }
 
-/// Reads a socket option. The CQE's result is the option's length, because the command has no other
-/// way to return it.
+/// Reads a socket option. The result of the CQE is the option's length.
 fn get_option(number: i32, command: &Command) -> Result<i32, Errno> {
     if command.address as u32 != SOL_SOCKET {
         return Err(Errno::EOPNOTSUPP);

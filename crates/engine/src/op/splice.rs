@@ -1,4 +1,4 @@
-//! SPLICE and TEE: a worker makes them, because no poll reports that both files are ready at once.
+//! SPLICE and TEE. A worker makes them, because no poll reports when both files are ready.
 
 use crate::devices;
 use crate::request::operation::{Operation, Source};
@@ -13,7 +13,7 @@ use usring_uapi::io_uring::SPLICE_F_FD_IN_FIXED;
 use usring_uapi::opcode;
 
 const CALL_FLAGS: u32 = linux::SPLICE_F_MOVE | linux::SPLICE_F_NONBLOCK | linux::SPLICE_F_MORE | linux::SPLICE_F_GIFT;
-/// The offset that stands for the file's own position. Also used for a file without a position.
+/// Offset that means the file position. Required for a file without a position, such as a pipe.
 const NO_OFFSET: u64 = u64::MAX;
 
 impl Source {
@@ -33,7 +33,8 @@ impl Source {
     }
 }
 
-/// Prepares SPLICE or TEE. The source's number is in `file_index`, its offset in `addr`.
+/// Prepares SPLICE or TEE. The SQE has the source's number in `file_index` and its offset in
+/// `addr`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
     let tees = sqe.opcode == opcode::TEE;
@@ -44,8 +45,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Looks the source file up and keeps it open, while the submitter is still in its call. A worker
-/// does the rest, because it may block.
+/// Looks up the source file and keeps it open, before the program's call returns. A worker then
+/// makes the system call, which may block.
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     match find_source(locked, request) {
         Ok(source) if source.is_device() => IssueOutcome::done(Errno::EINVAL.negative()),

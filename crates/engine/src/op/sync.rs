@@ -1,5 +1,5 @@
-//! FSYNC, SYNC_FILE_RANGE, FALLOCATE, FTRUNCATE, FADVISE, MADVISE: each is one system call, with
-//! the arguments from the SQE.
+//! FSYNC, SYNC_FILE_RANGE, FALLOCATE, FTRUNCATE, FADVISE and MADVISE: each is one system call, with
+//! arguments from the SQE.
 
 use super::call::answer;
 use crate::request::Request;
@@ -10,8 +10,8 @@ use usring_sys::Errno;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::IORING_FSYNC_DATASYNC;
 
-/// Prepares fsync(2) or fdatasync(2). A range in the SQE has no effect: the whole file is synced,
-/// as most file systems do.
+/// Prepares fsync(2) or fdatasync(2). A range in the SQE is ignored and the whole file synced, as
+/// most file systems do.
 pub(crate) fn prepare_fsync(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.file_index != 0 || sqe.op_flags & !IORING_FSYNC_DATASYNC != 0 {
@@ -35,7 +35,7 @@ pub(crate) fn prepare_sync_file_range(_: &mut LockedRing, request: &mut Request)
     Ok(())
 }
 
-/// Prepares fallocate(2). The length is in `addr`, the mode in `len`.
+/// Prepares fallocate(2). The SQE has the length in `addr` and the mode in `len`.
 pub(crate) fn prepare_fallocate(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.buf_index != 0 || sqe.op_flags != 0 || sqe.file_index != 0 {
@@ -45,7 +45,7 @@ pub(crate) fn prepare_fallocate(_: &mut LockedRing, request: &mut Request) -> Re
     Ok(())
 }
 
-/// Prepares ftruncate(2). The length is in `off`.
+/// Prepares ftruncate(2). The SQE has the length in `off`.
 pub(crate) fn prepare_ftruncate(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.op_flags != 0 || sqe.addr != 0 || sqe.len != 0 || sqe.buf_index != 0 || sqe.file_index != 0 || sqe.addr3 != 0
@@ -56,7 +56,8 @@ pub(crate) fn prepare_ftruncate(_: &mut LockedRing, request: &mut Request) -> Re
     Ok(())
 }
 
-/// Prepares posix_fadvise(2). A length in `addr` (64 bits) replaces the one in `len`.
+/// Prepares posix_fadvise(2). The SQE has the length in `addr` (64 bits) or, if that is 0, in
+/// `len`.
 pub(crate) fn prepare_fadvise(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.buf_index != 0 || sqe.file_index != 0 {
@@ -67,8 +68,8 @@ pub(crate) fn prepare_fadvise(_: &mut LockedRing, request: &mut Request) -> Resu
     Ok(())
 }
 
-/// Carries out advice that only sets a flag in the open file. Other advice may read or drop pages,
-/// so a worker carries it out.
+/// Carries out advice that only sets a flag of the open file. For other advice the kernel may read
+/// or drop pages, so a worker gives it.
 pub(crate) fn issue_fadvise(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let advice = request.sqe.op_flags;
     if !matches!(advice, linux::POSIX_FADV_NORMAL | linux::POSIX_FADV_RANDOM | linux::POSIX_FADV_SEQUENTIAL) {
@@ -80,7 +81,7 @@ pub(crate) fn issue_fadvise(_: &mut LockedRing, request: &mut Request) -> IssueO
     IssueOutcome::done(answer(call.call.run()))
 }
 
-/// Prepares madvise(2). A length in `off` (64 bits) replaces the one in `len`.
+/// Prepares madvise(2). The SQE has the length in `off` (64 bits) or, if that is 0, in `len`.
 pub(crate) fn prepare_madvise(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
     if sqe.buf_index != 0 || sqe.file_index != 0 {

@@ -1,6 +1,6 @@
-//! URING_CMD: commands that only files of one kind know. usring's block devices have one, to
-//! discard a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). The commands of sockets are in
-//! `socket_command`. Other files have none here.
+//! URING_CMD: commands that only some kinds of files have. A block device of usring's has one: it
+//! discards a range (`BLOCK_URING_CMD_DISCARD`, linux/blkdev.h). `socket_command` has those of
+//! sockets. No other file has commands in usring.
 
 use super::{block_device, socket_command};
 use crate::request::operation::{Command, Operation};
@@ -12,14 +12,14 @@ use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring::IORING_URING_CMD_FIXED;
 use usring_uapi::sqe_flags;
 
-/// `_IO(0x12, 0)`.
+/// BLOCK_URING_CMD_DISCARD, which is `_IO(0x12, 0)`.
 const DISCARD: u32 = 0x1200;
 
-/// Prepares URING_CMD. The command's number is in the lower half of `off`, whose upper half is
-/// reserved. No command uses a registered buffer, but the flag for one is accepted.
+/// Prepares URING_CMD. The SQE has the command's number in the lower half of `off`; the upper half
+/// must be 0. The flag for a registered buffer is accepted, but no command uses one.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
-    // Multishot commands, which take a buffer for each CQE (TX_TIMESTAMP), are not supported.
+    // BUFFER_SELECT is for multishot commands (TX_TIMESTAMP), which are not supported.
     let goes_on = sqe.flags & sqe_flags::BUFFER_SELECT != 0;
     if sqe.off >> 32 != 0 || sqe.op_flags & !IORING_URING_CMD_FIXED != 0 || goes_on {
         return Err(Errno::EINVAL);
@@ -36,7 +36,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     let Operation::Command(command) = &request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     let number = request.file.number;
     let answer = match request.file.device.as_deref() {
-        // As in Linux 6.18: neither kind of file has completions that a poll finds.
+        // As in Linux 6.18: no file with commands has completions that a poll finds.
         _ if locked.ring.is_polled() => Err(Errno::EOPNOTSUPP),
         Some(file) => match command.refusal(file) {
             None => return IssueOutcome::NeedsWorker,
@@ -44,12 +44,12 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
         },
         None => socket_command::run(number, command),
     };
-    // If the file is not open, the error for that takes precedence.
+    // If the file is not open, its error takes precedence.
     IssueOutcome::of(answer.map_err(|error| descriptor::status_flags(number).err().unwrap_or(error)))
 }
 
-/// Carries out a command in a worker. A discard may block. Any other command comes here only
-/// because of IOSQE_ASYNC.
+/// Carries out a command in a worker. A discard may block. A socket's command comes here only with
+/// IOSQE_ASYNC.
 pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
     let Operation::Command(command) = &request.operation else { return Errno::EINVAL.negative() };
     let answer = match &request.file.device {
@@ -63,7 +63,8 @@ pub(crate) fn work(request: &mut Request, _: &Blocking) -> i32 {
 }
 
 impl Command {
-    /// Returns the error for a command that a device refuses; `None`: the device carries it out.
+    /// Returns the error with which a device refuses the command; `None`: the device carries it
+    /// out.
     fn refusal(&self, file: &OpenDevice) -> Option<Errno> {
         if self.number != DISCARD || self.has_more {
             Some(Errno::EINVAL)

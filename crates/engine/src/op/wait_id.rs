@@ -1,4 +1,4 @@
-//! WAITID: makes waitid(2) at once if there is something to report. If not, a worker waits for it.
+//! WAITID: waitid(2), first without waiting. If there is nothing to report, a worker waits.
 
 use crate::request::operation::{Operation, WaitId};
 use crate::request::outcome::IssueOutcome;
@@ -8,12 +8,13 @@ use usring_sys::descriptor::{self, HeldDescriptor};
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general::{__NR_waitid, __WNOTHREAD, O_NONBLOCK, P_PIDFD, WNOHANG};
 
-/// `siginfo_t` as an array of words. For a child the kernel writes the signal, errno and code into
-/// the first three words, and process, user and status from the fifth word on.
+/// `siginfo_t` as an array of words. For a child, the kernel writes signal, errno and code into
+/// words 0 to 2, and process, user and status into words 4 to 6.
 type Info = [i32; 32];
 const SECOND_PART: usize = 4;
 
-/// Prepares WAITID. The kind of id is in `len`, the id in `fd`, the options in `file_index`.
+/// Prepares WAITID. The SQE has the kind of id in `len`, the id in `fd`, and the options in
+/// `file_index`.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = &request.sqe;
     if sqe.addr != 0 || sqe.buf_index != 0 || sqe.addr3 != 0 || sqe.op_flags != 0 {
@@ -21,16 +22,16 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
     }
     let (kind, options, report_to) = (sqe.len, sqe.file_index, UserAddress(sqe.off));
     if options & __WNOTHREAD != 0 {
-        // __WNOTHREAD means the children of the calling thread only, but here a worker may make the
-        // call.
+        // __WNOTHREAD selects the children of the calling thread. A worker, which has none, may
+        // make the call here.
         return Err(Errno::EINVAL);
     }
     request.operation = Operation::WaitId(WaitId { kind, id: sqe.fd, options, report_to, named: None });
     Ok(())
 }
 
-/// Keeps the process that a pidfd names, and tries waitid(2) without waiting. If there is nothing
-/// to report, a worker waits.
+/// Duplicates the pidfd if the request names one, and tries waitid(2) without waiting. If there is
+/// nothing to report, a worker waits.
 pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::WaitId(wait) = &mut request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
     if wait.kind == P_PIDFD && wait.id >= 0 {
@@ -51,15 +52,15 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let Operation::WaitId(wait) = &request.operation else { return Errno::EINVAL.negative() };
     let mut info = Info::default();
     match blocking.run(&wait.call(&mut info, wait.options)) {
-        // Only a cancellation of this request ends the call early.
+        // Only a cancellation of this request interrupts the call.
         Err(Errno::EINTR) => Errno::ECANCELED.negative(),
         found => wait.end(found, &info),
     }
 }
 
 impl WaitId {
-    /// Duplicates the pidfd, so that the request waits for the process that it names now. A
-    /// non-blocking pidfd adds WNOHANG.
+    /// Duplicates the pidfd, so that the request waits for the process that the pidfd names now. If
+    /// the pidfd is non-blocking, adds WNOHANG.
     fn hold(&mut self) -> Result<HeldDescriptor, Errno> {
         let duplicate = descriptor::hold(self.id)?;
         if descriptor::status_flags(duplicate.number())? & O_NONBLOCK != 0 {
@@ -74,8 +75,8 @@ impl WaitId {
         SystemCall::new(__NR_waitid, [kind, id, &raw mut *info as u64, options, 0])
     }
 
-    /// Writes the result to the program, and returns the CQE's result. An empty result (no child)
-    /// is written, too. If the request was invalid, nothing is written.
+    /// Writes waitid(2)'s report into the program's memory. Returns the CQE's result. An empty
+    /// report (no child) is written, too. After any other error, nothing is written.
     fn end(&self, found: Result<u64, Errno>, info: &Info) -> i32 {
         let result = found.map_or_else(Errno::negative, |_| 0);
         if self.report_to.is_null() || !matches!(found, Ok(_) | Err(Errno::ECHILD)) {

@@ -1,6 +1,7 @@
-//! Provided buffers: groups from which a read takes a buffer when it has data. A group is either
-//! classic (PROVIDE_BUFFERS) or a ring in shared memory. That memory is usring's, to be mapped by
-//! the program, or the program's own.
+//! Provided buffers: groups of buffers from which a request takes one when it has data for it. The
+//! buffers of a classic group come from PROVIDE_BUFFERS. Those of a buffer ring
+//! (REGISTER_PBUF_RING) are entries in shared memory, which is either usring's, for the program to
+//! map, or the program's own.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -12,18 +13,19 @@ use usring_sys::shared::SharedMemory;
 use usring_sys::{Errno, UserAddress, user_memory};
 use usring_uapi::io_uring as abi;
 
-/// Bytes of an entry of a buffer ring (`struct io_uring_buf`).
+/// Bytes of one entry of a buffer ring (`struct io_uring_buf`).
 const ENTRY_SIZE: usize = 16;
-/// Offset of a buffer's length in its entry.
+/// Offset of the buffer's length in an entry, in bytes.
 const LENGTH_OFFSET: usize = 8;
-/// The tail lies in the reserved field of the first entry, the upper half of this word.
+/// Offset in a buffer ring of the 32-bit word whose upper half is the tail. (The tail lies in the
+/// reserved field of the first entry.)
 const TAIL_WORD: usize = 12;
-/// Most buffers of a bundle.
+/// Most buffers that one selection for a bundle takes.
 const MANY_LIMIT: u32 = 256;
-/// A ring has fewer entries than this.
+/// A buffer ring has fewer entries than this.
 const ENTRIES_LIMIT: u32 = 1 << 16;
 
-/// A buffer that a request has taken.
+/// A buffer that a request has taken from its group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SelectedBuffer {
     pub group: u16,
@@ -31,35 +33,37 @@ pub(crate) struct SelectedBuffer {
     pub address: UserAddress,
     /// Bytes that the request may use.
     pub length: u32,
-    /// Bytes of the whole buffer. A buffer that goes back to a classic group has this length again.
+    /// Bytes of the whole buffer. A buffer that is returned to a classic group has this length
+    /// again.
     pub whole_length: u32,
     /// The buffer comes from a buffer ring.
     pub from_ring: bool,
     pub usage: Usage,
 }
 
-/// How much of a buffer a request has used up.
+/// How much of its buffer a request has used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Usage {
-    /// All of it.
+    /// The whole buffer.
     Whole,
-    /// For an incremental ring: not decided yet. The transfer's length decides when it is done.
+    /// Buffer of an incremental ring (IOU_PBUF_RING_INC): not known until the transfer is done. The
+    /// length of the transfer is used up.
     Open,
-    /// For an incremental ring: a part of it. The next request gets the rest.
+    /// Buffer of an incremental ring: only the first bytes. The next request gets the others.
     Partial,
 }
 
-/// Several consecutive buffers of a group.
+/// A selection of several consecutive buffers of a group, for a bundle.
 pub(crate) struct Many {
-    /// The first buffer's id.
+    /// Id of the first selected buffer.
     pub first: u16,
     pub bytes: u32,
-    /// The number of buffers.
+    /// Number of selected buffers.
     pub count: u32,
-    /// The group has no buffer beyond these.
+    /// The group has no buffer behind the selected ones.
     pub emptied: bool,
-    /// A buffer did not fit whole into the limit in bytes. The selection ends before it, or cuts it
-    /// if it is the first.
+    /// A buffer was longer than the limit in bytes leaves room for. If it is the first buffer, it
+    /// is shortened. Otherwise the selection ends before it.
     pub is_cut: bool,
     pub from_ring: bool,
 }
@@ -73,11 +77,12 @@ struct Classic {
 struct BufferRing {
     memory: Arc<SharedMemory>,
     entries: u32,
-    /// Index of the next buffer; the engine's. The tail is the program's.
+    /// Index of the next buffer, which only the engine changes. (The program changes the tail.)
     head: u16,
-    /// A transfer uses up as much of a buffer as its length (IOU_PBUF_RING_INC).
+    /// A transfer uses up only as many bytes of a buffer as it transfers (IOU_PBUF_RING_INC).
     incremental: bool,
-    /// Number of this registration. No other ring has ever had it.
+    /// Number of the registration that made this buffer ring. No two registrations have the same
+    /// number.
     identity: u64,
 }
 
@@ -89,16 +94,16 @@ enum BufferGroup {
 #[derive(Default)]
 pub(crate) struct BufferGroups {
     groups: BTreeMap<u16, BufferGroup>,
-    /// Rings registered so far.
+    /// Number of buffer rings registered so far.
     registrations: u64,
 }
 
 impl BufferGroups {
-    /// Takes the next buffer of a group. The request may use at most `wanted` bytes of it; 0: all.
-    /// `decides` is only called for an incremental ring. It returns whether that many bytes are
-    /// used up now, however short the transfer will be.
+    /// Takes the next buffer of a group. The request may use the first `wanted` bytes of the
+    /// buffer; 0: all. `decides` is called only for an incremental ring. If it returns `true`,
+    /// these bytes are used up now, however short the transfer is.
     ///
-    /// Error: `ENOBUFS` if the group or a buffer is missing.
+    /// Error: `ENOBUFS` if there is no such group, or no buffer in it.
     pub fn select(&mut self, group: u16, wanted: u32, decides: impl FnOnce() -> bool) -> Result<SelectedBuffer, Errno> {
         let bound = |length: u32| if wanted == 0 { length } else { length.min(wanted) };
         match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
@@ -123,20 +128,20 @@ impl BufferGroups {
         }
     }
 
-    /// Returns whether there is such a group.
+    /// Returns whether there is a group with this number.
     pub fn has(&self, group: u16) -> bool {
         self.groups.contains_key(&group)
     }
 
-    /// Returns whether the group is a ring in shared memory.
+    /// Returns whether the group is a buffer ring.
     pub fn is_ring(&self, group: u16) -> bool {
         matches!(self.groups.get(&group), Some(BufferGroup::Ring(_)))
     }
 
-    /// Selects the next buffers of a group, with room for `most` bytes; 0: only the first buffer.
-    /// The buffers stay in the group until [`BufferGroups::use_up`].
+    /// Selects consecutive buffers of a group that hold at most `most` bytes; 0: only the first
+    /// buffer. They stay in the group until the caller uses them up ([`BufferGroups::use_up`]).
     ///
-    /// Errors: `ENOENT` if the group is missing; `ENOBUFS` if it has no buffer.
+    /// Errors: `ENOENT` if there is no such group; `ENOBUFS` if there is no buffer in it.
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             BufferGroup::Classic(buffers) => {
@@ -150,8 +155,8 @@ impl BufferGroups {
         }
     }
 
-    /// Uses up `bytes` bytes of the last selection; returns whether something is left of the last
-    /// buffer.
+    /// Uses up the first `bytes` bytes of a selection. Returns whether a part of the last buffer is
+    /// left.
     pub fn use_up(&mut self, group: u16, many: &Many, bytes: u32) -> bool {
         match self.groups.get_mut(&group) {
             Some(BufferGroup::Ring(ring)) if many.from_ring => ring.use_up(bytes, many),
@@ -163,8 +168,8 @@ impl BufferGroups {
         }
     }
 
-    /// Uses up the whole selection, including buffers of length 0. Returns whether something is
-    /// left of the last buffer.
+    /// Uses up all buffers of a selection, including those of length 0. Returns whether a part of
+    /// the last buffer is left.
     pub fn use_up_all(&mut self, group: u16, many: &Many) -> bool {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && many.from_ring
@@ -176,8 +181,7 @@ impl BufferGroups {
         self.use_up(group, many, many.bytes)
     }
 
-    /// Records a selection that has been used up and that a request is still going to fill, piece
-    /// by piece.
+    /// Records a selection that was used up, for a request that fills the buffers in several steps.
     pub fn keep(&self, group: u16, many: Many) -> Kept {
         let place = match self.groups.get(&group) {
             Some(BufferGroup::Ring(ring)) => Some(ring.place()),
@@ -186,9 +190,9 @@ impl BufferGroups {
         Kept { many, place }
     }
 
-    /// Gives the buffers of a selection back to their group, except those that hold the first
-    /// `bytes` bytes. The request has ended without filling them. If other requests have taken
-    /// buffers meanwhile, none goes back.
+    /// Returns buffers to their group when the request that was filling them completes: all except
+    /// those that hold the first `bytes` bytes. If other requests have taken buffers since, none is
+    /// returned.
     pub fn give_back_behind(&mut self, group: u16, kept: &Kept, bytes: u32) {
         if let Some(BufferGroup::Ring(ring)) = self.groups.get_mut(&group)
             && kept.place == Some(ring.place())
@@ -199,21 +203,21 @@ impl BufferGroups {
         }
     }
 
-    /// Gives an unused buffer back to its group, where it is the next to be taken.
+    /// Returns an unused buffer to its group, as the group's next buffer.
     pub fn give_back(&mut self, buffer: Option<SelectedBuffer>) {
         let Some(SelectedBuffer { group, id, address, whole_length, from_ring, .. }) = buffer else { return };
         match self.groups.get_mut(&group) {
             Some(BufferGroup::Classic(buffers)) if !from_ring => {
                 buffers.push_front(Classic { id, address, length: whole_length });
             }
-            // A buffer of an incremental ring is not taken at the selection, or is already used up.
+            // A buffer of an incremental ring is either still in the group or already used up.
             Some(BufferGroup::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
             _ => {}
         }
     }
 
-    /// Notes that a transfer of `length` bytes was made with a buffer. Matters for an incremental
-    /// ring, which then keeps the rest of the buffer.
+    /// Notes that `length` bytes of a buffer were transferred. A buffer of an incremental ring
+    /// keeps the bytes behind them.
     pub fn used(&mut self, buffer: &mut SelectedBuffer, length: u32) {
         if buffer.usage != Usage::Open {
             return;
@@ -224,8 +228,8 @@ impl BufferGroups {
         };
     }
 
-    /// Returns the CQE flags that name the buffer that a request has used. The buffer is the
-    /// program's from then on.
+    /// Returns the CQE flags that name the buffer that a request has used, and takes the buffer off
+    /// the request. The program owns the buffer from then on.
     #[inline]
     pub fn flags_of(&mut self, buffer: &mut Option<SelectedBuffer>) -> u32 {
         match buffer.take() {
@@ -237,8 +241,8 @@ impl BufferGroups {
         }
     }
 
-    /// PROVIDE_BUFFERS: adds `count` consecutive buffers of `length` bytes, numbered from
-    /// `first_id`.
+    /// PROVIDE_BUFFERS: adds `count` consecutive buffers of `length` bytes each. Their ids count up
+    /// from `first_id`.
     pub fn provide(
         &mut self,
         group: u16,
@@ -259,7 +263,8 @@ impl BufferGroups {
         Ok(())
     }
 
-    /// REMOVE_BUFFERS: removes up to `count` buffers; returns how many there were.
+    /// REMOVE_BUFFERS: removes up to `count` buffers of a classic group. Returns how many were
+    /// removed.
     pub fn remove(&mut self, group: u16, count: u32) -> Result<u32, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             BufferGroup::Ring(_) => Err(Errno::EINVAL),
@@ -271,8 +276,8 @@ impl BufferGroups {
         }
     }
 
-    /// REGISTER_PBUF_RING: uses the program's own memory at `address`, or, if that is null, memory
-    /// of usring's for the program to map.
+    /// REGISTER_PBUF_RING. The entries lie at `address` in the program's own memory. If it is
+    /// `None`, usring makes memory that the program can map.
     pub fn register_ring(
         &mut self,
         group: u16,
@@ -311,7 +316,7 @@ impl BufferGroups {
         }
     }
 
-    /// REGISTER_PBUF_STATUS: returns how many buffers of a ring have been used.
+    /// REGISTER_PBUF_STATUS: returns the head of a buffer ring, which counts the buffers used up.
     pub fn ring_head(&self, group: u16) -> Result<u32, Errno> {
         match self.groups.get(&group).ok_or(Errno::ENOENT)? {
             BufferGroup::Classic(_) => Err(Errno::EINVAL),
@@ -319,8 +324,8 @@ impl BufferGroups {
         }
     }
 
-    /// Returns the memory of a buffer ring for the program to map. `None`: there is no such ring,
-    /// or its memory is the program's own.
+    /// Returns the memory of a buffer ring that the program is to map. `None`: the group is no
+    /// buffer ring, or its memory is the program's own.
     pub fn ring_memory(&self, group: u16) -> Option<Arc<SharedMemory>> {
         match self.groups.get(&group)? {
             BufferGroup::Ring(ring) if ring.memory.mapping().is_some() => Some(ring.memory.clone()),
@@ -329,22 +334,23 @@ impl BufferGroups {
     }
 }
 
-/// Buffers that a request keeps until it has received as many bytes as they can hold (MSG_WAITALL).
+/// The buffers of a request with MSG_WAITALL, which it keeps until all of them are full.
 pub(crate) struct Kept {
     many: Many,
-    /// The identity of the buffer ring that the buffers come from, and its head when they were
-    /// kept. `None`: they come from no buffer ring.
+    /// The state of the buffer ring ([`BufferRing::place`]) after the buffers were used up. `None`:
+    /// the buffers come from a classic group.
     place: Option<(u64, u16)>,
 }
 
 impl BufferRing {
-    /// Returns the ring's identity and its head.
+    /// Returns the identity and the head of the buffer ring. Both are unchanged as long as no other
+    /// request takes buffers of it.
     fn place(&self) -> (u64, u16) {
         (self.identity, self.head)
     }
 
-    /// Reads what the program wrote. The program's own memory may be gone by now: a ring that
-    /// cannot be read holds no buffers.
+    /// Reads a value that the program wrote in the ring. `None`: the memory is the program's own,
+    /// and the program has unmapped it. Such a ring counts as empty.
     fn read<T: Plain>(&self, offset: usize) -> Option<T> {
         if self.memory.mapping().is_some() {
             let value = self.memory.read(offset);
@@ -352,12 +358,12 @@ impl BufferRing {
             return Some(value);
         }
         let value = user_memory::read(UserAddress((self.memory.address() + offset) as u64)).ok();
-        // On x86-64 every load is an acquire; this fence binds the compiler.
+        // On x86-64 every load is an acquire, so this fence restrains only the compiler.
         fence(Ordering::Acquire);
         value
     }
 
-    /// Writes where the program reads; a write to memory that is gone has no effect.
+    /// Writes a value in the ring. If the program has unmapped the memory, nothing is written.
     fn write<T: Plain>(&self, offset: usize, value: T) {
         if self.memory.mapping().is_some() {
             self.memory.write(offset, value);
@@ -366,22 +372,22 @@ impl BufferRing {
         }
     }
 
-    /// Returns the tail, up to which the program has filled the ring. Partner: the program's
-    /// release of the tail after it wrote entries.
+    /// Returns the tail: the index behind the last entry that the program has filled. Pairs with
+    /// the program's store-release of the tail.
     #[inline]
     fn tail(&self) -> Option<u16> {
-        // Reads the whole word, because that is one load.
+        // Reads the 32-bit word that contains the tail, because that is a single load.
         self.read::<u32>(TAIL_WORD).map(|word| (word >> 16) as u16)
     }
 
-    /// Returns the offset of the next buffer's entry.
+    /// Returns the offset in bytes of the next buffer's entry.
     fn entry(&self) -> usize {
         (u32::from(self.head) & (self.entries - 1)) as usize * ENTRY_SIZE
     }
 
-    /// Uses up `length` bytes of an incremental ring, beginning with the next buffer. A buffer that
-    /// is only partly used stays the next one, and its entry then describes the rest. Returns
-    /// whether such a rest is left.
+    /// Uses up `length` bytes of an incremental ring, from the next buffer on. A buffer that is
+    /// used up in part stays the next buffer, and its entry then describes the bytes that are left.
+    /// Returns whether such a buffer remains.
     fn consume(&mut self, mut length: u32) -> bool {
         if length == 0 {
             return true;
@@ -407,7 +413,8 @@ impl BufferRing {
         if self.consume(length) { Usage::Partial } else { Usage::Whole }
     }
 
-    /// See [`BufferGroups::select_many`].
+    /// Selects the ring's next buffers that hold at most `most` bytes; 0: only the first buffer.
+    /// They stay in the ring. Error: `ENOBUFS` if the ring is empty.
     fn select_many(&mut self, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         let (_, length, first) = self.first().ok_or(Errno::ENOBUFS)?;
         let tail = self.tail().ok_or(Errno::ENOBUFS)?;
@@ -445,14 +452,16 @@ impl BufferRing {
         Ok(many)
     }
 
-    /// See [`BufferGroups::use_up`].
+    /// Uses up the first `bytes` bytes of a selection. Returns whether a part of the last buffer is
+    /// left.
     fn use_up(&mut self, bytes: u32, many: &Many) -> bool {
         if self.incremental {
             return self.consume(bytes);
         }
-        // A message that was cut off may report its full length (MSG_TRUNC).
+        // With MSG_TRUNC, a truncated message reports its full length, which may exceed the
+        // buffers.
         let mut bytes = bytes.min(many.bytes);
-        // A buffer of length 0 is used up together with the buffer behind it.
+        // Buffers of length 0 are used up together with the buffer behind them.
         for _ in 0..self.entries {
             let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };
             self.head = self.head.wrapping_add(1);
@@ -465,7 +474,8 @@ impl BufferRing {
         false
     }
 
-    /// Returns the next buffer's address, length and id; `None`: the ring is empty.
+    /// Returns the next buffer's address, length and id; `None`: the ring is empty or cannot be
+    /// read.
     fn first(&self) -> Option<(UserAddress, u32, u16)> {
         if self.tail()? == self.head {
             return None;

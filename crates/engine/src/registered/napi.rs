@@ -1,6 +1,5 @@
-//! REGISTER_NAPI: how long a waiter may poll network devices' queues before it sleeps, and which
-//! queues. The settings are only stored and reported, as by the kernel: a process cannot poll those
-//! queues itself.
+//! REGISTER_NAPI: settings for a waiter that polls network devices' queues before it sleeps. usring
+//! only stores and reports them, because a process cannot poll those queues.
 
 use alloc::collections::BTreeSet;
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -13,9 +12,9 @@ const DYNAMIC: u32 = tracking::IO_URING_NAPI_TRACKING_DYNAMIC as u32;
 const STATIC: u32 = tracking::IO_URING_NAPI_TRACKING_STATIC as u32;
 const INACTIVE: u32 = tracking::IO_URING_NAPI_TRACKING_INACTIVE as u32;
 
-/// Lowest id of a network device's queue. Lower ids are numbers of processors.
+/// Lowest id of a network device's queue. (Lower values of the field are numbers of processors.)
 const LOWEST_ID: u32 = 1025;
-/// Longest polling time, in microseconds.
+/// Longest time that a waiter may poll, in microseconds.
 const LONGEST: u32 = 10_000;
 
 pub(crate) struct Napi {
@@ -32,8 +31,8 @@ impl Default for Napi {
     }
 }
 
-/// `struct io_uring_napi` in words: time; preference, operation and padding;
-/// parameter; reserved.
+/// `struct io_uring_napi` as 32-bit words: polling time; preference, operation and padding; the
+/// operation's parameter; a reserved word.
 type Words = [u32; 4];
 
 impl Napi {
@@ -41,8 +40,8 @@ impl Napi {
         [self.busy_poll, u32::from(self.prefer), tracking, 0]
     }
 
-    /// Writes the previous settings to `argument`, and then carries out the operation that it asks
-    /// for.
+    /// REGISTER_NAPI: writes the settings so far to `argument`, then carries out the operation that
+    /// `argument` names. `is_polled`: whether the ring has IOPOLL. Error: `EINVAL` on such a ring.
     pub fn register(&mut self, is_polled: bool, argument: UserAddress) -> Result<(), Errno> {
         if is_polled {
             return Err(Errno::EINVAL);
@@ -66,7 +65,7 @@ impl Napi {
         }
     }
 
-    /// Reports the settings if `argument` is not null, and resets them.
+    /// UNREGISTER_NAPI: writes the settings to `argument`, unless it is null, and then resets them.
     pub fn unregister(&mut self, argument: UserAddress) -> Result<(), Errno> {
         if !argument.is_null() {
             user_memory::write(argument, self.words(0))?;

@@ -1,6 +1,6 @@
-//! The program's descriptors on their way into a ring's table of registered files: REGISTER_FILES
-//! and its updates. The host says what a number stands for; the table itself (`registered_files`)
-//! does not ask.
+//! Puts the program's descriptors into a ring's table of registered files (REGISTER_FILES and its
+//! updates). The host says which numbers stand for rings or devices. The table itself
+//! (`registered_files`) does not ask the host.
 
 use super::registered_files::{Entry, FileSlot, RegisteredFile, RegisteredFiles};
 use crate::host;
@@ -14,7 +14,8 @@ use usring_uapi::io_uring as abi;
 /// Most slots of a table (IORING_MAX_FIXED_FILES).
 const LIMIT: u32 = 1 << 20;
 
-/// Puts a duplicate of the program's descriptor into a free slot of a ring's table.
+/// Puts a duplicate of one of the program's descriptors into a free slot of a ring's table. Returns
+/// the slot.
 pub(crate) fn allocate(files: &mut RegisteredFiles, number: i32) -> Result<i32, Errno> {
     files.receive(FileSlot::Any, of_program(number)?)
 }
@@ -26,17 +27,18 @@ fn of_program(number: i32) -> Result<Arc<RegisteredFile>, Errno> {
 
 fn hold_of_program(number: i32) -> Result<HeldDescriptor, Errno> {
     if host::ring_of(number).is_some() {
-        // A ring in a ring's table could keep itself alive for ever, so it is refused.
+        // A registered ring could keep itself open for ever, so rings are refused.
         return Err(Errno::EBADF);
     }
-    // A descriptor that stands only for a path (O_PATH, open(2)) is no open file.
+    // A descriptor that stands only for a path (O_PATH, open(2)) cannot be registered.
     if descriptor::status_flags(number)? & O_PATH != 0 {
         return Err(Errno::EBADF);
     }
     descriptor::hold(number)
 }
 
-/// REGISTER_FILES and REGISTER_FILES2.
+/// REGISTER_FILES and REGISTER_FILES2: makes the table from the program's arrays of numbers and
+/// tags.
 pub(crate) fn register(
     files: &mut RegisteredFiles,
     numbers: UserAddress,
@@ -71,8 +73,8 @@ pub(crate) fn register(
     Ok(0)
 }
 
-/// REGISTER_FILES_UPDATE(2) and the request of that name: returns how many slots were changed
-/// before the first error.
+/// REGISTER_FILES_UPDATE, REGISTER_FILES_UPDATE2 and the request FILES_UPDATE. Returns how many
+/// slots were changed before the first error.
 pub(crate) fn update(
     files: &mut RegisteredFiles,
     offset: u32,

@@ -1,8 +1,8 @@
-//! The ring's table of registered files (direct descriptors).
+//! The ring's table of registered files, whose indices are direct descriptors.
 //!
-//! Each file is a private duplicate, so it stays open whatever the program closes. A file that is
-//! taken out of its slot lives on in the requests that hold it. Its tag is posted when the last of
-//! them is done.
+//! Each file is a duplicate of usring's, so it stays open when the program closes its own
+//! descriptor. A file that has left its slot stays open while requests use it. Its tag is posted
+//! when the last of these requests has completed.
 
 use crate::devices;
 use crate::request::conditions::Registration;
@@ -14,15 +14,17 @@ use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::Mutex;
 use usring_uapi::io_uring as abi;
 
-/// "Any free slot" in a `file_index` or an update's offset.
+/// Value of `file_index`, and of an update's offset, that means "any free slot".
 pub(crate) const FILE_INDEX_ALLOC: u32 = abi::IORING_FILE_INDEX_ALLOC as u32;
-/// A file of the table.
+/// A registered file. The table of one ring and the requests that use the file share it.
 pub(crate) struct RegisteredFile {
-    /// The file's entries in the ring's epoll set. They are deleted before the number is closed.
+    /// The file's entries in the ring's epoll set. They are deleted before the file's number is
+    /// closed.
     pub registrations: Mutex<Vec<Registration>>,
     descriptor: HeldDescriptor,
-    /// The file system, by fstat(2)'s device, of a regular file or block device that was open with
-    /// O_DIRECT when it was registered.
+    /// The file system (fstat(2)'s `st_dev`) of a file that was open with O_DIRECT when it was
+    /// registered. `None` without O_DIRECT, or if the file is neither a regular file nor a block
+    /// device.
     direct: Option<u64>,
     /// The block device of usring's that the file stands for, if any.
     device: Option<Arc<OpenDevice>>,
@@ -44,26 +46,27 @@ impl RegisteredFile {
     }
 
     /// Returns whether the file has had an entry in the epoll set. Only a file that can be polled
-    /// has.
+    /// gets one.
     pub fn has_been_waited_for(&self) -> bool {
         !self.registrations.lock().is_empty()
     }
 }
 
-/// The place where a request wants its new descriptor.
+/// Where a request wants its new descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FileSlot {
-    /// Among the program's ordinary descriptors.
+    /// An ordinary file descriptor of the program.
     #[default]
     Ordinary,
-    /// In this slot of the table.
+    /// A direct descriptor in this slot of the table.
     Index(u32),
-    /// In any free slot; the result names it.
+    /// A direct descriptor in any free slot. The CQE's result is the slot.
     Any,
 }
 
 impl FileSlot {
-    /// Reads `file_index` of an SQE: 0 for none, else one more than the slot.
+    /// Reads the SQE's `file_index`: 0 means an ordinary descriptor, any other value the slot plus
+    /// 1.
     pub fn from_sqe(file_index: u32) -> FileSlot {
         match file_index {
             0 => FileSlot::Ordinary,
@@ -73,7 +76,7 @@ impl FileSlot {
     }
 }
 
-/// A slot of the table.
+/// A slot of the table: a file with its tag, or neither.
 #[derive(Default)]
 pub(super) struct Entry {
     pub file: Option<Arc<RegisteredFile>>,
@@ -83,11 +86,11 @@ pub(super) struct Entry {
 #[derive(Default)]
 pub(crate) struct RegisteredFiles {
     entries: Option<Vec<Entry>>,
-    /// Tagged files that were taken out and that requests still hold.
+    /// Files with tags that have left their slots while requests still used them.
     retired: Vec<(Arc<RegisteredFile>, u64)>,
-    /// Tags that are still to be posted.
+    /// Tags to be posted now: no request uses their files.
     released: Vec<u64>,
-    /// Range of "any free slot", and the slot where the next search begins.
+    /// The slots among which "any free slot" is searched (first, end). The search begins at `next`.
     range: (u32, u32),
     next: u32,
 }
@@ -98,7 +101,7 @@ impl RegisteredFiles {
         self.entries.as_ref()?.get(index as usize)?.file.as_deref()
     }
 
-    /// Returns the file in a slot, with one more owner; `None`: the slot is empty.
+    /// Returns the file in a slot, for a request to share. `None`: the slot is empty.
     pub fn share(&self, index: u32) -> Option<Arc<RegisteredFile>> {
         self.entries.as_ref()?.get(index as usize)?.file.clone()
     }
@@ -111,14 +114,14 @@ impl RegisteredFiles {
         self.entries.as_mut().ok_or(Errno::ENXIO)
     }
 
-    /// Puts a new file where a request wants it; returns the CQE's result.
+    /// Puts a new file where a request wants it. Returns the CQE's result.
     pub fn install(&mut self, slot: FileSlot, descriptor: OwnedDescriptor) -> Result<i32, Errno> {
         let device = if devices::are_any() { devices::recognise(descriptor.number()) } else { None };
         self.place(slot, Arc::new(RegisteredFile::new(HeldDescriptor::new(descriptor), device)))
     }
 
-    /// Puts a new socket or an end of a new pipe where a request wants it. Such a file has no
-    /// record locks and is no device. Returns the CQE's result.
+    /// Puts a new socket, or an end of a new pipe, where a request wants it. Such a file has no
+    /// record locks and is no device, so neither is checked. Returns the CQE's result.
     pub fn install_unlocked(&mut self, slot: FileSlot, file: OwnedDescriptor) -> Result<i32, Errno> {
         let mut descriptor = HeldDescriptor::new(file);
         descriptor.assume_never_locked();
@@ -158,14 +161,14 @@ impl RegisteredFiles {
         }
     }
 
-    /// Fills an empty slot. The next search for "any free slot" begins behind it, as in the kernel.
+    /// Fills an empty slot. As in the kernel, the next search for "any free slot" begins behind it.
     pub(super) fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;
         Ok(())
     }
 
-    /// Puts a file of another ring's table into the slot that a message names.
+    /// Puts a file that a MSG_RING brings from another ring into the slot that the message names.
     pub fn receive(&mut self, slot: FileSlot, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
         self.place(slot, file)
     }
@@ -178,7 +181,8 @@ impl RegisteredFiles {
         (next..last).find(free).or_else(|| (first..next).find(free))
     }
 
-    /// Empties a slot.
+    /// Empties a slot. Errors: `ENXIO` without a table, `EINVAL` beyond the table, `EBADF` if the
+    /// slot is empty.
     pub fn remove(&mut self, index: u32) -> Result<(), Errno> {
         let count = self.count();
         if count == 0 {
@@ -230,9 +234,9 @@ impl RegisteredFiles {
         tags
     }
 
-    /// Empties the table (UNREGISTER_FILES).
+    /// Removes the table (UNREGISTER_FILES).
     ///
-    /// Error: `ENXIO` if there is none.
+    /// Error: `ENXIO` if there is no table.
     pub fn unregister(&mut self) -> Result<u32, Errno> {
         for Entry { file, tag } in self.entries.take().ok_or(Errno::ENXIO)? {
             if let Some(file) = file {
@@ -242,7 +246,7 @@ impl RegisteredFiles {
         Ok(0)
     }
 
-    /// Sets the table to these slots.
+    /// Makes the table from these slots.
     pub(super) fn set(&mut self, entries: Vec<Entry>) {
         self.range = (0, entries.len() as u32);
         self.next = 0;
@@ -253,7 +257,7 @@ impl RegisteredFiles {
         self.entries.is_some()
     }
 
-    /// Limits "any free slot" to a range (REGISTER_FILE_ALLOC_RANGE).
+    /// Limits "any free slot" to a range of slots (REGISTER_FILE_ALLOC_RANGE).
     pub fn set_range(&mut self, first: u32, length: u32) -> Result<(), Errno> {
         let last = first.checked_add(length).ok_or(Errno::EOVERFLOW)?;
         if last as usize > self.count() {
@@ -266,7 +270,8 @@ impl RegisteredFiles {
 }
 
 impl RegisteredFile {
-    /// Makes a file of the table. `device`: the device of usring's that it stands for, if any.
+    /// Makes a registered file from a duplicate. `device`: the device of usring's that the file
+    /// stands for, if any.
     pub(super) fn new(descriptor: HeldDescriptor, device: Option<Arc<OpenDevice>>) -> Self {
         let number = descriptor.number();
         let identity = if descriptor::is_direct(number) { descriptor::identity(number).ok() } else { None };
@@ -274,8 +279,8 @@ impl RegisteredFile {
         RegisteredFile { registrations: Mutex::default(), descriptor, direct, device }
     }
 
-    /// Returns the same open file for another ring's table, which has its own entries in an epoll
-    /// set.
+    /// Returns a duplicate of the open file for another ring's table, with its own entries in that
+    /// ring's epoll set.
     pub fn for_another(&self) -> Result<Arc<Self>, Errno> {
         Ok(Arc::new(RegisteredFile {
             registrations: Mutex::default(),

@@ -1,17 +1,17 @@
-//! The calls and requests that a program may make on a ring (REGISTER_RESTRICTIONS). They are in
-//! force from the moment at which the ring is enabled.
+//! REGISTER_RESTRICTIONS: which register calls and requests a program may make on a ring. The
+//! restrictions take effect when the ring is enabled.
 
 use alloc::boxed::Box;
 use usring_sys::Errno;
 use usring_uapi::opcode::COUNT;
 
-/// `struct io_uring_restriction`: opcode, argument, reserved.
+/// Bytes of `struct io_uring_restriction`: kind, argument, reserved fields.
 pub(crate) const RECORD_SIZE: u64 = 16;
 const REGISTER_OP: u16 = 0;
 const SQE_OP: u16 = 1;
 const SQE_FLAGS_ALLOWED: u16 = 2;
 const SQE_FLAGS_REQUIRED: u16 = 3;
-/// Register calls that restrictions can name.
+/// Opcodes of io_uring_register that restrictions can name: those below this one.
 const REGISTER_LIMIT: u8 = 64;
 
 #[derive(Clone, Copy, Default)]
@@ -33,7 +33,8 @@ impl Restrictions {
         self.rules.is_some()
     }
 
-    /// Adopts the program's records, all or none.
+    /// Sets the restrictions to the program's records. If one record is invalid, sets none
+    /// (`EINVAL`).
     pub fn register(&mut self, records: &[[u8; RECORD_SIZE as usize]]) -> Result<(), Errno> {
         let mut rules = Allowed::default();
         for record in records {
@@ -53,7 +54,7 @@ impl Restrictions {
         Ok(())
     }
 
-    /// Puts the restrictions into force, because the ring was enabled.
+    /// Puts the restrictions into effect. Called when the ring is enabled.
     pub fn enforce(&mut self) {
         self.in_force = self.rules.is_some();
     }

@@ -1,5 +1,5 @@
-//! The conditions that a request waits for, and the keys by which a waiting request is found. All
-//! are plain values that know neither the request nor the tables that keep it.
+//! The conditions that requests wait for, and the keys that select waiting requests. All are plain
+//! values: they know neither a request nor the tables in which requests wait.
 
 use alloc::sync::Arc;
 use usring_sys::clock::{Clock, Nanoseconds};
@@ -12,33 +12,34 @@ use usring_uapi::{Sqe, sqe_flags};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestId(pub u64);
 
-/// The properties that all requests behind one epoll registration share.
+/// The part of a wait that all requests behind one epoll registration have in common.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interest {
-    /// EPOLL* events; error and hang-up are always reported too.
+    /// EPOLL* events. Error and hang-up are reported even if they are not included.
     pub events: u32,
-    /// The request goes on waiting after an event.
+    /// The request waits again after an event.
     pub multishot: bool,
 }
 
-/// The event data of a registration: its slot in the low half, the slot's generation in the high
-/// half.
+/// The event data of an epoll registration, which names a slot of the poll table: the slot's index
+/// in the low half, its generation in the high half.
 pub(crate) type Tag = u64;
 
-/// A duplicate that several requests share while they wait for one file. A request that goes on to
-/// a worker keeps its share.
+/// A duplicate descriptor that several requests share while they wait for one file. A request that
+/// goes on to a worker still shares the duplicate.
 pub(crate) struct SharedHold {
     pub descriptor: HeldDescriptor,
     /// The slot whose waiting requests share the duplicate.
     pub tag: Tag,
 }
 
-/// The thing that a request waits for after an attempt.
+/// The condition that a waiting request needs before it can be tried again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimeSlice {
-    /// An event of its file.
+    /// An event of the request's file: the last attempt found that the file was not ready.
     Over,
-    /// Its next time slice, whether there is an event or not.
+    /// Only the request's next time slice: the last attempt used up its slice, and the file may
+    /// still be ready.
     Runnable,
 }
 
@@ -50,31 +51,32 @@ pub(crate) enum Purpose {
     Report,
 }
 
-/// The time, or the number of completions, at which a timeout ends.
+/// The condition on which a timeout completes: a time, a number of completions, or both.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Deadline {
     pub clock: Clock,
-    /// The end, in nanoseconds on `clock`.
+    /// The time of expiry, in nanoseconds on `clock`. Until the request is issued, the time or span
+    /// from the SQE.
     pub at: Nanoseconds,
-    /// The timeout ends earlier once this many more requests have completed (0: never).
+    /// The timeout also completes once this many more requests have completed (0: it does not).
     pub completions: u32,
-    /// Span after which a multishot timeout starts again.
+    /// Nanoseconds after which a multishot timeout expires again; 0 for any other timeout.
     pub repeat_every: Nanoseconds,
-    /// Number of times that a multishot timeout starts (0: until it is removed).
+    /// Number of expiries of a multishot timeout (0: no limit).
     pub repeats: u32,
-    /// Expiry is no failure and breaks no link (ETIME_SUCCESS).
+    /// Expiry counts as success and breaks no link (ETIME_SUCCESS).
     pub expiry_succeeds: bool,
-    /// The request that a LINK_TIMEOUT watches.
+    /// For a LINK_TIMEOUT: the request that it limits.
     pub watches: Option<RequestId>,
 }
 
-/// A file's entry in the epoll set. The entry is deleted before the file's number is closed: after
-/// close(2) alone it would stay in the set for as long as the program has the file open.
+/// A file's entry in the epoll set. It is deleted before usring closes its own number for the file.
+/// close(2) alone does not delete it while the program has the file open.
 pub(crate) struct Registration {
     pub set: Arc<Epoll>,
     pub number: i32,
-    /// The duplicate under which the file is registered; `None` for the file's first registration.
-    /// An epoll set takes each number once.
+    /// A duplicate made for this registration, because an epoll set takes each number only once.
+    /// `None` for the file's first registration.
     pub _own: Option<OwnedDescriptor>,
     pub interest: Interest,
     pub tag: Tag,
@@ -86,7 +88,7 @@ impl Drop for Registration {
     }
 }
 
-/// The requests that a cancellation means (IORING_ASYNC_CANCEL_*).
+/// Selects the requests that a cancellation applies to, by IORING_ASYNC_CANCEL_* flags.
 #[derive(Clone, Copy, Debug, Default)]
 #[doc(alias = "io_cancel_data")]
 pub(crate) struct CancelKey {
@@ -94,7 +96,7 @@ pub(crate) struct CancelKey {
     pub fd: i32,
     pub opcode: u8,
     pub flags: u32,
-    /// Set by `resolve`: a descriptor number of the file that the key names.
+    /// Descriptor number of the file that the key names. `waiting::cancel` sets it.
     pub file: i32,
 }
 
@@ -103,23 +105,23 @@ impl CancelKey {
         self.flags & flag != 0
     }
 
-    /// Returns whether the key means all matching requests (ALL, ANY). The caller then gets their
-    /// number as the answer.
+    /// Returns whether the key selects all matching requests (ALL, ANY). The result of the
+    /// cancellation is then their number.
     pub fn counts(&self) -> bool {
         self.has(abi::IORING_ASYNC_CANCEL_ALL | abi::IORING_ASYNC_CANCEL_ANY)
     }
 
-    /// Returns whether the key names the file of a request. `number`: descriptor number of the
-    /// request's file. If the kernel cannot compare the files, equal numbers in the SQEs count as
-    /// the same file.
+    /// Returns whether the key names a request's file. `number` is the descriptor number of that
+    /// file. If the kernel cannot compare the two files, equal numbers in the SQEs count as the
+    /// same file.
     fn is_file_of(&self, sqe: &Sqe, number: i32) -> bool {
         let fixed = self.has(abi::IORING_ASYNC_CANCEL_FD_FIXED);
         let same_number = || sqe.fd == self.fd && (sqe.flags & sqe_flags::FIXED_FILE != 0) == fixed;
         descriptor::same_file(number, self.file).unwrap_or_else(same_number)
     }
 
-    /// Returns whether the key means a request with this SQE. `file`: descriptor number of the
-    /// request's file, if it works on one.
+    /// Returns whether the key selects a request with this SQE. `file`: descriptor number of the
+    /// request's file, if the request works on one.
     pub fn matches(&self, sqe: &Sqe, file: Option<i32>) -> bool {
         if self.has(abi::IORING_ASYNC_CANCEL_ANY) {
             return true;

@@ -13,17 +13,17 @@ use usring_sys::queue::Entry;
 #[derive(Default)]
 pub(crate) struct RequestPool {
     spare: Vec<RequestEntry>,
-    /// Spare messages of SENDMSG and RECVMSG.
+    /// Spare values for the messages of SENDMSG and RECVMSG.
     #[expect(clippy::vec_box, reason = "requests own them by these boxes")]
     messages: Vec<Box<SocketMessage>>,
     last_id: u64,
 }
 
-/// Most spare requests; further ones are freed.
+/// Most spare requests, and most spare messages, of a ring. Further ones are freed.
 const SPARE_LIMIT: usize = 256;
 
 impl RequestPool {
-    /// Takes a spare request and gives it a new id. `None`: the pool is empty, and memory is low.
+    /// Returns a spare request with a new id. `None`: no request is spare, and memory is low.
     #[inline(always)]
     pub fn take(&mut self) -> Option<RequestEntry> {
         let mut request = match self.spare.pop() {
@@ -50,7 +50,7 @@ impl RequestPool {
         }
     }
 
-    /// Takes a spare message.
+    /// Returns a spare message; makes one if none is spare.
     pub fn message(&mut self) -> Box<SocketMessage> {
         self.messages.pop().unwrap_or_default()
     }
@@ -77,7 +77,7 @@ fn new_entry_if_possible() -> Option<RequestEntry> {
     memory_reserve::check().ok().map(|()| new_entry())
 }
 
-/// Makes a request that belongs to no ring yet.
+/// Makes a request that belongs to no ring. It needs an id before a ring uses it.
 #[cold]
 pub(crate) fn new_entry() -> RequestEntry {
     Entry::new(Request::new())

@@ -1,4 +1,4 @@
-//! Hands transfers to the queue pairs of devices.
+//! Hands requests to the queue pairs of devices.
 
 use crate::completion::complete;
 use crate::op::block_device;
@@ -12,7 +12,8 @@ use usring_device::Submission;
 use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 
-/// Hands a transfer to its device.
+/// Hands a transfer to the device channel `index`. If the channel has no room, the request waits in
+/// the channel's backlog.
 #[inline(always)]
 pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
     if request.link.is_some() {
@@ -41,8 +42,8 @@ pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: 
             queues.needs_doorbell = true;
             return;
         }
-        // A submit helper may have been left to submit earlier requests of the queue. Now the
-        // submitting thread submits them, together with this one.
+        // A submit helper may have been asked to submit earlier requests of this queue. This thread
+        // now submits them together with the new request.
         queues.left_to_helper = false;
         queues.pending += 1;
         queue.pending += 1;
@@ -59,7 +60,8 @@ fn not_accepted(locked: &mut LockedRing, mut request: RequestEntry, index: Chann
         Submission::NeedsWorker => suspend::hand_to_worker(locked, request),
         Submission::Full | Submission::Accepted => {
             // The request waits in the backlog and may later need a worker. By then the program may
-            // have closed its file, so the request notes its device now.
+            // have closed its file. So the request notes the file's device now, or keeps the file
+            // open.
             block_device::note(locked, &mut request);
             if request.file.device.is_none()
                 && let Err(error) = locked.devices.named.keep(&mut request.file)

@@ -1,5 +1,5 @@
-//! Chains of requests: IO_LINK and IO_HARDLINK. A submission collects a chain and starts its head.
-//! Each member starts the next one when it completes.
+//! Chains of requests (IOSQE_IO_LINK, IOSQE_IO_HARDLINK). A submission collects a chain and starts
+//! its first request. Each request starts the next one when it completes.
 
 use crate::completion::complete;
 use crate::request::{Progress, Request, RequestEntry};
@@ -8,13 +8,13 @@ use crate::submission::{drain, issue, opcode_table, start};
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;
 
-/// Returns whether a request belongs to a chain: it continues one or starts one.
+/// Returns whether a request continues the chain that is being collected, or starts a chain.
 #[inline]
 pub(crate) fn takes(locked: &LockedRing, request: &Request) -> bool {
     request.is_linked() || !locked.queues.chain.members.is_empty()
 }
 
-/// Adds a request to the chain; the first without a link flag ends it.
+/// Adds a request to the chain. A request without a link flag ends the chain, which then starts.
 pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
     if locked.queues.drain.is_active() {
         drain::force(&mut request);
@@ -23,8 +23,8 @@ pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.has_flag(sqe_flags::IO_DRAIN)
         && let Some(head) = locked.queues.chain.members.first_mut()
     {
-        // IO_DRAIN in the middle of a chain holds back the whole chain. Requests after the chain
-        // wait until all of it has ended.
+        // IO_DRAIN on a later request of a chain holds back the whole chain. Requests after the
+        // chain wait until all of it has completed.
         head.sqe.flags |= sqe_flags::IO_DRAIN;
         locked.queues.chain.drains = true;
     }
@@ -34,7 +34,8 @@ pub(crate) fn append(locked: &mut LockedRing, mut request: RequestEntry) {
     }
 }
 
-/// Starts the chain that is being collected: a chain does not reach beyond the end of a submission.
+/// Starts the chain that is being collected, because the submission ends: no chain continues in the
+/// next one.
 #[inline]
 pub(crate) fn end_of_batch(locked: &mut LockedRing) {
     if !locked.queues.chain.members.is_empty() {
@@ -67,8 +68,8 @@ fn start_members(locked: &mut LockedRing) {
     }
 }
 
-/// Refuses a chain because the prepare of a member failed. Each member gets its own CQE. If the
-/// head has CQE_SKIP_SUCCESS, only the head gets one.
+/// Refuses a chain because the prepare of one of its requests failed. Each request gets its own
+/// CQE. If the first has CQE_SKIP_SUCCESS, only it gets one.
 fn refuse_chain(locked: &mut LockedRing) {
     let members = core::mem::take(&mut locked.queues.chain.members);
     let mut rest = members.into_iter().peekable();

@@ -1,4 +1,4 @@
-//! Cancellation: finds requests that wait, and ends their wait.
+//! Cancellation: finds waiting requests, and completes them with −ECANCELED.
 
 use crate::request::conditions::{CancelKey, RequestId};
 use crate::request::{Progress, RequestEntry};
@@ -7,7 +7,8 @@ use crate::waiting::{fast_poll, workers};
 use usring_sys::{Errno, descriptor};
 use usring_uapi::io_uring as abi;
 
-/// Finds the file that the key names, if it names one.
+/// Finds the file that the key names by a descriptor or a registered index, and stores its number
+/// in the key. Does nothing if the key names no file. Error: `EBADF`.
 fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
     if !key.has(abi::IORING_ASYNC_CANCEL_FD) {
         return Ok(());
@@ -21,12 +22,12 @@ fn resolve(key: &mut CancelKey, locked: &LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Cancels the first request that matches, or all of them, as the key asks. Their CQEs with
-/// −ECANCELED come after the caller's own CQE, as on the kernel. Returns 0, or the number of
+/// Cancels the first request that matches the key, or all that match if the key says so. Their CQEs
+/// with −ECANCELED follow the caller's own CQE, as in the kernel. Returns 0, or the number of
 /// requests if the key cancels all.
 ///
-/// Errors: `ENOENT` if no request matches; `EALREADY` if a worker runs the request (its system call
-/// is ended if the key cancels all); `EBADF` if the key names no file.
+/// Errors: `ENOENT` if no request matches; `EALREADY` if a worker runs the request (whose system
+/// call is interrupted if the key cancels all); `EBADF` if the key names no file.
 pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Errno> {
     let mut key = *key;
     resolve(&mut key, locked)?;
@@ -69,17 +70,17 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
     }
 }
 
-/// Result of cancelling one request.
+/// Result of searching for one request to cancel.
 pub(crate) enum Found {
-    /// The request ends with −ECANCELED.
+    /// The request was waiting, and completes with −ECANCELED.
     Cancelled,
-    /// A worker has the request, whose opcode this is. The worker's system call has been ended, and
-    /// the request completes later.
+    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
+    /// request completes later.
     Running(u8),
     Nothing,
 }
 
-/// Cancels the request with this id.
+/// Cancels the request with this id, wherever it waits.
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     let found = fast_poll::cancel_id(locked, id);
     let found = found.or_else(|| locked.waiting.timeouts.extract(|request| request.id == id));
@@ -98,7 +99,7 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     }
 }
 
-/// Marks a request as cancelled; the driver completes it next
+/// Marks a request as cancelled, and has the driver complete it next
 /// ([`crate::driving::batch::run_issuable`]).
 fn cancelled(locked: &mut LockedRing, mut request: RequestEntry) {
     request.progress = Progress::Refused;

@@ -1,54 +1,57 @@
-//! The estimates by which a waiter decides whether to sleep or to poll the CQ, on a ring whose SQ
-//! thread polls the devices. They come from the ring's earlier waits. `driving::cq_wait` does the
-//! waiting.
+//! Estimates from the earlier waits on a ring whose SQ thread polls the devices. A waiter decides
+//! by them whether to sleep or to poll the CQ. `driving::cq_wait` does the waiting.
 
 use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use usring_sys::clock::{self, Nanoseconds};
 use usring_sys::{processor, timer_slack};
 
-/// Most nanoseconds for which a wait polls the CQ.
+/// Longest time, in nanoseconds, for which one wait polls the CQ.
 pub(crate) const MOST_POLL: Nanoseconds = 50_000;
-/// Least and most processor time that waits may use, in 64ths of their length.
+/// Least and greatest share of their length that waits may use as processor time, in 64ths.
 const SHARES: (u64, u64) = (40, 48);
-/// Most nanoseconds of unused processor time that are saved up for later waits.
+/// Largest amount of unused processor time, in nanoseconds, that later waits may use.
 const MOST_BALANCE: i64 = 100_000;
-/// Most consecutive waits that only sleep, after polling in vain.
+/// Most consecutive waits that only sleep, after polls that found nothing.
 const MOST_WITHOUT: u64 = 64;
-/// One of this many sleeps has its processor time measured, which takes two system calls.
+/// One of this many sleeps has its processor time measured. A measurement takes two system calls.
 const MEASURED: u64 = 8;
-/// The longest wait that counts for the estimates, in nanoseconds.
+/// Longest time, in nanoseconds, that enters the estimates. Longer times count as this.
 const LONGEST: Nanoseconds = 10_000_000;
 
-/// Measurements of a ring's waits, in nanoseconds if not said otherwise. The words are hints: an
-/// update may get lost if two waiters write at once.
+/// Measurements of a ring's waits. Times are in nanoseconds. The words are hints: an update may get
+/// lost if two waiters write at once.
 #[derive(Default)]
 pub(crate) struct CqWaits {
-    /// Mean time and mean deviation until a completion was there, from waits that saw it come. The
-    /// latest eight or so weigh most. 0: no measurement yet.
+    /// Weighted mean of the time until a completion arrived, from waits that saw it arrive. The
+    /// latest 8 or so weigh most. 0: no measurement yet.
     pub arrival: AtomicU64,
+    /// Weighted mean of the deviation from `arrival`.
     pub spread: AtomicU64,
-    /// Mean length of the waits that polled, and of those that only slept.
+    /// Mean length of the waits that polled.
     pub polled: AtomicU64,
+    /// Mean length of the waits that only slept.
     pub slept: AtomicU64,
-    /// Mean processor time of a sleep, and the number of sleeps so far.
+    /// Mean processor time of one sleep.
     pub sleep_cost: AtomicU64,
+    /// Number of sleeps so far.
     pub sleeps: AtomicU64,
-    /// Mean time by which timers fired late, beyond the machine's least delay
+    /// Mean time by which timers fired late, beyond the machine's usual overshoot
     /// (`timer_slack::overshoot`).
     pub late: AtomicU64,
     /// Mean number of completions per wait, in 16ths.
     pub brought: AtomicU64,
-    /// Processor time that waits may still use.
+    /// Processor time that waits may still use; negative: waits have used too much.
     pub balance: AtomicI64,
-    /// Number of coming waits that do not poll, and the number that the next poll in vain will set.
+    /// Number of coming waits that must not poll.
     pub without: AtomicU64,
+    /// Value of `without` that the last poll without a result has set; doubled by the next one.
     pub penalty: AtomicU64,
 }
 
-/// Record of one wait: how it ended, and the processor time that it used.
+/// Record of one wait: how it ended, and how much processor time it used.
 #[derive(Default)]
 pub(crate) struct Account {
-    /// Processor time used while asleep.
+    /// Processor time that the wait's sleeps used.
     pub asleep: Nanoseconds,
     pub polling: Nanoseconds,
     pub outcome: Outcome,
@@ -56,11 +59,11 @@ pub(crate) struct Account {
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The completion came while the timer's sleep lasted.
+    /// The completion arrived during the sleep by a timer.
     Overslept,
-    /// The waiter was polling the CQ when the completion came.
+    /// The completion arrived while the waiter polled the CQ.
     Seen,
-    /// The waiter stopped polling before the completion came.
+    /// The waiter stopped polling before the completion arrived.
     Missed,
     #[default]
     Slept,
@@ -74,31 +77,33 @@ pub(crate) fn set(word: &AtomicU64, value: Nanoseconds) {
     word.store(value.min(LONGEST), Ordering::Relaxed);
 }
 
-/// Adds a value to a mean in which the latest eight or so values weigh most. A mean of 0 has no
-/// value yet.
+/// Adds `value` to a weighted mean, in which the latest 8 or so values weigh most. A mean of 0
+/// stands for no value yet.
 fn average(word: &AtomicU64, value: Nanoseconds) {
     let mean = get(word);
     set(word, if mean == 0 { value } else { (7 * mean + value).div_ceil(8) });
 }
 
 impl CqWaits {
-    /// Returns how many nanoseconds to sleep by a timer before polling; 0: no such sleep.
+    /// Returns for how many nanoseconds to sleep by a timer before polling; 0: no such sleep.
     pub fn timer_sleep(&self) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let late = timer_slack::overshoot() + get(&self.late);
         let earliest = mean.saturating_sub(2 * spread).max(mean / 2);
         let span = earliest.saturating_sub(late);
-        // A sleep costs about as much processor time as it is late.
+        // A sleep uses about as much processor time as its lateness. A shorter sleep would save
+        // nothing.
         if span > late {
             return span;
         }
-        // The lateness decays while no sleep measures it: the machine may be quiet again.
+        // While no sleep measures the lateness, its estimate decays, because the machine may be
+        // quiet again.
         set(&self.late, get(&self.late).saturating_sub(1 + get(&self.late) / 256));
         0
     }
 
-    /// Returns how many nanoseconds to poll the CQ, `elapsed` nanoseconds after the wait's start;
-    /// 0: no polling.
+    /// Returns for how many nanoseconds to poll the CQ; 0: not at all. `elapsed`: nanoseconds since
+    /// the wait's start.
     pub fn poll(&self, elapsed: Nanoseconds) -> Nanoseconds {
         let (mean, spread) = (get(&self.arrival), get(&self.spread));
         let without = get(&self.without);
@@ -112,26 +117,26 @@ impl CqWaits {
             return 0;
         }
         if get(&self.slept) != 0 && get(&self.polled) >= get(&self.slept) {
-            // Polling has not shortened the waits. After [`MOST_WITHOUT`] waits, the next one tries
-            // it again.
+            // Polling has not shortened the waits. After [`MOST_WITHOUT`] waits without polling, a
+            // wait tries it again.
             set(&self.without, MOST_WITHOUT);
             set(&self.polled, 0);
             return 0;
         }
-        // The time-out that RFC 6298 would choose for an answer: the mean plus four times its
+        // Computed as the retransmission time-out of RFC 6298: the mean plus four times the
         // deviation.
         (mean + (4 * spread).max(mean)).saturating_sub(elapsed).clamp(expected, MOST_POLL)
     }
 
-    /// Returns the processor time that waits may use, in 64ths of their length. A late wake-up
-    /// delays every completion that the wait brings. So the more completions it brings, the larger
-    /// the share.
+    /// Returns the share of their length that waits may use as processor time, in 64ths. A late
+    /// wake-up delays all completions of the wait, so more completions per wait justify a larger
+    /// share.
     fn share(&self) -> u64 {
         let doubled = (get(&self.brought) / 64).checked_ilog2().unwrap_or(0);
         (SHARES.0 + 6 * u64::from(doubled)).min(SHARES.1)
     }
 
-    /// Records a wait of `length` nanoseconds, which brought `brought` completions.
+    /// Records a wait of `length` nanoseconds, which ended with `brought` completions in the CQ.
     pub fn account(&self, length: Nanoseconds, brought: u32, account: &Account) {
         average(&self.brought, 16 * u64::from(brought));
         let used = (account.asleep + account.polling).min(length);
@@ -156,9 +161,9 @@ impl CqWaits {
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
-        // A sleep that was too long counts as half its length. Otherwise it would lengthen the
-        // mean, and with it the next sleep. A wait that only slept is longer than the completion
-        // took.
+        // After a sleep that was too long, the completion is assumed to have arrived after half of
+        // it. Otherwise the mean would grow, and with it the next sleep. A wait that only slept
+        // ends later than its completion, so its length is used only if it is below the mean.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),
@@ -172,14 +177,14 @@ impl CqWaits {
             set(&self.arrival, length);
             return set(&self.spread, length / 2);
         }
-        // A wait during which the whole machine was busy says little about the device.
+        // A much longer wait says little about the device: the whole machine may have been busy.
         let length = length.min(4 * mean);
         set(&self.spread, (3 * spread + length.abs_diff(mean)).div_ceil(4));
         set(&self.arrival, (7 * mean + length).div_ceil(8));
     }
 
-    /// Calls `sleep`. Returns its result, and the processor time that it took (of every
-    /// [`MEASURED`]th sleep; else the mean).
+    /// Calls `sleep`. Returns its result and its processor time in nanoseconds. Measures the time
+    /// of every [`MEASURED`]th sleep only, and returns the mean for all others.
     pub fn metered<T>(&self, sleep: impl FnOnce() -> T) -> (T, Nanoseconds) {
         let number = self.sleeps.fetch_add(1, Ordering::Relaxed);
         if !number.is_multiple_of(MEASURED) {
@@ -197,8 +202,9 @@ impl CqWaits {
 mod tests {
     use super::*;
 
-    /// Simulates waits on a device of 14 µs, where a sleep takes 16 µs of processor time and ends
-    /// that much late. Returns the share of waits that polled, and the waits' share of a processor.
+    /// Simulates waits on a device with a latency of 14 µs. A sleep takes 16 µs of processor time
+    /// and ends that much late. Returns the fraction of waits that polled, and the fraction of a
+    /// processor that all waits used.
     fn simulate(waits: &CqWaits, seen_after: Nanoseconds) -> (f64, f64) {
         const WAITS: u64 = 20_000;
         let (mut looks, mut used, mut passed) = (0, 0, 0);

@@ -1,9 +1,10 @@
-//! A ring's channels, one per device that its requests have named, with the requests that are in
-//! flight on each.
+//! A ring's channels, one per device that its requests have named, with the requests in flight on
+//! each. (A channel is the ring's queue pair on a device.)
 //!
-//! A request goes in at `submit` and comes out at `reap`, in any order. Requests that a full queue
-//! pair refuses wait here, in order, for a completion. `iopoll` spins on these channels. A ring
-//! that is not polled sleeps on their interrupts.
+//! `submission::device_submit` puts a request into a channel, and `driving::reap` takes it out, in
+//! any order. If a full queue pair refuses requests, they wait here in a backlog, in order, until
+//! others complete. `iopoll` spins on the channels. Waiters of a ring without IOPOLL sleep until
+//! the channels' interrupts come.
 
 use crate::devices;
 use crate::registered::registered_buffers::RegisteredBuffers;
@@ -28,12 +29,12 @@ use usring_sys::ticks::Ticks;
 use usring_uapi::general as linux;
 use usring_uapi::io_uring as abi;
 
-/// Least and most requests that may be in flight on one channel. Between these bounds, the number
-/// is the CQ's size, or the number of requests that the ring was made for, if that is larger.
+/// Least and most requests that may be in flight on one channel. Between these bounds, the limit is
+/// the larger of the CQ's size and the number of requests that the ring was made for.
 const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 
-/// Quick checks for signs of completions between two polls. A poll takes as long as several checks,
-/// and anything that comes meanwhile is found that much later.
+/// Quick checks for signs of completions between two polls. A poll takes as long as several such
+/// checks, so a completion that arrives during a poll is found late.
 const SPINS: u32 = 16;
 
 /// Nanoseconds after which a timer has the devices polled again, if a completion raises no
@@ -45,31 +46,31 @@ const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 pub(crate) struct DeviceQueues {
     pub channels: Vec<DeviceQueue>,
     pub completions: Completions,
-    /// Requests in flight, or in a backlog, over all channels.
+    /// Number of requests in flight or in a backlog, over all channels.
     pub in_flight: u32,
-    /// A channel has accepted requests since the last doorbell.
+    /// Whether a channel has accepted requests since the last doorbell.
     pub needs_doorbell: bool,
-    /// Accepted requests whose submit is deferred: see `driving::deferred_submit`.
+    /// Number of accepted requests whose submit is deferred: see `driving::deferred_submit`.
     pub pending: u32,
-    /// A submit helper has been asked to submit the pending requests.
+    /// Whether a submit helper has been asked to submit these pending requests.
     pub left_to_helper: bool,
-    /// The ring watcher polls the devices again by a timer, because some completions raise no
-    /// interrupt and no thread can sleep on them.
+    /// Whether the ring watcher has to poll the devices by a timer: some completions raise no
+    /// interrupt, and no thread can sleep on them.
     pub polled_later: bool,
     pub forbids_waiter: bool,
-    /// Set on a ring with HYBRID_IOPOLL.
+    /// State of HYBRID_IOPOLL; `None` on a ring without that flag.
     pub hybrid: Option<Box<Hybrid>>,
-    /// The channel to the kernel's ordinary files, or the error of opening it. `None` until a
-    /// request asks for it. An error that may soon pass is not kept.
+    /// The channel to the files that the kernel serves, or the error of opening it. `None` until a
+    /// request needs it, and after an error that may soon pass.
     pub kernel_files: Option<Result<ChannelIndex, Errno>>,
     pub lone_waits: LoneWaits,
 }
 
-/// IORING_SETUP_HYBRID_IOPOLL as in the kernel: one estimate for the ring, and one sleep for each
-/// request before its first poll.
+/// State of IORING_SETUP_HYBRID_IOPOLL. As in the kernel, the ring has one estimate, and each
+/// request has one sleep before its first poll.
 pub(crate) struct Hybrid {
     pub estimate: RingEstimate,
-    /// Requests that have not been polled for yet, in the order of submission.
+    /// Requests for which no thread has polled yet, in the order of submission.
     pub fresh: VecDeque<Fresh>,
 }
 
@@ -80,7 +81,7 @@ pub(crate) struct Fresh {
     pub since: Ticks,
 }
 
-/// The sleep before a request's first poll.
+/// The sleep before the first poll for a request.
 pub(crate) struct PrePollSleep {
     pub span: Nanoseconds,
     since: Ticks,
@@ -90,41 +91,40 @@ pub(crate) struct DeviceQueue {
     pub device: Arc<Device>,
     pub channel: Channel,
     pub wait: Wait,
-    /// Requests in flight, by token.
+    /// Requests in flight on this device, by token.
     pub out: Vec<Option<RequestEntry>>,
     pub free: Vec<u32>,
-    /// Requests that the full queue pair refused, in order.
+    /// Requests that the full queue pair refused, in order of submission.
     pub backlog: VecDeque<RequestEntry>,
-    /// New requests go behind the backlog: it is not empty, or it is being submitted.
+    /// Whether new requests have to join the backlog: it is not empty, or is being submitted.
     pub is_behind: bool,
-    /// A submit to this device may sleep, so it is made without the ring's lock.
+    /// Whether a submit to this device may sleep, and is therefore made without the ring's lock.
     pub defers_submits: bool,
-    /// `RWF_*` that are added to each request's own flags.
+    /// `RWF_*` flags that are added to each request's own flags.
     pub added_flags: u32,
-    /// Requests whose submit is deferred.
+    /// Number of requests of this channel whose submit is deferred.
     pub pending: u32,
-    /// Deferred submits under way.
+    /// Number of this channel's deferred submits that are under way.
     pub in_flush: u32,
-    /// The channel's interrupt has been added to the ring's epoll set.
+    /// Whether the channel's interrupt has been added to the ring's epoll set.
     pub watched: bool,
-    /// The interrupt is armed. Since then it has not fired and nothing has completed.
+    /// Whether the interrupt is armed. It is no longer armed once it fires or a request completes.
     pub armed: bool,
 }
 
 impl DeviceQueue {
-    /// Returns whether a worker should try a failed request again. The failure may only mean that
-    /// the transfer would have to wait, that its file takes no RWF_NOWAIT, or that a filter forbids
-    /// io_submit(2). `false` if the request holds no duplicate of its file: the program's number
-    /// may mean another file by now.
+    /// Returns whether a worker should try a failed request again. That helps if the transfer would
+    /// only have blocked, if its file does not support RWF_NOWAIT, or if a filter forbids
+    /// io_submit(2). `false` if the request holds no duplicate of its file, because the program's
+    /// number may name another file by now.
     #[cold]
     pub fn needs_worker(&self, request: &Request, result: i32) -> bool {
         const WOULD_WAIT: i32 = Errno::EAGAIN.negative();
         const UNKNOWN_FLAG: i32 = Errno::EOPNOTSUPP.negative();
-        // A buffered write gets this error if its file system takes RWF_NOWAIT for direct I/O
-        // alone. The write is buffered because the program has removed O_DIRECT since the
-        // submission.
+        // A write gets this error if its file system supports RWF_NOWAIT for direct I/O only, and
+        // the write is buffered because the program has cleared O_DIRECT since the submission.
         const REFUSED_FLAG: i32 = Errno::EINVAL.negative();
-        // A seccomp filter's answers to io_submit(2).
+        // Errors with which a seccomp filter may refuse io_submit(2).
         const DENIED: [i32; 3] = [Errno::EPERM.negative(), Errno::ENOSYS.negative(), Errno::EACCES.negative()];
         let is_ours = matches!(&request.operation, Operation::ReadWrite(transfer) if !transfer.never_waits());
         let has_file = !matches!(request.file.hold, Hold::Submitter);
@@ -135,13 +135,14 @@ impl DeviceQueue {
 }
 
 impl DeviceQueues {
-    /// Returns the number of requests without a completion yet, those of the backlogs included.
+    /// Returns the number of requests without a completion, including those in backlogs.
     #[inline]
     pub fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// Returns the ring's channel to a device; the first request that names the device opens it.
+    /// Returns the ring's channel to a device. The first request that names the device opens the
+    /// channel.
     #[inline]
     pub fn channel(&mut self, ring: &Ring, device: &Arc<Device>) -> Result<ChannelIndex, Errno> {
         match self.channels.iter().position(|queue| Arc::ptr_eq(&queue.device, device)) {
@@ -150,7 +151,7 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns the ring's channel to all ordinary files, which the kernel serves.
+    /// Returns the ring's channel to all files that the kernel serves.
     #[inline]
     pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
         match self.kernel_files {
@@ -173,8 +174,8 @@ impl DeviceQueues {
         let interrupts = !ring.is_polled() || device.waits_when_polled();
         let mut channel = device.open_channel(QueueOptions { depth, interrupts })?;
         if ring.defers_task_work() {
-            // While the ring's owner waits for nothing else, it sleeps in io_getevents(2), without
-            // interrupts.
+            // If the ring's owner waits for nothing else, it sleeps in io_getevents(2), which needs
+            // no interrupts.
             channel.silence();
         }
         if ring.has(abi::IORING_SETUP_HYBRID_IOPOLL) && !ring.is_polled_by_thread() && self.hybrid.is_none() {
@@ -184,8 +185,9 @@ impl DeviceQueues {
             device: device.clone(),
             wait: channel.begin_wait(),
             defers_submits: channel.defers_submits(),
-            // The kernel's ring hands a transfer that would wait within io_submit(2) to a worker.
-            // RWF_NOWAIT has such a transfer fail, so that usring can do so, too.
+            // If a transfer would block, the kernel's io_uring passes it to a worker. RWF_NOWAIT
+            // makes such a transfer fail in io_submit(2), so that usring can pass it to a worker,
+            // too.
             added_flags: if is_of_kernel && !ring.has_events() { linux::RWF_NOWAIT } else { 0 },
             pending: 0,
             in_flush: 0,
@@ -215,18 +217,19 @@ impl DeviceQueues {
         self.polled_later = true;
     }
 
-    /// Notes that io_getevents(2) is forbidden, so that no thread can sleep in it.
+    /// Records that io_getevents(2) is forbidden, so that no thread can sleep in it.
     pub fn forbid_waiter(&mut self) {
         self.forbids_waiter = true;
     }
 
-    /// Returns the time on the monotonic clock at which the ring watcher has to poll the devices
-    /// again, and clears it. `None`: interrupts suffice.
+    /// Returns the time (monotonic clock) at which the ring watcher has to poll the devices again,
+    /// and clears that wish. `None`: interrupts suffice.
     pub fn next_poll(&mut self) -> Option<Nanoseconds> {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }
 
-    /// Takes a request that `matches` out of a backlog, before a device has it.
+    /// Removes and returns a request from a backlog for which `matches` returns true. No device has
+    /// that request yet.
     pub fn extract_waiting(&mut self, mut matches: impl FnMut(&RequestEntry) -> bool) -> Option<RequestEntry> {
         for queue in &mut self.channels {
             if let Some(place) = queue.backlog.iter().position(&mut matches) {
@@ -237,19 +240,19 @@ impl DeviceQueues {
         None
     }
 
-    /// Returns whether a device with requests in flight has no interrupt, so that only a poll finds
-    /// their completions.
+    /// Returns whether a device with requests in flight has no interrupt. Only a poll finds the
+    /// completions of such a device.
     pub fn lacks_interrupt(&self) -> bool {
         self.channels.iter().any(|queue| queue.channel.in_flight() > 0 && queue.channel.interrupt().is_none())
     }
 
-    /// Returns whether each request has its own sleep before it is first polled for.
+    /// Returns whether each request has its own sleep before its first poll (HYBRID_IOPOLL).
     #[inline(always)]
     pub fn has_pre_poll_sleeps(&self) -> bool {
         self.hybrid.is_some()
     }
 
-    /// Returns the sleep of the next request that has not been polled for, on a ring with
+    /// Returns the sleep for the oldest request for which no thread has polled yet, on a ring with
     /// HYBRID_IOPOLL.
     pub fn next_pre_poll_sleep(&mut self) -> Option<PrePollSleep> {
         let hybrid = self.hybrid.as_mut()?;
@@ -262,7 +265,7 @@ impl DeviceQueues {
         None
     }
 
-    /// Records that the poll after a request's sleep is over.
+    /// Records that the poll after a request's sleep has been made.
     pub fn end_pre_poll_sleep(&mut self, sleep: &PrePollSleep) {
         if let Some(hybrid) = &mut self.hybrid {
             hybrid.estimate.record(Ticks::now().since(sleep.since), sleep.span);
@@ -276,8 +279,8 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns what to do after a poll that found too few completions. The policies of the busy
-    /// channels each ask for a pause, and the one that sleeps least is taken. `begins`: this is the
+    /// Returns what to do after a poll that found too few completions. The policy of each channel
+    /// with requests in flight proposes a pause; the shortest sleep wins. `begins`: this is the
     /// first such poll of its wait.
     #[inline]
     pub fn pause(&mut self, begins: bool) -> Pause {
@@ -293,14 +296,14 @@ impl DeviceQueues {
             });
         }
         match all {
-            // On a ring with HYBRID_IOPOLL only the requests' own sleeps count.
+            // On a ring with HYBRID_IOPOLL only the sleeps before first polls count.
             Some(Pause::Sleep(_)) if self.hybrid.is_some() => Pause::Spin,
             pause => pause.unwrap_or(Pause::Spin),
         }
     }
 
-    /// Spins until a device seems to have completed something, but only for a short while. Returns
-    /// whether one has.
+    /// Spins for a short while, until a device seems to have completed a request. Returns whether
+    /// one has.
     #[inline]
     pub fn spin(&mut self) -> bool {
         for _ in 0..SPINS {
@@ -313,10 +316,10 @@ impl DeviceQueues {
         false
     }
 
-    /// Returns how to sleep for completions of ordinary files, and the number of their requests in
-    /// flight. `None` if another device has requests in flight, or if no such sleep is possible.
-    /// Also `None` while a submit helper may hand a request to a worker: the sleep would not notice
-    /// that request's completion.
+    /// Returns the kernel AIO context to sleep on, and its number of requests in flight. `None` if
+    /// another device has requests in flight, or if sleeping there is impossible. Also `None` while
+    /// a submit helper may pass a request to a worker: the sleep would miss that request's
+    /// completion.
     pub fn waiter(&self) -> Option<(Waiter, u32)> {
         if self.forbids_waiter {
             return None;
@@ -330,8 +333,8 @@ impl DeviceQueues {
         Some((only.waiter()?, count))
     }
 
-    /// Rings the devices' doorbells, once per batch. Requests whose submit is
-    /// [deferred](Self::has_pending_submits) are left out.
+    /// Rings the devices' doorbells, once per batch. Skips devices whose submits are
+    /// [deferred](Self::has_pending_submits).
     #[inline]
     pub fn ring_doorbells(&mut self) {
         if self.needs_doorbell {
@@ -341,27 +344,27 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns whether requests were accepted that the thread that releases the ring's lock has to
-    /// submit.
+    /// Returns whether deferred requests are pending. The thread that releases the ring's lock has
+    /// to submit them.
     #[inline(always)]
     pub fn has_pending_submits(&self) -> bool {
         self.pending != 0 && !self.left_to_helper
     }
 
-    /// Returns whether requests with a deferred submit come from a backlog. The thread whose
-    /// completions made room for them is hardly ever their submitter.
+    /// Returns whether some of the pending requests come from a backlog. Completions have made room
+    /// for these, and the thread that handles those completions is hardly ever their submitter.
     pub fn has_pending_backlog(&self) -> bool {
         self.pending != 0 && self.channels.iter().any(|queue| queue.is_behind && queue.pending != 0)
     }
 }
 
-/// Returns whether an error may pass, so that a later attempt may succeed.
+/// Returns whether an error may pass, so that a later attempt can succeed.
 fn is_passing(error: Errno) -> bool {
     matches!(error, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE | Errno::EINTR)
 }
 
-/// Resources of a closed ring. They are released when the last of its deferred submits has ended:
-/// before that, a submit could still give the kernel memory that is no longer held.
+/// Resources of a closed ring. They are released when the last of its deferred submits has ended.
+/// Before that, a submit could still pass memory to the kernel that has been released.
 #[derive(Default)]
 pub(crate) struct Departing {
     pub devices: DeviceQueues,
@@ -378,8 +381,8 @@ impl Departing {
         self.devices.channels.iter().all(|queue| queue.in_flush == 0)
     }
 
-    /// Releases the resources, without the ring's lock. A dropped queue pair first ensures that its
-    /// device touches no memory any more, which may take as long as the device does.
+    /// Releases the resources. The caller does not hold the ring's lock: dropping a queue pair
+    /// waits until its device no longer touches memory, which may take long.
     pub fn go(self) {
         let Departing { devices, mut buffers } = self;
         drop(devices);

@@ -1,47 +1,47 @@
 //! Guesses which files are ready before the epoll set has reported them.
 //!
-//! Taking an event from the set costs about half as much as a receive. On a busy server, requests
-//! pile up: the peer that it answered longest ago has probably sent its next request already. So
-//! while waits of the set bring many events at a time:
+//! Taking an event from the set costs about half as much as a receive. On a busy server, the peer
+//! that got its answer longest ago has probably sent its next request already. So while each wait
+//! on the set returns many events:
 //!
 //! 1. Multishots are queued in the order in which they were last tried.
-//! 2. Before the set is asked, they are tried in that order, until [`MOST`] were tried or
+//! 2. Before the set is asked, a driver tries them in that order, until [`MOST`] were tried or
 //!    [`MISSES`] of them found nothing.
-//! 3. A multishot that found nothing goes to the end of the queue once. After a second miss it is
-//!    dropped until its next event. Without the second chance, it and its peer would wait until the
-//!    set is asked.
+//! 3. A multishot that found nothing goes to the end of the queue once. After a second miss it
+//!    leaves the queue until its next event. Without the second chance, it and its peer would wait
+//!    until the set is asked.
 //!
-//! These guesses only save time. They take nothing out of the set: if a file was tried in vain, its
-//! next edge is still to come. If a file was emptied before its event is taken, the kernel passes
-//! over the event. The set is still asked at intervals (`LockedRing::is_poll_due`). After wrong
-//! guesses there are none for a while.
+//! Guesses only save time, and lose no event. If a guess finds no data, the file's next edge is
+//! still to come. If a guess empties a file before its event is taken, the kernel skips that event.
+//! A driver still asks the set at intervals (`LockedRing::is_poll_due`). After wrong guesses,
+//! guessing pauses for a while.
 
 use crate::request::conditions::Tag;
 use alloc::collections::VecDeque;
 
-/// Least number of events per wait at which guesses begin.
+/// Guessing begins after a wait on the set that returns at least this many events.
 const MANY: usize = 8;
-/// Most files tried in a row.
+/// Most files tried in one series of guesses.
 const MOST: usize = 32;
-/// Number of files that a wait tries in vain before it asks the epoll set.
+/// Number of misses (tries that found nothing) that end a series of guesses.
 pub(crate) const MISSES: u32 = 2;
-/// Number of right guesses that save as much time as one wrong guess costs.
+/// Number of right guesses that save as much time as one miss costs.
 const WORTH: u32 = 4;
-/// After wrong guesses, at most this many waits ask the set without guessing.
+/// Longest pause after wrong guesses, as a number of waits that return many events.
 const LONGEST_PAUSE: u32 = 1024;
-/// Most entries of the queue. A ring with more files gains nothing by guesses.
+/// Most entries of the queue. On a ring with more files guesses gain nothing.
 const LIMIT: usize = 4096;
 
-/// State of the guesses, part of `poll_table`.
+/// State of the guesses of one poll table.
 #[derive(Default)]
 pub(crate) struct Expected {
-    /// Each file, with the time (`time`) at which it was queued.
+    /// The files to try, each with the value of `time` when it was queued.
     queue: VecDeque<(Tag, u32)>,
     time: u32,
     guesses: bool,
-    /// A guess was right since the set was last asked.
+    /// Whether a guess has found data since the set was last asked.
     was_right: bool,
-    /// Number of waits with many events that have to pass before the next guess.
+    /// Number of waits with many events that have to pass before guessing begins again.
     pause: u32,
     last_pause: u32,
 }
@@ -52,12 +52,12 @@ impl Expected {
         self.queue.is_empty()
     }
 
-    /// Returns how many files may be tried in a row, each at most once.
+    /// Returns how many files may be tried in one series, each at most once.
     pub fn chances(&self) -> usize {
         self.queue.len().min(MOST)
     }
 
-    /// Notes the number of events that a wait of the set has brought.
+    /// Records the number of events that one wait on the set has returned.
     #[inline]
     pub fn note_events(&mut self, events: usize) {
         if events >= MANY && !self.guesses {
@@ -66,9 +66,9 @@ impl Expected {
         }
     }
 
-    /// Puts a file at the end of the queue. Returns the entry's time, which the file's slot has to
-    /// remember: an entry of the file with another time is stale. `None`: guesses pause, and the
-    /// file is not queued.
+    /// Puts a file at the end of the queue. Returns the entry's time, which the caller stores in
+    /// the file's slot: a queue entry with another time is stale. `None`: guessing pauses, and the
+    /// file was not queued.
     #[inline]
     pub fn put(&mut self, tag: Tag) -> Option<u32> {
         if !self.guesses {
@@ -87,24 +87,25 @@ impl Expected {
         self.queue.pop_front()
     }
 
-    /// Returns the file to be tried next.
+    /// Returns the file that will be tried next.
     #[inline]
     pub fn next(&self) -> Option<Tag> {
         self.queue.front().map(|(tag, _)| *tag)
     }
 
-    /// Returns whether a guess was right since the set was last asked.
+    /// Returns whether a guess has found data since the set was last asked.
     pub fn was_right(&self) -> bool {
         self.was_right
     }
 
-    /// Begins a new interval: the set is being asked.
+    /// Begins a new interval, because the caller asks the set now.
     #[inline]
     pub fn begin_anew(&mut self) {
         self.was_right = false;
     }
 
-    /// Judges a series of guesses by its `hits` and `misses`. After too many misses, guesses pause.
+    /// Judges one series of guesses by its `hits` and `misses`. After too many misses, guessing
+    /// pauses.
     pub fn judge(&mut self, hits: u32, misses: u32) {
         self.was_right |= hits > 0;
         if hits >= WORTH * misses {

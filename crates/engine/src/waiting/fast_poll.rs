@@ -1,25 +1,24 @@
-//! Requests that wait for a file to be ready. Each is armed on its file's registration
-//! (`poll_table`) and goes on when an event comes (`driving::fire`): a POLL_ADD is completed, and
-//! any other request is issued again.
+//! Requests that wait until a file is ready (the kernel's fast poll). Each request is armed on its
+//! file's registration (`poll_table`). When an event wakes it (`driving::fire`), a POLL_ADD is
+//! completed, and any other request is issued again.
 //!
 //! - **The set.** The ring's epoll set is made when the first request is armed. The thread that
-//!   waits in `enter` waits on it. While no thread is inside, the ring watcher does.
-//! - **An event** calls all requests that wait behind its registration, in the order in which they
-//!   came, as a wake-up does in the kernel. Each POLL_ADD is completed, each other request is tried
-//!   once more. A request that would block again goes back to the end of the list without a system
+//!   waits in `enter` sleeps on it. While no thread is inside, the ring watcher watches it.
+//! - **An event** wakes all requests that wait at its registration, in order of arrival, as in the
+//!   kernel. A request that would block again goes back to the end of the list without a system
 //!   call of its own.
-//! - **Time slices.** A multishot request is tried as long as it gives results, but after [`SLICE`]
-//!   of them it goes behind all other requests that are ready. Meanwhile it waits at its
-//!   registration, where a cancellation finds it, and is runnable. The driver comes back to it
-//!   (`driving::dispatch`) before it sleeps. A driver that leaves has another thread do so. So the
-//!   edge that called the request may be used up without any loss. A single receive that is put
-//!   together from many pieces works the same way.
+//! - **Time slices.** A multishot is tried again as long as it gives results. After [`SLICE`]
+//!   results it has to yield to all other ready requests. It then waits at its registration, where
+//!   a cancellation finds it, and is marked runnable. The driver tries runnable requests again
+//!   before it sleeps (`driving::dispatch`); a driver that leaves lets another thread do so. So no
+//!   data is missed although the set has already reported the edge. A single receive that is put
+//!   together from many pieces works in this way, too.
 //! - **Registered files.** The registration of a registered file outlives its requests, and reports
-//!   nothing twice. So a request may wait there only if it has just found its file not ready. For a
-//!   request that has not tried ([`arm_first`]), the engine polls the file. If something is there,
-//!   the request is runnable at once.
+//!   no event twice. So a request may wait there only after it has found its file not ready. For a
+//!   request that has not tried its file ([`arm_first`]), the engine polls the file. If an event is
+//!   present, the request is runnable at once.
 //! - **EPOLLEXCLUSIVE** makes no difference here. epoll merges events that come close together. If
-//!   only one of the exclusive waiters were called for them, the others' events might be lost.
+//!   such an event woke only one of the exclusive waiters, the other waiters might lose theirs.
 
 use crate::completion::complete;
 pub(crate) use crate::request::conditions::{Interest, TimeSlice};
@@ -35,11 +34,12 @@ use usring_sys::epoll::{self, Epoll};
 use usring_sys::{Errno, timerfd};
 use usring_uapi::sqe_flags;
 
-/// Results that a multishot gives in a row while other requests wait: one, and the 32 retries that
-/// the kernel allows it.
+/// Most results that a multishot gives in a row while other requests wait: one, and the 32 retries
+/// that the kernel allows.
 pub(crate) const SLICE: u32 = 33;
 
-/// Arms a request that would block. If its file cannot be polled, the request goes to a worker.
+/// Arms a request that has found its file not ready, or has used up its time slice. If the file
+/// cannot be polled, the request goes to a worker.
 pub(crate) fn arm_retry(locked: &mut LockedRing, request: RequestEntry, events: u32, slice: TimeSlice) {
     let interest = Interest { events, multishot: request.multishot };
     if locked.waiting.polls.can_go_back(&request, interest) {
@@ -60,10 +60,10 @@ pub(crate) fn arm(locked: &mut LockedRing, request: RequestEntry) {
     add(locked, request, interest, Begins::Report);
 }
 
-/// The state in which a request begins to wait.
+/// How a request begins to wait.
 #[derive(Clone, Copy)]
 enum Begins {
-    /// The request found its file not ready, or will get another time slice in any case.
+    /// The request found its file not ready, or waits for its next time slice.
     Retry(TimeSlice),
     /// The request has not tried its file, which may be ready.
     First,
@@ -82,17 +82,17 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(assigned), Begins::Retry(slice)) => locked.waiting.polls.push(assigned.tag, request, purpose, slice),
         (Ok(assigned), Begins::First) => begin_first(locked, request, interest, assigned),
         (Ok(assigned), Begins::Report) => begin_report(locked, request, interest, assigned),
-        // The descriptor number has come to mean another file, which cannot be polled. The request
-        // is issued again, now that this is known: the driver issues all issuable requests before
-        // it leaves.
+        // The descriptor number means another file by now, which cannot be polled. The request is
+        // issued again, and then treats the file accordingly. The driver issues all issuable
+        // requests before it leaves.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
 
-/// Returns the events that the file has now and that its registration would not report. A
-/// registration that has reported an event only reports later ones. The earlier event may have gone
-/// to a request that no longer exists.
+/// Returns those events of the file that are present now and that its registration will not report.
+/// A registration that has reported an event reports only later ones. The earlier event may have
+/// woken a request that no longer exists.
 fn is_there(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
     if !assigned.has_reported {
         return 0;
@@ -107,12 +107,12 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
     locked.waiting.polls.push(assigned.tag, request, Purpose::Retry, slice);
 }
 
-/// Begins a multishot POLL_ADD, which first reports the events that are there now, even if a later
-/// request takes their data. So it is runnable at once. If the set reports an event first, that
-/// event is reported instead, as wake-ups that come together do in the kernel.
+/// Begins a multishot POLL_ADD. Its first CQE reports the events that are present now, even if a
+/// later request consumes their data. So the request is runnable at once. If the set reports an
+/// event before that, the CQE reports that event instead, as for merged wake-ups in the kernel.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
-    // If the registration reports what is there, and another thread sleeps on the set, that thread
-    // gets the event.
+    // If the registration will report the present events, and another thread sleeps on the set,
+    // that thread gets the event.
     let is_left_to_sleeper = !assigned.has_reported && locked.ring.is_led();
     let mut slice = TimeSlice::Over;
     if interest.multishot && !is_left_to_sleeper {
@@ -122,14 +122,14 @@ fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: In
     locked.waiting.polls.push(assigned.tag, request, Purpose::Report, slice);
 }
 
-/// Handles a request whose file epoll_ctl(2) refuses.
+/// Handles the error of epoll_ctl(2) for a request's file.
 fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, purpose: Purpose, error: Errno) {
     match (error, purpose) {
         (Errno::EPERM, Purpose::Retry)
             if request.has_flag(sqe_flags::BUFFER_SELECT) || request.properties.work.is_none() =>
         {
             // The file cannot be polled. A worker cannot help either: the request has no buffer
-            // yet, or its opcode no blocking work.
+            // yet, or its opcode has no blocking work.
             complete::complete(locked, request, Errno::EAGAIN.negative().into());
         }
         (Errno::EPERM, Purpose::Retry) => workers::hand_over(locked, request),
@@ -143,7 +143,7 @@ fn refused(locked: &mut LockedRing, request: RequestEntry, interest: Interest, p
     }
 }
 
-/// Makes the set on first use, with the ring's wake descriptor in it.
+/// Makes the ring's epoll set on first use, with the wake eventfd in it.
 pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     if locked.waiting.polls.set().is_some() {
         return Ok(());
@@ -154,10 +154,10 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Arms the set's timer for the ring's next timeout. A timer that fires earlier is left as it is:
-/// the thread that handles its event calls this function again. So a ring whose timeouts are far
-/// away costs its drivers no call. (On a ring that defers task work, other threads see the event
-/// but do not handle it.)
+/// Arms the timer in the ring's epoll set for the time `due`. A timer that fires earlier stays as
+/// it is: the thread that handles its event calls this function again. So timeouts that are far
+/// away cost the ring's drivers no system call. (On a ring that defers task work the timer is
+/// always set: threads that only see its event do not handle it.)
 #[inline]
 pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
     let Some(due) = due else { return Ok(()) };
@@ -185,18 +185,18 @@ fn arm_timer_anew(locked: &mut LockedRing, due: Nanoseconds) -> Result<(), Errno
     Ok(())
 }
 
-/// Drops set and timer, for a ring that goes away.
+/// Drops the epoll set and its timer, for a ring that goes away.
 pub(crate) fn dissolve(locked: &mut LockedRing) {
     locked.waiting.polls = Default::default();
 }
 
-/// Takes out the waiting request with this id, because its LINK_TIMEOUT has expired. `None`: it
-/// does not wait here.
+/// Removes and returns the waiting request with this id. `None`: no such request waits for a file.
+/// The caller cancels the request because its LINK_TIMEOUT has expired.
 pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Option<RequestEntry> {
     locked.waiting.polls.extract(|request| request.id == id)
 }
 
-/// Returns whether a file is a character device that cannot be polled (`/dev/zero`).
+/// Returns whether a file is a character device that cannot be polled (such as `/dev/zero`).
 pub(crate) fn is_unpolled_device(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|identity| identity.is_character_device()) && !epoll::can_be_polled(number)
 }

@@ -1,17 +1,17 @@
-//! The threads of a pool: started for the jobs of a queue, asleep while it is empty, and ended
-//! after a while. `workers` and `driving::submit_helpers` are such pools.
+//! The threads of a pool. They are started for the jobs of a queue, sleep while the queue is empty,
+//! and end when idle for [`IDLE_LIMIT`]. `workers` and `driving::submit_helpers` are such pools.
 //!
-//! The counts belong to the lock of the queue. The signal is a futex word that a thread raises
-//! after it has queued a job; an idle thread sleeps on it.
+//! The lock of the queue guards the counts. The signal is a futex word on which idle threads sleep.
+//! A thread raises it after it has queued a job.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::{Errno, futex};
 
-/// Nanoseconds after which an idle thread ends.
+/// Nanoseconds without a job after which a thread ends.
 const IDLE_LIMIT: u64 = 5_000_000_000;
 
-/// The counts of a pool's threads.
+/// The number of a pool's threads, and of those that sleep.
 #[derive(Default)]
 pub(crate) struct IdleThreads {
     all: u32,
@@ -19,8 +19,8 @@ pub(crate) struct IdleThreads {
 }
 
 impl IdleThreads {
-    /// Counts the threads to start so that each of `queued` jobs has one, at most `most` of them
-    /// and `limit` in all. Returns how many; the caller starts them.
+    /// Counts new threads so that each of `queued` jobs has a thread. Adds at most `most` threads,
+    /// up to `limit` threads in all. Returns the number added; the caller starts them.
     pub fn add_for(&mut self, queued: usize, most: u32, limit: u32) -> u32 {
         let wanted = (queued as u32).saturating_sub(self.idle);
         let added = wanted.min(limit.saturating_sub(self.all)).min(most);
@@ -28,12 +28,12 @@ impl IdleThreads {
         added
     }
 
-    /// Returns whether a thread sleeps that a new job is to wake.
+    /// Returns whether a thread sleeps that a new job can wake.
     pub fn has_idle(&self) -> bool {
         self.idle > 0
     }
 
-    /// Counts a thread that ends, or that could not be started.
+    /// Counts down for a thread that ends, or that could not be started.
     pub fn remove(&mut self) {
         self.all -= 1;
     }
@@ -43,8 +43,9 @@ impl IdleThreads {
     }
 }
 
-/// Sleeps until `signal` differs from `seen`, without the lock of the queue. Returns the lock, and
-/// whether the thread has slept long enough to end. `threads`: the counts of its pool.
+/// Sleeps until `signal` differs from `seen`, with the lock of the queue released. Returns the
+/// lock, taken again, and whether the sleep reached [`IDLE_LIMIT`]. `threads`: returns the pool's
+/// counts.
 pub(crate) fn sleep<'a, S>(
     queue: &'a Mutex<S>,
     mut state: Guard<'a, S>,
@@ -59,7 +60,7 @@ pub(crate) fn sleep<'a, S>(
     (state, outcome == Err(Errno::ETIMEDOUT))
 }
 
-/// Announces to the idle threads that a job has been queued. Wakes one of them if `wakes`.
+/// Notifies idle threads that a job has been queued. Wakes one of them if `wakes`.
 pub(crate) fn signal(signal: &AtomicU32, wakes: bool) {
     signal.fetch_add(1, Ordering::SeqCst);
     if wakes {

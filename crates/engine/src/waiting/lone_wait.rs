@@ -1,40 +1,41 @@
-//! How long a thread polls for a lone transfer's completion before it sleeps. A lone transfer is
-//! the only request in flight.
+//! Estimates how long a thread polls for a lone transfer's completion before it sleeps. A lone
+//! transfer is the only request in flight.
 //!
-//! A thread takes some ten microseconds to sleep and to be woken. A transfer of the kernel's files
-//! may take hardly longer. The waiter then polls for its completion in the kernel's AIO ring, which
-//! is memory.
+//! A sleep with its wake-up takes some ten microseconds. A transfer of a file that the kernel
+//! serves may take hardly longer. The waiter then polls for its completion in the kernel's AIO
+//! ring, which is memory.
 //!
 //! - Earlier waits give an estimate of a transfer's time. A waiter polls at most twice as long.
 //! - There is no polling if the estimate is above a limit ([`set_limit`]).
-//! - A poll in vain makes the estimate longer, so polling ceases by itself.
+//! - A poll that finds nothing makes the estimate longer, so polling ceases by itself.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use usring_sys::clock::Nanoseconds;
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// Longest expected wait, in nanoseconds, during which a waiter polls, unless [`set_limit`] changes
+/// Longest expected wait, in nanoseconds, for which a waiter polls, unless [`set_limit`] changes
 /// it.
 pub const DEFAULT_LIMIT: Nanoseconds = 15_000;
 static LIMIT: AtomicU64 = AtomicU64::new(DEFAULT_LIMIT);
 
-/// Sets the limit for the process (`usring run --spin`), in nanoseconds; 0: no polling.
+/// Sets the longest expected wait for which waiters of this process poll (`usring run --spin`), in
+/// nanoseconds; 0: no polling.
 pub fn set_limit(limit: Nanoseconds) {
     LIMIT.store(limit, Ordering::Relaxed);
 }
 
-/// Estimate of how long a ring's waits for lone transfers take.
+/// Estimate of how long a ring's waits for lone transfers (the only request in flight) take.
 #[derive(Default)]
 pub(crate) struct LoneWaits {
-    /// Mean length in nanoseconds, in which the latest eight or so weigh most; 0: there has been
-    /// none.
+    /// Weighted mean of the waits' lengths, in nanoseconds; the last 8 or so weigh most. 0: no wait
+    /// yet.
     mean: Nanoseconds,
 }
 
 impl LoneWaits {
-    /// Records a wait that has ended with its completion. `began`: the time of its beginning;
-    /// `None`: it was no wait for a lone transfer, and nothing is recorded.
+    /// Records a wait that has ended with its completion. `began`: when the wait began; `None`: the
+    /// wait was for something else, and nothing is recorded.
     pub fn record(&mut self, began: Option<Ticks>) {
         let Some(began) = began else { return };
         let length = Ticks::now().since(began).max(1);

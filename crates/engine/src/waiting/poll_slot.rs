@@ -1,67 +1,71 @@
-//! A slot of `poll_table`: one registration in a ring's epoll set, the requests that wait behind
-//! it, and what keeps its file open meanwhile.
+//! A slot of `poll_table`: one registration in a ring's epoll set, the requests that wait for it,
+//! and what keeps its file open meanwhile.
 
 use super::waiters::Waiters;
 use crate::registered::registered_files::RegisteredFile;
 use crate::request::conditions::{Interest, SharedHold, Tag};
 use alloc::sync::{Arc, Weak};
 
-/// The slot of the poll table that a request was given.
+/// The slot of the poll table in which a request waits.
 #[derive(Clone, Copy)]
 pub(crate) struct AssignedSlot {
     pub tag: Tag,
-    /// The set has reported an event since the registration was switched on. From then on it
-    /// reports only new events, not those that are already there.
+    /// Whether the set has reported an event since the registration was switched on. From then on
+    /// the set reports only new events, not those that were present before.
     pub has_reported: bool,
 }
 
-/// State of a slot's registration in the epoll set.
+/// The state of a slot's registration in the epoll set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Switch {
     Off,
-    /// On until the next event.
+    /// Reports one event, then is off (EPOLLONESHOT).
     Once,
-    /// Edge-triggered.
+    /// On, and edge-triggered.
     On,
 }
 
-/// The owner of the descriptor that keeps a waited-for file open.
+/// The descriptor that keeps a slot's file open.
 pub(super) enum Home {
     Free,
-    /// usring's duplicate of the program's number `of`, held as long as a request waits.
+    /// usring's duplicate of the program's descriptor number `of`, held while a request waits.
     Duplicate {
         hold: Arc<SharedHold>,
         of: i32,
     },
-    /// The table of registered files holds the file; `number` is that of the registration.
+    /// The table of registered files. `number`: the descriptor number under which the epoll set has
+    /// the file.
     Registered {
         file: Weak<RegisteredFile>,
         number: i32,
     },
 }
 
-/// The fields that an event touches lie in one cache line.
+/// A slot of the poll table. The fields that an event uses lie in one cache line.
 #[repr(C, align(64))]
 pub(super) struct Slot {
     pub(super) waiters: Waiters,
     pub(super) home: Home,
-    /// Changes with the slot's file, so that an event of an earlier file is recognised.
+    /// Changes whenever the slot gets another file, so that a pending event of the earlier file is
+    /// recognised.
     pub(super) generation: u32,
-    /// Counts events. An event calls only the requests that began to wait in an earlier round.
+    /// Number of events so far. An event wakes only the requests that began to wait in an earlier
+    /// round.
     pub(super) round: u32,
     pub(super) switch: Switch,
-    /// The set has reported an event since `switch` was last turned on.
+    /// Whether the set has reported an event since `switch` was last turned on.
     pub(super) has_reported: bool,
-    /// Its waiters are being called, so the slot must not be closed now.
+    /// Whether the slot's requests are being woken. The slot must not be closed meanwhile.
     pub(super) firing: bool,
-    /// When the file was last tried without an event, it was not ready.
+    /// Whether the last try without an event found the file not ready.
     pub(super) had_nothing: bool,
-    /// Time at which the file was last queued among those expected to be ready.
+    /// Time (a count of `Expected`) at which the file was last queued among those expected to be
+    /// ready.
     pub(super) expected: u32,
     pub(super) interest: Interest,
-    /// The next slot with a file of the same number.
+    /// The next slot with a file of the same descriptor number, or [`NONE`].
     pub(super) next: u32,
-    /// The hold of an earlier file; its memory is used again.
+    /// The memory of an earlier file's hold, kept for the next file.
     pub(super) spare: Option<Arc<SharedHold>>,
 }
 
@@ -94,15 +98,14 @@ impl Slot {
     }
 }
 
-/// Facts about one of the program's descriptor numbers.
+/// State of one of the program's descriptor numbers.
 #[derive(Clone, Copy)]
 pub(super) struct Number {
-    /// First of the slots that hold a file of this number.
+    /// First of the slots that hold a file of this number, or [`NONE`].
     pub(super) first: u32,
-    /// The set still has a registration under the number of this number's duplicate, although the
-    /// duplicate is closed.
+    /// Whether the set still has a registration under the number of the (closed) duplicate.
     pub(super) registered: bool,
-    /// One of its files was of a kind that takes record locks.
+    /// Whether one of the number's files was of a kind that takes record locks.
     pub(super) lockable: bool,
 }
 

@@ -1,26 +1,26 @@
 //! The rights with which a request is carried out. A request never has more rights than the thread
-//! that submits it. It also has that thread's root, directory, umask and namespaces.
+//! that submits it. It also has that thread's root, working directory, umask and namespaces.
 //!
-//! Linux hands all of these from a thread to the threads that it makes. So workers come in groups.
-//! One thread of the program has made the group's *anchor*, and the anchor starts the workers. A
-//! request names its group in its copy of the SQE, in place of the personality.
+//! On Linux a new thread gets all of these from the thread that creates it. So workers come in
+//! groups. A thread of the program creates the group's *anchor*, and the anchor creates the group's
+//! workers. usring's copy of an SQE names the request's group in place of the personality.
 //!
 //! - As long as all threads of the program have the same credentials (`sys::credentials`), there is
-//!   only the common group, number 0. The ring watcher, which follows every change, starts its
-//!   workers. Each change begins another generation of the group. A worker that starts in a later
-//!   generation than the one that it was asked for takes no work.
-//! - Just before the threads' credentials differ, the common group gets an anchor, for requests
-//!   that were submitted until then. Afterwards each thread that submits has a group of its own,
+//!   only the common group, number 0. Its workers are created by the ring watcher, which applies
+//!   every change of credentials to itself. Each change begins a new generation of the common
+//!   group. A worker requested in one generation that starts in a later one takes no jobs.
+//! - Just before the threads' credentials begin to differ, the common group gets an anchor, for
+//!   requests submitted until then. Afterwards each thread that submits has a group of its own,
 //!   until its credentials change again. A group without submitters is retired: its idle workers
 //!   and its anchor end. Its busy workers end when their queue is empty.
-//! - A registered personality is a group, made by the thread that registers it.
+//! - A registered personality is a group, whose anchor the registering thread creates.
 //!
-//! Order of a change: pending workers have started → anchor → the call → the service threads
-//! follow. The changing thread waits at most a second for each step. A worker that starts too late
-//! takes no work.
+//! Order of a change: pending workers have started → anchor → system call → service threads follow.
+//! The changing thread waits for at most one second per step. A worker that starts too late takes
+//! no jobs.
 //!
-//! Neighbours: `workers` runs the queues of all groups. `submission::issue` sends a request to its
-//! group if a thread with other rights is about to issue it.
+//! Neighbours: `workers` runs the jobs of all groups. `submission::issue` passes a request to a
+//! worker of its group if the issuing thread has other rights.
 
 use crate::request::{HAS_GROUP, Request};
 use crate::waiting::tasks::{Action, Tasks};
@@ -35,40 +35,40 @@ use usring_sys::thread::{self, Credentials, ThreadId};
 use usring_sys::thread_life::ThreadLife;
 use usring_sys::{Errno, capability, credentials, futex, signals};
 
-/// A group's number in its requests.
+/// Number by which a request names its group.
 pub(crate) type GroupNumber = u16;
 const COMMON: GroupNumber = 0;
-/// Number of a driver that submits without a group.
+/// Group number of requests whose submitter could not be given a group.
 const NO_GROUP: GroupNumber = u16::MAX;
 
-/// A worker that the anchor is to start.
+/// A worker that the anchor (the thread that starts a group's workers) is about to start.
 struct Spawn {
     life: Action,
     spawn_failed: Action,
 }
 
-/// State that a group's threads share. It lives longer than the [`Group`] if work is left.
+/// State that a group's threads share. It outlives the [`Group`] while jobs or workers are left.
 pub(crate) struct GroupState {
-    /// Names the group's queues. No other group ever has this number.
+    /// Identifies the group's queues; never used again for another group.
     pub serial: u32,
-    /// For a common group, the generation whose rights its workers have; `None` for any other.
+    /// The generation whose rights the workers of a common group have; `None` for any other group.
     generation: Option<u32>,
-    /// Futex words of the idle workers, one per class; raised once per job.
+    /// Futex words on which idle workers sleep, one per pool; raised once per job.
     pub signals: [AtomicU32; 2],
     retired: AtomicBool,
     spawns: Mutex<Vec<Spawn>>,
-    /// Futex word of the anchor.
+    /// Futex word on which the anchor sleeps.
     wake_word: AtomicU32,
 }
 
 impl GroupState {
-    /// Returns whether the group has no submitters any more, so that its idle threads end.
+    /// Returns whether the group has no submitters any more, so that its idle threads have to end.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
 
     /// Returns whether the calling thread, a new worker of the group, was started with the group's
-    /// rights. If not, it must take no work.
+    /// rights. If not, it must take no jobs.
     pub fn is_fit(&self) -> bool {
         self.generation.is_none_or(|generation| credentials::generation_of_birth() == Some(generation))
     }
@@ -78,7 +78,7 @@ impl GroupState {
         futex::wake(&self.wake_word, 1);
     }
 
-    /// The life of the group's anchor: starts workers, until the group is retired.
+    /// Runs the group's anchor, which starts workers until the group is retired.
     fn anchor(&self) {
         loop {
             let seen = self.wake_word.load(Ordering::SeqCst);
@@ -98,8 +98,8 @@ impl GroupState {
     }
 }
 
-/// A group of requests with equal rights. Its submitters hold references to it. It retires when the
-/// last of them is dropped.
+/// A group of requests with equal rights. Its submitters and its queued jobs hold references to it.
+/// The group is retired when the last reference is dropped.
 pub(crate) struct Group {
     number: GroupNumber,
     pub state: Arc<GroupState>,
@@ -120,8 +120,8 @@ impl Group {
         Group { number, state: Arc::new(state), has_anchor: Mutex::new(false) }
     }
 
-    /// Gives the group an anchor with the rights of the calling thread. The new anchor begins by
-    /// calling `begun`. Returns `false`, and calls nothing, if the group has one already.
+    /// Starts an anchor with the rights of the calling thread. The new anchor first calls `begun`.
+    /// Returns `false`, without calling `begun`, if the group already has an anchor.
     fn settle_and(&self, begun: impl FnOnce() + Send + 'static) -> Result<bool, Errno> {
         let mut has_anchor = self.has_anchor.lock();
         if *has_anchor {
@@ -141,8 +141,8 @@ impl Group {
         self.settle_and(|| ())
     }
 
-    /// Has the group's anchor start a worker (in the common group the ring watcher, if there is no
-    /// anchor). Calls `spawn_failed` if the worker cannot be started.
+    /// Has the group's anchor start a worker. If the common group has no anchor, the ring watcher
+    /// starts it. Calls `spawn_failed` if the worker cannot be started.
     pub fn start_worker(&self, tasks: &'static Tasks, life: Action, spawn_failed: Action) {
         if *self.has_anchor.lock() {
             self.state.spawns.lock().push(Spawn { life, spawn_failed });
@@ -166,7 +166,7 @@ impl Drop for Group {
     }
 }
 
-/// A thread of the program and its group. It is valid until the thread's credentials change.
+/// A thread of the program and its group. Valid until the thread's credentials change.
 struct Member {
     id: u32,
     thread: ThreadId,
@@ -176,9 +176,9 @@ struct Member {
 }
 
 impl Member {
-    /// Returns whether this is the calling thread, with unchanged credentials. Takes two system
-    /// calls. A later thread may have the same thread-local block, but then it has another id. A
-    /// later thread with this id is recognised because the earlier one's life has ended.
+    /// Returns whether the calling thread is this member, with unchanged credentials. Makes two
+    /// system calls. A later thread with the same thread-local block has another thread id. A later
+    /// thread with the same id is recognised because the `life` of this member has ended.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)
@@ -190,19 +190,20 @@ impl Member {
 #[derive(Default)]
 struct GroupsState {
     common: Option<Arc<Group>>,
-    /// The common group from just before the threads' credentials differed. It has an anchor.
+    /// The common group from just before the threads' credentials began to differ. It has an
+    /// anchor.
     last_alike: Option<Arc<Group>>,
-    /// Threads with a group of their own, by thread id.
+    /// The threads that have a group of their own, by thread id.
     members: BTreeMap<u32, Arc<Member>>,
-    /// Generation and group of a personality that was registered while all threads had the same
-    /// credentials. The group has the common rights until the next change. (If changes cannot be
-    /// observed, the group is never taken for the common one.)
+    /// Generation and group of the last personality that was registered while all threads had the
+    /// same credentials. Until the next change this group has the same rights as the common group.
+    /// (If changes cannot be observed, the two are never treated as equal.)
     personality: (u32, Weak<Group>),
     numbers: BTreeMap<GroupNumber, Weak<Group>>,
     last_number: GroupNumber,
 }
 
-/// All groups of the process.
+/// All groups of requests of the process.
 #[derive(Default)]
 pub(crate) struct Groups {
     state: Mutex<GroupsState>,
@@ -210,20 +211,22 @@ pub(crate) struct Groups {
 
 static GROUPS: PerProcess<Groups> = PerProcess::new();
 
-/// Returns the groups of this process; makes them on first use.
+/// Returns the groups of this process; creates them on first use.
 pub(crate) fn groups() -> &'static Groups {
     GROUPS.get_or_make(Groups::default)
 }
 
-/// Each time the members reach a multiple of this number, those whose threads have ended are
+/// Whenever the number of members reaches a multiple of this, members whose threads have ended are
 /// dropped.
 const MANY_MEMBERS: usize = 64;
 
 impl Groups {
-    /// Returns the group of all threads, while their credentials do not differ. It is a new group
-    /// after each change: requests queued in the old group keep the rights from before.
+    /// Returns the common group, which all threads use while their credentials are equal. Each
+    /// change of credentials makes a new common group: requests queued in the old one keep the
+    /// rights from before.
     ///
-    /// `None`: the threads' credentials differ, and no group has the earlier rights.
+    /// If the threads' credentials differ now, returns the last common group, or `None` if there is
+    /// none with the rights from just before.
     pub fn common(&self) -> Option<Arc<Group>> {
         if credentials::differ() {
             let state = self.state.lock();
@@ -248,21 +251,22 @@ impl Groups {
         fresh
     }
 
-    /// Gives the common group an anchor, because the threads' credentials are going to differ. The
-    /// ring watcher calls this while it still has the rights that all threads have. So requests
-    /// submitted until now keep them. `done` is called when the anchor has started, or when none
-    /// can be made.
+    /// Gives the common group an anchor, because the threads' credentials are about to differ. The
+    /// ring watcher calls this function while it still has the rights that all threads share. So
+    /// requests submitted until now keep these rights. Calls `done` when the anchor has started, or
+    /// if none can be started.
     pub fn anchor_common(&self, done: impl Fn() + Send + Clone + 'static) {
         if credentials::differ() {
-            // Another thread has changed its credentials first, and the group from before that
-            // change stays.
+            // Another thread has already changed its credentials. `last_alike`, from before that
+            // change, stays.
             return done();
         }
         let group = self.common_of_now();
         let begun = {
             let done = done.clone();
             move || {
-                // The anchor must not be able to raise its rights.
+                // The anchor drops all capabilities that are not effective, so that it cannot raise
+                // its rights.
                 let _ = capability::keep_effective_only();
                 done();
             }
@@ -277,8 +281,8 @@ impl Groups {
         }
     }
 
-    /// Returns the calling thread's entry. Gives the thread its own group with an anchor, if it has
-    /// none.
+    /// Returns the calling thread's entry. If the thread has none, creates a group with an anchor
+    /// for it.
     ///
     /// Errors: `EAGAIN` if there are too many groups or threads; `ENOMEM`.
     fn of_this_thread(&self) -> Result<Arc<Member>, Errno> {
@@ -287,23 +291,23 @@ impl Groups {
                 Some(member) => member,
                 None => self.enter()?,
             };
-            // A signal of libc's may have changed the thread's credentials before the anchor was
-            // made. Then the entry is looked up anew.
+            // A signal of libc's (as setuid(2) sends to all threads) may have changed the thread's
+            // credentials before the anchor was created. Then the loop looks the entry up again.
             if !member.group.settle()? || credentials::changes_of(member.id) == member.changes {
                 return Ok(member);
             }
         }
     }
 
-    /// Returns the calling thread's entry; `None`: there is none, or the credentials have changed
-    /// since.
+    /// Returns the calling thread's entry. `None`: there is none, or the thread's credentials have
+    /// changed since.
     fn caller(&self) -> Option<Arc<Member>> {
         let id = signals::thread_id();
         let member = self.state.lock().members.get(&id).cloned()?;
         member.is_caller().then_some(member)
     }
 
-    /// Makes a new group and enters the calling thread with it.
+    /// Creates a new group, and an entry of the calling thread with it.
     fn enter(&self) -> Result<Arc<Member>, Errno> {
         let id = signals::thread_id();
         let changes = credentials::changes_of(id);
@@ -317,8 +321,8 @@ impl Groups {
         Ok(member)
     }
 
-    /// Returns whether the calling thread has the rights of the group with this number. The group
-    /// is either its own, or a personality with the rights of all threads.
+    /// Returns whether the calling thread has the rights of the group with this number. Either that
+    /// is its own group, or a personality with the rights that all threads share.
     fn has_rights_of(&self, number: GroupNumber) -> bool {
         if self.caller().is_some_and(|member| member.group.number == number) {
             return true;
@@ -331,7 +335,7 @@ impl Groups {
             && credentials::has_common()
     }
 
-    /// Returns the group of a personality that the calling thread registers.
+    /// Returns the group for a personality that the calling thread registers.
     fn of_personality(&self) -> Result<Arc<Group>, Errno> {
         if credentials::differ() {
             return Ok(self.of_this_thread()?.group.clone());
@@ -357,8 +361,8 @@ impl Groups {
         self.state.lock().numbers.get(&number).and_then(Weak::upgrade)
     }
 
-    /// Retires groups whose rights no thread has any more. Called after a thread has changed its
-    /// credentials.
+    /// Retires the groups whose rights no thread has any more. Called after a thread has changed
+    /// its credentials.
     pub fn sweep(&self) {
         let mut state = self.state.lock();
         let generation = Some(credentials::generation());
@@ -372,8 +376,8 @@ impl Groups {
 impl GroupsState {
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
-            // The threads of these members have ended, so no thread waits in a destructor for its
-            // group to end.
+            // The threads of these members have ended. So no thread's destructor waits for these
+            // groups, and dropping them under the lock is safe.
             drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);
@@ -395,33 +399,33 @@ impl GroupsState {
     }
 }
 
-/// The rights of a ring's requests.
+/// The groups of a ring's requests and personalities.
 #[derive(Default)]
 pub(crate) struct RingRights {
-    /// The groups that requests of the ring are in, each with the number of these requests.
+    /// The groups of the ring's requests, each with the number of its requests.
     held: BTreeMap<GroupNumber, (Arc<Group>, u64)>,
-    /// Registered personalities, by their numbers in the ring.
+    /// Registered personalities, by their numbers on this ring.
     personalities: BTreeMap<u16, Arc<Group>>,
     last_personality: u16,
-    /// Group of the ring's creator, if the SQ thread of another ring serves this ring.
+    /// Group of the ring's creator, if this ring uses the SQ thread of another ring.
     creator: Option<Arc<Group>>,
-    /// The thread that last submitted while the threads' credentials differed. Weak, so that the
-    /// ring keeps no group alive.
+    /// The thread that last submitted while the threads' credentials differed. A weak reference, so
+    /// that the ring keeps no group alive.
     last: Weak<Member>,
-    /// Group of the submission under way. `None`: the threads' credentials do not differ.
+    /// Group of the submission that is under way. `None`: the threads' credentials do not differ.
     /// `Some(None)`: the submitting thread could not be given a group.
     submitter: Option<Option<Arc<Group>>>,
 }
 
 impl RingRights {
-    /// Returns whether requests are counted by their groups.
+    /// Returns whether the ring counts its requests by group.
     #[inline(always)]
     pub fn count_requests(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Returns the calling thread's group, if this thread was the last to submit. Does not take the
-    /// lock of all groups.
+    /// Returns the calling thread's group, if that thread was the last to submit. Does not take the
+    /// lock of [`Groups`].
     fn of_last(&self) -> Option<Arc<Group>> {
         let last = self.last.upgrade()?;
         last.is_caller().then(|| last.group.clone())
@@ -431,7 +435,7 @@ impl RingRights {
         self.held.entry(group.number).or_insert_with(|| (group.clone(), 0)).1 += 1;
     }
 
-    /// Begins a submission while the threads' credentials differ: its requests get the calling
+    /// Begins a submission while the threads' credentials differ. Its requests join the calling
     /// thread's group. `outstanding`: number of the ring's requests that have not completed yet.
     #[cold]
     pub fn begin_submission(&mut self, outstanding: u64) {
@@ -445,17 +449,17 @@ impl RingRights {
             self.last = Arc::downgrade(&member);
             group = Some(member.group.clone());
         }
-        // Without a group, workers carry out only work that needs no rights.
+        // Workers run a request without a group only if its work needs no rights.
         self.submitter = Some(group);
     }
 
-    /// Ends a submission that was begun while the threads' credentials differed.
+    /// Ends a submission that [`Self::begin_submission`] began.
     #[cold]
     pub fn end_submission(&mut self) {
         self.submitter = None;
     }
 
-    /// Puts a prepared request into its submitter's group, unless that is the common group.
+    /// Puts a prepared request into its submitter's group, unless it already has a group.
     #[inline(always)]
     pub fn mark(&mut self, request: &mut Request) {
         if let Some(group) = &self.submitter
@@ -470,9 +474,9 @@ impl RingRights {
         }
     }
 
-    /// Puts a request into the group that its personality names.
+    /// Puts a request into the group of the personality that its SQE names.
     ///
-    /// Error: `EINVAL` if there is no such personality.
+    /// Error: `EINVAL` if the ring has no such personality.
     #[cold]
     pub fn adopt(&mut self, request: &mut Request) -> Result<(), Errno> {
         let group = self.personalities.get(&request.sqe.personality).cloned().ok_or(Errno::EINVAL)?;
@@ -482,8 +486,8 @@ impl RingRights {
         Ok(())
     }
 
-    /// Takes an ended request out of its group. The ring drops its reference to the group with its
-    /// last request there.
+    /// Removes a completed request from its group. After the group's last request on this ring, the
+    /// ring drops its reference to the group.
     #[cold]
     pub fn leave(&mut self, request: &Request) {
         let number = request.sqe.personality;
@@ -498,8 +502,8 @@ impl RingRights {
         }
     }
 
-    /// Returns whether the calling thread's rights differ from those of the request's group, so
-    /// that the thread must not issue the request.
+    /// Returns whether the calling thread's rights differ from those of the request's group. The
+    /// thread must not issue such a request.
     pub fn is_foreign(&self, request: &Request) -> bool {
         let number = request.sqe.personality;
         if !request.has_flag(HAS_GROUP) {
@@ -508,14 +512,16 @@ impl RingRights {
         if number == COMMON {
             return credentials::differ() || !credentials::has_common();
         }
-        // An SQ thread of another ring submits for a group that it does not belong to.
+        // If this ring uses another ring's SQ thread, that thread submits for a group that is not
+        // its own.
         let submitter = self.submitter.as_ref().and_then(Option::as_ref);
         let submits = submitter.is_some_and(|group| group.number == number) && self.creator.is_none();
         let is_own = || self.of_last().is_some_and(|group| group.number == number);
         !submits && !is_own() && !groups().has_rights_of(number)
     }
 
-    /// Gives all requests of the ring the calling thread's rights, whichever thread submits them.
+    /// Gives all requests of the ring the calling thread's rights, no matter which thread submits
+    /// them.
     pub fn submit_for_creator(&mut self) -> Result<(), Errno> {
         if credentials::differ() {
             self.creator = Some(groups().of_this_thread()?.group.clone());
@@ -523,9 +529,9 @@ impl RingRights {
         Ok(())
     }
 
-    /// Registers the calling thread's rights; returns their number in the ring.
+    /// Registers the calling thread's rights as a personality; returns its number on this ring.
     ///
-    /// Errors: those of a thread that cannot be started; `EBUSY` if no number is left.
+    /// Errors: those of a thread that cannot be started; `EBUSY` if no number is free.
     pub fn register(&mut self) -> Result<u32, Errno> {
         let group = groups().of_personality()?;
         for _ in 0..u16::MAX {
@@ -540,19 +546,19 @@ impl RingRights {
 
     /// Removes a personality. Requests that were submitted with it keep its rights.
     ///
-    /// Error: `EINVAL` if there is none with this number.
+    /// Error: `EINVAL` if the ring has no personality with this number.
     pub fn unregister(&mut self, number: u32) -> Result<(), Errno> {
         let number = u16::try_from(number).map_err(|_| Errno::EINVAL)?;
         self.personalities.remove(&number).map(drop).ok_or(Errno::EINVAL)
     }
 
-    /// Drops the ring's groups, for a ring that goes away.
+    /// Drops the references to all groups, for a ring that goes away.
     pub fn forget(&mut self) {
         *self = RingRights::default();
     }
 }
 
-/// Returns the group whose workers are to carry out a request; `None`: the group is gone.
+/// Returns the group whose workers have to run a request; `None`: the group no longer exists.
 pub(crate) fn group_of(request: &Request) -> Option<Arc<Group>> {
     if !request.has_flag(HAS_GROUP) || request.sqe.personality == COMMON {
         return groups().common();

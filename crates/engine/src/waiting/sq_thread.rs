@@ -1,5 +1,5 @@
-//! A ring's reference to its SQ thread, and what that thread shares with the callers of its rings.
-//! `driving::sq_thread` is the thread itself.
+//! A ring's reference to its SQ thread, and the state that the SQ thread shares with the threads
+//! that enter its rings. The SQ thread itself is in `driving::sq_thread`.
 
 use crate::ring::Ring;
 use alloc::sync::Arc;
@@ -17,13 +17,13 @@ pub(crate) struct SqThreadHandle {
 
 pub(crate) struct SqThread {
     pub rings: Mutex<Vec<Arc<Ring>>>,
-    /// Raised when the list changes.
+    /// Raised whenever `rings` changes.
     pub changes: AtomicU32,
     pub idle: AtomicU64,
     pub processor: Option<u32>,
-    /// Sleep word of the thread itself.
+    /// Word on which the SQ thread sleeps.
     pub sleep: SleepWord,
-    /// Sleep word of the callers that wait for room in an SQ.
+    /// Word on which callers sleep that wait for room in an SQ.
     pub room: SleepWord,
     pub dead: AtomicBool,
 }
@@ -33,7 +33,7 @@ impl SqThreadHandle {
         self.thread.lock().clone()
     }
 
-    /// Returns `EOWNERDEAD` if the thread could not be started.
+    /// Returns `EOWNERDEAD` if the ring's SQ thread could not be started.
     pub fn check_alive(&self) -> Result<(), Errno> {
         match self.get() {
             Some(thread) if !thread.dead.load(Ordering::SeqCst) => Ok(()),
@@ -41,7 +41,7 @@ impl SqThreadHandle {
         }
     }
 
-    /// Wakes the thread, if there is one.
+    /// Wakes the SQ thread, if there is one.
     pub fn wake(&self) {
         if let Some(thread) = self.get() {
             thread.wake();
@@ -58,8 +58,8 @@ impl SqThreadHandle {
             } else {
                 Ok(())
             };
-            // A thread that makes room wakes all waiters at once, so it does not matter whether it
-            // has claimed this one.
+            // The SQ thread, when it has made room, wakes all waiters at once. So it does not
+            // matter whether it has claimed this waiter.
             let _ = thread.room.retract(ticket);
             match slept {
                 Err(Errno::EINTR) => return Err(Errno::EINTR),
@@ -71,11 +71,11 @@ impl SqThreadHandle {
 }
 
 impl SqThread {
-    /// Adds a ring to those that the thread serves. Returns `false` if the thread has ended or
-    /// could not be started.
+    /// Adds a ring to those that the SQ thread serves. Returns `false` if the SQ thread has ended
+    /// or could not be started.
     pub fn add(&self, ring: &Arc<Ring>) -> bool {
         {
-            // The thread is marked dead only under this lock, and only while its list is empty.
+            // The SQ thread is marked dead only under this lock, and only while `rings` is empty.
             let mut rings = self.rings.lock();
             if self.dead.load(Ordering::SeqCst) {
                 return false;
@@ -91,8 +91,8 @@ impl SqThread {
         wake(&self.sleep);
     }
 
-    /// Marks the thread as dead, because it could not be started. Rings that have joined it
-    /// meanwhile have no SQ thread, and their calls get `EOWNERDEAD`.
+    /// Marks the SQ thread as dead, because it could not be started. Rings that have joined it
+    /// meanwhile have no SQ thread: enter(2) on them returns `EOWNERDEAD`.
     pub fn die(&self) {
         let rings = self.rings.lock();
         self.dead.store(true, Ordering::SeqCst);
@@ -100,8 +100,8 @@ impl SqThread {
         self.announce_room();
     }
 
-    /// Returns whether the thread has to end, because no ring is left. Marks it as dead in that
-    /// case.
+    /// Returns whether the SQ thread has to end, because it has no ring left. If so, marks it as
+    /// dead.
     pub fn ends(&self) -> bool {
         let rings = self.rings.lock();
         if !rings.is_empty() {

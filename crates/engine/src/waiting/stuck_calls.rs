@@ -1,67 +1,70 @@
-//! The stuck-call watchdog: gets a driver out of a call under its ring's lock that the
-//! kernel may put to sleep. That call is accept4(2) on a listener that blocks.
+//! The stuck-call watchdog: interrupts a driver's system call that sleeps although the driver holds
+//! its ring's lock. The watched call is accept4(2) on a blocking listener.
 //!
-//! accept4 has no form that does not wait. O_NONBLOCK belongs to the whole open file, which is the
-//! program's and perhaps another process's. So the driver asks first whether there is a connection.
-//! But another process that shares the listener may take the connection in between. The driver then
-//! sleeps until the next one comes, while it holds the ring's lock.
+//! accept4(2) has no flag that makes one call non-blocking. O_NONBLOCK belongs to the open file,
+//! which the program and perhaps another process use. So the driver first checks whether there is a
+//! connection. But another process that shares the listener may accept that connection in between.
+//! The driver then sleeps until the next connection comes, and holds the ring's lock meanwhile.
 //!
-//! While such calls are made, the watchdog checks at intervals whether a ring's driver is still in
-//! the call that it was in the last time. If so, it ends the call, as a worker's call is ended
-//! (`sys::wait`). The watchdog is a thread of its own because the ring watcher drives rings, too.
-//! It sleeps after some time without calls, and later ends. Only the first call after such a pause
-//! costs the driver a system call.
+//! While drivers make such calls, the watchdog checks at intervals whether a driver is still in the
+//! call that it was in at the last check. If so, the watchdog interrupts the call, in the way in
+//! which a worker's call is interrupted (`sys::wait`). The watchdog is a thread of its own because
+//! the ring watcher drives rings, too. After some time without watched calls it sleeps, and later
+//! it ends. Only the first call after such a pause costs the driver a system call.
 //!
-//! A ring on which a call got stuck ([`StuckCalls::has_been_stuck`]) has a listener that is shared.
-//! It leaves its next calls to workers ([`StuckCalls::leaves_to_worker`]), and twice as many of
-//! them each time that it happens again.
+//! If a call on a ring got stuck ([`StuckCalls::has_been_stuck`]), its listener is shared with
+//! another process. The ring then leaves its next calls to workers
+//! ([`StuckCalls::leaves_to_worker`]). Each further stuck call doubles the number of these calls.
 
 use alloc::sync::Arc;
 use usring_sys::thread::ThreadId;
 use usring_sys::watched_call::WatchedCalls;
 use usring_sys::{signals, thread};
 
-/// Least and most calls that go to workers after a call has been stuck.
+/// Number of accept4(2) calls that go to workers after a ring's first stuck call.
 const FIRST_PENALTY: u32 = 256;
+/// Largest number of accept4(2) calls that go to workers after one stuck call.
 const LAST_PENALTY: u32 = 1 << 20;
 
-/// Id of the thread that makes the calls, looked up once for several calls; `None`: not looked up
-/// yet.
+/// Thread id of the thread that makes the next accept4(2) calls, looked up once for several calls;
+/// `None`: not looked up yet.
 pub(crate) struct Caller(pub Option<u32>);
 
-/// A ring's state for the watchdog, and its count of calls to leave to workers.
+/// A ring's watched calls (accept4(2) under the ring's lock), and how many of the next calls go to
+/// workers.
 #[derive(Default)]
 pub(crate) struct StuckCalls {
     pub watch: Option<Arc<WatchedCalls>>,
-    /// Number of coming calls that go to workers.
+    /// Number of coming accept4(2) calls that go to workers instead of the driver.
     for_workers: u32,
-    /// Number of calls that went to workers the last time.
+    /// Number of accept4(2) calls that go to workers after the last stuck call.
     penalty: u32,
-    /// Thread-local block and id of the one thread that drives a ring with deferred task work.
-    /// After its end, another thread may get the same block. The kernel refuses that thread the
-    /// ring (EEXIST), so no program relies on it. If one does, the watchdog cannot end a stuck call
-    /// of that thread; it ends with the next connection.
+    /// Thread-local block and thread id of the only thread that drives a ring with deferred task
+    /// work. After its end, another thread may get the same block. The kernel refuses that thread
+    /// the ring (EEXIST), so no program relies on this. If one does, the watchdog cannot interrupt
+    /// a stuck call of that thread; the call ends with the next connection.
     owner: Option<(ThreadId, u32)>,
 }
 
 impl StuckCalls {
-    /// Returns whether a worker has to make the next call. A worker may wait in it without harm.
+    /// Returns whether a worker has to make the next accept4(2) call, and counts that call. A
+    /// worker holds no ring's lock, so it may sleep.
     pub fn leaves_to_worker(&mut self) -> bool {
         let leaves = self.for_workers != 0;
         self.for_workers -= u32::from(leaves);
         leaves
     }
 
-    /// Has workers make the next calls. The caller reports a call that had no result, and whose
-    /// connection is gone: another process took the connection, so the call would have slept. (If
-    /// the connection is still there, the call was only slow, for want of a processor.)
+    /// Has workers make the next calls, after a call without a result whose connection is gone:
+    /// another process has accepted it, so the call would have slept. (If the connection is still
+    /// there, the call was only slow, because it got no processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
         self.for_workers = self.penalty;
     }
 
-    /// Returns the caller for the next calls. `is_owner`: no other thread makes such calls on this
-    /// ring.
+    /// Returns the [`Caller`] for the next calls. `is_owner`: no other thread makes watched calls
+    /// on this ring.
     pub fn caller(&mut self, is_owner: bool) -> Caller {
         if !is_owner {
             return Caller(None);

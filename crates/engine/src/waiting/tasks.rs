@@ -1,6 +1,7 @@
-//! Tasks for the ring watcher: threads that it is to start, and actions that need a thread without
-//! a lock. So no thread is made in the middle of a program's call, which may be inside malloc or a
-//! signal handler. `driving::ring_watcher` is the thread; it sleeps on the wake event.
+//! Tasks for the ring watcher: threads that it has to start, and actions that need a thread without
+//! locks. So no thread is created in the middle of a program's call, which may be inside malloc or
+//! a signal handler. `driving::ring_watcher` is the thread; it sleeps until the wake eventfd is
+//! readable.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -14,7 +15,7 @@ use usring_sys::set_once::SetOnce;
 use usring_sys::thread::Credentials;
 use usring_sys::{Errno, credentials, eventfd, futex, thread};
 
-/// An action of another thread.
+/// A function that another thread runs once.
 pub(crate) type Action = Box<dyn FnOnce() + Send>;
 
 /// A task for the ring watcher.
@@ -23,26 +24,30 @@ enum Task {
     Run(Action),
 }
 
-/// The functions that prepare the ring watcher's thread, and undo that if it cannot be started.
+/// Functions to prepare the ring watcher's thread, and to undo the preparation if the thread cannot
+/// be started.
 pub(crate) struct Service {
-    /// Makes what the thread needs. Returns the function that the thread runs.
+    /// Makes what the ring watcher needs. Returns the function that its thread runs.
     pub prepare: fn(&Arc<Mailbox>) -> Result<Action, Errno>,
-    /// Called if the thread could not be started.
+    /// Undoes `prepare`, because the thread could not be started.
     pub undo: fn(),
 }
 
-/// The ring watcher. Set when the first ring is made; before that there is nothing to watch.
+/// The functions that prepare the ring watcher. Set when the process makes its first ring; before
+/// that there is nothing to watch.
 static SERVICE: SetOnce<Service> = SetOnce::new();
 
 /// Work that the ring watcher has to do before a thread changes its credentials. Signal handlers
 /// read and write these words.
 #[derive(Default)]
 struct Preparation {
-    /// Workers and anchors that were asked for and have not started yet.
+    /// Number of requested workers and anchors (threads that start a group's workers) that have not
+    /// started yet.
     spawns: AtomicU32,
-    /// The common group is to get an anchor, because threads are going to differ.
+    /// Whether the common group (`rights`: the group of all threads with equal credentials) needs
+    /// an anchor, because threads' credentials are about to differ.
     wants_anchor: AtomicBool,
-    /// Futex word, raised when the spawns or the anchor are done.
+    /// Futex word, raised when a spawn has ended or the anchor has started.
     done: AtomicU32,
 }
 
@@ -61,7 +66,7 @@ impl Preparation {
         self.announce();
     }
 
-    /// Waits until the ring watcher has done the work, for at most a second. The limit is needed
+    /// Waits for at most a second until the ring watcher has done the work. The limit is needed
     /// because the calling thread may hold a lock that the ring watcher needs.
     fn wait(&self) {
         let end = Clock::Monotonic.now() + credentials::PATIENCE;
@@ -76,16 +81,17 @@ impl Preparation {
     }
 }
 
-/// The tasks of this process.
+/// The tasks of this process's ring watcher.
 #[derive(Default)]
 pub(crate) struct Tasks {
     mailbox: Mutex<Option<Arc<Mailbox>>>,
-    /// Number of the wake eventfd plus 1; 0 while there is no ring watcher. A signal handler reads
-    /// it without the lock ([`Tasks::note_change`]).
+    /// Descriptor number of the wake eventfd, plus 1; 0 while there is no ring watcher. A signal
+    /// handler reads this word without taking `mailbox`'s lock ([`Tasks::note_change`]).
     wake_event: AtomicI32,
-    /// Number of the wake eventfd plus 1, once all descendants keep it open; else 0.
+    /// Descriptor number of the wake eventfd, plus 1, if all descendants of the process keep it
+    /// open; else 0.
     kept_event: AtomicI32,
-    /// A thread has changed its credentials since the ring watcher last asked.
+    /// Whether a thread has changed its credentials since [`Tasks::take_change`] was last called.
     has_changed: AtomicBool,
     preparation: Preparation,
     /// The ring watcher's thread, as [`thread::current`] names it.
@@ -94,7 +100,7 @@ pub(crate) struct Tasks {
 
 static TASKS: PerProcess<Tasks> = PerProcess::new();
 
-/// Returns the tasks of this process; makes them on first use.
+/// Returns the tasks of this process's ring watcher; makes the list on first use.
 pub(crate) fn tasks() -> &'static Tasks {
     TASKS.get_or_make(Tasks::default)
 }
@@ -106,8 +112,8 @@ pub(crate) struct Mailbox {
     tasks: Mutex<Vec<Task>>,
 }
 
-/// Wakes the ring watcher, because a duplicate was parked: it stays open while the program has
-/// record locks on its file.
+/// Wakes the ring watcher, because a duplicate was parked. The ring watcher closes the duplicate
+/// once the program has no record locks on its file.
 static WAKE: fn() = || tasks().wake();
 
 static OBSERVER: credentials::Observer = credentials::Observer {
@@ -132,7 +138,8 @@ impl Tasks {
 
     /// Starts the ring watcher if it is not running.
     ///
-    /// Errors: those of a thread that cannot be started.
+    /// Errors: those of a thread that cannot be started; `EAGAIN` if the process has never made a
+    /// ring.
     pub fn start(&'static self) -> Result<(), Errno> {
         self.mailbox().map(drop)
     }
@@ -154,12 +161,12 @@ impl Tasks {
             watch();
         };
         if let Err(error) = thread::spawn("usring-watcher", Credentials::Following, Box::new(life)) {
-            // The program may get this descriptor number at any moment.
+            // The eventfd is closed now, and the program may get its number at any moment.
             self.wake_event.store(0, Ordering::Release);
             (service.undo)();
             return Err(error);
         }
-        // A child that begins to use a ring of this process wakes the ring watcher.
+        // A child that begins to use a ring of this process wakes the ring watcher by this eventfd.
         if descriptor::keep_in_children(fresh.number()) {
             self.kept_event.store(fresh.number() + 1, Ordering::Release);
         }
@@ -167,7 +174,7 @@ impl Tasks {
         Ok(fresh)
     }
 
-    /// Starts a thread soon; runs `spawn_failed` if the thread cannot be started.
+    /// Has the ring watcher start a thread; runs `spawn_failed` if the thread cannot be started.
     pub fn start_thread(
         &'static self,
         name: &'static str,
@@ -179,27 +186,28 @@ impl Tasks {
         mailbox.ask(Task::Spawn { name, credentials, life, spawn_failed });
     }
 
-    /// Starts a worker of the common group soon, with the rights that all threads have now. Runs
-    /// `spawn_failed` if the worker cannot be started.
+    /// Has the ring watcher start a worker of the common group (`rights`), with the credentials
+    /// that all threads have now. Runs `spawn_failed` if the worker cannot be started.
     pub fn start_worker(&'static self, life: Action, spawn_failed: Action) {
         let preparation = &self.preparation;
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
-        // The worker itself reports that it has started: its generation is known by then.
+        // The worker reports its start from its own thread. By then the generation of its
+        // credentials is fixed.
         let life = move || (preparation.end_spawn(), life()).1;
         let spawn_failed = move || (preparation.end_spawn(), spawn_failed()).1;
         self.start_thread("iou-wrk", Credentials::OfSpawn, Box::new(life), Box::new(spawn_failed));
     }
 
-    /// Returns whether the calling thread is the ring watcher. If so, a task that it leaves here
-    /// runs only after its present task.
+    /// Returns whether the calling thread is the ring watcher. If so, a task that it adds runs only
+    /// after its current task.
     pub fn is_current(&self) -> bool {
         self.thread.load(Ordering::Relaxed) == thread::current().0
     }
 
-    /// Called by a thread that is about to change its credentials, perhaps in a signal handler.
-    /// Waits until the threads that were asked for under the old credentials have started.
-    /// `will_differ`: the threads' credentials will differ, so the common group gets an anchor
-    /// first.
+    /// Waits until the threads that were requested under the present credentials have started. A
+    /// thread that is about to change its credentials calls this function, perhaps in a signal
+    /// handler. `will_differ`: the threads' credentials will differ, so the ring watcher first
+    /// starts an anchor for the common group (`rights`).
     fn prepare_change(&self, will_differ: bool) {
         if will_differ {
             self.preparation.wants_anchor.store(true, Ordering::SeqCst);
@@ -209,7 +217,7 @@ impl Tasks {
         }
     }
 
-    /// Has the ring watcher retire groups whose rights no thread has any more. May be called in a
+    /// Has the ring watcher retire the groups whose rights no thread has any more. Callable in a
     /// signal handler.
     fn note_change(&self) {
         self.has_changed.store(true, Ordering::Release);
@@ -221,22 +229,22 @@ impl Tasks {
         self.has_changed.swap(false, Ordering::Acquire)
     }
 
-    /// Returns the function to call once the anchor of the common group has begun, if one is
-    /// wanted, and clears that wish. `None`: none is wanted.
+    /// If an anchor of the common group (`rights`) is wanted, clears that wish and returns a
+    /// function to call once the anchor has started. `None`: no anchor is wanted.
     pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
         let preparation = &self.preparation;
         if !preparation.wants_anchor.load(Ordering::Acquire) {
             return None;
         }
-        // The anchor counts as a spawn before the wish is cleared, so that the preparation is not
-        // over in between.
+        // The anchor counts as a spawn before the wish is cleared. Otherwise the preparation would
+        // seem to be over in between.
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
         preparation.wants_anchor.store(false, Ordering::SeqCst);
         Some(|| preparation.end_spawn())
     }
 
-    /// Wakes the ring watcher; may be called in a signal handler. Returns `false` if there is no
-    /// ring watcher.
+    /// Wakes the ring watcher; callable in a signal handler. Returns `false` if there is no ring
+    /// watcher.
     fn signal(&self) -> bool {
         let number = self.wake_event.load(Ordering::Acquire);
         if number > 0 {
@@ -245,8 +253,8 @@ impl Tasks {
         number > 0
     }
 
-    /// Returns the number by which descendants of this process wake its ring watcher; −1 if they
-    /// cannot.
+    /// Returns the descriptor number by which descendants of this process wake its ring watcher; −1
+    /// if they cannot.
     pub fn number_for_children(&self) -> i32 {
         self.kept_event.load(Ordering::Acquire) - 1
     }
@@ -258,7 +266,7 @@ impl Tasks {
         }
     }
 
-    /// Runs an action soon, in a thread that holds no lock.
+    /// Has the ring watcher run an action soon. The ring watcher holds no lock then.
     pub fn run(&'static self, action: Action) {
         if let Ok(mailbox) = self.mailbox() {
             mailbox.ask(Task::Run(action));
@@ -277,12 +285,12 @@ impl Mailbox {
         eventfd::signal(self.number());
     }
 
-    /// Empties the wake eventfd. The ring watcher does this before it looks at the tasks.
+    /// Empties the wake eventfd. The ring watcher calls this function before it takes the tasks.
     pub fn hear(&self) {
         eventfd::drain(self.number());
     }
 
-    /// Runs all tasks. Only the ring watcher calls this.
+    /// Runs all tasks of the list. Only the ring watcher calls this function.
     pub fn run(&self) {
         let tasks = core::mem::take(&mut *self.tasks.lock());
         for task in tasks {

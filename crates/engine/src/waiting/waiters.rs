@@ -1,6 +1,6 @@
-//! The requests that wait behind one registration, in the order in which they came. Nearly always
-//! there is only one. It is stored in the slot itself: memory of its own would be one more cache
-//! miss when its event comes, long after the last touch.
+//! The requests that wait at one registration in the epoll set, in order of arrival. Nearly always
+//! there is only one, which is stored in the slot itself. Separate memory would cost one more cache
+//! miss when the event comes, because it was last used long ago.
 
 use crate::request::RequestEntry;
 use crate::request::conditions::{Purpose, TimeSlice};
@@ -9,15 +9,15 @@ use alloc::collections::VecDeque;
 
 pub(crate) struct Waiter {
     pub request: RequestEntry,
-    /// The slot's round (count of events) in which the request began to wait.
+    /// The slot's count of events (`Slot::round`) when the request began to wait.
     pub round: u32,
     pub purpose: Purpose,
     pub slice: TimeSlice,
 }
 
 impl Waiter {
-    /// Returns whether the request may be called without an event. It must have been called for an
-    /// event before. Otherwise it would behave like a request at its first attempt.
+    /// Returns whether the request may be tried without an event. It must have been tried after an
+    /// event before. Otherwise the opcode would treat the try as the request's first.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;
@@ -28,7 +28,7 @@ impl Waiter {
 #[derive(Default)]
 pub(super) struct Waiters {
     first: Option<Waiter>,
-    /// The requests behind the first; empty if there is no first.
+    /// The waiters behind `first`; empty if `first` is `None`.
     #[expect(clippy::box_collection, reason = "a slot has room for a pointer")]
     others: Option<Box<VecDeque<Waiter>>>,
 }
@@ -62,7 +62,7 @@ impl Waiters {
         waiter
     }
 
-    /// Takes out the first waiter that `is_it`.
+    /// Removes and returns the first waiter for which `is_it` returns true.
     #[inline]
     pub fn take(&mut self, mut is_it: impl FnMut(&Waiter) -> bool) -> Option<Waiter> {
         if is_it(self.first.as_ref()?) {

@@ -15,17 +15,17 @@ use usring_sys::{Errno, SystemCall, futex, signals, thread, wait};
 
 const NAME: &str = "usring-watchdog";
 
-/// Nanoseconds between two checks. A driver is stuck for at most twice as long.
+/// Nanoseconds between two checks. A driver is stuck in a call for at most twice as long.
 const INTERVAL: Nanoseconds = 5_000_000;
 
-/// After this many checks in which no call was made, the watchdog sleeps.
+/// Number of consecutive checks without a watched call after which the watchdog sleeps.
 const QUIET_CHECKS: u32 = 20;
 
-/// Nanoseconds of sleep after which the watchdog ends.
+/// Nanoseconds of sleep after which the watchdog's thread ends.
 const IDLE_LIMIT: Nanoseconds = 5_000_000_000;
 
-/// Makes a call that is expected not to sleep. `None`: the call had no result, because it slept and
-/// was ended, was slow, or a signal came.
+/// Makes a system call that is expected not to sleep. Returns `None` if the call has no result: the
+/// watchdog interrupted it, because it slept or was slow, or a signal came.
 pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCall) -> Option<Result<u64, Errno>> {
     let watch = stuck.watch.get_or_insert_with(|| {
         let watch = Arc::new(WatchedCalls::default());
@@ -39,17 +39,17 @@ pub(crate) fn make(stuck: &mut StuckCalls, caller: &mut Caller, call: &SystemCal
     answer
 }
 
-/// The process's watchdog.
+/// The stuck-call watchdog of this process.
 #[derive(Default)]
 pub(crate) struct Watchdog {
     watcher: Watcher,
-    /// The watched calls of each ring, with their state at the last check.
+    /// The watched calls of each ring, with their state at the watchdog's last check.
     watches: Mutex<Vec<(Arc<WatchedCalls>, Seen)>>,
 }
 
 static WATCHDOG: PerProcess<Watchdog> = PerProcess::new();
 
-/// Returns the process's watchdog; makes it on first use.
+/// Returns the watchdog of this process; makes it on first use.
 pub(crate) fn watchdog() -> &'static Watchdog {
     WATCHDOG.get_or_make(Watchdog::default)
 }
@@ -74,18 +74,19 @@ impl Watchdog {
         };
         let tasks = tasks();
         if tasks.is_current() {
-            // The watchdog cannot be left to the ring watcher, which might start it only after the
-            // call in which the ring watcher itself is stuck. If two watchdogs are started, one of
-            // them ends at once.
+            // The calling thread is the ring watcher, which would start the watchdog only after the
+            // call in which it may be stuck. So it starts the watchdog at once. If two watchdogs
+            // are started, one of them ends immediately.
             let _ = thread::spawn(NAME, Credentials::Service, Box::new(|| self.keep_watch()));
         } else if is_new {
-            // If the thread cannot be started, the next call tries again.
+            // If the thread cannot be started, the next watched call tries again.
             let spawn_failed = || self.watcher.spawn_failed();
             tasks.start_thread(NAME, Credentials::Service, Box::new(|| self.keep_watch()), Box::new(spawn_failed));
         }
     }
 
-    /// The watchdog's life.
+    /// Runs the watchdog's thread: checks while calls are made, then sleeps, and ends after
+    /// [`IDLE_LIMIT`].
     fn keep_watch(&self) {
         if !self.watcher.begin() {
             return;
@@ -109,7 +110,8 @@ impl Watchdog {
         }
     }
 
-    /// Checks every ring. Returns whether a call was made since the last check, or is being made.
+    /// Checks the watched calls of every ring. Returns whether a driver has made one since the last
+    /// check, or is in one.
     fn check(&self) -> bool {
         let mut busy = false;
         self.watches.lock().retain_mut(|(watch, last)| {
@@ -119,7 +121,7 @@ impl Watchdog {
             }
             busy |= now != *last || !now.is_outside();
             *last = now;
-            // If this is the only reference left, the ring is gone.
+            // The ring holds the other reference. If it is gone, the entry is removed.
             Arc::strong_count(watch) > 1
         });
         busy

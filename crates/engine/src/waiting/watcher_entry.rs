@@ -1,16 +1,16 @@
-//! A ring as the ring watcher sees it: its entry in the ring watcher's set, and the estimate of how
-//! active its program is.
+//! The ring watcher's knowledge of a ring: the ring's entry in the ring watcher's epoll set, and an
+//! estimate of how active its program is.
 
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A ring's entry in the ring watcher's set.
 #[derive(Default)]
 pub(crate) struct WatcherEntry {
-    /// Event data of the entry; 0 until the entry is first made.
+    /// Event data of the entry; 0 until the ring is first put into the set.
     pub id: AtomicU64,
-    /// The entry is armed in the set, and has not fired since.
+    /// Whether the entry is armed in the set and has not fired since.
     pub armed: AtomicBool,
-    /// The entry has fired, and no driver has looked at the ring since.
+    /// Whether the ring has to be driven: set when the entry fires, cleared by the next driver.
     pub called: AtomicBool,
     pub activity: Activity,
 }
@@ -21,29 +21,30 @@ impl WatcherEntry {
         self.called.load(Ordering::Relaxed)
     }
 
-    /// Clears `called`, for a driver that is going to look at the ring. Returns whether it was set.
+    /// Clears `called`, for a driver that is about to handle all that is due. Returns whether it
+    /// was set.
     pub fn take_call(&self) -> bool {
         self.is_called() && self.called.swap(false, Ordering::SeqCst)
     }
 }
 
-/// Activity estimate at which idle watching of a ring begins: for a new ring, and at most.
-/// [`Activity::note_call`] makes the estimate.
+/// Value of [`Activity::waits`] at which idle watching of a new ring begins.
 const FIRST_TRIAL: u32 = 64;
 
+/// Largest value of `waits` that idle watching can come to need.
 const LAST_TRIAL: u32 = 2048;
 
 /// Estimate of how a ring's program behaves. All words are hints, except `idle_watched`.
 #[derive(Default)]
 pub(crate) struct Activity {
     pub idle_watched: AtomicBool,
-    /// Number of waits of the program in which a driver polled all files and timers of the ring;
-    /// written by the driver. A thread that only submits does not poll them, so its calls do not
-    /// count.
+    /// Number of the program's waits in which a driver polled all files and timers of the ring;
+    /// written by the driver. Calls that only submit do not poll them and do not count.
     pub visits: AtomicU32,
-    /// The activity estimate: the number of recent waits.
+    /// Rises with each wait, and falls with each call that only submits: see
+    /// [`Activity::note_call`].
     pub waits: AtomicU32,
-    /// Activity that is needed in addition to [`FIRST_TRIAL`].
+    /// Value of `waits` that is needed in addition to [`FIRST_TRIAL`] before idle watching begins.
     pub doubt: AtomicU32,
 }
 
@@ -53,8 +54,8 @@ impl Activity {
         self.idle_watched.load(Ordering::Relaxed)
     }
 
-    /// Counts a call of the program, to wait or only to submit. A program that submits more than
-    /// once per wait may be one that looks at the CQ in memory.
+    /// Records an enter(2) of the program: one that waits (`waits`), or one that only submits. A
+    /// program that submits more than once per wait may be one that reads the CQ in memory.
     #[inline]
     pub fn note_call(&self, waits: bool) {
         let before = self.waits.load(Ordering::Relaxed);
@@ -62,7 +63,7 @@ impl Activity {
         self.waits.store(now, Ordering::Relaxed);
     }
 
-    /// Counts a driver's poll of all that the ring waits for.
+    /// Counts a driver's poll of all files and timers of the ring.
     #[inline]
     pub fn visit(&self) {
         self.visits.store(self.visits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
@@ -72,7 +73,8 @@ impl Activity {
         self.waits.load(Ordering::Relaxed) >= FIRST_TRIAL + self.doubt.load(Ordering::Relaxed)
     }
 
-    /// Doubles the activity that is needed, because the program has stayed away.
+    /// Doubles the number of waits that idle watching needs, because the program has not entered
+    /// the ring for a while.
     pub fn doubt(&self) {
         let trial = FIRST_TRIAL + self.doubt.load(Ordering::Relaxed);
         self.doubt.store((2 * trial).min(LAST_TRIAL) - FIRST_TRIAL, Ordering::Relaxed);

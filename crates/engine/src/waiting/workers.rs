@@ -1,10 +1,12 @@
-//! Threads that may block (the kernel's io-wq). There are two pools: a bounded one for regular
-//! files and block devices, whose work ends by itself, and an unbounded one for work that may wait
-//! for ever. Each group of requests with the same rights (`rights`) has both pools.
+//! Worker threads, which may block (the kernel's io-wq). There are two pools. The bounded pool
+//! serves regular files and block devices, whose work ends by itself. The unbounded pool serves
+//! work that may wait for ever. Each group of requests with the same rights (`rights`) has both
+//! pools.
 //!
-//! - The group's anchor starts workers on demand. They end when idle.
-//! - Writes to one buffered file run in order, also across groups.
-//! - A waiting job belongs to the pool's queue, a running one to its worker. A finished one goes
+//! - The group's anchor, a thread with the group's rights, starts workers on demand. Idle workers
+//!   end.
+//! - Buffered writes to one file run in order, also across groups.
+//! - A queued job belongs to the pool's queue, a running job to its worker. A finished request goes
 //!   back to its ring as task work.
 
 use crate::request::conditions::RequestId;
@@ -27,7 +29,7 @@ use usring_sys::{Errno, processor, signals, wait};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Most unbounded workers unless the program sets another limit.
+/// Most workers of a group in the unbounded pool, unless the program sets another limit.
 const DEFAULT_UNBOUNDED: u32 = 1024;
 
 /// The two pools, in the order of IORING_REGISTER_IOWQ_MAX_WORKERS.
@@ -37,14 +39,14 @@ pub(crate) enum Class {
     Unbounded = 1,
 }
 
-/// Device and inode of a buffered file, whose writes must run in order.
+/// Device and inode of a file whose buffered writes must run in order.
 type OrderKey = (u64, u64);
 
 struct Job {
     request: RequestEntry,
     ring: Arc<Ring>,
     order: Option<OrderKey>,
-    /// The group of the request. The job keeps it alive.
+    /// The group whose rights the request has. The job's reference keeps the group alive.
     group: Arc<Group>,
 }
 
@@ -63,8 +65,8 @@ pub(crate) struct JobView {
     pub sqe: Sqe,
     /// Descriptor number of the request's file, if it works on one.
     pub number: Option<i32>,
-    /// The job goes on when its ring is closed. It is a direct transfer: the kernel would have
-    /// begun it by the time its submitter's call returned.
+    /// Whether the job goes on when its ring is closed. That holds for a direct transfer: the
+    /// kernel would have started it before the submitter's enter(2) returned.
     pub outlives_ring: bool,
 }
 
@@ -77,16 +79,16 @@ impl JobView {
     }
 }
 
-/// One worker, as a thread sees it that cancels a request.
+/// One worker, as seen by a thread that cancels a request.
 #[derive(Default)]
 struct WorkerSlot {
     thread: AtomicU32,
-    /// 1: the worker's system call is to end.
+    /// 1: the worker's system call must end early.
     cancelled: AtomicU32,
 }
 
 impl WorkerSlot {
-    /// Ends the system call that the worker is in or about to make.
+    /// Interrupts the system call that the worker is in or about to make.
     fn interrupt(&self) {
         self.cancelled.store(1, Ordering::SeqCst);
         wait::interrupt_worker(self.thread.load(Ordering::Relaxed));
@@ -103,22 +105,22 @@ struct ClassState {
 struct PoolState {
     /// The queues of each group, by the group's serial number.
     groups: BTreeMap<u32, [ClassState; 2]>,
-    /// Most workers per group, in both pools; 0: not yet decided.
+    /// Most workers per group, for each of the two pools; 0: not yet decided.
     limits: [u32; 2],
     running: Vec<Running>,
     placement: Placement,
 }
 
-/// The processors on which workers may run (REGISTER_IOWQ_AFF). Each worker adopts a change before
+/// The processors on which workers may run (REGISTER_IOWQ_AFF). Each worker applies a change before
 /// its next job.
 #[derive(Clone, Copy, Default)]
 struct Placement {
-    /// Number of changes so far; 0: each worker runs where it was started.
+    /// Number of changes so far; 0: workers keep the affinity with which they were started.
     version: u32,
     processors: Mask,
 }
 
-/// All workers of the process.
+/// All workers of the process, and the jobs queued for them.
 #[derive(Default)]
 pub(crate) struct WorkerPool {
     state: Mutex<PoolState>,
@@ -126,12 +128,12 @@ pub(crate) struct WorkerPool {
 
 static WORKERS: PerProcess<WorkerPool> = PerProcess::new();
 
-/// Returns the workers of this process; makes them on first use.
+/// Returns the worker pool of this process; makes it on first use.
 pub(crate) fn workers() -> &'static WorkerPool {
     WORKERS.get_or_make(WorkerPool::default)
 }
 
-/// Hands a request to a worker.
+/// Queues a request for a worker.
 pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
     debug_assert!(request.properties.work.is_some(), "an opcode without blocking work was handed to a worker");
     let (class, order) = classify(&request);
@@ -143,7 +145,7 @@ pub(crate) fn hand_over(locked: &mut LockedRing, request: RequestEntry) {
 }
 
 /// Returns a request's pool and its order key. Work on regular files and block devices always ends,
-/// so the number of its workers is bounded. Buffered writes to one file keep their order.
+/// so it goes to the bounded pool. Only buffered writes to a regular file have an order key.
 fn classify(request: &Request) -> (Class, Option<OrderKey>) {
     let row = request.properties;
     if !row.needs_file {
@@ -187,8 +189,8 @@ impl WorkerPool {
         }
     }
 
-    /// Handles a worker that could not be started. If the group has no other worker, its queued
-    /// jobs fail with `EAGAIN`, as on a kernel without workers.
+    /// Handles a worker that could not be started. If its pool has no other worker, the queued jobs
+    /// fail with `EAGAIN`, as on a kernel without workers.
     fn spawn_failed(&self, class: Class, group: &GroupState) {
         let mut state = self.state.lock();
         let pool = state.pool(group, class);
@@ -201,7 +203,7 @@ impl WorkerPool {
         }
     }
 
-    /// The life of a worker.
+    /// Runs a worker's thread, which ends when it is idle for long or its group is retired.
     fn work(&self, class: Class, group: &GroupState) {
         let slot = Arc::new(WorkerSlot::default());
         slot.thread.store(signals::thread_id(), Ordering::Relaxed);
@@ -243,7 +245,7 @@ impl WorkerPool {
         };
         let mut state = self.state.lock();
         state.running.retain(|running| running.view.id != id || !Arc::ptr_eq(&running.ring, &job.ring));
-        // A job of the same file, in this group or in another, may have waited for this job alone.
+        // A queued job of the same file, in any group, may have waited for this job to end.
         let successors = if job.order.is_some() { state.held_up(job.order) } else { Vec::new() };
         drop(state);
         for group in successors {
@@ -255,15 +257,15 @@ impl WorkerPool {
         drop(group);
     }
 
-    /// Lets workers run on these processors only; `None`: on all again.
+    /// Restricts all workers to these processors; `None`: lifts the restriction.
     pub fn place(&self, processors: Option<Mask>) {
         let placement = &mut self.state.lock().placement;
         placement.version += 1;
         placement.processors = processors.unwrap_or_else(|| Mask::default().map(|_| u64::MAX));
     }
 
-    /// Returns the limits of both pools from before this call. A non-zero member of `new` sets that
-    /// limit. Starts the workers that a raised limit allows for queued jobs.
+    /// Sets the limits of both pools and returns the previous limits. A zero in `new` leaves that
+    /// limit unchanged. Starts the workers that a raised limit allows for queued jobs.
     pub fn exchange_limits(&'static self, new: [u32; 2]) -> [u32; 2] {
         let mut state = self.state.lock();
         let old = [Class::Bounded, Class::Unbounded].map(|class| state.limit(class));
@@ -274,7 +276,7 @@ impl WorkerPool {
             for pools in state.groups.values_mut() {
                 let pool = &mut pools[index];
                 let count = pool.threads.add_for(pool.queue.len(), u32::MAX, limit);
-                // The group is taken from a queued job.
+                // Any queued job has a reference to the group.
                 spawns.extend(pool.queue.front().map(|job| (job.group.clone(), class, count)));
             }
         }
@@ -287,7 +289,7 @@ impl WorkerPool {
 }
 
 impl PoolState {
-    /// Returns the most workers that a group may have in this pool.
+    /// Returns how many workers a group may have in this pool.
     fn limit(&mut self, class: Class) -> u32 {
         let limit = &mut self.limits[class as usize];
         if *limit == 0 {
@@ -308,7 +310,7 @@ impl PoolState {
         self.forget_if_over(group);
     }
 
-    /// Drops the state of a group that has neither work nor workers left.
+    /// Drops the state of a group that has no queued jobs and no workers.
     fn forget_if_over(&mut self, group: &GroupState) {
         let is_over =
             |pools: &[ClassState; 2]| pools.iter().all(|pool| pool.threads.is_empty() && pool.queue.is_empty());
@@ -317,14 +319,14 @@ impl PoolState {
         }
     }
 
-    /// Returns the groups that have queued jobs with this order key.
+    /// Returns the groups that have a queued job with this order key (the file's device and inode).
     fn held_up(&self, order: Option<OrderKey>) -> Vec<Arc<Group>> {
         let queues = self.groups.values().map(|pools| &pools[Class::Bounded as usize].queue);
         queues.filter_map(|queue| queue.iter().find(|job| job.order == order)).map(|job| job.group.clone()).collect()
     }
 
-    /// Takes the oldest queued job that overtakes no other job of its file, and enters it as
-    /// running. `None`: there is none.
+    /// Dequeues the oldest job that overtakes no other job of its file, and records it as running.
+    /// `None`: there is no such job.
     fn next_job(&mut self, group: &GroupState, class: Class, slot: &Arc<WorkerSlot>) -> Option<Job> {
         let queue = &mut self.groups.get_mut(&group.serial)?[class as usize].queue;
         let running = &self.running;
@@ -355,24 +357,24 @@ fn finish(mut request: RequestEntry, ring: Arc<Ring>, result: i32) {
     ring.bring_finished(request);
 }
 
-/// Interrupts the workers that run requests of the ring which `matches` accepts.
+/// Interrupts the workers that run those requests of the ring for which `matches` returns true.
 pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
     let state = workers().state.lock();
     let of_ring = state.running.iter().filter(|running| Arc::ptr_eq(&running.ring, ring));
     of_ring.filter(|running| matches(&running.view)).for_each(|running| running.slot.interrupt());
 }
 
-/// Result of a cancellation.
+/// Result of a search for a request to cancel.
 pub(crate) enum Cancelled {
-    /// The request had not started; the caller completes it.
+    /// The request was still queued; the caller completes it.
     Waiting(RequestEntry),
-    /// A worker has the request, whose opcode this is. The worker's system call has been ended, and
-    /// the request completes later.
+    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
+    /// request completes later.
     Running(u8),
     Nothing,
 }
 
-/// Cancels one of the ring's requests that `matches` accepts.
+/// Cancels the first of the ring's requests for which `matches` returns true.
 pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Cancelled {
     let mut state = workers().state.lock();
     for pool in state.groups.values_mut().flatten() {
@@ -388,7 +390,7 @@ pub(crate) fn cancel(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) -> Ca
     Cancelled::Running(running.view.sqe.opcode)
 }
 
-/// Returns whether requests of a ring are queued for workers or run by them.
+/// Returns whether workers have requests of the ring, queued or running.
 pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     let state = workers().state.lock();
     let is_of_ring = |other: &Arc<Ring>| Arc::ptr_eq(other, ring);
@@ -396,8 +398,8 @@ pub(crate) fn have_requests_of(ring: &Arc<Ring>) -> bool {
     waits || state.running.iter().any(|running| is_of_ring(&running.ring))
 }
 
-/// Ends the running system calls of a closed ring and drops its queued jobs, except for transfers
-/// that outlive the ring.
+/// Interrupts the running system calls of a closed ring and drops its queued jobs, except for
+/// transfers that outlive the ring.
 pub(crate) fn break_off(ring: &Arc<Ring>) {
     let ends = |view: &JobView| !view.outlives_ring;
     while let Cancelled::Waiting(_) = cancel(ring, ends) {}

@@ -1,5 +1,5 @@
-//! Transfers of no bytes: their meaning for each kind of file, and their errors. preadv2(2) and
-//! pwritev2(2) check little of this.
+//! Transfers of no bytes: their effect on each kind of file, and their errors. preadv2(2) and
+//! pwritev2(2) alone would not return all of these errors.
 
 use crate::request::operation::read_write::{FILE_POSITION, KNOWN_FLAGS, NO_SIGNAL, ReadWrite};
 use crate::request::outcome::IssueOutcome;
@@ -13,12 +13,12 @@ use usring_uapi::general as linux;
 
 /// RWF_NOAPPEND: the write ignores O_APPEND.
 const NO_APPEND: u32 = 0x20;
-/// RWF_ATOMIC and RWF_DONTCACHE, which need a file system that has them.
+/// RWF_ATOMIC and RWF_DONTCACHE, which only some file systems support.
 const ATOMIC: u32 = 0x40;
 const DONT_CACHE: u32 = 0x80;
 
-/// Makes a transfer of no bytes. On a datagram socket, an empty write is a message. On a counter
-/// such as an eventfd, an empty read is too short. preadv2(2) and pwritev2(2) handle neither case.
+/// Makes a transfer of no bytes. On a datagram socket, an empty write sends a message. On a counter
+/// such as an eventfd, an empty read is too short (EINVAL). preadv2(2) and pwritev2(2) do neither.
 #[cold]
 #[inline(never)]
 pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcome {
@@ -45,7 +45,8 @@ pub(super) fn move_nothing(transfer: &mut ReadWrite, number: i32) -> IssueOutcom
     IssueOutcome::of(answer.map(|bytes| bytes as i32))
 }
 
-/// Sends an empty message, if the socket keeps message boundaries.
+/// Makes an empty write on a socket: it sends an empty message, if the socket keeps message
+/// boundaries.
 fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     if transfer.flags & NO_SIGNAL != 0 {
         return message::send_call(number, IoVector::default(), message::NO_SIGNAL, None).run();
@@ -57,7 +58,7 @@ fn write_nothing(transfer: &ReadWrite, number: i32) -> Result<u64, Errno> {
     answer
 }
 
-/// Checks the flags of a transfer of no bytes, which preadv2(2) and pwritev2(2) ignore.
+/// Checks the flags of a transfer of no bytes. preadv2(2) and pwritev2(2) do not check them.
 fn check_flags(transfer: &ReadWrite, number: i32, identity: &FileIdentity) -> Result<(), Errno> {
     const BOTH_APPENDS: u32 = linux::RWF_APPEND | NO_APPEND;
     let flags = transfer.asked_flags();
@@ -70,7 +71,7 @@ fn check_flags(transfer: &ReadWrite, number: i32, identity: &FileIdentity) -> Re
     if flags & BOTH_APPENDS == BOTH_APPENDS { Err(Errno::EINVAL) } else { Ok(()) }
 }
 
-/// Checks whether a regular file takes these flags, by a read into memory that does not exist.
+/// Checks whether a regular file supports these flags, by a read into memory that is not mapped.
 fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
     let nowhere = IoVector { base: 0, length: 1 };
     let flags = u64::from(flags & (linux::RWF_NOWAIT | DONT_CACHE)) | PASS_MARK_ABOVE_FLAGS;
@@ -81,7 +82,7 @@ fn file_takes(number: i32, flags: u32) -> Result<(), Errno> {
     }
 }
 
-/// Reads one byte, which counters, timers and similar files refuse.
+/// Reads one byte. Counters, timers and similar files refuse such a short read (EINVAL).
 fn read_too_little(number: i32) -> Result<u64, Errno> {
     let mut byte = 0u8;
     let part = IoVector { base: &raw mut byte as u64, length: 1 };
@@ -93,9 +94,9 @@ fn read_too_little(number: i32) -> Result<u64, Errno> {
     }
 }
 
-/// Raises SIGPIPE for a write to a pipe without readers. The kernel raises it in the thread that
-/// makes the call, but usring's threads block it. So the process gets the signal, as it would if
-/// the submitter had made the write.
+/// Raises SIGPIPE after a write to a pipe without readers, if the ring watcher's thread made the
+/// write. The kernel raises it in the writing thread, but usring's threads block the signal. So it
+/// is sent to the process, which would have got it if the submitter had made the write.
 #[cold]
 pub(super) fn signal_broken_pipe(transfer: &ReadWrite) {
     if transfer.flags & NO_SIGNAL == 0 && tasks().is_current() {

@@ -1,5 +1,5 @@
-//! The provided buffer of a read. The read takes it when it is issued, and returns it if it has to
-//! wait.
+//! The provided buffer of a read. The read takes a buffer when it is issued. If it has to wait, it
+//! returns the buffer to its group.
 
 use crate::request::Request;
 use crate::request::operation::Operation;
@@ -8,7 +8,7 @@ use crate::ring::LockedRing;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, descriptor};
 
-/// Takes a buffer of the request's group; its length bounds the read.
+/// Takes a buffer from the request's group for the read. The buffer's length limits the read.
 pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let is_forced = request.is_forced_once();
     let Operation::ReadWrite(transfer) = &mut request.operation else { return Ok(()) };
@@ -22,10 +22,13 @@ pub(super) fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> R
     Ok(())
 }
 
-/// Returns the buffer to its buffer ring if the request is going to wait for its file. The request
-/// takes a buffer again when the file is ready. A failed request also returns its buffer, if its
-/// file can be polled. A request with a buffer of a classic group keeps it. So does a
-/// request that goes to a worker, or that the kernel would have left to a worker.
+/// Returns the buffer to its buffer ring in two cases:
+///
+/// - The request is going to wait for its file. It takes a buffer again when the file is ready.
+/// - The request has failed, and its file can be polled.
+///
+/// The request keeps a buffer of a classic group. It also keeps its buffer if it goes to a worker,
+/// or if the kernel would have left it to a worker.
 pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outcome: &IssueOutcome) {
     let from_ring = request.buffer.is_some_and(|buffer| buffer.from_ring);
     let polled = || descriptor::identity(request.file.number).is_ok_and(|identity| identity.can_wait());
@@ -33,7 +36,7 @@ pub(super) fn return_buffer(locked: &mut LockedRing, request: &mut Request, outc
     if let IssueOutcome::Done(Answer { result: NO_FILE, .. }) = outcome
         && descriptor::status_flags(request.file.number).is_err()
     {
-        // The kernel looks the file up before it takes a buffer, so a bad file costs no buffer.
+        // The kernel looks up the file before it takes a buffer, so a bad file uses up no buffer.
         let buffer = request.buffer.take();
         return locked.registered.buffer_groups.give_back(buffer);
     }

@@ -8,7 +8,7 @@ use crate::request::{Blocking, Request};
 use usring_sys::{Errno, descriptor, file};
 use usring_uapi::general as linux;
 
-/// Makes the transfer, and may block. On a regular file, repeats the call until all bytes are
+/// Makes the transfer in a worker. On a regular file, repeats the call until all bytes are
 /// transferred.
 pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     let number = request.file.number;
@@ -29,8 +29,9 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if !is_settled {
         return transfer.work(number, blocking);
     }
-    // The kernel moves the position for a transfer that it makes at once: a transfer on a file in
-    // memory, or a write beyond the end of the file.
+    // The issue has replaced the file position by an offset. If the kernel would make this transfer
+    // at once, it would move the file position: on a file in memory, or for a write beyond the end
+    // of the file.
     let moves = file::is_in_memory(number);
     let size = descriptor::identity(number).map_or(u64::MAX, |identity| identity.size);
     let result = transfer.work(number, blocking);
@@ -41,7 +42,7 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
 }
 
 impl ReadWrite {
-    /// Makes the transfer on an ordinary file, and may block.
+    /// Makes the transfer on an ordinary file. May block.
     fn work(&mut self, number: i32, blocking: &Blocking) -> i32 {
         loop {
             match blocking.run(&self.call(number, 0)) {

@@ -1,5 +1,5 @@
-//! The operation of a request: the fields of its SQE as the opcode's family has read and checked
-//! them. `op` has the families' functions. Nothing here knows a ring.
+//! The operation of a request: the fields of its SQE, as the opcode's prepare has read and checked
+//! them. The prepare and issue functions are in `op`. Nothing in this module knows a ring.
 
 pub(crate) mod read_write;
 pub(crate) mod send_receive;
@@ -18,8 +18,8 @@ use usring_sys::socket::ADDRESS_LIMIT;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::Sqe;
 
-/// The operation that a family's prepare made of the SQE. `repr(u8)` gives it a tag of its own,
-/// outside all fields, because the tag is read at the end of every request.
+/// The operation of a request, as the opcode's prepare has read it from the SQE. `repr(u8)` places
+/// the tag outside the variants' fields: the end of every request reads it, in one load.
 #[derive(Default)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -49,11 +49,11 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// Returns whether dropping the operation has an effect, because it owns memory.
+    /// Returns whether the operation owns memory or a file, so that dropping it has an effect.
     #[inline(always)]
     pub fn owns_memory(&self) -> bool {
-        // Transfers are checked apart from the `match`: after a wait for a device, the processor
-        // would seldom predict the jump through the table.
+        // Transfers are checked before the `match`. After a wait for a device, the processor would
+        // seldom predict the `match`'s jump through a table.
         if let Operation::ReadWrite(transfer) = self {
             return transfer.owns_memory();
         }
@@ -73,7 +73,7 @@ impl Operation {
         }
     }
 
-    /// Returns the second half of a 32-byte CQE.
+    /// Returns the second half of the request's 32-byte CQE.
     pub fn cqe_extra(&self) -> [u64; 2] {
         match self {
             Operation::Nop(nop) => nop.extra,
@@ -82,7 +82,7 @@ impl Operation {
     }
 }
 
-/// [`Operation::owns_memory`] relies on these types having no drop.
+/// [`Operation::owns_memory`] returns `false` for these types because they need no drop.
 const _: () = {
     assert!(!needs_drop::<(Nop, Interest, PollUpdate)>());
     assert!(!needs_drop::<(Deadline, TimeoutUpdate)>());
@@ -90,23 +90,23 @@ const _: () = {
     assert!(!needs_drop::<EpollWait>());
 };
 
-/// The flags and fields of a NOP.
+/// A NOP's fields that have a meaning with `IORING_NOP_*` flags.
 #[derive(Clone, Copy)]
 pub(crate) struct Nop {
     pub result: i32,
     pub flags: u32,
     pub fd: i32,
     pub buffer: u16,
-    /// The second half of a 32-byte CQE.
+    /// The second half of the NOP's 32-byte CQE.
     pub extra: [u64; 2],
 }
 
 /// A system call that a worker makes.
 pub(crate) struct Call {
     pub call: SystemCall,
-    /// The request's file becomes the first argument.
+    /// The worker sets the first argument to the descriptor number of the request's file.
     pub on_file: bool,
-    /// Copied memory that the arguments point to.
+    /// Copies of the program's memory that the arguments point to.
     #[expect(dead_code, reason = "owned because the call points into it")]
     pub memory: Vec<u8>,
 }
@@ -117,7 +117,7 @@ impl Call {
         Operation::Call(Call { call: SystemCall::new(number, [0, b, c, d, e]), on_file: true, memory: Vec::new() })
     }
 
-    /// Makes a call whose first argument is the descriptor number of the request's file.
+    /// Makes a call whose first argument becomes the descriptor number of the request's file.
     pub fn on_file_with_memory(number: u32, arguments: [u64; 5], memory: Vec<u8>) -> Operation {
         Operation::Call(Call { call: SystemCall::new(number, arguments), on_file: true, memory })
     }
@@ -127,20 +127,22 @@ impl Call {
     }
 }
 
-/// An open, in the form of openat2(2).
+/// An open (OPENAT, OPENAT2), as the arguments of openat2(2).
 pub(crate) struct Open {
     pub directory: i32,
     pub path: Vec<u8>,
-    /// flags, mode, resolve; boxed because the kernel is given its address.
+    /// The fields of `struct open_how`: flags, mode, resolve. Boxed, because the kernel gets their
+    /// address.
     pub how: Box<[u64; 3]>,
     pub slot: FileSlot,
-    /// The first attempt, which must not block, was made.
+    /// The request has been tried with cached data only, without blocking.
     pub attempted: bool,
-    /// The file on its way into its slot. It is closed if the request ends in another way.
+    /// The opened file until it is put into `slot`. If the request completes before that, the file
+    /// is closed.
     pub opened: Option<OwnedDescriptor>,
 }
 
-/// A POLL_REMOVE that changes the armed poll instead of ending it.
+/// The changes that a POLL_REMOVE makes to an armed poll. Without any change, it removes the poll.
 #[derive(Clone, Copy)]
 pub(crate) struct PollUpdate {
     pub target: u64,
@@ -148,24 +150,24 @@ pub(crate) struct PollUpdate {
     pub interest: Option<Interest>,
 }
 
-/// The change that a TIMEOUT_REMOVE asks for.
+/// The change that a TIMEOUT_REMOVE makes to a timeout.
 #[derive(Clone, Copy)]
 pub(crate) enum TimeoutUpdate {
     Remove { target: u64 },
     Update { target: u64, linked: bool, absolute: bool, span: Nanoseconds },
 }
 
-/// A change of an epoll set, with its event copied.
+/// The arguments of epoll_ctl(2), with the event copied from the program's memory.
 #[derive(Clone, Copy)]
 pub(crate) struct EpollControl {
     pub set: i32,
     pub operation: u32,
     pub target: i32,
-    /// The bytes of `struct epoll_event`, which is packed.
+    /// The bytes of the packed `struct epoll_event`.
     pub event: [u8; 12],
 }
 
-/// The destination of the events of an EPOLL_WAIT.
+/// Where an EPOLL_WAIT stores events, and how many it returns at most.
 #[derive(Clone, Copy)]
 pub(crate) struct EpollWait {
     pub events: UserAddress,
@@ -177,11 +179,12 @@ pub(crate) struct EpollWait {
 pub(crate) struct Command {
     pub number: u32,
     pub address: u64,
-    /// From `optlen`.
+    /// The SQE's `optlen`: the length of a socket option's value.
     pub length: u32,
-    /// From `addr3`, which is also `optval`.
+    /// The SQE's `addr3`, also named `optval`: the address of a socket option's value, or the
+    /// number of bytes to discard.
     pub value: u64,
-    /// The SQE uses fields that no command of a block device has.
+    /// The SQE sets fields that commands of block devices do not use.
     pub has_more: bool,
 }
 
@@ -189,32 +192,34 @@ pub(crate) struct Command {
 pub(crate) struct Message {
     pub command: u32,
     pub user_data: u64,
-    /// The CQE's result; 0 for a message with a file.
+    /// The result of the CQE that the other ring gets; must be 0 for a message with a file.
     pub result: u32,
-    /// The file's slot in this ring's table.
+    /// The file's slot in the table of the sending ring.
     pub source: u32,
-    /// The file's slot in the other ring's table, or flags of the CQE.
+    /// The file's slot in the table of the other ring, coded as in `file_index`. For a message
+    /// without a file: flags of the CQE.
     pub index: u32,
     pub flags: u32,
-    /// The rings and the file that the request takes along to another ring. The type is hidden
-    /// because a request knows no ring; only `op::message_ring` looks inside.
+    /// The rings and the file of a request that goes to another ring itself. The type is hidden,
+    /// because this module knows no ring. Only `op::message_ring` uses the content.
     pub visit: Option<Box<dyn Any + Send>>,
 }
 
-/// The progress of an ACCEPT.
+/// Progress of an ACCEPT: its findings and its steps so far.
 #[derive(Default)]
 pub(crate) struct Accept {
-    /// Whether its listener is an internet socket; `None` before it was asked.
+    /// Whether the listener is an internet socket; `None` until the ACCEPT has checked.
     pub internet: Option<bool>,
-    /// The connection that a worker has accepted. It is closed if the request ends in another way.
+    /// The connection that a worker has accepted. If the request completes before the program gets
+    /// the connection, the connection is closed.
     pub accepted: Option<OwnedDescriptor>,
 }
 
 /// Bytes of the longest internet address (`struct sockaddr_in6`).
 const SHORT: usize = 28;
 
-/// A copy of the program's `struct sockaddr`, which the program may reuse as soon as its call has
-/// returned.
+/// A copy of the program's `struct sockaddr`. The program may reuse its memory when its call
+/// returns.
 pub(crate) enum SocketAddress {
     Short { length: u8, bytes: [u8; SHORT] },
     Long { length: u8, bytes: Box<[u8; ADDRESS_LIMIT]> },
@@ -222,7 +227,7 @@ pub(crate) enum SocketAddress {
 
 impl SocketAddress {
     pub fn read(sqe: &Sqe) -> Result<SocketAddress, Errno> {
-        // The kernel keeps this length in an int.
+        // The kernel stores this length in an int, so only the lower 32 bits count.
         let length = usize::try_from(sqe.off as i32).map_err(|_| Errno::EINVAL)?;
         if length > ADDRESS_LIMIT {
             return Err(Errno::EINVAL);
@@ -250,30 +255,31 @@ impl SocketAddress {
     }
 }
 
-/// The progress of a CONNECT.
+/// The address that a CONNECT connects to, and whether it has begun.
 pub(crate) struct Connect {
     pub address: SocketAddress,
-    /// The connection has been begun; the socket becomes writable when it is established.
+    /// connect(2) has been called and returned EINPROGRESS. The socket becomes writable when the
+    /// connection is established or has failed.
     pub under_way: bool,
 }
 
 /// The file that a SPLICE or TEE reads from.
 #[derive(Default)]
 pub(crate) enum Source {
-    /// The file has not been looked up yet.
+    /// The issue has not looked the file up yet.
     #[default]
     Unknown,
     Registered(Arc<RegisteredFile>),
     Duplicate(HeldDescriptor),
 }
 
-/// The processes that a WAITID waits for, and the destination of the report.
+/// The arguments of a WAITID's waitid(2).
 pub(crate) struct WaitId {
     pub kind: u32,
     pub id: i32,
     pub options: u32,
     pub report_to: UserAddress,
-    /// A duplicate of the pidfd that the request named, because the program may close its own
+    /// A duplicate of the pidfd that the request names. The program may close its own pidfd
     /// meanwhile.
     pub named: Option<HeldDescriptor>,
 }

@@ -1,5 +1,5 @@
-//! A READ, WRITE or other transfer of a file: its memory and its progress. `op::read_write` carries
-//! it out.
+//! The transfer of a READ, WRITE or one of their variants: its memory and its progress.
+//! `op::read_write` carries it out.
 
 use crate::device_file;
 use crate::request::outcome::{Answer, IssueOutcome};
@@ -10,39 +10,41 @@ use usring_sys::syscall::PASS_MARK_ABOVE_FLAGS;
 use usring_sys::{Errno, SystemCall, descriptor, file};
 use usring_uapi::general as linux;
 
-/// RWF_* of Linux 6.18.
+/// The RWF_* flags that Linux 6.18 knows.
 pub(crate) const KNOWN_FLAGS: u32 = 0x1ff;
-/// RWF_NOSIGNAL: no SIGPIPE, only EPIPE. From Linux 6.18 on.
+/// RWF_NOSIGNAL (from Linux 6.18 on): a write to a closed pipe or socket fails with EPIPE but
+/// raises no SIGPIPE.
 pub(crate) const NO_SIGNAL: u32 = 0x100;
-/// The offset by which a program asks for the file's position.
+/// Value of the SQE's `off` that means the file position.
 pub(crate) const FILE_POSITION: u64 = u64::MAX;
 
-/// Least alignment of direct I/O, in bytes. The kernel refuses a transfer with less.
+/// Least alignment of direct I/O, in bytes. The kernel refuses a transfer that is aligned less.
 const DIRECT_ALIGNMENT: u64 = 512;
 
-/// A transfer under way.
+/// The state of a READ, WRITE or variant.
 pub(crate) struct ReadWrite {
     pub writes: bool,
-    /// usring added [`NO_SIGNAL`], the program did not: see [`ReadWrite::raise_nothing`].
+    /// usring, and not the program, set [`NO_SIGNAL`]: see [`ReadWrite::raise_nothing`].
     pub is_silenced: bool,
-    /// Direct I/O on an ordinary file of the kernel's.
+    /// The transfer is direct I/O on an ordinary file.
     pub is_direct: bool,
-    /// Byte offset, or [`FILE_POSITION`].
+    /// Byte offset of the bytes still to be transferred, or [`FILE_POSITION`].
     pub offset: u64,
     pub flags: u32,
     pub first: IoVector,
-    /// All members of the vector; `None` if there is exactly one, which `first` holds.
+    /// All members of the vector; `None` if the vector has one member, which is `first`.
     pub vector: Option<Vec<IoVector>>,
     /// Bytes transferred so far.
     pub done: u64,
-    /// Bytes asked for.
+    /// Bytes that the whole transfer is for.
     pub total: u64,
-    /// Bytes asked for, before a provided buffer shortened the transfer.
+    /// Bytes that the SQE asks for. `total` may be less: a provided buffer can shorten the
+    /// transfer.
     pub wanted: u64,
 }
 
 impl ReadWrite {
-    /// Returns whether the transfer has a vector of its own.
+    /// Returns whether the transfer owns a vector on the heap.
     #[inline(always)]
     pub fn owns_memory(&self) -> bool {
         self.vector.is_some()
@@ -53,18 +55,19 @@ impl ReadWrite {
         self.writes
     }
 
-    /// Begins again, for the next result of a multishot.
+    /// Resets the progress, for the next result of a multishot.
     pub fn begin_again(&mut self) {
         self.done = 0;
     }
 
-    /// Returns whether the program has asked for `EAGAIN` instead of a wait (RWF_NOWAIT).
+    /// Returns whether the program wants `EAGAIN` and no wait (RWF_NOWAIT).
     pub fn never_waits(&self) -> bool {
         self.flags & linux::RWF_NOWAIT != 0
     }
 
-    /// Sets the offset to the file's position if the transfer is to begin there. The position does
-    /// not move, as in the kernel: an asynchronous transfer has not ended when the call returns.
+    /// If the transfer is at the file position, sets the offset to it. The file position does not
+    /// move: as in the kernel, the transfer is asynchronous and still running when the program's
+    /// call returns.
     #[inline]
     pub fn settle_position(&mut self, number: i32) -> Result<(), Errno> {
         if self.is_at_position() {
@@ -73,8 +76,7 @@ impl ReadWrite {
         Ok(())
     }
 
-    /// Returns whether the transfer is direct I/O that a worker makes, because the kernel's AIO
-    /// cannot.
+    /// Returns whether the transfer is direct I/O on an ordinary file.
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
@@ -83,7 +85,7 @@ impl ReadWrite {
         self.is_direct = true;
     }
 
-    /// Returns whether the transfer is at the file's position instead of an offset.
+    /// Returns whether the transfer is at the file position, not at an offset.
     #[inline]
     pub fn is_at_position(&self) -> bool {
         self.offset == FILE_POSITION
@@ -95,7 +97,7 @@ impl ReadWrite {
         self.vector.as_deref().unwrap_or(core::slice::from_ref(&self.first))
     }
 
-    /// Returns the transfer in the form in which a device takes it.
+    /// Returns the transfer as one on a device whose file is open with `mode`.
     #[inline]
     pub fn on_device(&self, mode: OpenMode, registered: bool) -> Transfer<'_> {
         let operation = if self.writes { DeviceOperation::Write } else { DeviceOperation::Read };
@@ -116,8 +118,8 @@ impl ReadWrite {
         self.flags |= linux::RWF_DSYNC;
     }
 
-    /// Returns the transfer in the form in which a queue pair takes it. `number`: descriptor number
-    /// of its file; `flags`: further `RWF_*`.
+    /// Returns the transfer as a queue pair takes it. `token` identifies the request in the
+    /// device's completion. `number`: descriptor number of the file. `flags`: `RWF_*` flags to add.
     #[inline]
     pub fn as_device_request(&self, token: u32, registered: bool, number: i32, flags: u32) -> DeviceRequest<'_> {
         DeviceRequest {
@@ -132,14 +134,14 @@ impl ReadWrite {
         }
     }
 
-    /// Returns the `RWF_*` flags that the program asked for.
+    /// Returns the `RWF_*` flags that the program set, without those that usring has added.
     pub fn asked_flags(&self) -> u32 {
         if self.is_silenced { self.flags & !NO_SIGNAL } else { self.flags }
     }
 
-    /// Drops the offset of a transfer on a stream, because preadv2(2) would refuse it. Errors, as
-    /// from the kernel: `EINVAL` if offset plus length overflows; `ESPIPE` if the offset for a
-    /// socket is not 0.
+    /// Replaces the offset of a transfer on a stream by the file position, because preadv2(2)
+    /// refuses any other offset there. Errors are the kernel's: `EINVAL` if offset plus length
+    /// overflows; `ESPIPE` for a socket if the offset is not 0.
     #[cold]
     pub fn forget_offset(&mut self, number: i32) -> Result<(), Errno> {
         if self.total != 0 && (self.offset as i64).checked_add(self.total as i64).is_none() {
@@ -152,7 +154,7 @@ impl ReadWrite {
         Ok(())
     }
 
-    /// Returns whether a result breaks a link: an error, or less than asked for.
+    /// Returns whether a result breaks a link: it is an error, or fewer bytes than `total`.
     pub fn is_short(&self, result: i32) -> bool {
         result < 0 || (result as u64) < self.total
     }
@@ -162,14 +164,14 @@ impl ReadWrite {
         IssueOutcome::Done(Answer { result, failed: self.is_short(result) })
     }
 
-    /// Makes the transfer on a device, and may block.
+    /// Carries out the transfer on a device's block file. May block.
     pub fn on_block_file(&self, file: &OpenDevice, number: i32) -> i32 {
         let flags = self.flags & !linux::RWF_NOWAIT;
         let done = device_file::ring_transfer(file, number, self.writes, self.members(), self.offset, flags);
         done.map_or_else(Errno::negative, |bytes| bytes as i32)
     }
 
-    /// Removes transferred bytes from the front of the vector.
+    /// Advances the transfer by `bytes` bytes: the offset, and the front of the vector.
     pub fn advance(&mut self, bytes: u64) {
         self.done += bytes;
         if self.offset != FILE_POSITION {
@@ -185,20 +187,22 @@ impl ReadWrite {
         }
     }
 
-    /// Returns the preadv2(2) or pwritev2(2) call for the rest of the transfer.
+    /// Returns the preadv2(2) or pwritev2(2) call for the bytes that are still to be transferred.
     #[inline]
     pub fn call(&self, number: i32, extra_flags: u32) -> SystemCall {
         let members = self.members();
         let system_call = if self.writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
-        // The kernel reads 32 bits of flags. The mark that usring's filter lets pass is above them.
+        // The kernel reads only the lower 32 bits of the flags. The bits above them carry the mark
+        // by which usring's seccomp filter lets the call pass.
         let flags = u64::from(self.flags | extra_flags) | PASS_MARK_ABOVE_FLAGS;
-        // The offset is passed in two halves; on a 64-bit machine the low half is all of it.
+        // The kernel takes the offset in two halves. On a 64-bit machine, the low half is the whole
+        // offset.
         let arguments = [number as u64, members.as_ptr() as u64, members.len() as u64, self.offset, 0, flags];
         SystemCall::with_six(system_call, arguments)
     }
 
-    /// Returns the errno of a transfer with RWF_HIPRI on a ring that does not poll. The kernel
-    /// checks the file and the other flags before it refuses.
+    /// Returns the errno of a transfer with RWF_HIPRI on a ring without IOPOLL. The kernel checks
+    /// the file and the other flags before it refuses RWF_HIPRI.
     #[cold]
     #[inline(never)]
     pub fn refuse_to_poll(&self, number: i32) -> Errno {
@@ -211,13 +215,13 @@ impl ReadWrite {
         }
     }
 
-    /// Returns the request's result if its next step fails with `error`: the bytes transferred so
-    /// far, or the error if there are none.
+    /// Returns the result of a request that now fails with `error`: the bytes transferred so far,
+    /// or the error if there are none.
     pub fn result(&self, error: Errno) -> i32 {
         if self.done > 0 { self.done as i32 } else { error.negative() }
     }
 
-    /// Suppresses SIGPIPE for a write.
+    /// Has writes of this request raise no SIGPIPE. Does nothing for a read.
     pub fn raise_nothing(&mut self) {
         if self.writes && self.flags & NO_SIGNAL == 0 {
             self.flags |= NO_SIGNAL;
@@ -225,9 +229,9 @@ impl ReadWrite {
         }
     }
 
-    /// Returns whether a transfer would be direct I/O if its file is open with O_DIRECT, so that
-    /// the submitting thread would wait for the disk. An unaligned transfer does not count: the
-    /// kernel refuses it at once.
+    /// Returns whether the transfer would be direct I/O on a file with O_DIRECT. The submitting
+    /// thread would then wait for the disk. An unaligned transfer does not count: the kernel
+    /// refuses it at once.
     #[inline]
     pub fn may_be_direct(&self) -> bool {
         let aligned = |value: u64| value.is_multiple_of(DIRECT_ALIGNMENT);

@@ -1,5 +1,5 @@
-//! A SEND, RECEIVE or other transfer on a socket: the message of SENDMSG and RECVMSG, and the
-//! progress of the transfer. `op::send` and `op::receive` carry it out.
+//! The transfer of a SEND, RECV or one of their variants: its message (SENDMSG, RECVMSG) and its
+//! progress. `op::send` and `op::receive` carry it out.
 
 use super::vector::{self, Members};
 use crate::registered::buffer_group::Kept;
@@ -18,62 +18,65 @@ pub(crate) const REPORT_USAGE: u16 = abi::IORING_SEND_ZC_REPORT_USAGE as u16;
 pub(crate) const BUNDLE: u16 = abi::IORING_RECVSEND_BUNDLE as u16;
 pub(crate) const VECTORIZED: u16 = abi::IORING_SEND_VECTORIZED as u16;
 
-/// Events that a receive waits for: data, urgent data, and the end of data.
+/// Events that a receive is polled for: data, urgent data, and the end of data.
 pub(crate) const RECEIVE_EVENTS: u32 = epoll::IN | epoll::PRI | epoll::PEER_HANG_UP;
 
-/// A transfer under way.
+/// The state of a SEND, RECV or variant.
 pub(crate) struct SendReceive {
-    /// MSG_*.
+    /// MSG_* flags of the system call.
     pub flags: u32,
-    /// IORING_RECVSEND_* and other flags from `ioprio`.
+    /// IORING_RECVSEND_* and further flags of the opcode, from the SQE's `ioprio`.
     pub options: u16,
-    /// For a receive: the meaning of its socket's count of available bytes; asked once.
+    /// For a receive: how far its socket's count of unread bytes predicts a receive. `None` until
+    /// it is needed.
     pub counted: Option<Counted>,
-    /// The length that the SQE asks for. With provided buffers it is the most bytes used of one
-    /// buffer; 0: all of it.
+    /// The length that the SQE asks for. With provided buffers: the most bytes of one buffer that
+    /// may be used; 0: all of them.
     pub wanted: u32,
-    /// For a multishot receive: the bytes left of its limit, if it has one.
+    /// For a multishot receive whose SQE limits the total: bytes left until that limit.
     pub limit: Option<u32>,
-    /// For a bundle that receives: its buffer selections since the last CQE.
+    /// For a receiving bundle: the results of its buffer selections since the last CQE.
     pub selections: Selections,
     /// Bytes transferred so far.
     pub done: u64,
-    /// The memory left to transfer, if it is one piece.
+    /// The memory left to transfer, if it is not a vector (see [`SocketMessage::members`]).
     pub part: IoVector,
-    /// The message of SENDMSG and RECVMSG. Also holds what a plain transfer has no field for.
+    /// The fields of a SENDMSG or RECVMSG. Also set for a plain transfer with an address or with
+    /// several buffers.
     pub message: Option<Box<SocketMessage>>,
 }
 
-/// The effects of a receive bundle's buffer selections. They bound the next selection, even if the
-/// socket was empty.
+/// Results of the buffer selections of a receiving bundle. This limits the bundle's next
+/// selection, even if the socket was empty.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Selections {
-    /// The selection took the group's last buffer: the bundle ends with its next CQE.
+    /// A selection took the last buffer of the group, so the bundle completes with its next CQE.
     pub emptied: bool,
-    /// A buffer was cut, or left out, by the limit in bytes. So no further buffer is appended.
+    /// The limit in bytes cut or left out a buffer, so no further buffer is added to this CQE.
     pub cut: bool,
-    /// The length of a buffer that was selected alone, 0 for none. It bounds the next selection.
+    /// Bytes of the last selection that had only one buffer; 0: there was none. Limits the next
+    /// selection.
     pub lone_length: u32,
 }
 
-/// The parts of a transfer that do not fit into a call with one buffer and no address.
+/// The fields of a transfer that send(2) and recv(2) on one buffer do not have.
 #[derive(Default)]
 pub(crate) struct SocketMessage {
-    /// The header for the next call.
+    /// The header that the next sendmsg(2) or recvmsg(2) gets.
     pub header: MessageHeader,
-    /// The program's own header, into which the results of a receive are written.
+    /// Address of the program's own header, into which a receive writes its results.
     pub report_to: UserAddress,
     /// The address to send to.
     pub address: Option<Address>,
-    /// Bytes that the program has for the peer's address.
+    /// Bytes in the program's memory for the peer's address.
     pub name_room: u32,
     /// The memory left to transfer, if it is a vector.
     pub members: Members,
-    /// The buffers of a bundle that waits for all of them to be filled.
+    /// The buffers of a bundle with MSG_WAITALL, which waits until all of them are full.
     pub kept: Option<Kept>,
 }
 
-/// A copy of an address of the program's.
+/// A copy of a socket address in the program's memory.
 pub(crate) struct Address {
     pub bytes: [u8; ADDRESS_LIMIT],
     pub length: usize,
@@ -95,8 +98,8 @@ impl Address {
 }
 
 impl SocketMessage {
-    /// Reads the program's msghdr. It is read only once, because the program may change it.
-    /// `receives`: the request is a receive, so the address of the peer is not read here.
+    /// Reads the program's `struct msghdr`. It is read only once, because the program may change
+    /// it. With `receives`, the address in it is not read: a receive only writes there.
     ///
     /// Errors: `EFAULT`; `EINVAL` if the length of the name is negative; `EMSGSIZE` if the vector
     /// has too many members.
@@ -123,7 +126,7 @@ impl SocketMessage {
         Ok(())
     }
 
-    /// Clears all fields, for reuse.
+    /// Clears all fields, so that another request can use the value.
     pub fn clear(&mut self) {
         self.header = MessageHeader::default();
         self.report_to = UserAddress::NULL;
@@ -133,7 +136,7 @@ impl SocketMessage {
         self.kept = None;
     }
 
-    /// Points the header at usring's copies of the vector and the address; returns the header.
+    /// Points the header at usring's copies of the vector and the address. Returns the header.
     pub fn prepare(&mut self) -> &mut MessageHeader {
         self.header.vector = UserAddress(self.members.left().as_ptr() as u64);
         self.header.count = self.members.left().len() as u64;
@@ -148,7 +151,7 @@ impl SocketMessage {
 impl SendReceive {
     pub fn of(sqe: &Sqe) -> SendReceive {
         SendReceive {
-            // sendmsg(2) and recvmsg(2) refuse this flag, which io_uring ignores.
+            // io_uring ignores this flag, but sendmsg(2) and recvmsg(2) would refuse it.
             flags: sqe.op_flags & !message::COMPATIBLE_CONTROL,
             options: sqe.ioprio,
             counted: None,
@@ -188,8 +191,8 @@ impl SendReceive {
         }
     }
 
-    /// Returns whether a receive counts bytes but copies none (MSG_TRUNC on TCP). `false` while
-    /// `counted` is unknown.
+    /// Returns whether the receive discards its data and only counts the bytes (MSG_TRUNC on TCP).
+    /// Returns `false` while `counted` is `None`.
     pub fn discards(&self) -> bool {
         self.flags & message::TRUNCATED != 0 && self.counted == Some(Counted::UpToUrgent)
     }
@@ -202,8 +205,8 @@ impl SendReceive {
         }
     }
 
-    /// Returns the request's result if its next step ends with `step`, a byte count or a negative
-    /// errno.
+    /// Returns the request's result if it completes with `step`: the result of its last call, a
+    /// byte count or a negative errno.
     pub fn result(&self, step: i32) -> i32 {
         if step >= 0 {
             self.done as i32 + step
@@ -214,12 +217,13 @@ impl SendReceive {
         }
     }
 
-    /// Returns the outcome of a transfer that ends after this step.
+    /// Returns the outcome of a transfer that completes with `step`, the result of its last call.
     pub fn end(&self, step: i32, failed: bool) -> IssueOutcome {
         IssueOutcome::Done(Answer { result: self.result(step), failed: failed || step < 0 })
     }
 
-    /// Returns the outcome of a transfer that would block.
+    /// Returns the outcome of a transfer whose call would block. With MSG_DONTWAIT, the transfer
+    /// completes.
     #[inline]
     pub fn would_block(&self) -> IssueOutcome {
         if self.flags & message::DO_NOT_WAIT != 0 {
@@ -228,8 +232,8 @@ impl SendReceive {
         IssueOutcome::WouldBlock
     }
 
-    /// Returns the outcome of a transfer that has used its time slice. With MSG_DONTWAIT there is
-    /// no next slice: the transfer ends as if the socket were empty.
+    /// Returns the outcome of a transfer that has used up its time slice. With MSG_DONTWAIT, the
+    /// transfer completes as if the socket were empty.
     pub fn yields(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::Yield,
@@ -237,7 +241,8 @@ impl SendReceive {
         }
     }
 
-    /// Returns the outcome of a transfer that has to wait but was not tried.
+    /// Returns the outcome of a transfer that waits for its socket before it is tried. With
+    /// MSG_DONTWAIT, the transfer completes instead.
     pub fn polls_first(&self) -> IssueOutcome {
         match self.would_block() {
             IssueOutcome::WouldBlock => IssueOutcome::PollsFirst,
@@ -245,7 +250,7 @@ impl SendReceive {
         }
     }
 
-    /// Returns the events that its socket is polled for.
+    /// Returns the events for which the socket is polled. `usual`: those of the opcode.
     pub fn poll_events(&self, usual: u32) -> u32 {
         // A receive from the error queue does not wait for data. Errors are always reported.
         if self.flags & message::ERROR_QUEUE != 0 { usual & !(epoll::IN | epoll::PEER_HANG_UP) } else { usual }

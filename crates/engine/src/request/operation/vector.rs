@@ -1,5 +1,5 @@
-//! A vector of the program's memory, copied once: the source or target of vectored reads and writes
-//! and of messages.
+//! Vectors (`struct iovec`) that the program passes for reads, writes and messages. Each is copied
+//! once.
 
 use alloc::vec::Vec;
 use usring_sys::plain::IoVector;
@@ -8,10 +8,12 @@ use usring_uapi::Sqe;
 
 /// Most members of a vector (UIO_MAXIOV).
 pub(crate) const LIMIT: u32 = 1024;
-/// Most bytes of one call (MAX_RW_COUNT).
+/// Most bytes that one read or write transfers (MAX_RW_COUNT).
 pub(crate) const TRANSFER_LIMIT: u64 = 0x7fff_f000;
 
-/// Checks a vector of several members as the kernel does, before [`bound`] shortens it.
+/// Checks a vector of several members as the kernel does. Called before [`bound`] shortens the
+/// vector. Errors: `EINVAL` if a length is negative as a signed number; `EFAULT` if a member
+/// reaches beyond user memory.
 pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(|member| member.length > i64::MAX as u64) {
         return Err(Errno::EINVAL);
@@ -19,7 +21,7 @@ pub(crate) fn check(members: &[IoVector]) -> Result<(), Errno> {
     if members.iter().any(is_outside) { Err(Errno::EFAULT) } else { Ok(()) }
 }
 
-/// Checks a vector of one member. Error: `EFAULT` if it reaches beyond user memory.
+/// Checks a vector of one member. Error: `EFAULT` if the member reaches beyond user memory.
 #[inline]
 pub(crate) fn check_part(part: IoVector) -> Result<(), Errno> {
     if is_outside(&part) { Err(Errno::EFAULT) } else { Ok(()) }
@@ -30,7 +32,7 @@ fn is_outside(member: &IoVector) -> bool {
     member.base.checked_add(member.length).is_none_or(|end| end > user_memory::END)
 }
 
-/// Shortens a vector to the most bytes that one call transfers; returns its length.
+/// Shortens a vector to the most bytes that one read or write transfers. Returns its bytes.
 pub(crate) fn bound(members: &mut [IoVector]) -> u64 {
     let mut total = 0;
     for member in members {
@@ -50,15 +52,15 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Reads the program's vector. Without `checked` its addresses are not checked: they lie in a
-    /// registered buffer, against which the caller checks them later.
+    /// Reads the program's vector. Without `checked`, the addresses are not checked here: the
+    /// members lie in a registered buffer, and the caller checks them against it later.
     pub fn read(&mut self, from: UserAddress, count: u64, checked: bool) -> Result<(), Errno> {
         if count > u64::from(LIMIT) {
             return Err(Errno::EINVAL);
         }
         user_memory::read_array_into(&mut self.all, from, count as usize)?;
         if let [only] = self.all.as_mut_slice() {
-            // The length of a single member is bounded before its end is checked.
+            // A single member is shortened before its end is checked.
             if only.length > i64::MAX as u64 {
                 return Err(Errno::EINVAL);
             }
@@ -72,7 +74,7 @@ impl Members {
         Ok(())
     }
 
-    /// Clears the members, and keeps room for a few.
+    /// Removes all members. Keeps their allocation if it is small.
     pub fn clear(&mut self) {
         const FEW: usize = 64;
         if self.all.capacity() > FEW {
@@ -93,17 +95,17 @@ impl Members {
         !self.all.is_empty()
     }
 
-    /// Returns the members that are left.
+    /// Returns the members that are not completely transferred.
     pub fn left(&self) -> &[IoVector] {
         &self.all[self.done..]
     }
 
-    /// Returns the number of bytes that are left.
+    /// Returns the number of bytes left to transfer.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Removes transferred bytes from the front.
+    /// Removes the first `bytes` bytes, which have been transferred.
     pub fn advance(&mut self, bytes: u64) {
         self.total -= bytes;
         let mut left = bytes;
@@ -120,8 +122,8 @@ impl Members {
     }
 }
 
-/// Reads the members of a READV_FIXED or WRITEV_FIXED, once. The caller checks later whether they
-/// lie in their registered buffer.
+/// Reads the vector of a READV_FIXED or WRITEV_FIXED. It is read only once. The caller checks later
+/// whether its members lie in the registered buffer.
 pub(crate) fn of_registered(sqe: &Sqe) -> Result<Vec<IoVector>, Errno> {
     if sqe.len > LIMIT {
         return Err(Errno::EINVAL);

@@ -1,4 +1,4 @@
-//! The table with an epoll set and event descriptors, without a ring.
+//! Tests the poll table with an epoll set and eventfds, without a ring.
 
 use super::*;
 use crate::request::pool::new_entry;
@@ -14,7 +14,7 @@ fn table() -> PollTable {
     table
 }
 
-/// Lets a request wait for the program's number `number`, and returns its tag.
+/// Makes a request wait for the program's descriptor `number`, and returns its slot's tag.
 fn wait_for(table: &mut PollTable, number: i32, interest: Interest, user_data: u64) -> Tag {
     let mut request = new_entry();
     request.sqe.user_data = user_data;
@@ -31,7 +31,7 @@ fn events(table: &PollTable) -> Vec<Tag> {
     events[..count].iter().map(|event| event.data).collect()
 }
 
-/// Calls the requests of one event, and returns their user_data.
+/// Wakes the requests of one event, and returns their user_data.
 fn round(table: &mut PollTable, tag: Tag) -> Vec<u64> {
     if !table.begin_round(tag) {
         return Vec::new();
