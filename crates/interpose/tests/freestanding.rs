@@ -30,7 +30,7 @@ fn pattern(length: usize, seed: usize) -> Vec<u8> {
 
 const BUFFER_LENGTH: usize = 6000;
 
-/// Copies byte by byte, in code that the compiler does not turn into a call of the tested routine.
+/// Returns `bytes` after a copy within it, byte by byte, without the tested routine.
 fn copied(bytes: &[u8], to: usize, from: usize, count: usize) -> Vec<u8> {
     let moved: Vec<u8> = bytes.iter().skip(from).take(count).copied().collect();
     let place = |index: usize| index.checked_sub(to).and_then(|at| moved.get(at)).copied();
@@ -46,7 +46,7 @@ fn memmove_copies_overlapping_ranges() {
             let mut bytes = pattern(BUFFER_LENGTH, count);
             let expected = copied(&bytes, to, from, count);
             let start = bytes.as_mut_ptr();
-            // SAFETY: both ends lie within the array.
+            // SAFETY: both ranges lie within the array.
             let answer = unsafe { memmove(start.add(to).cast(), start.add(from).cast(), count) };
             assert_eq!(answer, start.wrapping_add(to).cast());
             assert!(bytes == expected, "{count} bytes from {from} to {to}");
@@ -63,7 +63,8 @@ fn memcpy_copies_every_length_at_every_alignment() {
             let mut both = target.clone();
             both.extend_from_slice(&source);
             let expected = copied(&both, to, BUFFER_LENGTH + from, count);
-            // SAFETY: two allocations, each with room for `count` bytes at its offset.
+            // SAFETY: the allocations are separate, and each has room for `count` bytes at its
+            // offset.
             unsafe { memcpy(target.as_mut_ptr().add(to).cast(), source.as_ptr().add(from).cast(), count) };
             assert!(target[..] == expected[..BUFFER_LENGTH], "{count} bytes from {from} to {to}");
         }
@@ -76,7 +77,7 @@ fn memset_sets_exactly_its_range() {
         for to in [0, 1, 9, 16] {
             let mut bytes = pattern(BUFFER_LENGTH, 1);
             let before = bytes.clone();
-            // SAFETY: within the array. Only the low byte of the number is used.
+            // SAFETY: the range lies within the array. Only the low byte of the number is used.
             let answer = unsafe { memset(bytes.as_mut_ptr().add(to).cast(), 0x1_5a, count) };
             assert_eq!(answer, bytes.as_mut_ptr().wrapping_add(to).cast());
             let right = |(index, byte): (usize, &u8)| {
@@ -91,7 +92,7 @@ fn memset_sets_exactly_its_range() {
 fn memcmp_finds_the_first_difference_and_its_sign() {
     for count in lengths() {
         let one = pattern(BUFFER_LENGTH, 3);
-        // SAFETY: within the array.
+        // SAFETY: the range lies within the array.
         assert_eq!(unsafe { memcmp(one.as_ptr().cast(), one.as_ptr().cast(), count) }, 0);
         for at in [0, 1, 6, 7, 8, 9, 15, 100, count.saturating_sub(1), count] {
             let mut other = one.clone();
@@ -99,10 +100,10 @@ fn memcmp_finds_the_first_difference_and_its_sign() {
             // A later difference in the other direction must not count.
             other[at + 1] = other[at + 1].wrapping_sub(1);
             let expected = if at < count { one[at].cmp(&other[at]) as i32 } else { 0 };
-            // SAFETY: within the array.
+            // SAFETY: the ranges lie within their arrays.
             let answer = unsafe { memcmp(one.as_ptr().cast(), other.as_ptr().cast(), count) };
             assert_eq!(answer.signum(), expected, "{count} bytes, different at {at}");
-            // SAFETY: within the array.
+            // SAFETY: the ranges lie within their arrays.
             let differs = unsafe { bcmp(one.as_ptr().cast(), other.as_ptr().cast(), count) } != 0;
             assert_eq!(differs, expected != 0);
         }
@@ -114,12 +115,12 @@ fn strlen_stops_at_the_nul() {
     for length in 0..40 {
         let mut text = vec![b'x'; length];
         text.extend_from_slice(b"\0y");
-        // SAFETY: there is a NUL.
+        // SAFETY: the text ends with a NUL.
         assert_eq!(unsafe { strlen(text.as_ptr().cast()) }, length);
     }
 }
 
-/// A block, and the byte that all of it was filled with.
+/// A block of the allocator, all of whose bytes are `mark`.
 struct Owned {
     start: *mut u8,
     layout: Layout,
@@ -129,30 +130,30 @@ struct Owned {
 impl Owned {
     fn new(allocator: &Allocator, size: usize, alignment: usize, mark: u8) -> Owned {
         let layout = Layout::from_size_align(size, alignment).unwrap();
-        // SAFETY: the size is not 0.
+        // SAFETY: the size of the layout is not 0.
         let start = unsafe { allocator.alloc_zeroed(layout) };
         assert!(!start.is_null() && start.addr().is_multiple_of(alignment), "{layout:?} at {start:?}");
         let mut owned = Owned { start, layout, mark: 0 };
         owned.check();
         owned.mark = mark;
-        // SAFETY: it has this size.
+        // SAFETY: the block has this size, and belongs to this test alone.
         unsafe { start.write_bytes(mark, size) };
         owned
     }
 
     fn check(&self) {
-        // SAFETY: it has this size, and all of it was written.
+        // SAFETY: the block has this size, and all of it was written.
         let bytes = unsafe { std::slice::from_raw_parts(self.start, self.layout.size()) };
         assert!(bytes.iter().all(|byte| *byte == self.mark), "{:?} was written over", self.layout);
     }
 
     fn grow(&mut self, allocator: &Allocator, size: usize) {
         let kept = size.min(self.layout.size());
-        // SAFETY: it came from this allocator with this layout.
+        // SAFETY: the block comes from this allocator, with this layout.
         self.start = unsafe { allocator.realloc(self.start, self.layout, size) };
         self.layout = Layout::from_size_align(size, self.layout.align()).unwrap();
         assert!(self.start.addr().is_multiple_of(self.layout.align()));
-        // SAFETY: the first `kept` bytes were kept, and there are `size`.
+        // SAFETY: realloc kept the first `kept` bytes, and the block now has `size` bytes.
         unsafe {
             assert!(std::slice::from_raw_parts(self.start, kept).iter().all(|byte| *byte == self.mark));
             self.start.write_bytes(self.mark, size);
@@ -161,7 +162,7 @@ impl Owned {
 
     fn free(self, allocator: &Allocator) {
         self.check();
-        // SAFETY: it came from this allocator with this layout, and is freed once.
+        // SAFETY: the block comes from this allocator with this layout, and is freed once.
         unsafe { allocator.dealloc(self.start, self.layout) };
     }
 }
@@ -206,11 +207,11 @@ fn blocks_of_several_threads_never_overlap() {
 fn alignment_beyond_a_page_is_refused() {
     static ALLOCATOR: Allocator = Allocator::new();
     let layout = Layout::from_size_align(100, 8192).unwrap();
-    // SAFETY: the size is not 0.
+    // SAFETY: the size of the layout is not 0.
     assert!(unsafe { ALLOCATOR.alloc(layout) }.is_null());
 }
 
-/// Makes a system call that cannot fail here.
+/// Makes a system call; returns `u64::MAX` if it fails.
 fn call(number: u32, arguments: [u64; 5]) -> u64 {
     usring_sys::SystemCall::new(number, arguments).run().unwrap_or(u64::MAX)
 }
@@ -222,14 +223,14 @@ fn a_block_comes_from_the_reserve_when_the_kernel_refuses_memory() {
     allocator.keep_reserve().unwrap();
     let child = call(linux::__NR_fork, [0; 5]);
     if child == 0 {
-        // Only the soft limit, so the child can raise it again.
+        // Changes only the soft limit of addresses, so the child can raise it again.
         let limit = |soft: u64| {
             let limits = [soft, u64::MAX];
             call(linux::__NR_prlimit64, [0, linux::RLIMIT_AS.into(), &raw const limits as u64, 0, 0])
         };
         limit(0);
         let layout = Layout::from_size_align(100_000, 16).unwrap();
-        // SAFETY: the layout is not empty.
+        // SAFETY: the size of the layout is not 0.
         let block = unsafe { allocator.alloc_zeroed(layout) };
         let is_served = !block.is_null() && !allocator.refill();
         limit(u64::MAX);

@@ -22,7 +22,8 @@ use usring_sys::{UserAddress, user_memory};
 use yaxpeax_arch::LengthedInstruction;
 use yaxpeax_x86::long_mode::InstDecoder;
 
-/// Opcode of `mov $imm32,%eax`, the bytes of `syscall`, and the length of the `mov`.
+/// Opcode of `mov $imm32,%eax`, an instruction of [`MOV`] bytes. [`SYSCALL`]: the bytes of
+/// `syscall`.
 pub const MOV_EAX: u8 = 0xb8;
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 pub const MOV: usize = 5;
@@ -35,9 +36,9 @@ const LONGEST: usize = 15;
 const MOST_CODE: usize = 256 * 1024;
 
 pub fn byte(address: usize) -> u8 {
-    // SAFETY: a thread has just executed code there, on this page or in this function (or a
-    // function of libc begins there). A library that unmaps its code during a call of its own would
-    // crash anyway.
+    // SAFETY: a thread has just executed code on this page or in this function, or a function of
+    // libc begins there. So the address is mapped. (A library that unmaps its code during a call of
+    // its own would crash anyway.)
     unsafe { (*(address as *const AtomicU8)).load(Ordering::Relaxed) }
 }
 
@@ -72,13 +73,13 @@ pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
     instructions(code).filter(|found| is_call(*found)).map(|(start, _)| start)
 }
 
-/// A site that can be rewritten.
+/// The decoded code of a site that can be rewritten.
 pub struct Form {
     pub number: u32,
-    /// Address of the `mov`, and of the instruction after the `syscall`.
+    /// Address of the `mov`. `end`: address of the instruction after the `syscall`.
     pub start: usize,
     pub end: usize,
-    /// The bytes between the `mov` and the `syscall`, and their number.
+    /// Bytes between the `mov` and the `syscall`. `length` is their number.
     pub between: [u8; MOST_BETWEEN],
     pub length: usize,
 }
@@ -189,7 +190,8 @@ pub fn function_around(address: usize, area: &CodeArea) -> Option<usize> {
     }
     let [start, description] = entry(low.checked_sub(1)?)?;
     let (start, description) = (relative(header, start), relative(header, description));
-    // The entry: length, distance of its CIE, start relative to this word, and size.
+    // An FDE: its length, the distance of its CIE, the function's start relative to this word, and
+    // the function's size.
     let [length, _, own_start, size] = read::<[i32; 4]>(description)?;
     let is_one = length > 0 && relative(description + 8, own_start) == start;
     let holds = is_one && address + SYSCALL.len() as u64 <= start + u64::from(size as u32);

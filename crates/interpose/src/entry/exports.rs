@@ -1,8 +1,8 @@
 //! Functions that the kernel does not have, for programs that are linked to this library
 //! (`include/usring.h`). Each reaches `dispatch` as a system call does, by a number that no system
-//! call can have. The io_setup2 of polled AIO is here, too: its number in those patches now belongs
-//! to another call, so no number is trapped for it. [`crate::swap::functions`] has the functions of
-//! swap.
+//! call can have. io_setup2 of the patches for polled AIO is here, too. Its number in those patches
+//! now belongs to another system call, so usring cannot trap it. [`crate::swap::functions`] has the
+//! functions of swap.
 
 use crate::files::contexts::SETUP2;
 use crate::runtime::assembler::begin_frame;
@@ -59,8 +59,7 @@ macro_rules! export_functions {
     ($($number:literal $name:ident => $serve:ident;)*) => {
         $(
             exported! {
-                /// # Safety
-                /// The requirements are those in the C header.
+                /// # Safety The requirements are those in `include/usring.h`.
                 $name, FIRST + $number
             }
         )*

@@ -24,7 +24,8 @@ use usring_uapi::general as linux;
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
 static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
 
-/// Begins a child that has its own memory.
+/// Begins a child that has its own memory: disowns what it has inherited, if there are private
+/// descriptors.
 extern "C" fn begin(shares_descriptors: u32) {
     if descriptor::has_private() {
         process::begin_child(if shares_descriptors == 0 { ChildDescriptors::Own } else { ChildDescriptors::Shared });
@@ -141,7 +142,7 @@ unsafe extern "C" fn begin_clone() {
     )
 }
 
-/// Finds the real functions behind these symbols, and registers the handler with libc.
+/// Finds libc's own functions behind these symbols, and registers the handler with libc.
 pub fn resolve() {
     for (name, real) in [(c"_Fork", &REAL_FORK), (c"clone", &REAL_CLONE)] {
         real.store(libc::next(name).unwrap_or(0), Ordering::Release);

@@ -12,7 +12,8 @@ use usring_uapi::general as linux;
 /// The resource: number of open files.
 const FILES: u32 = linux::RLIMIT_NOFILE;
 
-/// Defines a libc function that is a single system call; `$register` holds its resource.
+/// Defines a libc function that is a single system call. `$register` holds the argument that names
+/// the resource.
 macro_rules! limit_call {
     ($real:ident, $number:expr, $register:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -55,7 +56,8 @@ limit_call!(REAL_GETRLIMIT, linux::__NR_getrlimit, "edi", getrlimit getrlimit64)
 limit_call!(REAL_SETRLIMIT, linux::__NR_setrlimit, "edi", setrlimit setrlimit64);
 limit_call!(REAL_PRLIMIT, linux::__NR_prlimit64, "esi", prlimit prlimit64);
 
-/// Defines a function that returns the limit itself, if `$condition` sets the zero flag.
+/// Defines a libc function that returns the program's limit of open files, if `$condition` sets the
+/// zero flag.
 macro_rules! limit_question {
     ($real:ident, $name:ident, $condition:literal) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -92,7 +94,7 @@ macro_rules! limit_question {
 limit_question!(REAL_SYSCONF, sysconf, "cmp edi, 4");
 limit_question!(REAL_GETDTABLESIZE, getdtablesize, "cmp eax, eax");
 
-/// Finds the real functions behind these symbols.
+/// Finds libc's own functions behind these symbols.
 pub fn resolve() {
     let functions = [
         (c"getrlimit", &REAL_GETRLIMIT),

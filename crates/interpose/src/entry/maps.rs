@@ -12,11 +12,11 @@ pub struct CodeArea {
     /// written to is a mapping of its own.)
     pub code: Range<usize>,
     pub protection: u32,
-    /// The mapping is private and of a file.
+    /// Whether the mapping is private and of a file.
     is_private_file: bool,
     /// Address of the file's beginning: the nearest mapping of its first page below the site.
     pub image: Option<usize>,
-    /// End of the nearest free space below.
+    /// End of the nearest free space below the mapping, for stubs.
     pub room_below: usize,
 }
 

@@ -47,7 +47,7 @@ struct Site {
     /// Address of the `syscall`.
     address: AtomicUsize,
     traps: AtomicU32,
-    /// Address of the `mov`, and target of the jump there; 0 if the site was not rewritten.
+    /// Address of the `mov`. `stub`: target of the jump there; 0 if the site was not rewritten.
     start: AtomicUsize,
     stub: AtomicUsize,
 }
@@ -82,7 +82,7 @@ fn places_of(address: usize) -> impl Iterator<Item = &'static Site> {
     (0..SITES).map(move |step| &TABLE[(start + step) % SITES])
 }
 
-/// Returns the entry of a site; claims one if the site has none.
+/// Returns the table's entry of the site with this address; claims one if the site has none.
 fn place_of(address: usize) -> Option<&'static Site> {
     for site in places_of(address) {
         match site.address.load(Ordering::Acquire) {
@@ -103,14 +103,14 @@ fn place_of(address: usize) -> Option<&'static Site> {
     None
 }
 
-/// Returns, for the SIGSEGV handler, the stub at which a thread continues that has executed
-/// usring's `hlt`. `None`: the `hlt` at `start` is not usring's. The bytes at `start` can be read,
+/// Returns the stub at which a thread continues that has executed usring's `hlt` at `start`. For
+/// the SIGSEGV handler. `None`: the `hlt` is not usring's. The bytes at `start` can be read,
 /// because the instruction there has just raised the fault.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
 
-/// Returns the entry of a site, if it has one.
+/// Returns the table's entry of the site with this address, if there is one.
 fn known(address: usize) -> Option<&'static Site> {
     places_of(address)
         .map(|site| (site, site.address.load(Ordering::Acquire)))
@@ -131,7 +131,7 @@ pub fn consider(call: &Call) {
     let Some(site) = place_of(address) else { return };
     let patience = if call.number as u32 == linux::__NR_io_uring_enter { 1 } else { PATIENCE };
     let count = site.traps.fetch_add(1, Ordering::Relaxed) + 1;
-    // A site is rewritten once. If other code lies there since, it is rewritten again.
+    // A site is rewritten only once, unless other code has been mapped there since.
     let is_anew = || {
         let is_old = site.stub.load(Ordering::Acquire) != 0;
         is_old && site.rewritten(site.start.load(Ordering::Relaxed)).is_none()
@@ -213,7 +213,7 @@ fn protect(page: usize, protection: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_mprotect, [page as u64, PAGE as u64, u64::from(protection), 0, 0]).run().map(drop)
 }
 
-/// Returns whether every processor can be made to synchronise its instruction stream.
+/// Registers the process for [`synchronise`]. Returns whether the kernel supports it.
 fn register_for_membarrier() -> bool {
     membarrier(linux::membarrier_cmd::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_SYNC_CORE as u32)
 }
@@ -231,7 +231,7 @@ fn membarrier(command: u32) -> bool {
 mod stubs {
     use super::*;
 
-    /// mov $number,%eax; …; lea return(%rip),%rcx; jmp *entry(%rip); entry
+    /// Bytes of a stub: mov $number,%eax; …; lea return(%rip),%rcx; jmp *entry(%rip); entry
     const SIZE: usize = 48;
     /// Offset of the entry point's address.
     const ENTRY: usize = 40;
@@ -246,7 +246,7 @@ mod stubs {
 
     static TABLE: [Page; PAGES] = [const { Page { address: AtomicUsize::new(0), used: AtomicUsize::new(0) } }; PAGES];
 
-    /// Writes the stub of a site; returns its address.
+    /// Writes the stub of a site; returns its address. `None`: no page near the site can hold it.
     pub fn make(form: &Form, area: &CodeArea) -> Option<usize> {
         let page = page_near(form.start, area)?;
         let (address, used) = (page.address.load(Ordering::Relaxed), page.used.load(Ordering::Relaxed));

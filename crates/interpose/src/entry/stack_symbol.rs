@@ -8,7 +8,7 @@ use core::arch::naked_asm;
 use core::mem::offset_of;
 use core::sync::atomic::AtomicUsize;
 
-/// libc's own function.
+/// Address of libc's own `pthread_attr_setstack`; 0 until it is found.
 pub static REAL: AtomicUsize = AtomicUsize::new(0);
 
 /// Replaces libc's `pthread_attr_setstack`. If the memory is swapped, it is first released to the

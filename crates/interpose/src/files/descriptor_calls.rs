@@ -1,10 +1,10 @@
-//! Other calls on descriptors: closes, duplicates, maps and polls them. A call on a number that is
-//! not a ring's or device's goes on to the kernel unchanged.
+//! Calls that close, duplicate, map or poll descriptors. A call on a number that is not a ring's or
+//! device's goes on to the kernel unchanged.
 //!
 //! A vfork child has descriptors of its own but shares usring's tables. So its changes of numbers
-//! are made in the kernel and not recorded. It also uses usring's memory, and brings in swapped
-//! pages as its parent does. So the child, too, must leave usring's private numbers alone. (They
-//! end with the child's exec.)
+//! are made in the kernel and not recorded. It also uses usring's memory, and loads swapped pages
+//! as its parent does. So the child, too, must not close usring's private numbers. (Its copies of
+//! them are closed by its exec.)
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors::{self, Found};
@@ -30,8 +30,8 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
     if descriptor::is_private(number) {
         return Some(Err(Errno::EBADF));
     }
-    // Only these few numbers may be a ring's or a device's, so the process is checked only for
-    // them.
+    // `is_own` makes a system call, so it is called only for a number that may be a ring's or a
+    // device's.
     let known = descriptors::is_known(number);
     if !(known || may_be_device(number)) || !process::is_own() {
         return None;
@@ -41,8 +41,8 @@ pub fn close_number(number: i32) -> Option<Result<(), Errno>> {
         devices::forget(number);
         return Some(closed);
     }
-    // First the table, then the number: once the number is closed, the kernel may give it to
-    // another file, behind which no thread may find a ring.
+    // The number is first removed from the table and then closed. Otherwise the kernel could give
+    // it to another file while the table still names a ring.
     let file = descriptors::remove(number);
     let closed = descriptor::close(number);
     drop(file);
@@ -54,7 +54,7 @@ fn may_be_device(number: i32) -> bool {
     devices::exist() && number >= RESERVED_BASE
 }
 
-// linux/close_range.h.
+// CLOSE_RANGE_UNSHARE of linux/close_range.h.
 const UNSHARE: u64 = 2;
 
 /// Answers close_range(2). A call with CLOSE_RANGE_CLOEXEC is passed on, because it closes nothing
@@ -104,15 +104,15 @@ pub fn control(call: &mut Call) -> Outcome {
     if lowest as i32 as i64 != lowest as i64 && lowest as u32 as i32 >= 0 || (lowest as i32) < 0 {
         return call.pass();
     }
-    // The limit is checked first, as in the kernel.
+    // The kernel, too, checks the limit before the descriptor.
     if descriptors::is_known(number as i32) && lowest >= descriptor::limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }
     duplicate_from(call, number as i32, lowest as i32, close_on_exec)
 }
 
-/// Duplicates a descriptor. The duplicate of a ring's or device's descriptor is in the reserved
-/// range, too.
+/// Duplicates a descriptor. If it is a ring's or device's, the duplicate is in the reserved range,
+/// too.
 fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool) -> Outcome {
     if descriptor::is_private(number) {
         return Err::<u64, _>(Errno::EBADF).into();
@@ -138,8 +138,8 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
     let (old, new) = (old as i32, new as i32);
     devices::forget(new);
     if descriptor::is_private(old) || descriptor::is_private(new) {
-        // For a private number, usring returns what Linux returns while another thread is taking
-        // the number: EBUSY.
+        // Linux answers EBUSY while another thread is opening a file by the number `new`. usring
+        // returns that for a private number.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
     let file = descriptors::get(old);
@@ -202,7 +202,8 @@ fn protect(address: usize, length: u64, protection: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
 }
 
-/// Answers epoll_ctl(2): a ring in an epoll set has to keep its readiness up to date.
+/// Answers epoll_ctl(2). When a ring is put in an epoll set, its descriptor must begin to show its
+/// readiness.
 pub fn control_epoll(call: &mut Call) -> Outcome {
     let [_, operation, number, ..] = call.arguments;
     if operation as u32 != linux::EPOLL_CTL_DEL {

@@ -1,5 +1,5 @@
-//! A program's plain system calls if the run has devices. Decides which of them concern a device,
-//! and updates the table of devices after all others.
+//! A program's plain system calls if the run has devices. Decides which of these calls concern a
+//! device. All other calls go on to the kernel unchanged.
 
 use crate::call::{Call, Outcome};
 use crate::files::{devices, numbers};
@@ -72,7 +72,7 @@ pub fn is_path_of_device(call: &Call) -> bool {
     usring_engine::devices::of_path(directory as i32, UserAddress(path)).is_some()
 }
 
-/// Words of `struct open_how`.
+/// Words of 64 bits in `struct open_how`.
 const HOW: usize = 3;
 
 fn open_device(call: &Call) -> Result<u64, Errno> {
@@ -103,7 +103,7 @@ fn open_device(call: &Call) -> Result<u64, Errno> {
     Ok(devices::enter(reserved) as u64)
 }
 
-/// Answers fcntl(2) with F_SETFL.
+/// Answers fcntl(2) with F_SETFL: makes the kernel's call, then updates the device's flags.
 pub fn set_flags(call: &mut Call) -> Outcome {
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;

@@ -15,15 +15,16 @@ pub fn serve(call: &mut Call) -> Outcome {
         _ => (first as u32, second, third, fourth),
     };
     let is_this = process == 0 || process == process::id();
-    // A vfork child sets its own limits, which differ from those recorded here.
+    // A vfork child's limits differ from those recorded in this memory, which is its parent's. So
+    // the child sets its limits in the kernel.
     if resource as u32 != linux::RLIMIT_NOFILE || !is_this || new != 0 && !process::is_own() {
         return call.pass();
     }
     change(UserAddress(new), UserAddress(old)).map(|()| 0u64).into()
 }
 
-/// Sets the program's limits to `new`, and writes the previous ones to `old`; an address of 0 is
-/// skipped.
+/// Sets the program's limits to the pair at `new`, and writes the previous ones to `old`. Skips an
+/// address that is 0.
 fn change(new: UserAddress, old: UserAddress) -> Result<(), Errno> {
     let wanted = if new.0 == 0 { None } else { Some(user_memory::read::<[u64; 2]>(new)?) };
     let before = own_numbers::limits()?;

@@ -15,20 +15,20 @@ pub fn end_inside(held: hazard::Use) {
     }
 }
 
-/// Makes a duplicate in the reserved range, at `lowest` or above.
+/// Makes a duplicate of a descriptor in the reserved range, with a number of at least `lowest`.
 pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let lowest = lowest.max(RESERVED_BASE);
     let arguments = [number as u64, u64::from(command), lowest as u64, 0, 0];
     match SystemCall::new(linux::__NR_fcntl, arguments).run() {
-        // The program's soft limit allows no number there.
+        // The program's soft limit of open files allows no number there.
         Err(Errno::EINVAL | Errno::EMFILE) => own_numbers::duplicate_for_program(number, close_on_exec),
         made => made.map(|new| OwnedDescriptor::from_raw(new as i32)),
     }
 }
 
-/// Returns the id in /proc of an eventfd of `process`, or of this process if it is `None`. Returns
-/// `None` for any other file.
+/// Returns the id that /proc shows for eventfd `number` of `process`, plus 1. (`process` is `None`
+/// for this process.) Returns `None` for any other file.
 pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let mut path = PathTo { bytes: [0; 40], length: 0 };
     path.push(b"/proc/");
@@ -47,7 +47,7 @@ pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
     let label = b"eventfd-id:";
     let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
     let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
-    // Never returns 0, which means that no id is known.
+    // The sum is never 0, which means that no id is known.
     Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 

@@ -15,7 +15,7 @@ use usring_sys::{Errno, SystemCall, UserAddress, signals, spread, thread, user_m
 use usring_uapi::general as linux;
 use usring_uapi::io_uring::io_uring_rsrc_update;
 
-/// IO_RINGFD_REG_MAX.
+/// Rings that one thread can register (IO_RINGFD_REG_MAX).
 const MOST_RINGS: usize = 16;
 /// Most threads with registered rings at the same time; more get `ENOMEM`.
 const ROWS: usize = 1024;
@@ -27,7 +27,7 @@ const GIVEN_UP: usize = 1;
 struct ThreadRings {
     thread: AtomicUsize,
     id: AtomicU32,
-    /// Each is an `Arc` in raw form, or null.
+    /// The registered rings by index: pointers of `Arc::into_raw`, or null.
     files: [AtomicPtr<File>; MOST_RINGS],
 }
 
@@ -79,9 +79,9 @@ pub unsafe fn find(index: u32) -> Result<ManuallyDrop<Arc<File>>, Errno> {
     if file.is_null() {
         return Err(Errno::EBADF);
     }
-    // SAFETY: 1. It came from `Arc::into_raw`. 2. Only this thread takes it out of its row, and no
-    // handler runs on the thread while it is in the engine. 3. The caller does not use it after
-    // that.
+    // SAFETY: 1. The pointer comes from `Arc::into_raw`. 2. Only this thread takes a ring out of
+    // its row, and no handler runs on the thread while it is in the engine. 3. The caller does not
+    // use the result after that.
     Ok(ManuallyDrop::new(unsafe { Arc::from_raw(file) }))
 }
 
@@ -99,7 +99,8 @@ fn claim() -> Result<&'static ThreadRings, Errno> {
     Ok(row)
 }
 
-/// Releases the rows of threads that have ended. The caller holds the lock.
+/// Releases the rows of threads that have ended. The caller holds the lock of
+/// `Process::registered`.
 fn clear_ended() {
     let process = u64::from(process::id());
     let used = TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) > GIVEN_UP);
@@ -115,11 +116,12 @@ fn clear_ended() {
 
 fn take(place: &AtomicPtr<File>) -> Option<Arc<File>> {
     let file = place.swap(null_mut(), Ordering::Relaxed);
-    // SAFETY: it came from `Arc::into_raw`, and was just taken out.
+    // SAFETY: the pointer comes from `Arc::into_raw`, and the swap above took it out of the row.
     (!file.is_null()).then(|| unsafe { Arc::from_raw(file) })
 }
 
-/// Puts a ring at the first free index of a range. Errors: `EBUSY` if there is none.
+/// Puts a ring at the first free index of a range in this thread's row. Errors: `EBUSY` if no index
+/// is free.
 fn put(file: Arc<File>, mut range: core::ops::Range<usize>) -> Result<u32, Errno> {
     let row = claim()?;
     let free = |index: &usize| row.files[*index].load(Ordering::Relaxed).is_null();
@@ -133,7 +135,7 @@ pub fn put_anywhere(file: Arc<File>) -> Result<u32, Errno> {
     put(file, 0..MOST_RINGS)
 }
 
-/// Answers IORING_REGISTER_RING_FDS; returns how many were registered.
+/// Answers IORING_REGISTER_RING_FDS; returns how many rings were registered.
 pub fn register(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     for_each(argument, count, |update, address| {
         if update.resv != 0 {
@@ -199,10 +201,11 @@ pub fn not_a_ring(number: i32) -> Errno {
     }
 }
 
-/// Clears the table in a forked child. The registrations are the parent's, so their objects are
-/// left alone.
+/// Clears the table in a forked child. The registrations are the parent's, so the child releases no
+/// ring.
 pub fn disown() {
-    // Writes only where a change is needed: the child shares these pages with its parent.
+    // The child shares these pages with its parent until it writes to them, so only rows in use are
+    // written.
     for row in TABLE.iter().filter(|row| row.thread.load(Ordering::Relaxed) != 0) {
         row.thread.store(0, Ordering::Relaxed);
         row.files.iter().for_each(|place| place.store(null_mut(), Ordering::Relaxed));

@@ -101,8 +101,8 @@ pub fn setup(call: &Call) -> Result<u64, Errno> {
     let [entries, address, ..] = call.arguments;
     let address = UserAddress(address);
     let mut params: abi::io_uring_params = user_memory::read(address)?;
-    // SAFETY: the program requested a ring by a system call. By that it vouches for its requests,
-    // as it does to the kernel.
+    // SAFETY: the program requested a ring by a system call. By that it vouches for the addresses
+    // in its requests, as it does to the kernel.
     let trust = unsafe { AddressTrust::new() };
     ALLOCATOR.keep_reserve()?;
     let ring = Ring::setup(trust, entries as u32, &mut params)?;

@@ -15,7 +15,7 @@ static FILE: AtomicPtr<Statistics> = AtomicPtr::new(core::ptr::null_mut());
 /// Counts the rings of this process, if the environment asks for it. A forked child calls this
 /// again with its own process id.
 pub fn count_for(process: u32) {
-    // SAFETY: the stored pointer is the mapping, which is never unmapped.
+    // SAFETY: the stored pointer is null, or points to the mapping, which is never unmapped.
     let known = unsafe { FILE.load(Ordering::Acquire).as_ref() };
     if let Some(statistics) = known {
         return usring_engine::set_statistics(statistics, process);
@@ -27,7 +27,7 @@ pub fn count_for(process: u32) {
             FILE.store(&raw const *statistics as *mut Statistics, Ordering::Release);
             usring_engine::set_statistics(statistics, process);
         }
-        // A process without the launcher's rights counts nothing.
+        // Under the launcher, a process may lack the rights for the file. It counts nothing then.
         Err(_) if environment::is_strict() => {}
         Err(error) => message::say(format_args!(
             "nothing is counted: {} cannot be used for USRING_STATS ({error})",

@@ -38,10 +38,10 @@ pub struct Process {
 
 static PROCESS: PerProcess<Process> = PerProcess::new();
 
-/// Whether this process has begun. (The process id cannot tell: in another PID namespace a child's
-/// id may equal its parent's.)
+/// Whether this process has begun: whether code of usring has run in it. (The process id does not
+/// show that: in another PID namespace a child's id may equal its parent's.)
 static BEGUN: PerProcess<AtomicBool> = PerProcess::new();
-/// Whether this process or one of its ancestors has begun.
+/// Whether this process or one of its ancestors has begun. If so, a child has tables to disown.
 static HAS_TABLES: AtomicBool = AtomicBool::new(false);
 
 /// The function that disowns, in a forked child, all that it has inherited. Arguments: how the
@@ -50,7 +50,7 @@ pub type Disown = fn(ChildDescriptors, u32);
 
 static DISOWN: SetOnce<Disown> = SetOnce::new();
 
-/// Sets the function that each forked child runs first. Called before the first [`current`].
+/// Sets the function that each forked child runs first. Must precede the first [`current`].
 pub fn set_disown(disown: &'static Disown) {
     DISOWN.set(disown);
 }
@@ -88,7 +88,7 @@ fn begin() -> &'static Process {
     })
 }
 
-/// How a child was made, with regard to its descriptors.
+/// Whether a child shares its parent's descriptors.
 #[derive(Clone, Copy)]
 pub enum ChildDescriptors {
     Unknown,
@@ -111,12 +111,12 @@ impl ChildDescriptors {
     }
 }
 
-/// A [`ChildDescriptors`], of this process or of one of its ancestors.
+/// The [`ChildDescriptors`] that [`begin_child`] passes to [`begin`], as a number.
 static OF_CHILD: AtomicU8 = AtomicU8::new(ChildDescriptors::Unknown as u8);
 /// The id of the last process that has begun. When a child begins, that is its parent.
 static LAST_BEGUN: AtomicU32 = AtomicU32::new(0);
 
-/// Begins a child that has just been made, if it has not begun yet.
+/// Begins a forked child, unless it has begun: makes its state, and disowns what it has inherited.
 pub fn begin_child(descriptors: ChildDescriptors) {
     if PROCESS.get().is_none() {
         OF_CHILD.store(descriptors as u8, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! usring's own stacks, for programs whose stacks are small. Go's goroutines make system calls with
-//! a few hundred bytes of stack left, and other objects lie below. musl's posix_spawn gives its
-//! child 5 KiB. In such a program the entry points run each call on a stack of usring's, one per
-//! thread.
+//! a few hundred bytes of stack left, and other objects lie below the stack. musl's posix_spawn
+//! gives its child 5 KiB. In such a program the entry points run each call on a stack of usring's,
+//! one per thread.
 //!
 //! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, and
 //! uses its parent's stack, which the parent does not need meanwhile. The child does not return
@@ -49,7 +49,8 @@ fn in_use() -> Option<&'static AtomicU32> {
             0 => return None,
             found if found == thread => {
                 let top = row.top.load(Ordering::Relaxed) as *const AtomicU32;
-                // SAFETY: null, or the top word of a stack that is never unmapped.
+                // SAFETY: the pointer is null, or points to the top word of a stack that is never
+                // unmapped.
                 return unsafe { top.as_ref() };
             }
             _ => {}
@@ -83,7 +84,7 @@ pub fn forget_after_fork() {
         TABLE.iter().filter(|row| !matches!(row.thread.load(Ordering::Relaxed), thread if thread == 0 || thread == own))
     {
         let top = row.top.load(Ordering::Relaxed) as *const AtomicU32;
-        // SAFETY: null, or the top word of a stack that is never unmapped.
+        // SAFETY: the pointer is null, or points to the top word of a stack that is never unmapped.
         if let Some(word) = unsafe { top.as_ref() } {
             word.store(0, Ordering::Relaxed);
         }
@@ -101,7 +102,7 @@ const NOTE_HEAD: u64 = 12;
 const GO: u32 = u32::from_le_bytes(*b"Go\0\0");
 const GO_BUILD_ID: u32 = 4;
 
-/// Auxiliary vector: the program's headers and their number.
+/// Keys of the auxiliary vector: the address of the program headers, and their number.
 const AT_PHDR: u64 = 3;
 const AT_PHNUM: u64 = 5;
 
@@ -148,7 +149,7 @@ fn has_go_note(headers: UserAddress, count: u64, base: Option<u64>) -> bool {
     all().filter(|header| header[0] as u32 == PT_NOTE).any(|header| is_go(base.wrapping_add(header[2]), header[5]))
 }
 
-/// Returns whether one of these notes is Go's.
+/// Returns whether one of the ELF notes in `size` bytes at `start` is Go's.
 fn is_go(start: u64, size: u64) -> bool {
     let mut at = 0;
     while at + NOTE_HEAD <= size {

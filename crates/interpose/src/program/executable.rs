@@ -5,7 +5,7 @@ use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::{SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// The verdict on an exec.
+/// Whether usring can serve the program of an exec.
 pub enum Verdict {
     Fine,
     /// The program can be served if this library is loaded before usring's.
@@ -94,7 +94,7 @@ fn judge_file(file: i32) -> Verdict {
     Fine
 }
 
-/// Reads the first bytes of a regular file.
+/// Reads the first bytes of a file. `None`: it is no regular file.
 fn read_head(file: i32, head: &mut [u8; HEAD]) -> Option<usize> {
     if !descriptor::identity(file).ok()?.is_regular() {
         return None;
@@ -126,11 +126,11 @@ const DT_NULL: u64 = 0;
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 const DT_SONAME: u64 = 14;
-/// Size of a program header, and how many are examined.
+/// Bytes of a program header. At most [`MOST_HEADERS`] headers are examined.
 const PROGRAM_HEADER: usize = 56;
 const MOST_HEADERS: u16 = 64;
-/// Size of an entry of a dynamic section, most bytes of a section that are examined, and bytes read
-/// at a time.
+/// Bytes of an entry of a dynamic section. At most [`MOST_DYNAMIC`] bytes of a section are
+/// examined, and [`DYNAMIC_PART`] bytes are read at a time.
 const DYNAMIC_ENTRY: usize = 16;
 const MOST_DYNAMIC: u64 = 4096;
 const DYNAMIC_PART: usize = 1024;
@@ -175,10 +175,10 @@ fn judge_elf(file: i32, head: &[u8]) -> Verdict {
 /// A program header.
 struct Segment {
     kind: u32,
-    /// In the file.
+    /// Offset of the segment in the file.
     offset: u64,
     address: u64,
-    /// In the file.
+    /// Bytes of the segment in the file.
     size: u64,
 }
 

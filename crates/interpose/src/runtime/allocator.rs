@@ -34,18 +34,18 @@ const LARGEST: usize = 32 * 1024;
 const RESERVE: usize = 8 << 20;
 /// Bytes requested from the kernel at a time.
 const REGION: usize = 128 * 1024;
-/// Number of size classes: 16, then from 32 on two per power of two (24 would not be aligned): 32,
-/// 48, 64, 96, 128 … 32768.
+/// Number of size classes. Their sizes are 16, 32, 48, 64, 96, 128 … 32768 bytes: from 32 on two
+/// per power of two. (24 would not be aligned.)
 const CLASSES: usize = 22;
 /// Alignment of every block.
 const ALIGNED: usize = 16;
 
-/// The contents of the page of lists.
+/// The free lists and their lock, alone on a page that is zeroed in a forked child.
 #[repr(C)]
 struct Lists {
     /// 0: free, 1: held, 2: held, and a thread waits.
     lock: AtomicU32,
-    /// The unused rest of the current region.
+    /// Start of the unused part of the current region. `end`: the region's end.
     next: usize,
     end: usize,
     free: [*mut Block; CLASSES],
@@ -61,7 +61,8 @@ pub struct Allocator {
     reserve: Reserve,
 }
 
-/// Reserved addresses. They change under the lists' lock. A forked child has a copy.
+/// Addresses kept for when the kernel has no memory. They change under the lists' lock. A forked
+/// child has a copy.
 struct Reserve {
     start: AtomicUsize,
     /// Bytes that are left; 0 while the reserve is being filled.
@@ -69,8 +70,8 @@ struct Reserve {
 }
 
 impl Reserve {
-    /// Takes pages off the end, which are a mapping of their own from then on. Returns null if
-    /// there are too few.
+    /// Cuts pages off the end of the reserve, which are a mapping of their own from then on.
+    /// Returns null if too few are left.
     #[cold]
     fn take(&self, length: usize) -> *mut u8 {
         let length = length.next_multiple_of(PAGE);
@@ -148,7 +149,7 @@ impl Allocator {
         Allocator { lists: AtomicPtr::new(null_mut()), reserve }
     }
 
-    /// Returns the page of lists, made on first use.
+    /// Returns the page of lists, made on first use; null if there is no memory for it.
     fn lists(&self) -> *mut Lists {
         let lists = self.lists.load(Ordering::Acquire);
         if !lists.is_null() {
@@ -195,7 +196,7 @@ impl Allocator {
         }
         // SAFETY: 1. The page is mapped, aligned, and never unmapped. Zero bytes, as at first and
         // in a forked child, are unlocked empty lists. 2. While the lock is held, no other thread
-        // touches the rest.
+        // accesses the other fields.
         unsafe {
             let lock = &(*lists).lock;
             acquire(lock);
@@ -232,7 +233,7 @@ impl Lists {
     }
 
     fn give(&mut self, class: usize, block: *mut Block) {
-        // SAFETY: the caller frees the block, which has room for a link.
+        // SAFETY: the caller frees the block, so no other code uses it, and it has room for a link.
         unsafe { (*block).next = self.free[class] };
         self.free[class] = block;
     }
@@ -283,11 +284,11 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's layout, as in `alloc`.
+        // SAFETY: the caller guarantees the layout, as for `alloc`.
         let block = unsafe { self.alloc(layout) };
-        // A mapping of its own is zeroed already.
+        // A larger block is a mapping of its own, which the kernel has zeroed.
         if !block.is_null() && rounded(layout) <= LARGEST {
-            // SAFETY: `size` bytes were just allocated.
+            // SAFETY: `alloc` has just returned a block of at least this size.
             unsafe { block.write_bytes(0, layout.size()) };
         }
         block

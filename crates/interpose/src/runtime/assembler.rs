@@ -1,7 +1,7 @@
 //! Pieces of assembler that several sections share. The user of a piece supplies its operands.
 
-/// Calls rt_sigprocmask(2) with the mark that usring's filter lets pass. `$how` is the operand that
-/// says how the set at rsi changes the mask. If rdx is not 0, the previous mask goes there.
+/// Calls rt_sigprocmask(2) with PASS_MARK, which usring's filter lets pass. `$how` is the operand
+/// that says how the set at rsi changes the mask. If rdx is not 0, the previous mask goes there.
 /// Operands: `mark`, `rt_sigprocmask`. The mark stays in r9.
 macro_rules! change_mask {
     ($how:literal) => {

@@ -50,14 +50,15 @@ pub struct Bound {
     /// The loader's state: glibc's name for it, and musl's, which is a pointer to it.
     loader: Option<&'static LoaderState>,
     loader_address: Option<&'static &'static LoaderState>,
-    /// Only tested for zero.
+    /// `gnu_get_libc_version`, only compared with zero.
     glibc: usize,
     environment: Option<&'static *mut *mut u8>,
     mallopt: Option<unsafe extern "C" fn(i32, i32) -> i32>,
-    /// glibc's name for `pthread_atfork`; takes the library that the handlers belong to, too.
+    /// glibc's name for `pthread_atfork`. Its fourth argument is the library that the handlers
+    /// belong to.
     register_atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler, *const c_void) -> i32>,
     atfork: Option<unsafe extern "C" fn(Handler, Handler, Handler) -> i32>,
-    /// Only tested for zero.
+    /// Functions of the sanitizers' runtimes, only compared with zero.
     sanitizers: [usize; 5],
 }
 
@@ -68,7 +69,7 @@ unsafe extern "C" {
 }
 
 fn bound() -> &'static Bound {
-    // SAFETY: the loader writes it before any code of this library runs.
+    // SAFETY: the loader writes the table before any code of this library runs, and never again.
     unsafe { &BOUND }
 }
 
@@ -219,7 +220,7 @@ impl Tables {
     /// # Safety
     /// `index` must be a symbol of the library.
     unsafe fn matching(&self, index: usize, name: &CStr) -> Option<usize> {
-        // SAFETY: the caller guarantees the index.
+        // SAFETY: the caller guarantees the index, which is valid in both arrays.
         unsafe {
             let symbol = &*(self.symbols as *const Symbol).add(index);
             let hidden = self.versions != 0 && *(self.versions as *const u16).add(index) & HIDDEN_VERSION != 0;
@@ -281,7 +282,8 @@ pub fn name_clock() {
 
 /// Has libc run `handler` in each child that it forks.
 pub fn run_in_children(handler: unsafe extern "C" fn()) {
-    // SAFETY: pthread_atfork(3); the library is never unloaded.
+    // SAFETY: the handler has the type that pthread_atfork(3) requires, and the library is never
+    // unloaded.
     unsafe {
         match (bound().register_atfork, bound().atfork) {
             (Some(register), _) => register(None, None, Some(handler), core::ptr::null()),

@@ -55,8 +55,8 @@ fn read_action(address: UserAddress) -> Result<Action, Errno> {
 
 fn exchange_own(signal: u32, new: Option<Action>) -> Action {
     let before = installed(signal);
-    // A vfork child has handlers of its own but shares this table. Its actions for these three
-    // signals would last only until its exec, which resets them.
+    // A vfork child has signal actions of its own but shares this table, so its change is not
+    // recorded. Its action for such a signal would last only until its exec, which resets it.
     if let Some(new) = new
         && process::is_own()
     {
@@ -78,9 +78,9 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
         }
         // The wrapper needs the siginfo_t, which the kernel writes only with SA_SIGINFO.
         let flags = new.flags & !RESET_HANDLER | u64::from(linux::SA_SIGINFO);
-        // This handler also runs when the signal finds the thread in the engine. A second signal
-        // could not see that the engine was interrupted, so all signals are blocked during the
-        // handler.
+        // By the signal CHANGE_USER, libc changes the credentials of every thread. Its handler also
+        // runs while the thread is in the engine. A second signal could then not see that the
+        // engine was interrupted, so all signals are blocked during the handler.
         let alone = if signal == CHANGE_USER.load(Ordering::Relaxed) { ALL_BLOCKED } else { 0 };
         Action { handler: wrapper::address(), flags, mask: (new.mask | alone) & !KEPT_OPEN, ..new }
     });
@@ -88,8 +88,8 @@ fn exchange(signal: u32, new: Option<Action>) -> Result<Action, Errno> {
     Ok(if in_kernel.handler == wrapper::address() { before } else { in_kernel })
 }
 
-/// Takes over the handlers that are installed when usring starts. `install` installs usring's
-/// handler of a signal that belongs to usring, and returns the previous action.
+/// Puts the wrapper in front of the handlers that are installed when usring starts. `install`
+/// installs usring's own handler of a signal of [`OWN`], and returns the previous action.
 pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno> {
     for signal in (1..=LAST_SIGNAL as u32).filter(|signal| !OWN.contains(signal)) {
         let before = kernel_exchange(signal, None)?;
@@ -99,8 +99,8 @@ pub fn take_over(install: fn(u32) -> Result<Action, Errno>) -> Result<(), Errno>
     }
     for signal in OWN {
         let before = install(signal)?;
-        // No code that could install a handler of SIGSYS has run before. So this handler is that of
-        // `program::unserved`, from the program that executed this one.
+        // No code of this program has run yet that could install a handler of SIGSYS. So this
+        // handler is that of `program::unserved`, from the program that executed this one.
         let is_unserved = signal == linux::SIGSYS && before.handler > IGNORE;
         TABLE[signal as usize].set(&if is_unserved { Action::default() } else { before });
     }

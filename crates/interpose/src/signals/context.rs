@@ -1,5 +1,5 @@
-//! The kernel's layout of a signal's frame: offsets in a `ucontext_t`, in bytes, and `si_code`. The
-//! offset of the instruction pointer is in [`usring_sys::wait`].
+//! The kernel's layout of a signal frame: byte offsets in a `ucontext_t`, and values of `si_code`.
+//! The offset of the instruction pointer is in [`usring_sys::wait`].
 
 pub const ALTERNATE_STACK: usize = 16;
 pub const R8: usize = 40;
@@ -12,7 +12,7 @@ pub const RDX: usize = 136;
 pub const RAX: usize = 144;
 pub const RCX: usize = 152;
 pub const STACK_POINTER: usize = 160;
-/// Address of the floating-point and vector registers.
+/// Offset of the pointer to the floating-point and vector registers.
 pub const REGISTER_STATE: usize = 224;
 pub const MASK: usize = 296;
 /// Bytes of a `ucontext_t`.

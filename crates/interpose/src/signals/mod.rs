@@ -6,10 +6,10 @@
 //! | thread was in | wrapper |
 //! |---|---|
 //! | the program, or an entry point | runs the program's handler, on the kernel's own frame |
-//! | the engine | puts the signal off, and keeps its frame (`frames`) until the call leaves |
+//! | the engine | puts the signal off, and keeps its frame (`frames`) until the call leaves the engine |
 //!
-//! Signals that arrive after it are blocked and wait in the kernel, so all signals keep their
-//! order.
+//! Once a signal is put off, later signals are blocked and wait in the kernel, so all signals keep
+//! their order.
 //!
 //! In the kernel SIGSYS, SIGSEGV and SIGBUS belong to usring (`entry::own_signal`). The program's
 //! actions for them exist only in the table. They are removed from every mask: if they were

@@ -9,7 +9,7 @@ pub const LAST_SIGNAL: usize = 64;
 pub const DEFAULT: u64 = 0;
 pub const IGNORE: u64 = 1;
 
-/// Signals that belong to usring in the kernel, and are never in a mask.
+/// Signals whose handlers in the kernel are usring's. No mask contains these signals.
 pub const OWN: [u32; 3] = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS];
 pub const KEPT_OPEN: SignalSet = set_of(linux::SIGSYS) | set_of(linux::SIGSEGV) | set_of(linux::SIGBUS);
 
@@ -28,8 +28,8 @@ pub struct Action {
     pub mask: SignalSet,
 }
 
-/// The action that the program last installed for a signal. For a signal that does not belong to
-/// usring, the action is valid only while the kernel's handler is the wrapper.
+/// The action that the program last installed for a signal. For a signal that is not in [`OWN`], it
+/// is valid only while the kernel's handler is the wrapper.
 #[repr(C)]
 pub struct StoredAction {
     pub handler: AtomicU64,
@@ -67,12 +67,12 @@ impl StoredAction {
     }
 }
 
-/// Returns the program's action for a signal that belongs to usring.
+/// Returns the action that the program last installed for a signal.
 pub fn installed(signal: u32) -> Action {
     TABLE[signal as usize].get()
 }
 
-/// Resets the program's action for a signal that belongs to usring (SA_RESETHAND).
+/// Resets the program's action for a signal of [`OWN`] to the default (SA_RESETHAND).
 pub fn reset(signal: u32) {
     TABLE[signal as usize].handler.store(DEFAULT, Ordering::Release);
 }
@@ -81,7 +81,7 @@ pub static EVERY: SignalSet = SignalSet::MAX;
 pub static OPEN: SignalSet = KEPT_OPEN;
 pub static DEFAULT_ACTION: Action = Action { handler: DEFAULT, flags: 0, restorer: 0, mask: 0 };
 
-/// All of these signals are in the lower half of a mask.
+/// The wrapper's assembler changes only the lower 32 bits of a mask.
 const _: () = assert!(KEPT_OPEN <= i32::MAX as u64);
 
 /// Returns the mask under which the kernel would run the program's handler of a signal that arrives
@@ -92,7 +92,8 @@ pub fn mask_in_handler(signal: u32, mask: SignalSet) -> SignalSet {
     ((mask | action.mask) & !KEPT_OPEN) | (itself & !set_of(linux::SIGSYS))
 }
 
-/// Calls rt_sigaction(2), which usring's filter lets pass.
+/// Returns the kernel's action for a signal, and sets it to `new` if there is one. usring's filter
+/// lets this rt_sigaction(2) pass.
 pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errno> {
     let mut old = Action::default();
     let new = new.map_or(0, |new| &raw const *new as u64);
@@ -100,9 +101,9 @@ pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errn
     SystemCall::new(linux::__NR_rt_sigaction, arguments).run_once().map(|_| old)
 }
 
-/// Runs `exec`. A signal that the program ignores stays ignored in the next program. For the
-/// signals that belong to usring, the kernel has to be set so here. If `exec` returns, usring's
-/// actions are restored.
+/// Runs `exec`. The next program inherits which signals are ignored. So if the program ignores a
+/// signal of [`OWN`], that is set in the kernel now. If `exec` returns, usring's actions are
+/// restored.
 pub fn with_ignored<T>(exec: impl FnOnce() -> T) -> T {
     let ignore = Action { handler: IGNORE, ..Action::default() };
     let ours = OWN.map(|signal| {

@@ -12,9 +12,9 @@ use usring_sys::{Errno, UserAddress, user_memory};
 /// The first of the numbers that stand for these functions in a [`Call`].
 pub const FIRST: u32 = 0x7573_0100;
 
-/// `struct usring_swap_options`, in words.
+/// Size of `struct usring_swap_options` in words of 64 bits.
 const OPTIONS: usize = 6;
-/// Longest text of an option, including its NUL.
+/// Most bytes of an option's text, including its NUL.
 const LONGEST: usize = 4096;
 
 /// Passes the functions to the macro `$with`: number, name, and implementation of each.
@@ -43,13 +43,14 @@ pub(crate) use for_each_function;
 
 macro_rules! serve_functions {
     ($($number:literal $name:ident => $serve:ident;)*) => {
-        /// The last number of these functions.
+        /// Last of the numbers that stand for these functions in a [`Call`].
         pub const LAST: u32 = FIRST + [$($number),*].len() as u32 - 1;
 
-        /// Runs one of the functions and returns its answer.
+        /// Runs the function that the call's number stands for, and returns its answer.
         pub fn serve(call: &Call) -> Result<u64, Errno> {
             match call.number as u32 - FIRST {
-                // SAFETY: the C header states what the program must guarantee.
+                // SAFETY: the functions need valid handles. `usring.h` obliges the program to pass
+                // only such.
                 $($number => unsafe { $serve(call.arguments) },)*
                 _ => Err(Errno::ENOSYS),
             }
@@ -71,14 +72,14 @@ fn text(address: u64) -> Result<String, Errno> {
 /// The handle must come from `usring_swap_map` or `usring_arena_region`, and must not have been
 /// released.
 unsafe fn region<'a>(handle: u64) -> &'a SwapRegion {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     unsafe { &*(handle as *const SwapRegion) }
 }
 
 /// # Safety
 /// The handle must come from `usring_arena_create`, and must not have been released.
 unsafe fn arena<'a>(handle: u64) -> &'a Arena {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     unsafe { &*(handle as *const Arena) }
 }
 
@@ -107,19 +108,20 @@ unsafe fn map([options, place, ..]: Arguments) -> Result<u64, Errno> {
     }
     let region = Box::into_raw(Box::new(builder.build().map_err(Refusal::errno)?));
     user_memory::write(UserAddress(place), region as u64).map(|()| 0).inspect_err(|_| {
-        // SAFETY: the program did not get the handle.
+        // SAFETY: the pointer comes from `Box::into_raw` above, and the program did not get it.
         drop(unsafe { Box::from_raw(region) });
     })
 }
 
 unsafe fn unmap([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the handle comes from `map`, and the program releases it.
+    // SAFETY: the handle comes from `Box::into_raw` in `map`, and the program does not use it
+    // again.
     drop(unsafe { Box::from_raw(handle as *mut SwapRegion) });
     Ok(0)
 }
 
 unsafe fn address([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     Ok(unsafe { region(handle) }.as_ptr() as u64)
 }
 
@@ -127,7 +129,7 @@ unsafe fn address([handle, ..]: Arguments) -> Result<u64, Errno> {
 const DONTNEED: u64 = 4;
 
 unsafe fn advise([handle, start, length, advice, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     let region = unsafe { region(handle) };
     if advice as u32 as u64 != DONTNEED {
         return Err(Errno::EINVAL);
@@ -136,7 +138,7 @@ unsafe fn advise([handle, start, length, advice, ..]: Arguments) -> Result<u64, 
 }
 
 unsafe fn pin([handle, start, length, writes, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     let region = unsafe { region(handle) };
     let access = if writes as u32 == 0 { Access::Read } else { Access::Write };
     region.pin(range(region, start, length)?, access).map(|pin| {
@@ -146,23 +148,23 @@ unsafe fn pin([handle, start, length, writes, ..]: Arguments) -> Result<u64, Err
 }
 
 unsafe fn unpin([handle, start, length, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     let region = unsafe { region(handle) };
     region.unpin(range(region, start, length)?).map(|()| 0)
 }
 
 unsafe fn set_limit([handle, bytes, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     unsafe { region(handle) }.set_limit(bytes as usize).map(|()| 0)
 }
 
 unsafe fn set_policy([handle, policy, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     if unsafe { region(handle) }.set_policy(&text(policy)?) { Ok(0) } else { Err(Errno::EINVAL) }
 }
 
 unsafe fn statistics([handle, place, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     let found = unsafe { region(handle) }.statistics();
     let words = [
         found.pages,
@@ -190,40 +192,41 @@ unsafe fn statistics([handle, place, ..]: Arguments) -> Result<u64, Errno> {
 
 unsafe fn arena_create([handle, place, ..]: Arguments) -> Result<u64, Errno> {
     user_memory::write(UserAddress(place), 0u64)?;
-    // SAFETY: the handle comes from `map`, and the program releases it.
+    // SAFETY: the handle comes from `Box::into_raw` in `map`, and the program does not use it
+    // again.
     let region = unsafe { Box::from_raw(handle as *mut SwapRegion) };
     let arena = Box::into_raw(Box::new(Arena::new(*region)?));
     user_memory::write(UserAddress(place), arena as u64).map(|()| 0)
 }
 
 unsafe fn arena_destroy([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the handle comes from `arena_create`, and the program releases it.
+    // SAFETY: the handle comes from `arena_create`, and the program does not use it again.
     drop(unsafe { Box::from_raw(handle as *mut Arena) });
     Ok(0)
 }
 
 unsafe fn arena_region([handle, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     Ok(core::ptr::from_ref(unsafe { arena(handle) }.region()) as u64)
 }
 
-/// malloc(3)'s alignment.
+/// Alignment of malloc(3) in bytes.
 const ALIGNED: usize = 16;
 
 unsafe fn arena_malloc([handle, size, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     Ok(unsafe { arena(handle) }.allocate(size as usize, ALIGNED).map_or(0, |(address, _)| address as u64))
 }
 
 unsafe fn arena_free([handle, block, ..]: Arguments) -> Result<u64, Errno> {
     if block != 0 {
-        // SAFETY: the caller guarantees the handle.
+        // SAFETY: the caller guarantees that the handle is not released yet.
         unsafe { arena(handle) }.free(block as usize);
     }
     Ok(0)
 }
 
 unsafe fn arena_usable_size([handle, block, ..]: Arguments) -> Result<u64, Errno> {
-    // SAFETY: the caller guarantees the handle.
+    // SAFETY: the caller guarantees that the handle is not released yet.
     Ok(if block == 0 { 0 } else { unsafe { arena(handle) }.size_of(block as usize) as u64 })
 }

@@ -1,9 +1,10 @@
 //! In-flight calls: keeps the pinned memory of the program's calls until they return.
 //!
 //! Some calls never return: a signal's handler leaves by siglongjmp(3), a vfork child executes a
-//! program or is killed, or a thread ends inside the call. The entry point keeps each call on the
-//! stack on which it was made. When another call occupies that address, wholly or in part, the
-//! first call cannot return any more. Then its pinned memory is released.
+//! program or is killed, or a thread ends inside the call. The entry point stores the
+//! [`Call`](crate::call::Call) of each system call on the stack of the thread that makes it. If a
+//! later call is stored at that address, wholly or in part, the earlier call cannot return any
+//! more. Then its pinned memory is released.
 
 use crate::call::CALL_SIZE;
 use alloc::vec::Vec;
@@ -14,7 +15,7 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::spread;
 use usring_sys::thread::{self, ThreadId};
 
-/// An in-flight call: its address on its stack, its thread, and its pinned memory.
+/// An in-flight call: the address on its thread's stack, the thread, and the pinned memory.
 struct InFlight {
     address: usize,
     thread: ThreadId,
@@ -23,7 +24,8 @@ struct InFlight {
 
 const ROWS: usize = 256;
 
-/// Indexed by a hash of the page that a call begins on. Two threads hardly ever share such a page.
+/// In-flight calls, by a hash of the stack page on which they are stored. Two threads hardly ever
+/// share such a page.
 static TABLE: PerProcess<[Mutex<Vec<InFlight>>; ROWS]> = PerProcess::new();
 
 fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
@@ -31,7 +33,7 @@ fn row(address: usize) -> &'static Mutex<Vec<InFlight>> {
     &TABLE.get_or_make(|| [const { Mutex::new(Vec::new()) }; ROWS])[row]
 }
 
-/// Keeps pinned memory until the call at this address of a stack returns.
+/// Keeps pinned memory until the call that is stored at this address of a stack returns.
 pub fn keep(address: usize, pinned: PinnedCall) {
     let mut row = row(address).lock();
     row.retain(|other| other.address.abs_diff(address) >= CALL_SIZE);
@@ -45,8 +47,8 @@ pub fn take(address: usize) -> Option<PinnedCall> {
     Some(row.swap_remove(index).pinned)
 }
 
-/// Locked rows that contain calls of the calling thread, which forks in a handler that interrupted
-/// such a call.
+/// The table's rows that contain calls of the calling thread, locked. The thread forks in a signal
+/// handler that interrupted such a call.
 pub struct OfThread {
     thread: ThreadId,
     rows: Vec<Guard<'static, Vec<InFlight>>>,
@@ -65,9 +67,9 @@ impl OfThread {
         self.rows.is_empty()
     }
 
-    /// Takes this thread's calls, each with its address, out of the child's copy of the rows. (The
+    /// Removes this thread's calls, each with its address, from the child's copy of the rows. (The
     /// child's own table is empty.) The other calls belong to threads that the child does not have,
-    /// and are left alone.
+    /// so they stay in the copy.
     pub fn into_calls(self) -> Vec<(usize, PinnedCall)> {
         let mut calls = Vec::new();
         for mut row in self.rows {

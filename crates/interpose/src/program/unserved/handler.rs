@@ -26,7 +26,7 @@ use core::arch::global_asm;
 use usring_sys::syscall::PASS_MARK;
 use usring_uapi::{errno, general as linux};
 
-/// Bit of SIGSYS in a signal set.
+/// Index of SIGSYS's bit in a signal set.
 const SIGSYS_BIT: u32 = linux::SIGSYS - 1;
 /// An operation that rt_sigprocmask(2) refuses once it has read the set.
 const NO_OPERATION: u32 = 99;
@@ -76,8 +76,9 @@ global_asm!(
     "add rsp, 32",
     "pop rbx",
     "ret",
-    // If there is no tracer, the exec is made without one: a dynamic program brings the library
-    // along. [rsp] is the mask, [rsp + 8] all signals, [rsp + 16] the tracer.
+    // If there is no tracer, the exec is made without one: a dynamic program loads the library
+    // itself. [rsp] is the program's mask, [rsp + 8] the set of all signals, [rsp + 16] the
+    // tracer's id.
     "2:",
     "mov qword ptr [rsp + 8], -1",
     "lea rsi, [rsp + 8]",
@@ -102,14 +103,15 @@ global_asm!(
     "xor edx, edx",
     "call usring_unserved_set_mask",
     "jmp usring_unserved_return",
-    // mmap(2) uses its sixth argument, so its mark is a flag.
+    // mmap(2) uses its sixth argument. So the mark by which it passes the filter is a flag.
     "3:",
     "call usring_unserved_load",
     "or r10d, {map_mark}",
     "mov r9, [rbx + {r9}]",
     "syscall",
     "jmp usring_unserved_answer",
-    // io_pgetevents(2) uses its sixth argument for the mask.
+    // io_pgetevents(2) uses its sixth argument for the mask, so it cannot carry PASS_MARK. Without
+    // a mask, io_getevents(2) has the same effect.
     "4:",
     "mov rax, -{ENOSYS}",
     "cmp qword ptr [rbx + {r9}], 0",
@@ -119,7 +121,8 @@ global_asm!(
     "syscall",
     "jmp usring_unserved_answer",
     ".size usring_unserved_handler, . - usring_unserved_handler",
-    // The trapped call's number and arguments, with the mark as the sixth one.
+    // Loads the trapped call's number and arguments. The sixth argument becomes PASS_MARK, which
+    // lets the call pass the filter.
     "usring_unserved_load:",
     "mov rdi, [rbx + {rdi}]",
     "mov rsi, [rbx + {rsi}]",
@@ -197,14 +200,14 @@ global_asm!(
     "mov rsi, rsp",
     "syscall",
     "jmp usring_unserved_answer",
-    // The action of SIGKILL is always the default one.
+    // Returns the action of SIGKILL, which is always the default one, and changes nothing.
     "5:",
     "call usring_unserved_load",
     "mov edi, {sigkill}",
     "xor esi, esi",
     "syscall",
     "jmp usring_unserved_answer",
-    // Another filter's trap, or a signal that was sent: removes this handler and takes the default
+    // The signal is another filter's trap, or was sent: removes this handler and takes the default
     // action.
     "usring_unserved_die:",
     "xor eax, eax",

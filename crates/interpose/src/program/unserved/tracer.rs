@@ -1,4 +1,4 @@
-//! The process that installs the handler in the next image, in assembler.
+//! The tracer: a process that installs the handler of SIGSYS in the next image. In assembler.
 //!
 //! The kernel resets every handler at an exec. So the process that is about to make an exec calls
 //! `usring_unserved_attend`, which makes a tracer for it (ptrace(2)):
@@ -8,8 +8,8 @@
 //! 2. The tracer closes its files, seizes the process, sets the word, and wakes the process. Until
 //!    the exec, the tracer stops the process at each system call.
 //! 3. The process makes its exec.
-//!    - It fails: the tracer lets the process go and ends. The process reaps it, and restores its
-//!      mask.
+//!    - It fails: the tracer detaches from the process and ends. The process reaps it, and
+//!      restores its mask.
 //!    - It succeeds: the tracer maps memory in the new image, by system calls that it has the new
 //!      image make. It copies this section there, installs the handler, sets the mask,
 //!      restores what it has changed, and ends. The new image begins in the copy, which reaps the
@@ -36,7 +36,7 @@ use usring_uapi::{general as linux, prctl, ptrace};
 /// Nanoseconds after which the process checks whether the tracer still lives.
 const LOOK_NS: u32 = 20_000_000;
 const PAGE_SIZE: u32 = 4096;
-/// Stop at a system call, with PTRACE_O_TRACESYSGOOD.
+/// The signal of a stop at a system call, with PTRACE_O_TRACESYSGOOD.
 const CALL_STOP: u32 = linux::SIGTRAP | 0x80;
 /// PR_SET_PTRACER_ANY.
 const ANY_TRACER: i64 = -1;
@@ -104,7 +104,7 @@ global_asm!(
     "cmp rax, -4095",
     "jae 5f",
     "mov r13, rax",
-    // Yama lets only ancestors trace a process, and processes that it names.
+    // Yama lets a process be traced only by its ancestors, and by processes that it names.
     "mov rsi, {any_tracer}",
     "call usring_unserved_permit",
     "mov eax, {gettid}",
@@ -168,8 +168,8 @@ global_asm!(
     "mov eax, {exit_group}",
     "syscall",
     "ud2",
-    // The new image's first code: waits for the end of the tracer edi. Then the program begins at
-    // rbx, with the registers as the kernel has them at an exec.
+    // The new image's first code: waits for the end of the tracer, whose id is in edi. Then the
+    // program begins at rbx, with the registers as the kernel has them at an exec.
     "usring_unserved_begin:",
     wait_for_child!("{wait_all}"),
     "mov rcx, rbx",
@@ -236,7 +236,7 @@ global_asm!(
     "syscall",
     "mov eax, r14d",
     "xor r14d, r14d",
-    // eax is the status of a stop.
+    // Handles a stop of the traced process. eax is its status.
     "2:",
     "mov ecx, eax",
     "shr ecx, 16",
@@ -247,7 +247,7 @@ global_asm!(
     "je 4f",
     "cmp edx, {call_stop}",
     "je 5f",
-    // A signal, which is passed on to the process.
+    // The process stopped for a signal, which is passed on to it.
     "mov r10d, edx",
     "3:",
     "mov edi, {PTRACE_SYSCALL}",
@@ -288,7 +288,7 @@ global_asm!(
     "mov r10d, r15d",
     "call usring_unserved_trace",
     "jmp usring_unserved_end",
-    // ptrace(edi, r12d, rdx, r10). Sets the flags by rax.
+    // Calls ptrace(edi, r12d, rdx, r10). The sign flag shows whether that failed.
     "usring_unserved_trace:",
     "mov esi, r12d",
     "mov eax, {ptrace}",
@@ -311,7 +311,7 @@ global_asm!(
     "jne usring_unserved_end",
     "ret",
     // Continues to the next beginning or end of a system call. All signals that can be blocked are
-    // blocked. SIGSTOP cannot be and is put off.
+    // blocked. SIGSTOP cannot be blocked, and is put off until the detach.
     "usring_unserved_step:",
     "mov edi, {PTRACE_SYSCALL}",
     "xor edx, edx",
@@ -378,7 +378,7 @@ global_asm!(
     "lea r10, [rbp + {word}]",
     "call usring_unserved_trace",
     "call usring_unserved_step",
-    // The first instruction is replaced by `syscall` for a while.
+    // While the new image makes system calls for the tracer, its first instruction is `syscall`.
     "mov edi, {PTRACE_PEEKTEXT}",
     "mov rdx, [rbp + {first} + {rip}]",
     "lea r10, [rbp + {word}]",
@@ -415,7 +415,8 @@ global_asm!(
     "sub rdx, rax",
     "cmp r14, rdx",
     "jb 2b",
-    // The action comes after the section: handler, flags, restorer, mask. Fresh memory is zero.
+    // The handler's action comes after the section: handler, flags, restorer, mask. Fresh memory is
+    // zero.
     "lea r10, [rip + usring_unserved_handler]",
     "call usring_unserved_relocate",
     "mov r10d, {action_flags}",
@@ -432,7 +433,7 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, {rt_sigaction}",
     "call usring_unserved_call",
-    // The program begins by waiting for this process to end.
+    // The new image begins in the copy, and waits there until this process has ended.
     "mov rax, [rbp + {first} + {rip}]",
     "mov [rbp + {first} + {rbx}], rax",
     "mov eax, {getpid}",
@@ -447,7 +448,7 @@ global_asm!(
     "jmp 5f",
     "3:",
     "mov rdx, [rbp + {first} + {rip}]",
-    // Restores the first instruction and the registers.
+    // Restores the first instruction, and sets the registers with which the image begins.
     "5:",
     "mov edi, {PTRACE_POKETEXT}",
     "mov r10, [rbp + {word}]",
@@ -462,7 +463,8 @@ global_asm!(
     "lea r10, [rbp + {mask}]",
     "call usring_unserved_trace",
     "jmp usring_unserved_detach",
-    // Has the new image make a call. The registers here are its number and arguments.
+    // Has the new image make a system call. This process's registers contain the number and
+    // arguments.
     "usring_unserved_call:",
     "mov [rbp + {call} + {rax}], rax",
     "mov [rbp + {call} + {rdi}], rdi",
@@ -484,7 +486,7 @@ global_asm!(
     "call usring_unserved_trace",
     "mov rax, [rbp + {call} + {rax}]",
     "ret",
-    // Writes the address that the code at r10 has in the copy.
+    // Writes the address that the code at r10 has in the copy, at the offset r14.
     "usring_unserved_relocate:",
     "lea rax, [rip + __start_usring_unserved]",
     "sub r10, rax",
