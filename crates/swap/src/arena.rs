@@ -1,10 +1,10 @@
-//! An allocator for the memory of a region. Its metadata lies outside the region, so
-//! allocating and freeing bring no page in.
+//! An allocator for the memory of a region. Its metadata lies outside the region, so allocating and
+//! freeing bring no page in.
 //!
-//! - Blocks of up to half a page have eight sizes, all powers of two. A page holds blocks
-//!   of one size. A freed block is kept for its size.
-//! - Larger blocks are whole pages. Freed pages are discarded: they take neither memory nor
-//!   slots, and hold zeroes when they are allocated again.
+//! - Blocks of up to half a page have eight sizes, all powers of two. A page of small blocks holds
+//!   blocks of one size. A freed small block is reused only for its size.
+//! - Larger blocks are whole pages. Freed pages are discarded: they take neither memory nor slots,
+//!   and hold zeroes when they are allocated again.
 
 use crate::region::SwapRegion;
 use core::ops::Range;
@@ -14,14 +14,14 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::width;
 
-/// Sizes of small blocks.
+/// Number of sizes of small blocks (size classes).
 const CLASSES: usize = 8;
-/// Blocks of the smallest size in a page.
+/// Blocks in a page of the smallest size class.
 const MOST_BLOCKS: usize = 256;
 const WORDS: usize = MOST_BLOCKS / 64;
 
-/// Kind of a page, in the two highest bits of its entry: none, the first of a run of
-/// pages, or a page of small blocks.
+/// The two highest bits of a page's entry: not the start of a block (0), the first page of a run
+/// (`RUN`), or a page of small blocks (`SMALL`).
 const KIND: u32 = 3 << 30;
 const RUN: u32 = 1 << 30;
 const SMALL: u32 = 2 << 30;
@@ -31,22 +31,24 @@ pub struct Arena {
     region: SwapRegion,
     page: usize,
     pages: usize,
-    /// Protects the metadata; never held while pages are discarded.
+    /// Protects the allocator's metadata. Not held while pages are discarded.
     state: Mutex<State>,
-    /// Allocated pages, a bit each.
+    /// One bit for each page, set if the page is allocated.
     used: PageArray<AtomicU64>,
-    /// By page: its kind, and the number of pages or the size class.
+    /// By page: its kind, and below it the number of pages of a run or the size class of small
+    /// blocks.
     entries: PageArray<AtomicU32>,
-    /// By page of small blocks: the allocated blocks, a bit each.
+    /// By page of small blocks: one bit for each block, set if the block is allocated.
     blocks: PageArray<AtomicU64>,
-    /// By page with a free block: the next such page of its size class, plus one.
+    /// By page of small blocks with a free block: the next such page of its size class, plus one. 0
+    /// ends the list.
     links: PageArray<AtomicU32>,
 }
 
 struct State {
-    /// The page at which the next search begins.
+    /// The page at which the next search for several pages begins.
     next: usize,
-    /// By size class: the first page with a free block, plus one.
+    /// By size class: the first page with a free block, plus one. 0 if there is none.
     partial: [u32; CLASSES],
 }
 
@@ -83,8 +85,8 @@ impl Arena {
         (self.page / MOST_BLOCKS) << class
     }
 
-    /// Allocates a block. Returns its address, and whether it is known to hold zeroes. `None` if
-    /// there is no room, or the alignment is larger than a page.
+    /// Allocates a block. Returns its address, and whether the block is known to hold zeroes.
+    /// `None` if the region has no room, or the alignment is larger than a page.
     pub fn allocate(&self, size: usize, alignment: usize) -> Option<(usize, bool)> {
         if alignment > self.page {
             return None;
@@ -132,7 +134,8 @@ impl Arena {
         if count > self.pages {
             return None;
         }
-        // Single pages, most of them for small blocks, stay together at the front.
+        // Single pages, most of them for small blocks, are allocated from the region's start, so
+        // they stay together.
         let from_next = if count == 1 { None } else { self.find(state.next..self.pages, count) };
         let first = from_next.or_else(|| self.find(0..self.pages, count))?;
         for page in first..first + count {
@@ -144,7 +147,7 @@ impl Arena {
         Some(first)
     }
 
-    /// Finds `count` adjacent free pages.
+    /// Returns the first of `count` adjacent free pages.
     fn find(&self, within: Range<usize>, count: usize) -> Option<usize> {
         let (mut page, mut found) = (within.start, 0);
         while page < within.end {
@@ -163,10 +166,10 @@ impl Arena {
         None
     }
 
-    /// Returns the size of the block at an address: at least the size requested.
+    /// Returns the size of the block at an address, which is at least the size that was requested.
     ///
     /// # Panics
-    /// If no block starts there.
+    /// If no block starts at the address.
     pub fn size_of(&self, address: usize) -> usize {
         let (page, _) = self.locate(address);
         let entry = self.entries[page].load(Ordering::Relaxed);
@@ -176,7 +179,7 @@ impl Arena {
         }
     }
 
-    /// Returns the page of a block, and the index of the block in it.
+    /// Returns the page in which a block starts, and the block's index in that page.
     fn locate(&self, address: usize) -> (usize, usize) {
         assert!(self.contains(address), "{address:#x} is not a block of this arena");
         let offset = address - self.region.as_ptr() as usize;
@@ -200,7 +203,7 @@ impl Arena {
     /// Frees a block.
     ///
     /// # Panics
-    /// If no block starts there.
+    /// If no block starts at the address.
     pub fn free(&self, address: usize) {
         let (page, index) = self.locate(address);
         let entry = self.entries[page].load(Ordering::Relaxed);
@@ -209,8 +212,8 @@ impl Arena {
         }
         let count = (entry & !KIND) as usize;
         self.entries[page].store(0, Ordering::Relaxed);
-        // The pages are discarded before they can be allocated again. Pinned pages are still in use
-        // and are never allocated again.
+        // The pages are marked as free only after they are discarded. If one is pinned, the discard
+        // fails, and the pages of this block are never allocated again.
         if self.region.discard_shared(page * self.page..(page + count) * self.page).is_ok() {
             let _state = self.state.lock();
             for page in page..page + count {

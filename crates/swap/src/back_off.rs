@@ -1,33 +1,33 @@
-//! Yields the processor between two polls of a device, or between two clusters. With more threads
-//! than processors, a polling thread would otherwise keep another thread from computing, evicting
-//! or polling. The kernel ends its own polling when the scheduler wants the processor; a process
-//! can only yield.
+//! Yields the processor between two polls of a device, or between the evictions of two clusters.
+//! With more threads than processors, a polling thread would otherwise keep another thread from
+//! computing, evicting or polling. The kernel ends its own polling when the scheduler wants the
+//! processor; a process can only yield.
 //!
-//! Yielding pays among threads that all yield. A computing thread keeps the processor
-//! for a time slice of some milliseconds. After such a long turn there is a pause
-//! without yields:
+//! Yielding pays only if the other threads yield, too. A thread that computes keeps the processor
+//! for a time slice of some milliseconds (a *long turn*). After a long turn the caller does not
+//! yield during a pause:
 //! - The first pause is twice as long as the turn.
-//! - If the next yield meets a long turn again, the pause doubles, up to
-//!   [`MOST_TURNS`] turns.
+//! - If a yield soon after a pause meets a long turn again, the pause doubles, up to [`MOST_TURNS`]
+//!   times the turn.
 
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// A yield that takes longer than this, in nanoseconds, has met a thread that does not yield.
+/// Nanoseconds. A yield that takes longer has met a thread that does not yield itself.
 const LONG_TURN: u64 = 1_000_000;
 
-/// Longest pause without yields, in turns.
+/// Longest pause without yields, as a multiple of the turn that caused the pause.
 const MOST_TURNS: u64 = 64;
 
 #[derive(Debug, Default)]
 pub struct BackOff {
     crowded_until: Ticks,
-    /// Length of the last pause, in nanoseconds.
+    /// Length of the pause that was set last, in nanoseconds.
     pause: u64,
 }
 
 impl BackOff {
-    /// Yields the processor. `false` during a pause: the caller should sleep instead.
+    /// Yields the processor. Returns `false` during a pause: the caller should sleep instead.
     pub fn try_yield(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;

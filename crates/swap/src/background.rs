@@ -1,5 +1,5 @@
-//! The threads of a region: the evictor, the reader, and for the mechanism `compat` the
-//! pager thread, which serves faults. They end before the region does.
+//! The threads of a region: the evictor, the reader (which reads pages ahead), and for the
+//! mechanism `compat` the pager thread, which serves faults. They end before the region is freed.
 
 use crate::back_off::BackOff;
 use crate::evict::{Aim, MOST_FAILURES};
@@ -20,9 +20,9 @@ use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
 pub struct Background {
     pager: Arc<Pager>,
     running: Arc<AtomicU32>,
-    /// Eventfd that ends the pager thread, if there is one.
+    /// Eventfd that the region signals to end the pager thread, if there is one.
     end_of_service: Option<Arc<OwnedDescriptor>>,
-    /// Whether the threads are made without libc.
+    /// Whether the threads are started without libc, which then does not know them.
     unknown: bool,
 }
 
@@ -31,7 +31,7 @@ impl Background {
         Background { pager, running: Arc::new(AtomicU32::new(0)), end_of_service: None, unknown }
     }
 
-    /// Starts a thread.
+    /// Starts a thread of the region.
     pub fn spawn(&self, name: &str, life: impl FnOnce(&Pager) + Send + 'static) -> Result<(), Errno> {
         let (pager, running) = (self.pager.clone(), self.running.clone());
         self.running.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Background {
         started
     }
 
-    /// Starts the pager thread, which reads the kernel's fault events.
+    /// Starts the pager thread, which reads fault events from the userfaultfd `events`.
     pub fn serve(&mut self, events: Arc<UserFault>) -> Result<(), Errno> {
         let end = Arc::new(eventfd::create()?.into_private()?);
         let set = Epoll::new()?;
@@ -78,17 +78,17 @@ impl Background {
     }
 }
 
-/// Event data in the pager thread's epoll set.
+/// Event data of the pager thread's two descriptors in its epoll set.
 const FAULT: u64 = 0;
 const END: u64 = 1;
 
-/// The evictor's pause after an eviction that freed nothing. It doubles up to [`MOST_PAUSE`] while
-/// the store takes nothing.
+/// Nanoseconds that the evictor sleeps after an eviction that freed nothing. The time doubles, up
+/// to [`MOST_PAUSE`], as long as the store accepts no writes.
 const LEAST_PAUSE: Nanoseconds = 10_000_000;
 const MOST_PAUSE: Nanoseconds = 1_000_000_000;
 
 impl Pager {
-    /// Runs the evictor thread.
+    /// Runs the evictor thread. Returns when the region stops its threads.
     pub fn evict_in_background(&self, mut queue: StoreQueue) {
         let fault_slot = page_fault::fault_slot();
         let mut back_off = BackOff::default();
@@ -100,7 +100,8 @@ impl Pager {
                 if self.limit.resident() <= self.limit.low() || self.limit.is_stopped() {
                     break;
                 }
-                // Only this thread tests a failing store, with one write, on behalf of all threads.
+                // While the store fails, only this thread tests it: with one write, on behalf of
+                // all threads.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
                 let outcome = self.evict(&mut queue, Aim { pages: 1, kept: 0, failures }, fault_slot);
                 if outcome.freed > 0 {
@@ -108,7 +109,8 @@ impl Pager {
                 } else if outcome.obstacle.is_none() && outcome.met_others {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
-                    // The obstacle is reported by the threads that find no room.
+                    // The evictor reports no obstacle. A faulting thread that finds no room reports
+                    // it.
                     self.limit.pause(changes, pause);
                     pause = if self.takes_nothing() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
                 }

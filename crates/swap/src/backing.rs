@@ -1,11 +1,11 @@
 //! Opens a region's backing store from its text. Checks that no other process swaps to the store,
 //! and that the store holds no data that its owner may still want.
 //!
-//! A file, a block device or a back end begins with a header of usring (`SIGNATURE`), in front of
-//! the first slot. A store with the header belongs to usring, also after a run that was killed. A
-//! store that reads as zeroes is free, such as a file made by truncate(1) or fallocate(1). Any
-//! other store is refused unless the text says `overwrite=on`. Memory (`ram`) is new each time and
-//! has no header.
+//! A file, a block device or a vhost-user back end begins with a header of usring (`SIGNATURE`), in
+//! front of the first slot. A store with the header belongs to usring, also after a run that was
+//! killed. A store that reads as zeroes is free, such as a file made by truncate(1) or
+//! fallocate(1). Any other store is refused unless the text says `overwrite=on`. Memory (`ram`) is
+//! new each time and has no header.
 //!
 //! | store | examined | claimed by |
 //! |---|---|---|
@@ -27,17 +27,17 @@ use usring_sys::paged_memory::Bounce;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, user_memory, width};
 
-/// First bytes of a store's header; zeroes follow.
+/// First bytes of a store's header. The header's other bytes are zeroes.
 const SIGNATURE: &[u8] = b"usring swap store, version 1\n";
-/// Length of the header in bytes, unless the device's block is larger.
+/// Length of the header in bytes, unless the device's block is larger; then it is one block.
 const HEADER: u32 = 4096;
-/// Offset at which mkswap(8) puts its signature, and the signatures that Linux knows.
+/// Offset at which mkswap(8) writes its signature. Below: the signatures that Linux accepts.
 const KERNEL_SWAP_AT: usize = 4086;
 const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
-/// Bytes that are examined at either end of a store that cannot report its holes.
+/// Bytes that are examined at the start and at the end of a store that cannot report its holes.
 const END: u64 = 1 << 20;
-/// Bytes of one read.
+/// Bytes per read when a store is examined.
 const CHUNK: usize = 256 << 10;
 
 const O_RDWR: u32 = 2;
@@ -57,9 +57,9 @@ pub enum Refusal {
     KeepsNothing,
     /// The store is swap space of the kernel.
     KernelSwap,
-    /// The store holds data that usring did not write, at this byte.
+    /// The store holds data that usring did not write, at this offset.
     HoldsData(u64),
-    /// Sizes in bytes.
+    /// The store has fewer bytes than are needed.
     TooSmall {
         needed: u64,
         found: u64,
@@ -73,7 +73,7 @@ impl From<Errno> for Refusal {
 }
 
 impl Refusal {
-    /// Returns the error number, for C.
+    /// Returns the errno that the C interface reports.
     pub fn errno(self) -> Errno {
         match self {
             Refusal::Failed(error) => error,
@@ -85,7 +85,7 @@ impl Refusal {
         }
     }
 
-    /// Returns the message to the user, about a store of this name.
+    /// Returns the message to the user, with `store` as the name of the store.
     pub fn of<'a>(&self, store: &'a dyn fmt::Display) -> impl fmt::Display + 'a {
         Sentence(*self, store)
     }
@@ -147,22 +147,22 @@ enum Purpose {
 /// An open store.
 pub struct Backing {
     pub device: Arc<Device>,
-    /// The polling policy of the device, if this value opened the device. `None`: the caller opened
-    /// it.
+    /// The polling policy of the device. `None` if the caller of the region's builder opened the
+    /// device.
     pub policy: Option<PolicyWord>,
     /// The lock that keeps every other process from swapping to the store.
     pub claim: Option<HeldDescriptor>,
-    /// Bytes in front of the first slot.
+    /// Bytes in front of the first slot, which hold the header.
     pub header: u64,
 }
 
 impl Backing {
-    /// Opens a store, claims it for this process, and writes the header if the store has none.
+    /// Opens a store, claims it for this process, and writes the header unless the store has it.
     pub fn open(spec: &Spec, supply: Box<dyn Supply>) -> Result<Self, Refusal> {
         Self::open_for(Purpose::Swapping, spec, supply)
     }
 
-    /// Returns the number of bytes for slots.
+    /// Returns the number of bytes behind the header, which are divided into slots.
     pub fn capacity(&self) -> u64 {
         self.device.geometry().size.saturating_sub(self.header)
     }
@@ -194,8 +194,8 @@ impl Backing {
         Ok(backing)
     }
 
-    /// Writes the header to the start of the store, unless the store has it. `found` is the
-    /// content, if the store's file was examined before.
+    /// Writes the header to the start of the store, unless the store has it. `found` is the result
+    /// of the examination, if the store's file was examined before the device was opened.
     fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
         let size = self.device.geometry().size;
         if size < self.header {
@@ -208,7 +208,7 @@ impl Backing {
             return Ok(());
         }
         content.write_header(self.header)?;
-        // A back end may forget what is written to it, as `null` does. So a trial reads the header
+        // A back end may discard what is written to it, as `null` does. So a trial reads the header
         // back.
         if purpose == Purpose::Trial && !content.read(0, width::size(self.header))?.starts_with(SIGNATURE) {
             return Err(Refusal::KeepsNothing);
@@ -217,15 +217,15 @@ impl Backing {
     }
 }
 
-/// Opens a store as a process that swaps to it will, but does not keep other processes from it.
-/// Writes the header, which that process then finds. Returns the device's geometry, and the number
-/// of bytes for slots.
+/// Tests a store before a run: opens it as the process that will swap to it does, without keeping
+/// other processes from it. Writes the header, which that process then finds. Returns the device's
+/// geometry, and the number of bytes for slots.
 pub fn try_out(spec: &Spec, supply: Box<dyn Supply>) -> Result<(Geometry, u64), Refusal> {
     let backing = Backing::open_for(Purpose::Trial, spec, supply)?;
     Ok((*backing.device.geometry(), backing.capacity()))
 }
 
-/// The content of a store that may hold swapped memory.
+/// The content of a store that may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     /// The store begins with usring's header.
@@ -238,18 +238,18 @@ enum Content {
 trait Examined {
     fn size(&self) -> u64;
 
-    /// Reads up to `length` bytes; fewer at the end of the store.
+    /// Reads up to `length` bytes from `offset` on. Returns fewer bytes at the end of the store.
     fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno>;
 
-    /// Returns the offset at which data begins, from `offset` on; `None` if only a hole follows.
+    /// Returns the offset of the first data at or behind `offset`; `None` if only a hole follows.
     /// Error: `EINVAL` if the store cannot report its holes.
     fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno>;
 }
 
-/// Determines the content of a store.
+/// Determines whether a store may be used, from its content.
 ///
-/// Errors: [`Refusal::KernelSwap`] or [`Refusal::HoldsData`], unless `overwrite` permits them;
-/// errors of reading.
+/// Errors: [`Refusal::KernelSwap`] or [`Refusal::HoldsData`], unless `overwrite` is set; errors of
+/// reading the store.
 fn examine(store: &mut impl Examined, overwrite: bool) -> Result<Content, Refusal> {
     let start = store.read(0, HEADER as usize)?;
     if start.starts_with(SIGNATURE) {
@@ -267,8 +267,8 @@ fn examine(store: &mut impl Examined, overwrite: bool) -> Result<Content, Refusa
     }
 }
 
-/// Returns the offset of the first byte that is not 0. In a store that cannot report its holes,
-/// reads only the first and the last MiB.
+/// Returns the offset of the first byte that is not 0. If the store cannot report its holes, only
+/// its first and its last MiB are read.
 fn first_data(store: &mut impl Examined) -> Result<Option<u64>, Errno> {
     let size = store.size();
     let knows_holes = store.next_data(0).is_ok();
@@ -331,8 +331,8 @@ impl StoreFile {
         Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
     }
 
-    /// Checks a block device that has another user: a process of another run, or a file system.
-    /// Returns the store if `purpose` permits it nevertheless.
+    /// Checks a block device that another program has opened exclusively: a process that swaps to
+    /// it, or a mounted file system. A trial may use a device that usring swaps to.
     fn check_user(mut self, purpose: Purpose) -> Result<Self, Refusal> {
         let is_ours = self.read(0, HEADER as usize)?.starts_with(SIGNATURE);
         match (is_ours, purpose) {
@@ -359,7 +359,7 @@ impl Examined for StoreFile {
     }
 }
 
-/// A store without a path, whose content only its device can read.
+/// A store that can be read only through its device.
 struct DeviceContent<'a> {
     device: &'a Device,
     queue: StoreQueue,

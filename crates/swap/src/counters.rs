@@ -1,5 +1,5 @@
-//! The counters of a region: a row for each fault slot, so that faulting threads share no
-//! cache line.
+//! The counters of a region. Each fault slot (the number of a faulting thread) has a row of
+//! counters, so faulting threads share no cache line.
 
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
@@ -24,13 +24,13 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// Position of the peak in the first row. The peak, the limit and the unit follow the counters.
+/// Index of the peak in the first row, behind the counters. The limit and the unit follow it.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
-/// Words of a row: whole cache lines.
+/// Words of a row, which are whole cache lines.
 const WORDS: usize = 16;
-/// Number of rows, a power of two.
+/// Number of rows, a power of two. Fault slots beyond it share rows.
 const ROWS: usize = 64;
 
 pub struct Counters(PageArray<AtomicU64>);
@@ -40,19 +40,19 @@ impl Counters {
         Ok(Counters(PageArray::new(ROWS * WORDS)?))
     }
 
-    /// Makes counters in memory that outlives the process.
+    /// Makes counters on words that the caller has mapped from a file (see [`run`]).
     pub fn of(words: PageArray<AtomicU64>) -> Self {
         assert!(words.len() == ROWS * WORDS);
         Counters(words)
     }
 
-    /// Stores the limit and the unit, which a reader of the counters needs.
+    /// Stores the limit (in units) and the unit (in bytes), which a reader of the run's file needs.
     pub fn set_sizes(&self, limit: usize, unit: usize) {
         self.0[LIMIT].store(limit as u64, Ordering::Relaxed);
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
     }
 
-    /// Raises the peak to `resident` pages, if it is lower.
+    /// Raises the peak (most pages resident at any time) to `resident`, if the peak is lower.
     #[inline]
     pub fn raise_peak(&self, resident: usize) {
         let peak = &self.0[PEAK];
@@ -77,16 +77,16 @@ impl Counters {
 
 const _: () = assert!(Counter::OverLimit as usize == COUNTERS - 1 && COUNTERS <= WORDS);
 
-/// The counters of a region since it was made. A page is one unit: 4 KiB, except with the
-/// mechanism `mprotect`.
+/// The counters of a region since it was made. A page is one unit of the region: 4 KiB, or at least
+/// 64 KiB with the mechanism `mprotect`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Statistics {
-    /// Pages of the region.
+    /// Pages of the region, in memory or not.
     pub pages: u64,
     /// Bytes of a page.
     pub page_size: u64,
-    /// Most pages that may be resident.
+    /// Most pages that may be resident, as set by the user.
     pub limit: u64,
     /// Pages resident now.
     pub resident: u64,
@@ -98,23 +98,23 @@ pub struct Statistics {
     pub slots: u64,
     /// Slots that hold a page.
     pub slots_taken: u64,
-    /// Pages that were touched for the first time.
+    /// Pages that came into memory for the first time, holding zeroes.
     pub first_touches: u64,
-    /// Pages that were read by the thread that touched them.
+    /// Evicted pages that were read back by the thread that touched or pinned them.
     pub swap_ins: u64,
-    /// First writes to pages that had been clean.
+    /// First writes to clean pages (equal to their slots), which made them dirty.
     pub write_faults: u64,
-    /// Faults on pages that another thread had brought in meanwhile.
+    /// Faults on pages that another thread brought in before the fault was served.
     pub late_faults: u64,
-    /// Pages that were read before a thread touched them.
+    /// Pages that the reader thread read before a thread touched them.
     pub read_ahead: u64,
-    /// Pages that were evicted, written or not.
+    /// Evictions of pages, whether a write was needed or not.
     pub evicted: u64,
-    /// Evicted pages that had to be written.
+    /// Evicted pages that were written to the backing store.
     pub written: u64,
-    /// Requests that wrote evicted pages.
+    /// Write requests to the backing store.
     pub write_requests: u64,
-    /// Clusters that a faulting thread evicted from to make room for its page.
+    /// Evictions by faulting threads, to make room for their pages.
     pub direct_evictions: u64,
     /// Pages that could not be read; the touching threads got SIGBUS.
     pub read_errors: u64,
@@ -125,8 +125,8 @@ pub struct Statistics {
     pub over_limit: u64,
 }
 
-/// A file in which each process of a run has a part to count in. The counts outlive the
-/// processes, however these end.
+/// A file in which each process of a run has a part of its own for its counters. The counts survive
+/// the processes, even after SIGKILL.
 pub mod run {
     use super::*;
     use alloc::vec::Vec;
@@ -134,9 +134,10 @@ pub mod run {
     use usring_sys::page_array::PageArray;
     use usring_sys::{Errno, mapping};
 
-    /// Most processes that are counted; others run uncounted.
+    /// Most processes that are counted in a file. Later processes count only for themselves.
     pub const MOST: usize = 64;
-    /// Bytes of the file: a page whose first word counts the parts in use, then the parts.
+    /// Bytes of the file: one page, whose first word is the number of parts assigned, then the
+    /// parts.
     pub const SIZE: usize = mapping::PAGE + MOST * PART;
     const PART: usize = ROWS * WORDS * size_of::<u64>();
 
@@ -156,7 +157,8 @@ pub mod run {
         pub over_limit: u64,
     }
 
-    /// Takes a part for the calling process. `None` if all are in use, or opening the file fails.
+    /// Assigns a part of the file to the calling process. `None` if no part is left, or the file
+    /// cannot be opened or mapped.
     pub fn take(path: &CStr) -> Option<Counters> {
         let file = usring_sys::file::open_shared(path).ok()?;
         let part = width::size(mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed));
@@ -164,7 +166,7 @@ pub mod run {
         words.map(Counters::of).ok()
     }
 
-    /// Returns the counts of each process in the file.
+    /// Returns the counts of each process, from the words of the file.
     pub fn sums(words: &[u64]) -> Result<Vec<Sums>, Errno> {
         let parts = words.get(mapping::PAGE / size_of::<u64>()..).ok_or(Errno::EINVAL)?;
         let taken = width::size(words[0]).min(MOST);

@@ -1,4 +1,5 @@
-//! Drops the content of pages that is no longer needed, and evicts down to a lower limit.
+//! Drops content of pages that the program no longer needs. Also evicts pages down to a lower
+//! limit.
 
 use crate::evict::{Aim, MOST, MOST_FAILURES, Obstacle, PATIENCE};
 use crate::page::{Pins, State, Taken};
@@ -6,22 +7,23 @@ use crate::pager::Pager;
 use core::ops::Range;
 use usring_sys::{Errno, page_fault};
 
-/// Result of an attempt to discard pages of a cluster.
+/// Result of an attempt to discard the pages of one cluster.
 enum DiscardStep {
     Done,
-    /// Another thread has taken this page, and needs an open gate to go on.
+    /// Another thread has taken this page. It may wait for the gate, so the caller opens the gate.
     WaitFor(usize),
     Pinned,
 }
 
-/// Pages that the discarding thread has taken.
+/// Pages of one cluster that the discarding thread has taken, from page `first` on.
 struct TakenPages<'a> {
     first: usize,
     taken: [Option<Taken<'a>>; MOST],
 }
 
 impl Pager {
-    /// Discards pages; they hold zeroes from now on. Errors: `EBUSY` at a pinned page.
+    /// Discards pages, which then hold zeroes. Errors: `EBUSY` at a pinned page; the pages before
+    /// it are discarded.
     pub fn discard(&self, pages: Range<usize>) -> Result<(), Errno> {
         let mut page = pages.start;
         while page < pages.end {
@@ -53,8 +55,8 @@ impl Pager {
         }
     }
 
-    /// Discards pages of one cluster, up to the first page that cannot be discarded. The caller has
-    /// shut the gate.
+    /// Discards pages of one cluster, in order, until a page is pinned or another thread has taken
+    /// it. The caller has shut the cluster's gate.
     fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
         let mut taken_pages = TakenPages { first: pages.start, taken: [const { None }; MOST] };
         let mut step = DiscardStep::Done;
@@ -81,8 +83,8 @@ impl Pager {
         let is_resident = |taken: &Option<Taken>| taken.as_ref().is_some_and(|taken| taken.before().is_resident());
         let gone =
             match (taken_pages.taken.iter().position(is_resident), taken_pages.taken.iter().rposition(is_resident)) {
-                // Each page between these two was taken by this thread or has no memory. So one
-                // call covers all.
+                // Each page between the first and the last resident page was taken by this thread,
+                // or has no memory. So one call covers all of them.
                 (Some(first), Some(last)) => {
                     let (offset, length) = (self.offset(taken_pages.first + first), (last + 1 - first) * self.unit());
                     self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
@@ -107,8 +109,8 @@ impl Pager {
         gone
     }
 
-    /// Keeps a resident page that could not be discarded: makes it writable, and releases it as
-    /// dirty.
+    /// Keeps in memory a page that could not be discarded or evicted: makes it writable, and
+    /// releases it as dirty.
     pub fn keep(&self, index: usize, taken: Taken) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());
@@ -119,11 +121,12 @@ impl Pager {
     }
 
     /// Evicts until at most `pages` pages are resident. Errors: `ENOSPC` if the store is full;
-    /// `EBUSY` if the rest is pinned; the device's errors.
+    /// `EBUSY` if the remaining pages are pinned; the device's errors.
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
         let fault_slot = page_fault::fault_slot();
         loop {
-            // Read before `resident`: an eviction that ends later is then noticed below.
+            // `ended` is read before `resident`. So an eviction that ends after this line is
+            // noticed below.
             let ended = self.evictions.ended();
             if self.limit.resident() <= pages {
                 return Ok(());

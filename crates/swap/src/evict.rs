@@ -2,20 +2,20 @@
 //!
 //! A clock with a second chance runs over aligned clusters. The clock's hand skips a cluster that
 //! was used since the hand's last visit. A cluster counts as used if one of its pages was brought
-//! in, or written to for the first time. (A process cannot see the processor's accessed bits.) All
-//! resident and unpinned pages of the selected cluster are evicted together:
+//! in, or written to for the first time. (A process cannot read the accessed bits of page-table
+//! entries.) All resident and unpinned pages of the selected cluster are evicted together:
 //!
-//! 1. Gate shut: take the pages and write-protect them, one call for each run.
-//! 2. Gate open: write the pages that have no slot to consecutive slots, by one request. A page of
-//!    zeroes is not written and becomes `Untouched`.
-//! 3. Gate shut: free their memory, one call for each run.
+//! 1. Gate shut: take the pages and write-protect them, by one system call for each run of pages.
+//! 2. Gate open: write the pages that have no slot to consecutive slots, by one request. Clean
+//!    pages have one. A page of zeroes is not written and becomes `Untouched`.
+//! 3. Gate shut: free the pages' memory, by one system call for each run.
 //!
-//! A run ends at a resident page that stays, or at a page that was released to the kernel. A run
-//! may span pages that have no memory: evicted pages, and pages that a thread is reading outside
-//! the gate. The calls have no effect on those.
+//! A run ends at a resident page that is not evicted, or at a page that was released to the kernel.
+//! A run may span pages that have no memory: evicted pages, and pages that a thread is reading
+//! outside the gate. The system calls have no effect on these pages.
 //!
-//! If the pages cannot be written, they are made writable again and nothing is lost. A faulting
-//! thread then does not try again: the limit is raised for many pages
+//! If the pages cannot be written, they stay in memory and become writable again. A faulting thread
+//! then stops trying, and raises the limit by many pages
 //! ([`Limit::raise`](crate::watermarks::Limit::raise)). Only the background evictor tests whether
 //! the store works again.
 
@@ -36,13 +36,15 @@ use usring_sys::sync::Ordering;
 /// Most pages in a cluster.
 pub const MOST: usize = 64;
 
-/// Failed writes after which an evictor gives up for now, and the store counts as failing.
+/// Failed writes after which an eviction gives up. After as many in a row, the store counts as
+/// failing.
 pub const MOST_FAILURES: u32 = 8;
 
-/// Longest sleep, in nanoseconds, of a thread that found no victim while other threads evict.
+/// Nanoseconds. Longest sleep of a thread that found no page to evict while other threads evict.
 pub const PATIENCE: u64 = 1_000_000;
 
-/// How often the process has reported that its limit cannot be kept, by reason.
+/// Number of reports of this process that its limit cannot be kept, by reason: store full, writes
+/// fail, all pages in use.
 static COMPLAINTS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 const MOST_COMPLAINTS: [u32; 3] = [1, 8, 1];
 
@@ -51,17 +53,17 @@ const MOST_COMPLAINTS: [u32; 3] = [1, 8, 1];
 pub enum Obstacle {
     /// No slot is free.
     Full,
-    /// The device or the kernel answered this error.
+    /// The device or the kernel returned this error.
     Failed(Errno),
 }
 
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadeRoom {
-    /// The caller keeps the room of a page that it evicted. Otherwise, while the limit is exceeded,
-    /// two threads could evict each other's pages for ever.
+    /// There is room: the caller keeps the room of a page that it evicted. If it gave that room
+    /// back while the limit is exceeded, two threads could evict each other's pages for ever.
     Taken,
-    /// There may be room now.
+    /// The caller has no room yet, and should try again.
     Perhaps,
 }
 
@@ -70,10 +72,11 @@ pub enum MadeRoom {
 pub struct Aim {
     /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
-    /// Most pages whose room the caller keeps; room beyond that is released.
+    /// Most freed pages that still count as resident afterwards, because the caller keeps their
+    /// room.
     pub kept: usize,
-    /// The eviction also ends when this number of clusters could not be written. 0: only clean
-    /// pages are evicted.
+    /// The eviction also ends when this number of clusters could not be written. With 0, only clean
+    /// pages are evicted, which need no write.
     pub failures: u32,
 }
 
@@ -82,16 +85,16 @@ pub struct Aim {
 pub struct Outcome {
     pub freed: usize,
     pub obstacle: Option<Obstacle>,
-    /// Whether another thread had claimed one of the clusters.
+    /// Whether another thread had claimed a cluster, so that this thread could not evict from it.
     pub met_others: bool,
 }
 
 /// The resident pages of a cluster that the evictor has taken.
 struct Batch<'a> {
     cluster: Range<usize>,
-    /// Indexed by position in the cluster.
+    /// By position in the cluster: the page, if the evictor has taken it.
     taken: [Option<Taken<'a>>; MOST],
-    /// The next state of each page: `Out`, `Untouched`, or the previous state if the page stays.
+    /// By position in the cluster: the page's state after the eviction.
     next: [State; MOST],
 }
 
@@ -106,9 +109,9 @@ impl Batch<'_> {
 }
 
 impl Pager {
-    /// Makes room for a faulting thread: evicts from one cluster, or waits for threads that evict.
-    /// Raises the limit by many pages if nothing can be evicted, or fewer pages than one
-    /// instruction may need.
+    /// Makes room for a faulting thread: evicts from one cluster, or waits for other threads'
+    /// evictions. Raises the limit by many pages if nothing can be evicted, or if fewer pages can
+    /// be evicted than one instruction may need.
     pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
@@ -147,13 +150,13 @@ impl Pager {
         self.failed_writes.load(Ordering::Relaxed) >= MOST_FAILURES
     }
 
-    /// Returns whether only clean pages can be evicted, as far as is known.
+    /// Returns whether the store fails or is full, so that only clean pages can be evicted.
     pub fn takes_nothing(&self) -> bool {
         self.store_fails() || self.store.slots.are_all_taken()
     }
 
-    /// Returns the failures allowed to a faulting thread: none while the store fails, because only
-    /// the evictor tests whether it works again.
+    /// Returns how many failed writes a faulting thread may cause in one eviction. 0 while the
+    /// store fails, because only the evictor tests whether the store works again.
     pub fn failures_allowed(&self) -> u32 {
         if self.store_fails() { 0 } else { MOST_FAILURES }
     }
@@ -192,9 +195,9 @@ impl Pager {
         }
     }
 
-    /// Evicts pages: moves the clock's hand on until the aim is reached, or for three rounds. The
-    /// third round gives no second chance, because other threads may use each cluster as fast as
-    /// the hand goes round.
+    /// Evicts pages: moves the clock's hand from cluster to cluster until `aim` is reached, or for
+    /// three rounds over all clusters. The third round gives no second chance, because other
+    /// threads may use each cluster as fast as the hand goes round.
     pub fn evict(&self, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
@@ -222,8 +225,8 @@ impl Pager {
         outcome
     }
 
-    /// Returns whether a page of the cluster can be evicted. The gate of a cluster without a victim
-    /// stays open, so that threads do not make each other wait in vain.
+    /// Returns whether a page of the cluster can be evicted. If not, the evictor does not shut the
+    /// cluster's gate, because faulting threads would wait for nothing.
     fn has_victim(&self, cluster: usize, aim: Aim) -> bool {
         let victims = self.victims(aim);
         self.cluster(cluster)
@@ -239,8 +242,8 @@ impl Pager {
         }
     }
 
-    /// Evicts the victims of a cluster. `None` if another thread has claimed the cluster, or a fork
-    /// waits for all clusters.
+    /// Evicts the clean and dirty pages of a cluster that are not pinned. `None` if another thread
+    /// has claimed the cluster, or if a fork waits for all clusters.
     fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Option<Outcome> {
         if self.wanted_whole.load(Ordering::Relaxed) != 0 {
             return None;
@@ -260,7 +263,7 @@ impl Pager {
         Some(Outcome { freed, obstacle: written.and(dropped).err(), met_others: false })
     }
 
-    /// Takes the victims and write-protects them.
+    /// Takes the pages to evict, and write-protects them.
     fn close<'a>(&'a self, batch: &mut Batch<'a>, aim: Aim, _: &Shut) -> Result<(), Obstacle> {
         let mut any_dirty = false;
         let victims = self.victims(aim);
@@ -283,8 +286,8 @@ impl Pager {
         self.for_runs(batch, is_taken, |offset, length| self.mechanism.close(offset, length))
     }
 
-    /// Calls `act` for each run of pages that are `in_run`. A run may span pages that have no
-    /// memory.
+    /// Calls `act` with the offset and length of each run of pages for which `in_run` holds. A run
+    /// may span pages without memory.
     fn for_runs(
         &self,
         batch: &Batch,
@@ -306,14 +309,15 @@ impl Pager {
         run.map_or(Ok(()), act)
     }
 
-    /// Makes the dirty pages of the batch readable through the contents' view. Pages between them
-    /// are left out, because reading a page without memory would allocate it.
+    /// Makes the dirty pages of the batch readable through the pager's own mapping. Skips the pages
+    /// between them, because reading a page without memory would allocate memory for it.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), Obstacle> {
         let is_dirty = |position: usize| batch.is_dirty(position);
         self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
     }
 
-    /// Calls `act` for each run of adjacent pages that are `in_run`.
+    /// Calls `act` with the offset and length of each run of adjacent pages for which `in_run`
+    /// holds.
     fn for_neighbours(
         &self,
         batch: &Batch,
@@ -332,7 +336,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Gives each victim a slot, and writes the pages that had none.
+    /// Allocates slots for the dirty pages and writes them there. A page of zeroes needs no slot.
     fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, fault_slot: usize) -> Result<(), Obstacle> {
         self.prepare_reading(batch)?;
         let mut wanted = 0;
@@ -368,8 +372,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Writes the next dirty pages, from position `start` on, to the slots of `run`. Returns the
-    /// position behind them.
+    /// Writes the next dirty pages of the batch, from position `start` on, to the slots of `run`.
+    /// Returns the position behind the last of these pages.
     fn write_run(&self, batch: &mut Batch, start: usize, run: Run, queue: &mut StoreQueue) -> Result<usize, Errno> {
         let mut segments = [IoVector { base: 0, length: 0 }; MOST];
         let (mut count, mut placed, mut position) = (0, 0, start);
@@ -405,22 +409,23 @@ impl Pager {
         Ok(position)
     }
 
-    /// Frees the memory of the evicted pages, and makes the others writable again.
+    /// Frees the memory of the evicted pages. Makes the dirty pages that stay in memory writable
+    /// again.
     fn drop_pages(&self, batch: &mut Batch, _: &Shut) -> Result<(), Obstacle> {
         let goes = |position: usize| batch.goes(position);
         let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
         if let Err(obstacle) = dropped {
-            // No known kernel refuses this. If one does, the pages may still be in memory or not.
-            // No data is lost, because their slots have been written.
+            // No known kernel refuses this. If one does, it is unknown which pages are still in
+            // memory. No data is lost, because all content is in the slots.
             say(format_args!("swap: the memory of evicted pages cannot be freed ({obstacle:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.goes(position);
-        // A touch of a page that stays protected makes it writable again.
+        // If this fails, the next write to the page faults, and the fault makes it writable.
         self.for_neighbours(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }
 
-    /// Releases all pages; returns how many were evicted.
+    /// Releases all pages of the batch. Returns how many were evicted.
     fn release(&self, mut batch: Batch) -> usize {
         let mut freed = 0;
         for (taken, next) in batch.taken.iter_mut().zip(batch.next) {

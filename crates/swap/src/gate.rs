@@ -1,20 +1,20 @@
 //! The gate of a cluster: excludes the one evicting thread from the threads that bring single pages
-//! in. Any number of those threads may be inside the gate at once.
+//! of the cluster in. Any number of these faulting threads may be inside the gate at once.
 //!
-//! An eviction changes the mapping of the whole cluster twice: one call write-protects the victims,
-//! and a later call drops them. A page that another thread mapped at that moment would be dropped
-//! with them. So:
+//! An eviction changes the mapping of the whole cluster twice: one call write-protects the victims
+//! (the pages to evict), and a later call drops them. A page that another thread mapped at that
+//! moment would be dropped with them. So:
 //! - A thread that changes a page's mapping is inside the gate.
-//! - The evictor shuts the gate for each of the two calls, and not for the write
-//!   between them.
+//! - The evictor shuts the gate for each of the two calls. The gate is open while the evictor
+//!   writes the pages to the store between them.
 //!
 //! One word:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0–15 | inside | threads that are changing the mapping of a page they own |
+//! | 0–15 | inside | number of threads that are changing the mapping of a page they own |
 //! | 28 | `referenced` | a thread was inside since the clock's hand passed |
-//! | 29 | `claimed` | a thread evicts from the cluster; no thread waits for that |
+//! | 29 | `claimed` | a thread evicts from the cluster |
 //! | 30 | `waited` | a thread sleeps until the gate opens |
 //! | 31 | `shut` | no thread may enter |
 
@@ -28,21 +28,23 @@ const CLAIMED: u32 = 1 << 29;
 const WAITED: u32 = 1 << 30;
 const SHUT: u32 = 1 << 31;
 
-/// Polls before a waiter sleeps: about as long as the system calls made inside take.
+/// Polls before a waiter sleeps. They take about as long as the system calls that threads make
+/// inside the gate.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'a>(&'a AtomicU32);
 
-/// The caller is inside the gate until this value is dropped.
+/// Proof that the calling thread is inside the gate. Dropping it leaves the gate.
 #[derive(Debug)]
 pub struct Inside<'a>(Gate<'a>);
 
-/// The caller is the cluster's evictor until this value is dropped.
+/// Proof that the calling thread is the cluster's only evictor. Dropping it ends the claim.
 #[derive(Debug)]
 pub struct Claim<'a>(Gate<'a>);
 
-/// The caller is the evictor and no thread is inside, until this value is dropped.
+/// Proof that the calling thread has shut the gate, and no thread is inside. Dropping it opens the
+/// gate.
 #[derive(Debug)]
 pub struct Shut<'a>(Gate<'a>);
 
@@ -51,7 +53,7 @@ impl<'a> Gate<'a> {
         Gate(word)
     }
 
-    /// Enters; waits while the gate is shut.
+    /// Enters the gate. Waits while the gate is shut.
     #[inline]
     pub fn enter(self) -> Inside<'a> {
         let mut spins = SPINS;
@@ -74,14 +76,15 @@ impl<'a> Gate<'a> {
         }
     }
 
-    /// Makes the caller the evictor. `None` if the cluster has one.
+    /// Makes the calling thread the cluster's evictor. `None` if another thread is the evictor.
     pub fn claim(self) -> Option<Claim<'a>> {
         let before = self.0.fetch_or(CLAIMED, Edge::Gate.acquire());
-        // `then_some` would build and drop a claim, which clears the bit.
+        // `then_some` would build a `Claim` in either case; dropping it would clear the other
+        // thread's bit.
         (before & CLAIMED == 0).then(|| Claim(self))
     }
 
-    /// Returns whether a thread was inside since the previous call.
+    /// Returns whether a thread was inside the gate since the previous call of this function.
     pub fn second_chance(self) -> bool {
         self.0.load(Ordering::Relaxed) & REFERENCED != 0
             && self.0.fetch_and(!REFERENCED, Ordering::Relaxed) & REFERENCED != 0
@@ -99,12 +102,13 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// A gate that stays claimed and shut until this value is dropped.
+/// A gate that is claimed and shut. Dropping this value opens the gate and ends the claim.
 #[derive(Debug)]
 pub struct Resting<'a>(Gate<'a>);
 
 impl<'a> Claim<'a> {
-    /// Keeps the gate shut beyond the life of this claim, until the result is dropped.
+    /// Shuts the gate and turns the claim into a [`Resting`] gate, which stays shut until it is
+    /// dropped.
     pub fn rest(mut self) -> Resting<'a> {
         core::mem::forget(self.shut());
         let gate = self.0;

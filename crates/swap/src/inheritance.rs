@@ -1,23 +1,24 @@
-//! Fork of a process with swapped memory: the child gets a copy, as of all other memory.
+//! Fork of a process with swapped memory: the child gets a copy of it, as it does of all other
+//! memory.
 //!
 //! 1. Before the fork, [`Mappings::hold`] claims all clusters and then shuts all gates. So no
-//!    thread evicts or changes a mapping. The child becomes a user of the slots of evicted pages
+//!    thread evicts or maps a page. The child becomes a user of the slots of evicted pages
 //!    (`slot_users`).
 //! 2. At the fork, the kernel copies the pager's tables, and resident anonymous pages, by
 //!    copy-on-write. It does not copy pages of a memory file, so the parent copies these before the
 //!    fork: it takes each resident page and releases it after the fork. Pinned pages cannot be
 //!    taken; a system call of another thread may be writing to them.
-//! 3. In the child, [`Held::inherit`] registers the memory for faults before the program runs. A
-//!    child that soon calls execve or exit needs no more.
+//! 3. In the child, [`Held::inherit`] registers the memory for faults before the program continues.
+//!    A child that only calls execve or exit needs nothing else.
 //! 4. At its first touch of an evicted page, or its first system call on swapped memory, the child
 //!    makes a pager with queues and threads of its own ([`Inheritance::adopt`]).
 //!
 //! Lock order: claim → page → store queue → gate. So all clusters are claimed before any gate is
-//! shut. A claim that does not become free in time belongs to a thread whose device does not
-//! answer; the fork then fails.
+//! shut. The wait for a claim has a time limit: its holder may be waiting for a device that does
+//! not answer. The fork then fails.
 //!
 //! Between steps 1 and 2 every child inherits the memory, with zeroes in place of evicted pages. If
-//! the kernel does not undo that after the fork, children without a copy unmap the memory
+//! the parent cannot undo that after the fork, children without a copy unmap the memory
 //! ([`Withheld`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
@@ -40,25 +41,26 @@ use usring_sys::descriptor::{HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ticks::Ticks;
 
-/// Swapped memory at rest: until this value is dropped, no mapping changes, and a fork gives the
-/// child a copy. The child calls [`Held::inherit`].
+/// Swapped memory while its process forks. Until this value is dropped, no mapping changes, and a
+/// fork gives the child a copy. The child calls [`Held::inherit`].
 pub struct Held {
     mappings: &'static Mappings,
     user: Option<SlotUser>,
-    /// Private descriptors that the child needs.
+    /// The private descriptors that must stay open in the child.
     descriptors: Vec<i32>,
-    /// The paged parts, as offsets.
+    /// The offsets of the memory that is not released to the kernel.
     parts: Vec<Range<usize>>,
-    /// The resident pages that this thread has taken, if the parent copies them.
+    /// The resident pages that this thread has taken. `None` if the kernel copies them instead of
+    /// the parent.
     taken: Option<(Vec<Taken<'static>>, Resident)>,
-    /// The file with the copy.
+    /// The memory file with the parent's copy of the resident pages.
     copy: Option<OwnedDescriptor>,
     _gates: Vec<Resting<'static>>,
     _quiet: Quiet<'static>,
     _space: Guard<'static, AddressSpace>,
 }
 
-/// A forked child's copy of the memory, before the child has made a pager.
+/// The swapped memory in a forked child, before the child has made a pager.
 pub struct Inheritance {
     parent: &'static Mappings,
     prepared: Prepared,
@@ -67,15 +69,16 @@ pub struct Inheritance {
 
 impl Mappings {
     /// Stops evictions and faults before a fork that gives the child a copy of the memory. Waits at
-    /// most `patience` for those under way. Until the result is dropped, the caller touches none of
-    /// the memory, runs no signal handler that might touch it, and forks once.
+    /// most `patience` for running evictions. Until the result is dropped, the caller forks once,
+    /// touches none of the memory, and runs no signal handler that might touch it.
     ///
     /// Errors:
     ///
     /// - `EOPNOTSUPP`: the mechanism or the device allows no copy, or the caller's stack lies in
     ///   the memory.
-    /// - `EAGAIN`: the maximum number of processes has a copy already.
-    /// - `EBUSY`: the device has not answered in time.
+    /// - `EAGAIN`: the maximum number of processes already shares the slots.
+    /// - `EBUSY`: another thread, whose device does not answer, holds a cluster's claim for too
+    ///   long.
     /// - `ENOMEM`.
     pub fn hold(&'static self, patience: Nanoseconds) -> Result<Held, Errno> {
         let pager = &*self.region.pager;
@@ -89,8 +92,8 @@ impl Mappings {
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
         if we_copy && space.around((&raw const we_copy).addr()).is_some() {
-            // This thread's stack lies in the memory. Copying makes the memory inaccessible for a
-            // time, and the stack with it.
+            // This thread's stack lies in the memory. Copying takes away all access to the memory
+            // for a time, also to the stack.
             return Err(Errno::EOPNOTSUPP);
         }
         let quiet = Quiet::begin(pager);
@@ -110,12 +113,12 @@ impl Mappings {
         Ok(held)
     }
 
-    /// Prepares a fork whose child gets no copy. Returns the memory that the child would inherit
-    /// nevertheless and must unmap; `None` if there is none.
+    /// Prepares a fork whose child gets no copy of the memory. Returns the memory that the child
+    /// would inherit nevertheless and must unmap; `None` if there is none.
     ///
-    /// If `is_ours`, no mapping changes until the result is dropped. If not, the forking process is
-    /// a vfork child that borrows its parent's memory. It could be killed with the lock held, so it
-    /// does not take the lock.
+    /// If `is_ours`, the lock of the mappings is held until the result is dropped. If not, the
+    /// forking process is a vfork child, which borrows its parent's memory. That child could be
+    /// killed while it holds the lock, so it releases the lock at once.
     pub fn withhold(&'static self, is_ours: bool) -> Option<Withheld> {
         if !self.exposed.load(Ordering::Relaxed) {
             return None;
@@ -130,13 +133,14 @@ impl Mappings {
         self.exposed.load(Ordering::Relaxed).then_some(withheld)
     }
 
-    /// Asks the kernel to leave the memory out of future children, and notes whether it did.
+    /// Asks the kernel to leave the memory out of future children. Sets `exposed` if the kernel did
+    /// not.
     fn take_back(&self, parts: &[Range<usize>]) {
         let taken_back = self.region.pager.mechanism.set_inherited(parts, false);
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
     }
 
-    /// Returns the parts that are not released to the kernel, as offsets.
+    /// Returns the offsets of all memory that is not released to the kernel.
     fn parts(&self, space: &AddressSpace) -> Vec<Range<usize>> {
         let range = self.range();
         let mut parts = Vec::new();
@@ -152,21 +156,22 @@ impl Mappings {
 }
 
 impl Held {
-    /// Returns the descriptors that have to stay open in the child.
+    /// Returns the descriptors that must stay open in the child.
     pub fn descriptors(&self) -> &[i32] {
         &self.descriptors
     }
 
-    /// In the child, which has these descriptors and none of the parent's threads: registers the
-    /// memory for faults.
+    /// Registers the memory for faults in the forked child. The child has the descriptors of
+    /// [`Held::descriptors`] and none of the parent's threads.
     ///
-    /// Errors: the kernel's, and the result of unmapping the memory ([`Withheld::renounce`]).
+    /// Errors: the kernel's, together with the result of unmapping the memory
+    /// ([`Withheld::renounce`]).
     pub fn inherit(mut self) -> Result<Inheritance, (Errno, Result<(), Errno>)> {
-        // With empty parts, the child's drop undoes nothing. Only the parent's drop undoes what
-        // `hold` did.
+        // With `parts` empty, dropping this value in the child undoes nothing. Only the parent
+        // undoes what [`Mappings::hold`] did.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
-        // The child owns none of the parent's pages.
+        // The child owns none of the pages that the parent's thread has taken.
         let taken = self.taken.take();
         let copy = self.copy.take().zip(taken).map(|(file, (_, resident))| Copied { file, resident });
         let inherited = mechanism.inherit(&parts, copy).and_then(|prepared| {
@@ -188,9 +193,9 @@ impl Drop for Held {
     }
 }
 
-/// Keeps threads from beginning an eviction while a fork claims all clusters: they would contend
-/// for ever fewer unclaimed clusters. A thread that needs room waits until this value is dropped,
-/// as it waits for an eviction.
+/// Keeps threads from beginning an eviction while a fork claims all clusters. Otherwise they would
+/// compete for fewer and fewer unclaimed clusters. A thread that needs room waits until this value
+/// is dropped, as it waits for another thread's eviction.
 struct Quiet<'a>(&'a Pager);
 
 impl<'a> Quiet<'a> {
@@ -208,7 +213,8 @@ impl Drop for Quiet<'_> {
     }
 }
 
-/// Memory that a child inherits without a pager, so that evicted pages read as zeroes.
+/// Swapped memory that a child would inherit without a pager. Its evicted pages would read as
+/// zeroes.
 pub struct Withheld {
     mappings: &'static Mappings,
     parts: Vec<Range<usize>>,
@@ -216,16 +222,17 @@ pub struct Withheld {
 }
 
 impl Withheld {
-    /// In the child: unmaps the memory.
+    /// Unmaps the memory in the child.
     ///
-    /// Errors: the kernel's. The child then reads zeroes where its parent has other content.
+    /// Errors: the kernel's. The child then reads zeroes in place of the evicted pages.
     pub fn renounce(self) -> Result<(), Errno> {
         self.mappings.region.pager.mechanism.renounce(&self.parts)
     }
 }
 
 impl Inheritance {
-    /// Makes the child's pager, which counts in the file `statistics`.
+    /// Makes the child's pager, with threads and queues of its own. It counts in the file
+    /// `statistics`.
     ///
     /// Errors: those of opening queue pairs of the device; `ENOMEM`.
     pub fn adopt(self, statistics: Option<&CStr>) -> Result<Mappings, Errno> {
@@ -252,8 +259,8 @@ impl Inheritance {
         }
         let region = SwapRegion::start(window, pager, queues, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
-            // This is the parent's open file description, under the number that this process
-            // inherited.
+            // The child inherited the parent's open file description under the same number, and
+            // owns this number from now on.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
         let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };
@@ -262,8 +269,8 @@ impl Inheritance {
 }
 
 impl Pager {
-    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if another thread holds a claim
-    /// for longer than `patience`.
+    /// Claims all clusters, then shuts all gates. Errors: `EBUSY` if the claims take longer than
+    /// `patience`, as another thread holds one.
     fn rest(&self, patience: Nanoseconds) -> Result<Vec<Resting<'_>>, Errno> {
         let start = Ticks::now();
         let left = || patience.saturating_sub(Ticks::now().since(start));
@@ -276,14 +283,15 @@ impl Pager {
         0..self.cluster(self.clusters() - 1).end
     }
 
-    /// Takes all resident pages that are not pinned.
+    /// Takes all resident pages that are not pinned. All gates are shut.
     fn take_resident(&self) -> (Vec<Taken<'_>>, Resident) {
         let (mut all, mut resident) = (Vec::new(), Resident::default());
         let extend = |runs: &mut Vec<Range<usize>>, start: usize, end: usize| match runs.last_mut() {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // End of the span that the next page may extend, if there is one.
+        // End of the last span if the next page may extend it. `None` after a page that was not
+        // taken.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));
@@ -308,8 +316,8 @@ impl Pager {
         (all, resident)
     }
 
-    /// Makes the pages writable again and releases them. If that fails, the next write fault on a
-    /// page makes it writable.
+    /// Makes the pages of a copy writable again and releases them. If that fails, the next write
+    /// fault on a page makes it writable.
     fn give_back_resident(&self, all: Vec<Taken>, resident: &Resident) {
         for run in &resident.taken {
             let _ = self.mechanism.open(run.start, run.len());
@@ -320,14 +328,15 @@ impl Pager {
         }
     }
 
-    /// Makes the child a user of the slots of evicted pages. A clean page has a slot, too, but the
-    /// child gets only the copy in memory.
+    /// Makes the child a user of the slots of evicted pages. The child does not use the slots of
+    /// clean pages, because it has these pages in memory.
     fn lend_to(&self, user: &SlotUser) {
         let is_out = |page: &usize| self.page(*page).at_rest() == State::Out;
         self.store.slots.lend(user, self.pages_in_use().filter(is_out).map(|page| self.slot_at_rest(page)));
     }
 
-    /// Copies the states and slots of all pages of another pager, whose gates were shut.
+    /// Copies the states and slots of all pages of the parent's pager. The parent forked with all
+    /// gates shut.
     fn copy_pages(&self, other: &Pager) {
         self.set_extent(other.pages_in_use().end);
         let mut resident = 0;

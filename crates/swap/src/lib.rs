@@ -1,6 +1,6 @@
 //! A region of memory that is larger than its resident limit. Its pages go to a device or a file,
-//! and come back when a thread touches them. The touching thread reads the page itself and polls
-//! for the completion. This needs no privilege and no swap space of the system.
+//! and come back when a thread touches them. The touching thread itself reads the page from the
+//! device and polls for the completion. This needs no privilege and no swap space of the system.
 //!
 //! | part | files |
 //! |---|---|
@@ -15,10 +15,10 @@
 //! | threads of the region | `background` |
 //!
 //! # Invariants
-//! - A page's content is in memory or in its slot, or in both. A page that cannot be
-//!   written stays in memory. A page that cannot be read raises SIGBUS.
-//! - Faulting threads share no lock: each has its own queue pair, and a page's state
-//!   is one word.
+//! - A page's content is in memory or in its slot, or in both. A page that cannot be written stays
+//!   in memory. A page that cannot be read raises SIGBUS.
+//! - Faulting threads share no lock, as long as there are enough queue pairs for each to have its
+//!   own. A page's state is one word.
 //! - The fault path neither allocates nor touches memory that the region pages.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![forbid(unsafe_code)]

@@ -1,11 +1,11 @@
-//! The swapped anonymous memory of an unmodified program. Its mappings are allocated in one region,
-//! whose addresses two comparisons recognise ([`WINDOW`]).
+//! The swapped anonymous memory of an unmodified program. Its mappings are allocated in one region.
+//! Two comparisons recognise an address of this region ([`WINDOW`]).
 //!
-//! - If the program wants something that a pager cannot give (another protection, a lock, another
-//!   mapping), that part is released to the kernel in place. The part comes back when the program
-//!   unmaps it.
-//! - Calls have the results of mmap(2) and its relatives. Memory that is unmapped while a system
-//!   call of another thread uses it goes when that call ends.
+//! - If the program wants something that a pager cannot provide (another protection, a lock,
+//!   another mapping), that part of the memory is released to the kernel in place. The part returns
+//!   to the region when the program unmaps it.
+//! - Calls have the results of mmap(2) and its relatives. If the program unmaps memory that a
+//!   system call of another thread uses, the memory is freed after that call has returned.
 
 mod changes;
 
@@ -30,33 +30,34 @@ use usring_sys::mapping::PAGE;
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, UserAddress, user_memory, width};
 
-/// Addresses of swapped memory: far from all that Linux, loaders and runtimes choose, and
-/// equal in every process, so that a constant seccomp filter can recognise them.
+/// Addresses of swapped memory. They are far from all addresses that Linux, loaders and runtimes
+/// choose. They are equal in every process, so a constant seccomp filter can recognise them.
 pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// Least limit, so that the pins of system calls are a small part of it.
+/// Least limit in bytes. The pages that system calls pin are then a small part of the limit.
 pub const LEAST_LIMIT: usize = 4 << 20;
-/// Most bytes that a transfer pins at a time.
+/// Most bytes that one transfer of a read or write call pins at a time.
 const MOST_PINNED: usize = 1 << 20;
-/// Least value of the option `min`.
+/// Least value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Bytes of addresses for each byte of capacity, so that fragmentation leaves room.
+/// Bytes of addresses for each byte of capacity. The surplus leaves free ranges despite
+/// fragmentation.
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
-/// Swapped memory of a program, as its launcher or its environment asks for it.
+/// The options of a program's swapped memory, from its launcher or its environment.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// The caller enforces the least size of a mapping.
+    /// The parsed text of `--swap`. The caller enforces its `minimum`.
     pub text: &'a SwapText,
-    /// File to count in.
+    /// File in which the process has its counters (`counters::run`).
     pub statistics: Option<&'a CStr>,
-    /// Path of the launcher's socket, if the store is a back end's.
+    /// Path of the launcher's socket, if the store is on a vhost-user back end.
     pub socket: Option<&'a [u8]>,
 }
 
-/// Returns the bytes of addresses for a store of `capacity` bytes.
+/// Returns the size of a region in bytes, from the store's capacity and the limit in bytes.
 fn addresses(capacity: u64, limit: usize) -> usize {
     let held = width::size(capacity).saturating_add(limit);
     held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
@@ -69,21 +70,21 @@ pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
 }
 
-/// How many pages may be pinned at once.
+/// How many pages of the region may be pinned at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pins {
-    /// Any number: for the few pages that each of many calls needs.
+    /// Any number. For calls that need only a few pages each.
     Needed,
-    /// Half of the limit.
+    /// At most half of the limit.
     Fitting,
 }
 
 pub struct Mappings {
     pub(crate) region: SwapRegion,
     pub(crate) space: Mutex<AddressSpace>,
-    /// The lock by which this process and its children own the backing store.
+    /// The lock on the backing store's file, which this process shares with its forked children.
     pub(crate) claim: Option<HeldDescriptor>,
-    /// Whether a child inherits the memory without a copy (`crate::inheritance`).
+    /// Whether a forked child inherits the memory although it gets no copy (`crate::inheritance`).
     pub(crate) exposed: AtomicBool,
 }
 
@@ -91,14 +92,15 @@ static ZEROES: [u8; PAGE] = [0; PAGE];
 
 impl Mappings {
     /// Opens the backing store and makes this process its only user. The store may still hold pages
-    /// of its previous user.
+    /// of an earlier run, which are ignored.
     pub fn open(options: &Options) -> Result<Self, Refusal> {
         let Backing { device, claim, header, .. } = Backing::open(&options.text.spec, supply(options.socket)?)?;
         let mappings = Mappings::behind_header(device, header, options)?;
         Ok(Mappings { claim, ..mappings })
     }
 
-    /// Sets up swapped memory on an open device that has no other user; ignores the text's SPEC.
+    /// Sets up swapped memory on an open device that has no other user. Ignores the store's text in
+    /// `options`.
     pub fn on(device: Arc<Device>, options: &Options) -> Result<Self, Refusal> {
         Self::behind_header(device, 0, options)
     }
@@ -120,14 +122,14 @@ impl Mappings {
         &self.region
     }
 
-    /// Returns the bytes, in whole pages, that a transfer should pin at once, and the most bytes
-    /// that a single call can pin.
+    /// Returns two numbers of bytes: how many a transfer should pin at once (whole pages), and the
+    /// most that a single call can pin.
     pub fn most_pinned(&self) -> (usize, usize) {
         let limit = self.region.limit() * self.region.page_size();
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
-    /// Returns the end of the unit in which a mapping ends.
+    /// Returns the end address of the unit that contains the last byte of a mapping.
     fn unit_end(&self, end: usize) -> usize {
         let base = self.region.as_ptr() as usize;
         base + (end - base).next_multiple_of(self.region.page_size())
@@ -138,17 +140,17 @@ impl Mappings {
         range.start - start..range.end - start
     }
 
-    /// Locks the mappings for changes.
+    /// Locks the mappings, so that the caller can change them.
     pub fn change(&self) -> Changes<'_> {
         Changes { mappings: self, space: self.space.lock() }
     }
 
-    /// Returns the mapped extent around an address.
+    /// Returns the mapped extent that contains an address, if there is one.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
         self.space.lock().around(address)
     }
 
-    /// Fills mapped memory with zeroes.
+    /// Fills mapped memory with zeroes. Discards its units, except pinned ones.
     pub fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
         let unit = self.region.page_size();
         let base = self.region.as_ptr() as usize;
@@ -171,13 +173,14 @@ impl Mappings {
         }
     }
 
-    /// Returns whether the page at an address of the region is in memory.
+    /// Returns whether the page at an address of the region is resident.
     pub fn is_resident(&self, address: usize) -> bool {
         self.region.is_resident(address - self.region.as_ptr() as usize)
     }
 
-    /// Pins the paged parts of a range and calls `keep` with each; the caller unpins them. Skips
-    /// parts that are released to the kernel or not mapped. Errors: those of [`SwapRegion::pin`].
+    /// Pins the mapped parts of a range and calls `keep` with each; the caller unpins them later.
+    /// Skips parts that are released to the kernel or not mapped. Errors: those of
+    /// [`SwapRegion::pin`].
     pub fn pin(
         &self,
         range: &Range<usize>,
@@ -194,7 +197,7 @@ impl Mappings {
             match self.region.pin_among(self.offsets(&part), access, most) {
                 Ok(pin) => core::mem::forget(pin),
                 // Another thread is releasing a page of the part to the kernel. The retry takes the
-                // lock, so it waits for that thread.
+                // mappings' lock, so it waits for that thread.
                 Err(Errno::ENXIO) => continue,
                 Err(error) => return Err(error),
             }
@@ -206,7 +209,7 @@ impl Mappings {
         Ok(())
     }
 
-    /// Returns the first part of a range that is mapped; `None` if nothing is mapped there.
+    /// Returns the first mapped part of a range; `None` if nothing in the range is mapped.
     fn first(&self, range: &Range<usize>) -> Option<Range<usize>> {
         if range.is_empty() {
             return None;
@@ -219,7 +222,7 @@ impl Mappings {
     }
 
     /// Returns whether a part that was just pinned is still mapped. If not, unpins it and drops the
-    /// content that the pin brought in, so that no later mapping finds it.
+    /// content that the pin brought in, so that no later mapping finds that content.
     fn is_still_mapped(&self, part: &Range<usize>) -> bool {
         let space = self.space.lock();
         if space.around(part.start).is_some_and(|around| part.end <= around.end) {
@@ -227,7 +230,8 @@ impl Mappings {
         }
         self.unpin(part);
         for unit in part.clone().step_by(self.region.page_size()) {
-            // Another call may still pin the unit. The content then goes when that call ends.
+            // Another call may still pin the unit. Its content is then dropped after that call has
+            // returned.
             let _ = self.region.discard_shared(self.offsets(&space.idle_units(&(unit..unit + 1))));
         }
         false
@@ -237,13 +241,12 @@ impl Mappings {
         let _ = self.region.unpin(self.offsets(range));
     }
 
-    /// Returns the addresses of the region.
     pub fn range(&self) -> Range<usize> {
         let start = self.region.as_ptr() as usize;
         start..start + self.region.size()
     }
 
-    /// Returns the extents that are mapped and paged.
+    /// Returns the extents that are mapped and not released to the kernel.
     pub fn mapped(&self) -> Vec<Range<usize>> {
         self.space.lock().all(ExtentKind::Mapped)
     }
@@ -256,8 +259,8 @@ fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
     })
 }
 
-/// Returns the source of a back end's queues: the launcher, which lends the back end to this
-/// process alone.
+/// Returns where a device gets its queues from. With a socket it is the launcher, which lends the
+/// back end to this process alone.
 fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Refusal> {
     let Some(socket) = socket else { return Ok(Box::new(OwnSupply)) };
     match RemoteSupply::of_swap(Control::at(socket)) {

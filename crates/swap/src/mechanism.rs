@@ -1,6 +1,7 @@
-//! Mechanisms: how a page is mapped for the program and taken away again. Kernels and sandboxes
-//! allow different ways. Everything else (which thread, when, which content) is the pager's work. A
-//! page is *absent* if it has no memory: it was never touched, or it was evicted.
+//! Mechanisms: how a page is mapped for the program, and how it is taken out of the mapping again.
+//! Kernels and sandboxes allow different ways. The pager decides everything else: which thread
+//! acts, when, and with which content. A page is *absent* if it has no memory, because it was never
+//! touched or because it was evicted.
 //!
 //! | mechanism | memory | an absent page | needs |
 //! |---|---|---|---|
@@ -9,8 +10,8 @@
 //! | [`MechanismKind::Protect`] | file with two mappings | has no access: SIGSEGV | one kernel mapping for each part, so units are large |
 //! | [`MechanismKind::Thread`] | anonymous | is missing: the touching thread waits for the pager thread | userfaultfd for kernel mode, a privilege |
 //!
-//! With userfaultfd, the pager distinguishes clean pages from dirty ones. With a file, every
-//! evicted page is written.
+//! With userfaultfd, the pager distinguishes clean pages from dirty ones. On a memory file every
+//! resident page counts as dirty, so every evicted page is written.
 
 mod aliased;
 mod anonymous;
@@ -27,95 +28,104 @@ use usring_sys::page_fault::Cause;
 use usring_sys::paged_memory::Window;
 use usring_sys::userfault::UserFault;
 
-/// The operations on a region's mapping. Offsets and lengths are whole units within the memory.
+/// The operations of a mechanism on a region's mapping. Offsets and lengths are multiples of the
+/// unit.
 ///
-/// The caller has taken the pages, and is inside their cluster's gate or has claimed it.
+/// Before a call on pages, the caller has taken these pages. It is also inside the gate of their
+/// cluster or has claimed the cluster.
 pub trait Mechanism: Send + Sync {
-    /// Makes the first `length` bytes usable. Pages that were not usable before are then absent: a
-    /// touch is a fault that the pager serves. Page tables are allocated only for usable pages. The
-    /// length never shrinks. For one thread at a time.
+    /// Makes the first `length` bytes usable. Pages that were not usable before are absent
+    /// afterwards, so a touch is a fault that the pager serves. Page tables are allocated only for
+    /// usable pages. The usable length never shrinks. Two threads must not call this at the same
+    /// time.
     fn extend(&self, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Returns whether resident pages can be write-protected. If not, no page is ever clean.
+    /// Returns whether a resident page can be write-protected. If not, every resident page counts
+    /// as dirty.
     fn tracks_writes(&self) -> bool;
 
-    /// Maps absent pages with this content.
+    /// Maps absent pages with the content given, write-protected if `protected`.
     fn fill(&self, offset: usize, content: &[u8], protected: bool) -> Result<(), Errno>;
 
-    /// Maps pages that were never touched; they hold zeroes.
+    /// Maps absent pages that hold zeroes.
     fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Makes resident pages readable and writable.
     fn open(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Handles a fault on a missing page that should be resident. `false`: another thread has
-    /// mapped the page meanwhile. `true`: the program had dropped the page by a call that usring
-    /// did not see, and the page now holds zeroes.
+    /// Handles a fault on a page that is missing although its state is resident. Returns `false` if
+    /// another thread has mapped the page meanwhile. Returns `true` if the program had dropped the
+    /// page by a call that usring did not see; the page then holds zeroes.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno>;
 
-    /// Write-protects the resident pages of a range. A mechanism that cannot do so takes all access
-    /// away. Absent pages stay absent.
+    /// Write-protects the resident pages of a range. A mechanism that cannot write-protect takes
+    /// all access away. Absent pages stay absent.
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Makes write-protected resident pages of one cluster readable for the pager.
+    /// Makes resident pages of one cluster that were closed (see [`Mechanism::close`]) readable for
+    /// the pager.
     fn prepare_reading(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Frees the memory of write-protected pages.
+    /// Frees the memory of pages that were closed (see [`Mechanism::close`]). They are absent
+    /// afterwards.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Frees the region's memory of pages in whose place the kernel's memory is mapped now.
+    /// Frees the region's memory for pages that the kernel manages now, with other memory mapped in
+    /// their place.
     fn leave(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
 
-    /// Maps the region's memory again in place of the kernel's; all pages are absent.
+    /// Maps the region's memory again in place of memory that the kernel managed. All pages are
+    /// absent.
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Sets whether a forked child inherits the resident pages of these parts. All gates are shut.
-    /// Errors: `EOPNOTSUPP` if a child cannot inherit them.
+    /// Errors: `EOPNOTSUPP` if the mechanism cannot let a child inherit them.
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
         let _ = (parts, inherited);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns whether the parent has to copy resident pages before a fork, because the kernel does
-    /// not.
+    /// Returns whether the parent has to copy resident pages before a fork. If not, the kernel
+    /// copies them.
     fn copies_resident(&self) -> bool {
         false
     }
 
-    /// Write-protects the pages that were taken, and copies the resident pages for a child that is
-    /// forked next. All gates are shut. The caller opens the pages after the fork, or if this
-    /// function fails.
+    /// Copies the resident pages to a memory file for the child of the next fork. The pages in
+    /// `resident.taken` become write-protected first. All gates are shut. The caller makes them
+    /// writable after the fork, or if this function fails.
     fn copy(&self, resident: &Resident) -> Result<OwnedDescriptor, Errno> {
         let _ = resident;
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns, in the forked child, the memory with its resident pages writable, from the copy if
-    /// there is one.
+    /// Returns, in the forked child, the inherited memory with its resident pages writable. Their
+    /// content is that of `copy`, if the parent copied them.
     fn inherit(&self, parts: &[Range<usize>], copy: Option<Copied>) -> Result<Prepared, Errno> {
         let _ = (parts, copy);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// In a child without a copy: unmaps these parts.
+    /// Unmaps these parts in a forked child that gets no copy.
     fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
         let _ = parts;
         Ok(())
     }
 }
 
-/// The resident pages when the process forks, as offsets of whole pages.
+/// The resident pages of a process that forks, as ranges of offsets.
 #[derive(Debug, Default)]
 pub struct Resident {
-    /// Pages that the caller has taken: no thread uses them until the process has forked.
+    /// Pages that the forking thread has taken. No other thread uses them until the fork is done.
     pub taken: Vec<Range<usize>>,
-    /// The taken pages together with absent pages between them: few and long ranges.
+    /// The ranges of `taken`, joined where only absent pages lie between them. They are fewer and
+    /// longer.
     pub spans: Vec<Range<usize>>,
     /// Pages that system calls have pinned. They stay writable.
     pub pinned: Vec<Range<usize>>,
@@ -127,13 +137,13 @@ impl Resident {
     }
 }
 
-/// A memory file with a copy of the resident pages.
+/// The parent's copy of its resident pages, for a forked child.
 pub struct Copied {
     pub file: OwnedDescriptor,
     pub resident: Resident,
 }
 
-/// The mechanisms, in the order in which they are tried.
+/// The mechanisms, in the order in which a region tries them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MechanismKind {
     UserFault,
@@ -145,12 +155,12 @@ pub enum MechanismKind {
 }
 
 impl MechanismKind {
-    /// The mechanisms that are tried by default.
+    /// The mechanisms that a region tries unless the caller chooses one.
     pub const BY_ITSELF: [MechanismKind; 3] = [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect];
     pub const ALL: [MechanismKind; 4] =
         [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect, MechanismKind::Thread];
 
-    /// Returns the name for users.
+    /// Returns the name that users write.
     pub const fn name(self) -> &'static str {
         match self {
             MechanismKind::UserFault => "userfault",
@@ -161,7 +171,7 @@ impl MechanismKind {
     }
 
     /// Returns the cause of a fault on an absent page. A fault with another cause is not the
-    /// region's.
+    /// pager's to serve.
     pub fn cause(self) -> Option<Cause> {
         match self {
             MechanismKind::UserFault => Some(Cause::Missing),
@@ -175,7 +185,8 @@ impl MechanismKind {
         MechanismKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns the unit (bytes brought in and evicted together) in a region of this length.
+    /// Returns the unit, in bytes, of a region of `length` bytes. The pages of a unit are brought
+    /// in and evicted together.
     pub fn unit(self, length: usize) -> usize {
         match self {
             MechanismKind::Protect => (length / MOST_PARTS).next_power_of_two().max(LEAST_PROTECTED),
@@ -190,12 +201,12 @@ impl fmt::Display for MechanismKind {
     }
 }
 
-/// Most parts of a region. Linux allows 65,530 mappings (vm.max_map_count), and each run of units
-/// with equal access is a mapping.
+/// Most units of a region with the mechanism `mprotect`. Linux allows 65,530 mappings
+/// (vm.max_map_count), and each run of units with equal access is a mapping.
 const MOST_PARTS: usize = 30_000;
 const LEAST_PROTECTED: usize = 64 << 10;
 
-/// Memory with its mechanism.
+/// Memory that a mechanism has mapped, with that mechanism.
 pub struct Prepared {
     pub window: Window,
     pub mechanism: Box<dyn Mechanism>,
@@ -203,8 +214,8 @@ pub struct Prepared {
     pub events: Option<Arc<UserFault>>,
 }
 
-/// Makes memory of this length, a multiple of the unit, at address `at` if there is one. All of its
-/// pages are absent once [`Mechanism::extend`] has made them usable.
+/// Maps `length` bytes, a multiple of the unit, at address `at` if it is given. All of its pages
+/// are absent once [`Mechanism::extend`] has made them usable.
 ///
 /// Errors: those of the kernel or the sandbox.
 pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {
@@ -214,7 +225,7 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
     }
 }
 
-/// Tries a mechanism on two pages. Errors: those of the kernel or the sandbox.
+/// Tests a mechanism on two units of memory. Errors: those of the kernel or the sandbox.
 pub fn probe(kind: MechanismKind) -> Result<(), Errno> {
     prepare(kind, 2 * kind.unit(0), None).map(drop)
 }

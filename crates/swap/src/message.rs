@@ -1,5 +1,5 @@
-//! Writes messages to standard error from a signal handler: without allocation, by one
-//! write(2).
+//! Writes messages to standard error. It allocates nothing and makes one write(2), so a signal
+//! handler can use it.
 
 use core::fmt::{self, Write};
 use usring_sys::SystemCall;
@@ -13,7 +13,7 @@ struct Line {
 }
 
 impl Write for Line {
-    /// Appends text, as far as there is room.
+    /// Appends text, and drops what does not fit.
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let room = LONGEST - 1 - self.length;
         let taken = text.len().min(room);
@@ -23,7 +23,7 @@ impl Write for Line {
     }
 }
 
-/// Writes one line to standard error.
+/// Writes one line to standard error, cut to [`LONGEST`] bytes.
 pub fn say(text: fmt::Arguments) {
     let mut line = Line { bytes: [0; LONGEST], length: 0 };
     let _ = line.write_str("usring: ");

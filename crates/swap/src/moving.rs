@@ -1,8 +1,8 @@
-//! Moves content between pages, for mremap(2).
+//! Moves the content of pages to other pages of the region, for mremap(2).
 //!
-//! - An evicted page moves by its slot number, without being read.
-//! - A resident page is copied, mapped at the target, and then freed at the source.
-//! - If a page cannot be moved, the pages before it are moved back.
+//! - The content of an evicted page moves with its slot number, without being read.
+//! - The content of a resident page is copied to the target page. Then the source page is freed.
+//! - If a page cannot be moved, the pages that were moved before it are moved back.
 
 use crate::page::{Pins, State, Taken};
 use crate::pager::Pager;
@@ -11,14 +11,14 @@ use core::ops::Range;
 use usring_sys::{Errno, UserAddress, page_fault, thread, user_memory};
 
 impl Pager {
-    /// Moves the content of pages. The target pages hold nothing, and no other thread knows of
-    /// them. A concurrent write to the source may be lost, as with mremap(2). A pinned page is
-    /// copied, and stays at the source. For one thread at a time.
+    /// Moves the content of pages. The target pages hold nothing, and no other thread knows their
+    /// addresses. A concurrent write to a source page may be lost, as with mremap(2). A pinned
+    /// source page is copied, and stays. Only one thread may do this at a time.
     ///
-    /// Errors, which change nothing: the kernel's if it has no memory.
+    /// Errors, after which nothing has moved: `ENOMEM` if the kernel has no memory.
     pub fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let mut bounce = vec![0; self.unit()];
-        // A signal handler could touch the page that this thread owns.
+        // Signals are blocked: a handler that touched the page would wait for this thread itself.
         let _closed = thread::close_signals();
         for (step, page) in from.clone().enumerate() {
             if let Err(error) = self.move_page(page, to + step, &mut bounce) {
@@ -48,7 +48,7 @@ impl Pager {
                     return Ok(());
                 }
                 State::Clean | State::Dirty => {
-                    // Lock order: room → claim → page.
+                    // Room is taken before the claim. Lock order: room → claim → page.
                     self.make_room(page_fault::fault_slot());
                     match self.move_resident(from, to, bounce) {
                         Ok(Moved::Copied) => return Ok(()),
@@ -68,10 +68,10 @@ impl Pager {
         }
     }
 
-    /// Moves a resident page. The caller has room for one more page.
+    /// Moves the content of a resident page. The caller has room for one more page.
     fn move_resident(&self, from: usize, to: usize, bounce: &mut [u8]) -> Result<Moved, Errno> {
-        // The claim keeps other threads from shutting this cluster's gate, also if the target is in
-        // the same cluster.
+        // The claim keeps other threads from shutting this cluster's gate. The target may be in the
+        // same cluster, and this thread enters the gate there.
         let _claim = self.claim_cluster(self.cluster_of(from));
         let page = self.page(from);
         let before = page.state();
@@ -96,7 +96,7 @@ impl Pager {
             return Ok(Moved::Copied);
         }
         if self.mechanism.discard(self.offset(from), self.unit()).is_err() {
-            // No known kernel refuses this. The source then keeps a copy.
+            // No known kernel refuses this. If one does, the source page keeps its content, too.
             self.reopen(from, source, State::Dirty);
             return Ok(Moved::Copied);
         }
@@ -104,7 +104,7 @@ impl Pager {
         Ok(Moved::Gone)
     }
 
-    /// Maps a copy of a taken page at `to`; returns the target page, taken.
+    /// Maps a copy of the taken page `from` at `to`. Returns the target page, which is still taken.
     fn copy_to(&self, from: usize, to: usize, is_clean: bool, bounce: &mut [u8]) -> Result<Taken<'_>, Errno> {
         let target = self.page(to).take(State::Untouched, Pins::Ignored).ok_or(Errno::EEXIST)?;
         let content = UserAddress(self.memory.content(self.offset(from), self.unit()) as u64);
@@ -122,7 +122,8 @@ impl Pager {
         }
     }
 
-    /// Releases a page that stays. If it cannot be made writable, the next write fault does it.
+    /// Releases a page that stays in memory. If making it writable fails, the next write fault does
+    /// so.
     fn reopen(&self, index: usize, taken: Taken, state: State) {
         if state == State::Dirty {
             let _ = self.mechanism.open(self.offset(index), self.unit());
@@ -130,8 +131,8 @@ impl Pager {
         taken.release(state);
     }
 
-    /// Moves content back to its source. Content that a concurrent touch has made there is
-    /// discarded.
+    /// Moves content back to its source page. Content that another thread has written there
+    /// meanwhile is discarded.
     fn move_back(&self, from: usize, to: usize, bounce: &mut [u8]) {
         if self.page(from).state() == State::Untouched {
             return;
@@ -147,11 +148,11 @@ impl Pager {
 
 /// Result of moving a resident page.
 enum Moved {
-    /// The page was moved. As many pages are resident as before, so the caller releases the room
-    /// that it took.
+    /// The page was moved. The number of resident pages is unchanged, so the caller releases the
+    /// room that it took for the target.
     Gone,
-    /// The page was copied, and the source stays in memory. The copy has the caller's room.
+    /// The page was copied, and the source stays in memory. The target page uses the caller's room.
     Copied,
-    /// The page was not moved: it is no longer in memory, or another thread has taken it.
+    /// The page was not moved: it is no longer resident, or another thread has taken it.
     Not,
 }

@@ -1,19 +1,21 @@
-//! The state of a page, in one word that all threads use to agree on its owner.
+//! The state of a page of a region, in one word. By this word all threads agree on the page's
+//! owner.
 //!
 //! ```text
-//!            ┌── first touch ──►┐                  ┌──► Clean ──┐
-//! Untouched ─┤                  ├──► Busy ─────────┤            ├──► Busy ──► Out
-//!            └◄── holds zeroes ─┘  (has an owner)  └──► Dirty ──┘
+//!             ┌── first touch ──►┐                  ┌──► Clean ──┐
+//!  Untouched ─┤                  ├──► Busy ─────────┤            ├──► Busy ──► Out
+//!             └◄── holds zeroes ─┘  (has an owner)  └──► Dirty ──┘
 //! ```
 //! Invariants:
-//! - A page changes only while it is `Busy`, and a busy page has one owner: the thread
-//!   that took it out of another state by compare-and-swap.
+//! - A page changes only while it is `Busy`, and a busy page has one owner: the thread that took it
+//!   out of another state by compare-and-swap.
 //! - The owner alone maps and unmaps the page, and reads and writes its slot number.
-//! - The owner ends the state by [`Taken::release`]. All other threads wait for the word.
+//! - The owner ends the state `Busy` by [`Taken::release`]. Threads that need the page wait until
+//!   its word changes.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0–2 | state | as above |
+//! | 0–2 | state | the states above |
 //! | 3 | `waited` | a thread sleeps until the page is no longer busy |
 //! | 8–31 | pins | number of pins; a pinned page is resident and is not evicted |
 
@@ -23,11 +25,11 @@ use usring_sys::sync::{AtomicU32, Ordering, relax};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Holds zeroes, and takes no memory and no slot.
+    /// Not in memory and without a slot; holds zeroes.
     Untouched,
-    /// In its slot only.
+    /// Evicted: the content is in the page's slot only.
     Out,
-    /// Owned by one thread, which is changing it.
+    /// Owned by one thread, which is changing the page.
     Busy,
     /// In memory and in its slot, with equal content; write-protected.
     Clean,
@@ -38,15 +40,16 @@ pub enum State {
 }
 
 const STATE: u32 = 7;
-/// Busy, and `Untouched` before that.
+/// State bits of a busy page that was `Untouched` before.
 const BUSY_UNTOUCHED: u32 = 6;
-/// Busy, and `Clean` or `Dirty` before that. A page that was `Out` has `bits_of(State::Busy)`.
+/// State bits of a busy page that was `Clean` or `Dirty` before. One that was `Out` or `Unmanaged`
+/// has those of `State::Busy`.
 const BUSY_RESIDENT: u32 = 7;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
-/// Polls of a busy page before the waiter sleeps: about as long as putting a page
-/// in place takes.
+/// Polls of a busy page before the waiting thread sleeps. They take about as long as mapping a page
+/// with its content.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 fn state_of(word: u32) -> State {
@@ -72,7 +75,7 @@ const fn bits_of(state: State) -> u32 {
 }
 
 impl State {
-    /// Returns whether the page has memory that an eviction of other pages must not drop.
+    /// Returns whether the page has memory that an eviction of the pages around it must not drop.
     pub fn has_memory(self) -> bool {
         self.is_resident() || self == State::Unmanaged
     }
@@ -82,12 +85,12 @@ impl State {
     }
 }
 
-/// Whether a pinned page can be taken.
+/// Whether a thread may take a page that is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pins {
-    /// Yes: the owner leaves the page in memory.
+    /// A pinned page can be taken: the thread keeps it in memory.
     Ignored,
-    /// No: the owner is going to evict the page.
+    /// A pinned page cannot be taken: the thread would evict or discard it.
     Respected,
 }
 
@@ -95,7 +98,7 @@ pub enum Pins {
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a>(&'a AtomicU32);
 
-/// A busy page, held by its owner.
+/// A busy page, from its owner's view. The owner must release it.
 #[derive(Debug)]
 #[must_use = "everybody who wants the page waits for its release"]
 pub struct Taken<'a> {
@@ -113,9 +116,9 @@ impl<'a> Page<'a> {
         state_of(self.0.load(Ordering::Relaxed))
     }
 
-    /// Returns the state of a page whose cluster's gate is shut. A busy page belongs either to the
-    /// thread that shut the gate, or to a thread that waits for the gate. In the second case the
-    /// page is `Out` or `Untouched`.
+    /// Returns the state of a page whose cluster's gate is shut. A busy page then belongs either to
+    /// the thread that shut the gate, or to a thread that waits for the gate. For the second thread
+    /// the page is not in memory, and the result is `Out` or `Untouched`.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {
@@ -127,8 +130,8 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Copies the resting state of another page into this page, which no thread uses yet. The copy
-    /// is never clean and never pinned: a pin belongs to the original alone.
+    /// Copies the state of a page whose gate is shut into this page, which no thread uses yet. The
+    /// copy is never clean, and never pinned, because pins belong to the original page.
     pub fn copy_at_rest(&self, other: Page) {
         let state = match other.at_rest() {
             State::Clean => State::Dirty,
@@ -141,7 +144,8 @@ impl<'a> Page<'a> {
         self.0.load(Ordering::Relaxed) >= ONE_PIN
     }
 
-    /// Takes the page if it is in the state `from`.
+    /// Makes the calling thread the page's owner. `None` if the page is not in the state `from`, or
+    /// if `pins` forbids it.
     #[inline]
     pub fn take(&self, from: State, pins: Pins) -> Option<Taken<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
@@ -182,7 +186,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Pins the page if it is resident. If `write`, pins it only if it is dirty.
+    /// Pins the page if it is resident. For `write`, the page must be dirty, too.
     pub fn pin(&self, write: bool) -> Pinned {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -199,7 +203,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Removes a pin. Returns whether it was the last one.
+    /// Removes a pin. Returns whether it was the page's last one.
     pub fn unpin(&self) -> bool {
         let before = self.0.fetch_sub(ONE_PIN, Edge::Page.release());
         assert!(before >= ONE_PIN, "a page is unpinned only after a pin");
@@ -212,7 +216,7 @@ impl<'a> Page<'a> {
 pub enum Pinned {
     First,
     Again,
-    /// The page is not resident, or not writable. Holds the page's state.
+    /// The page is not pinned, because it is not resident or not writable. Holds the page's state.
     No(State),
     TooOften,
 }

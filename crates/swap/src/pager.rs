@@ -1,4 +1,4 @@
-//! The shared state of a region, and the path of a fault.
+//! The shared state of a region, and the path on which a fault is served.
 //!
 //! # Owners
 //! | what | owner |
@@ -6,20 +6,20 @@
 //! | a page's word, slot number and mapping | the thread that has taken the page ([`crate::page`]) |
 //! | a taken slot | the page that has its number |
 //! | the two mapping changes of an eviction | the thread that has claimed and shut the cluster's gate ([`crate::gate`]) |
-//! | room below the limit | the thread that raised `resident`; then the page that came in |
+//! | room below the limit | the thread that raised `resident`; then the page that it brings in |
 //! | a store queue | the thread that holds its lock ([`crate::store`]) |
 //!
 //! Lock order: room → claim → page → store queue → gate.
 //!
 //! # Invariants
-//! - An evicting thread waits for no page. A thread that owns a page waits for nothing that needs
-//!   another page.
-//! - A thread that owns a page has signals blocked: a handler that touched the page would wait for
-//!   its own thread.
+//! - An evicting thread waits for no page. A thread that owns a page waits only for threads that
+//!   need no page.
+//! - A thread that owns a page has signals blocked: a signal handler that touched the page would
+//!   wait for its own thread.
 //! - A page becomes resident only inside its cluster's gate. A resident page is taken and released
 //!   only inside the gate, or by the thread that has claimed the gate.
-//! - So a busy page that the evictor does not own is not in memory while the gate is shut, and may
-//!   lie in a run that the evictor drops.
+//! - So while a gate is shut, a busy page that the evictor does not own is not in memory. It may
+//!   lie in a run of pages that the evictor drops.
 
 use crate::counters::{Counter, Counters};
 use crate::evict::MadeRoom;
@@ -45,14 +45,14 @@ use usring_sys::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 /// Bytes of a cluster, whose resident pages are evicted together.
 const CLUSTER: usize = 256 << 10;
 
-/// Bits in a word of `in_use`.
+/// Bits in a word of `Pager::in_use`.
 const BITS: usize = 64;
 
-/// An access that faulted.
+/// A page access that faulted, or an access for which a page is pinned.
 #[derive(Clone, Copy, Debug)]
 pub struct Touch {
     pub write: bool,
-    /// The page was mapped, but write-protected.
+    /// Whether the page was mapped at the fault; then it was write-protected.
     pub present: bool,
     pub fault_slot: usize,
 }
@@ -66,7 +66,7 @@ pub struct Lost {
 }
 
 impl Lost {
-    /// The page is not in use: no mapping of the program covers it.
+    /// No mapping of the program covers the page, so it must not be brought in.
     pub const UNUSED: Lost = Lost { slot: None, error: Errno::EFAULT };
 }
 
@@ -79,24 +79,26 @@ pub struct Pager {
     pub counters: Counters,
     pub streams: Streams,
     pub evictions: Evictions,
-    /// Failed writes since the last success.
+    /// Number of failed writes to the store since the last successful one.
     pub failed_writes: AtomicU32,
-    /// The errno of the last failed write.
+    /// Errno of the last failed write to the store.
     pub last_failure: AtomicU32,
-    /// Threads that want to claim all clusters; while there is one, no eviction begins.
+    /// Number of threads that want to claim all clusters, for a fork. Above 0, no eviction begins.
     pub wanted_whole: AtomicU32,
-    /// The clock's hand, in clusters.
+    /// Number of clusters that the clock's hand has visited.
     pub hand: AtomicUsize,
     unit: usize,
     per_cluster: usize,
     pages: PageArray<AtomicU32>,
     slots: PageArray<AtomicU32>,
     gates: PageArray<AtomicU32>,
-    /// Number of clusters from the first to the last in use.
+    /// Number of clusters from the region's start to the last one in use.
     extent: AtomicUsize,
-    /// In a forked child: makes a pager for the inherited memory. `false` if nothing was inherited.
+    /// Called in a forked child at its first touch of inherited memory, to make a pager. Returns
+    /// `false` if the child inherited nothing.
     first_touch: SetOnce<fn() -> bool>,
-    /// One bit for each page that is in use; `None` if all are.
+    /// One bit for each page, set if a mapping of the program covers the page. `None` if all pages
+    /// are in use.
     in_use: Option<PageArray<AtomicU64>>,
 }
 
@@ -106,11 +108,11 @@ pub struct Parts {
     pub memory: Arc<PagedMemory>,
     pub mechanism: Box<dyn Mechanism>,
     pub store: Store,
-    /// In units.
+    /// The region's limit, in units.
     pub limit: usize,
     pub readahead: usize,
     pub counters: Counters,
-    /// Whether pages are unused until [`Pager::set_in_use`] names them.
+    /// Whether no page is in use until [`Pager::set_in_use`] says so.
     pub unused: bool,
 }
 
@@ -142,8 +144,8 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             first_touch: SetOnce::new(),
-            // With `MechanismKind::Thread` a fault can only be answered by a page, so all pages
-            // count as used.
+            // With `MechanismKind::Thread` the only answer to a fault is to map a page. So all
+            // pages count as used.
             in_use: match parts.unused && parts.kind != MechanismKind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
                 false => None,
@@ -159,20 +161,20 @@ impl Pager {
         self.pages.len()
     }
 
-    /// Returns the number of clusters that can have pages in memory.
+    /// Returns the number of clusters, from the region's start, that can have pages in memory.
     pub fn clusters(&self) -> usize {
         self.extent.load(Ordering::Relaxed)
     }
 
-    /// Declares the pages behind the first `pages` unused. Some of them may still be in memory and
-    /// are no longer evicted: the thread that unmaps them discards them.
+    /// Declares only the first `pages` pages used. Pages behind them may still be in memory, and
+    /// are no longer evicted. The thread that unmaps them also discards them.
     pub fn set_extent(&self, pages: usize) {
         let clusters = pages.div_ceil(self.per_cluster).clamp(1, self.gates.len());
         self.extent.store(clusters, Ordering::Relaxed);
     }
 
-    /// Marks pages as used or unused. Afterwards the caller discards pages that became unused. The
-    /// discard waits for faults that came before the mark, and later faults see the mark.
+    /// Marks pages as used or unused. Afterwards the caller discards the pages that became unused.
+    /// That discard waits for faults that did not see the mark; later faults see it.
     pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
         let Some(words) = &self.in_use else { return };
         let mut page = pages.start;
@@ -218,7 +220,7 @@ impl Pager {
         Gate::new(&self.gates[cluster])
     }
 
-    /// Returns the slot of a page that the caller has taken.
+    /// Returns the slot number of a page that the caller has taken.
     pub fn slot(&self, _: &Taken, page: usize) -> u32 {
         self.slots[page].load(Ordering::Relaxed)
     }
@@ -227,13 +229,14 @@ impl Pager {
         self.slots[page].store(slot, Ordering::Relaxed);
     }
 
-    /// Returns the slot of a page while all gates are shut, or no thread uses the pager.
+    /// Returns the slot number of a page while all gates are shut, or while no thread uses the
+    /// pager.
     pub fn slot_at_rest(&self, page: usize) -> u32 {
         self.slots[page].load(Ordering::Relaxed)
     }
 
-    /// Copies a page's state and slot from another pager, whose gates are shut. No thread uses this
-    /// pager yet.
+    /// Copies a page's state and slot number from another pager, whose gates are shut. No thread
+    /// uses the pager `self` yet.
     pub fn copy_at_rest(&self, other: &Pager, page: usize) {
         self.page(page).copy_at_rest(other.page(page));
         self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);
@@ -248,14 +251,14 @@ impl Pager {
         page * self.unit
     }
 
-    /// Makes a page resident, and writable for a write: the path of a fault.
+    /// Brings a page in and makes it writable for a write access. This is the path of a fault.
     pub fn bring_in(&self, index: usize, touch: Touch) -> Result<(), Lost> {
         let page = self.page(index);
         let mut has_room = false;
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
-                // The retried access finds what the kernel has mapped there.
+                // The thread retries its access, and finds what the kernel has mapped there.
                 State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, touch) {
@@ -287,7 +290,7 @@ impl Pager {
     }
 
     /// Serves a fault on a resident page: a write to a clean page, or a fault that raced with the
-    /// thread that brought the page in. `None` if the page's state has changed.
+    /// thread that brought the page in. `None` if the page's state has changed meanwhile.
     fn let_in(&self, index: usize, state: State, touch: Touch) -> Option<Result<(), Lost>> {
         if state == State::Clean && !touch.write && touch.present {
             return Some(Ok(()));
@@ -357,8 +360,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Releases a page that was mapped with the content of its slot, and frees the slot unless the
-    /// page is clean. The caller is still inside the gate.
+    /// Releases a page that the caller has mapped with the content of its slot. Frees the slot
+    /// unless the page is clean. The caller is inside the gate.
     pub fn settle(&self, taken: Taken, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);
@@ -368,13 +371,13 @@ impl Pager {
         }
     }
 
-    /// Takes room for one page, and evicts if there is none.
+    /// Takes room for one page, and evicts pages if there is none.
     pub fn make_room(&self, fault_slot: usize) {
         while !self.take_one(fault_slot) && self.evict_directly(fault_slot) == MadeRoom::Perhaps {}
         self.limit.wake_evictor();
     }
 
-    /// Takes room for one page. `false` if there is none.
+    /// Takes room for one page, below the limit or in its excess. `false` if there is no room.
     #[inline]
     pub fn take_one(&self, fault_slot: usize) -> bool {
         match self.limit.take(1) {
@@ -388,7 +391,7 @@ impl Pager {
         true
     }
 
-    /// Reports on standard error why a page was lost.
+    /// Reports on standard error why a page could not be brought in.
     pub fn complain(&self, index: usize, lost: Lost) {
         let offset = self.offset(index);
         match lost.slot {
@@ -413,7 +416,7 @@ impl FaultServer for Pager {
             if self.first_touch.get().is_some_and(|serves| serves()) {
                 return Served::Again;
             }
-            // The child may have mapped something else there.
+            // The child may have mapped something else at this address.
             if page_fault::is_mapped(fault.address) {
                 return Served::Foreign;
             }
@@ -433,8 +436,8 @@ impl FaultServer for Pager {
         }
         let index = (fault.address - self.memory.address()) / self.unit;
         if self.page(index).state() == State::Unmanaged {
-            // Either the touch came before the release to the kernel, or the kernel forbids the
-            // access.
+            // Either the touch came before the release to the kernel and can be retried, or the
+            // kernel forbids the access.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }

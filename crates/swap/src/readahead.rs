@@ -1,10 +1,12 @@
-//! Read-ahead: when a thread's faults are sequential, the reader thread brings in the
-//! next pages by one larger request. It sleeps until the request is done.
+//! Read-ahead: when a thread's faults are sequential, the reader thread brings in the next pages by
+//! one larger request. The reader sleeps until the request completes.
 //!
-//! - Each fault slot remembers the page at which its faults would continue.
-//! - A fault on that page doubles the length of the read-ahead, from 4 pages on. A fault
-//!   elsewhere ends it.
-//! - A job that the reader has not begun is replaced by the next job of its fault slot.
+//! - Each fault slot (the number of a faulting thread) has the page at which its faults would
+//!   continue.
+//! - A fault on that page doubles the number of pages read ahead, from 4 pages on. A fault on
+//!   another page ends the sequence.
+//! - A job (pages to read) that the reader has not begun is replaced by the next job of its fault
+//!   slot.
 
 use crate::counters::Counter;
 use crate::page::State;
@@ -25,13 +27,14 @@ const FIRST: usize = 4;
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
-/// Low bits of a job, which count its pages.
+/// Low bits of a job, which hold its number of pages. Above them is the first page.
 const COUNT_BITS: u32 = 8;
 
 pub struct Streams {
-    /// By fault slot: the page that continues the sequence, and the pages last read ahead.
+    /// By fault slot: the page that would continue the sequence, and the number of pages that were
+    /// read ahead last.
     expected: PageArray<AtomicU64>,
-    /// By fault slot: the pages to read; 0 for none.
+    /// By fault slot: the job, which is the pages to read. 0 for none.
     jobs: PageArray<AtomicU64>,
     /// Most pages to read ahead; 0 turns read-ahead off.
     most: usize,
@@ -62,7 +65,7 @@ impl Streams {
         self.most
     }
 
-    /// Notes that a fault of this fault slot has brought `page` in. Returns the pages to read
+    /// Notes that a fault with this fault slot has brought `page` in. Returns the pages to read
     /// ahead; `None` if the fault does not continue a sequence.
     fn next(&self, page: usize, fault_slot: usize) -> Option<Range<usize>> {
         let word = &self.expected[fault_slot % ROWS];
@@ -95,7 +98,7 @@ impl Streams {
         Some(first..first + count)
     }
 
-    /// Puts the reader to sleep until there is a job. `None` if it has to end.
+    /// Puts the reader to sleep until there is a job. `None` if the reader must end.
     fn wait(&self) -> Option<Range<usize>> {
         loop {
             self.reader.store(ASLEEP, Ordering::Relaxed);
@@ -118,7 +121,8 @@ impl Streams {
 }
 
 impl Pager {
-    /// Asks the reader, after a swap-in, for the pages that the thread will probably touch next.
+    /// Passes the reader, after a swap-in of `page`, the pages that the faulting thread will
+    /// probably touch next.
     #[inline]
     pub fn follow(&self, page: usize, fault_slot: usize) {
         if self.streams.most() == 0 {
@@ -132,7 +136,8 @@ impl Pager {
         }
     }
 
-    /// Runs the reader thread. Its queue has room for [`MOST`] pages.
+    /// Runs the reader thread. `queue` has a buffer for [`MOST`] pages. Returns when the region
+    /// stops its threads.
     pub fn read_ahead(&self, mut queue: StoreQueue) {
         while let Some(pages) = self.streams.wait() {
             let end = pages.end.min(self.pages());
@@ -143,8 +148,8 @@ impl Pager {
         }
     }
 
-    /// Brings in the first pages of a range. Returns the page behind them, or the end if there is
-    /// no more room.
+    /// Brings in the first evicted pages of a range, by one request. Returns the page behind them,
+    /// or the end of the range if there is no room for more.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
         // Only evicted pages are read.
         let Some(first) = pages.clone().find(|page| self.page(*page).state() == State::Out) else { return pages.end };
@@ -155,7 +160,7 @@ impl Pager {
         let end = first + run.count();
         let (from, length) = self.place_of(&run);
         let content = queue.read(self.store.device(), from, length, Waiting::Asleep);
-        // A page that could not be read stays evicted. The thread that touches it reports the
+        // A page that could not be read stays evicted. The thread that touches it next reports the
         // error.
         self.put_in_place(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
         end

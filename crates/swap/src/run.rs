@@ -1,6 +1,6 @@
-//! Brings in several pages by one request: adjacent pages whose slots are adjacent, too.
-//! The thread sleeps until the request is done. Used for read-ahead, and for memory that
-//! a system call is about to use.
+//! Brings in several adjacent pages by one request. Their slots must be adjacent, too. The thread
+//! sleeps until the request completes. Used for read-ahead, and for memory that a system call is
+//! about to use.
 
 use crate::counters::Counter;
 use crate::evict::Aim;
@@ -10,10 +10,10 @@ use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::width;
 
-/// Most pages of a request.
+/// Most pages that one request brings in.
 pub const MOST: usize = 64;
 
-/// Pages that the caller has taken and has room for.
+/// Adjacent evicted pages with consecutive slots. The caller has taken them, and has room for them.
 pub struct Run<'a> {
     first: usize,
     slot: u32,
@@ -29,8 +29,8 @@ impl Run<'_> {
 
 impl Pager {
     /// Takes pages from the start of a range, as long as they are evicted and their slots are
-    /// consecutive. `take_room` takes room for one page. `None` if not even the first page can be
-    /// taken.
+    /// consecutive. Calls `take_room` to take room for each page. `None` if not even the first page
+    /// could be taken.
     pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<Run<'_>> {
         let mut run = Run { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
         for page in pages.take(MOST) {
@@ -55,13 +55,14 @@ impl Pager {
         (run.count > 0).then_some(run)
     }
 
-    /// Returns the offset on the device at which a run begins, and the length of the run in bytes.
+    /// Returns the byte of the device at which the slots of a run begin, and the run's length in
+    /// bytes.
     pub fn place_of(&self, run: &Run) -> (u64, usize) {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
-    /// Maps the pages of a run with their content, releases them, and counts them. `false` if a
-    /// page could not be mapped; that page stays evicted.
+    /// Maps the pages of a run with `content`, releases them, and counts them in `counter`. Returns
+    /// `false` if a page could not be mapped, or if `content` is an error; such pages stay evicted.
     pub fn put_in_place(
         &self,
         mut run: Run,
@@ -88,8 +89,8 @@ impl Pager {
         all
     }
 
-    /// Brings in pages from the start of a range by one request. `false` if that failed for the
-    /// first page. The caller then brings in that page alone, which also reports the error.
+    /// Brings in pages from the start of a range by one request. Returns `false` after a failure.
+    /// The caller then brings in the first page alone, which also reports the error.
     pub fn bring_in_together(&self, pages: Range<usize>, touch: Touch) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
@@ -110,7 +111,8 @@ impl Pager {
         self.put_in_place(run, content, clean, (Counter::SwapIns, touch.fault_slot))
     }
 
-    /// Takes room for up to `most` pages and evicts for it. Returns the number of pages.
+    /// Takes room for up to `most` pages, evicting pages if there is too little. Returns for how
+    /// many pages.
     fn take_room(&self, most: usize, fault_slot: usize) -> usize {
         let mut room = 0;
         while room < most {

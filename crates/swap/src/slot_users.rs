@@ -1,23 +1,23 @@
-//! The slot table that processes related by fork share, in shared memory.
+//! The table of a store's slots, in memory that processes related by fork share.
 //!
 //! # Who uses a slot
-//! - Each process is a *user* and has one bit for each slot that it uses.
-//! - A slot counts its users, and is free at 0.
-//! - The user that allocates a slot writes its content once, before another user can
-//!   know of it. So every user may read its slots at any time.
+//! - Each process is a *user* and has a bit for each slot, set if the process uses the slot.
+//! - Each slot has a count of its users, and is free at 0.
+//! - The user that allocates a slot writes the slot's content once, before another user can know of
+//!   the slot. So every user may read its slots at any time.
 //!
 //! # When a user ends
-//! A user holds an F_OFD_SETLK lock on the byte of its number in the table's file. No other process
-//! has that open file description, so exec, exit and SIGKILL all end the lock. A user that needs
-//! slots then frees those of the users without a lock. A process that is killed while it changes
-//! the table may leave up to one word of slots allocated for good.
+//! A user holds a lock (F_OFD_SETLK) on one byte of the table's file, whose offset is the user's
+//! number. No other process has that open file description, so exec, exit and SIGKILL all end the
+//! lock. Another user that needs slots frees the slots of users whose lock has ended. A process
+//! that is killed while it changes the table may leave up to one word of slots allocated for good.
 //!
-//! | change | order | effect of a kill in between |
+//! | change | order | effect of a kill between two steps |
 //! |---|---|---|
 //! | allocate | table's bit, counts, user's bit | the slot stays allocated without a user |
 //! | free | user's bit, count of users, table's bit, count of slots | the slot stays allocated without a user |
 //!
-//! So the count of slots is never less than the number of slots that have a user.
+//! So the count of allocated slots is never less than the number of slots that have a user.
 
 use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::mapping::{PAGE, memory_file};
@@ -25,36 +25,38 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{Errno, file, width};
 
-/// Processes that share a table at the same time.
+/// Most processes that share a table at the same time.
 pub const MOST_USERS: usize = 32;
 
-/// State of a user's number. `TAKEN_BY + n`: user n is assigning or clearing the number.
+/// State of a user's number, in the low half of its word. `TAKEN_BY + n`: user n is assigning the
+/// number to a new user, or is clearing it.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
-/// The bits above the state count how often the number was assigned.
+/// The bits above the state of a number count how often the number was assigned.
 const ONE_USE: u64 = 1 << 32;
 
 const fn use_of(word: u64) -> u64 {
     word % ONE_USE
 }
 
-/// Words of the head: the number of allocated slots, then the state of each number.
+/// Words of the head of the file: the number of allocated slots, then one word for each user's
+/// number.
 const TAKEN: usize = 0;
 const NUMBERS: usize = 1;
 const HEAD: usize = PAGE / size_of::<u64>();
 
-/// The tables that all users share.
+/// The tables that all users share, mapped from one file.
 pub struct SlotUsers {
     head: PageArray<AtomicU64>,
-    /// By slot: how many users use it.
+    /// By slot: the number of its users.
     holders: PageArray<AtomicU32>,
-    /// By user: a row of bits, one for each slot.
+    /// By user's number: one bit for each slot, set if the user uses it.
     own: PageArray<AtomicU64>,
     row: usize,
 }
 
-/// A user's number with its lock, and the file of the tables.
+/// A user's number, with the file description that holds the lock on it.
 #[derive(Debug)]
 pub struct SlotUser {
     number: usize,
@@ -67,15 +69,15 @@ impl SlotUser {
         file::claim_byte(file.number(), number).map(|()| SlotUser { number, file })
     }
 
-    /// Returns the descriptor that the user's process alone keeps open.
+    /// Returns the descriptor of the user's lock, which only the user's process keeps open.
     pub fn descriptor(&self) -> i32 {
         self.file.number()
     }
 }
 
 impl SlotUsers {
-    /// Makes tables for `words` words of slots, with the calling process as the only user. Also
-    /// returns these words; all slots are free.
+    /// Makes tables for 64 * `words` free slots, with the calling process as the only user. Also
+    /// returns the words that have a bit for each slot, set if it is allocated.
     pub fn new(words: usize) -> Result<(SlotUsers, SlotUser, PageArray<AtomicU64>), Errno> {
         let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
         let row = words.next_multiple_of(PAGE / size_of::<u64>());
@@ -104,7 +106,8 @@ impl SlotUsers {
         &self.own[number * self.row..(number + 1) * self.row]
     }
 
-    /// Assigns slots of a word to a user, which is then their only user.
+    /// Makes `user` the only user of newly allocated slots: those of one word whose bits are set in
+    /// `bits`.
     pub fn take(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].store(1, Ordering::Relaxed);
@@ -112,7 +115,8 @@ impl SlotUsers {
         self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Adds a user to slots of a word that the caller uses.
+    /// Makes `user` another user of slots that the caller uses: those of one word whose bits are
+    /// set in `bits`.
     pub fn lend(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].fetch_add(1, Ordering::Relaxed);
@@ -120,7 +124,7 @@ impl SlotUsers {
         self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Removes a user from a slot. `true` if it was the slot's last user.
+    /// Removes a user from a slot. Returns whether it was the slot's last user.
     pub fn give_back(&self, user: &SlotUser, slot: u32) -> bool {
         let bit = 1 << (slot % 64);
         let before = self.row(user.number)[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
@@ -132,8 +136,8 @@ impl SlotUsers {
         self.holders[slot as usize].fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Assigns a number to a child that will be forked. The child's slots are freed once no process
-    /// has the descriptor open.
+    /// Assigns a free number to a child that will be forked. The child's slots are freed once no
+    /// process has the result's descriptor open.
     ///
     /// Errors: `EAGAIN` if all numbers are in use; those of reopening the file.
     pub fn admit(&self, by: &SlotUser) -> Result<SlotUser, Errno> {
@@ -152,7 +156,7 @@ impl SlotUsers {
         admitted
     }
 
-    /// Frees the slots of users that have ended. Calls `free` for each slot without a user.
+    /// Frees the slots of users that have ended. Calls `free` for each slot that has no user left.
     pub fn reap(&self, by: &SlotUser, mut free: impl FnMut(u32)) {
         let taken_by = TAKEN_BY + by.number as u64;
         for number in (0..MOST_USERS).filter(|number| *number != by.number) {
@@ -162,7 +166,8 @@ impl SlotUsers {
             if used == FREE || !self.is_gone(by, number, used) {
                 continue;
             }
-            // The number may have been assigned again. Only the use that was seen above has ended.
+            // The number may have been assigned again meanwhile. Only the user that was seen above
+            // has ended.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
@@ -178,7 +183,8 @@ impl SlotUsers {
         }
     }
 
-    /// Returns whether no living process uses the number, prepares it or clears it.
+    /// Returns whether the user of a number has ended, and no living process is assigning or
+    /// clearing the number. `used` is the number's state.
     fn is_gone(&self, by: &SlotUser, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);

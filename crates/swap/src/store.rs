@@ -1,8 +1,8 @@
 //! The backing store: a device that is divided into slots of one unit, and its queues.
 //!
-//! A faulting thread finds its queue by its fault slot ([`usring_sys::page_fault`]). If there are
-//! enough queues, no two threads use the same one. A thread whose queue is in use takes the next
-//! free one.
+//! A faulting thread finds its store queue by its fault slot ([`usring_sys::page_fault`]). If there
+//! are enough store queues, no two threads use the same one. A thread whose store queue is in use
+//! locks the next free one.
 
 use crate::run::MOST;
 use crate::slots::Slots;
@@ -22,22 +22,25 @@ pub struct Store {
     /// Bytes of a slot.
     unit: usize,
     queues: Vec<Mutex<StoreQueue>>,
-    /// Bounce buffers for several pages.
+    /// Bounce buffers of `WIDE` bytes, for requests of several pages.
     wide: Vec<Mutex<Bounce>>,
 }
 
-/// Bytes of a request for several pages.
+/// Most bytes of a request for several pages, unless the unit is larger.
 const WIDE: usize = 128 << 10;
 /// Number of store queues that share one bounce buffer of `WIDE` bytes. The memory of these buffers
 /// is never returned to the kernel.
 const QUEUES_OF_WIDE: usize = 4;
 
 impl Store {
-    /// Makes a store whose slots lie behind `header` bytes. It has up to `queues` store queues, as
-    /// far as the device has queue pairs. With `shareable`, forked children can share the slots.
+    /// Makes a store whose slots begin behind `header` bytes. It has up to `queues` store queues,
+    /// or fewer if the device has fewer queue pairs. With `shareable`, forked children can share
+    /// the slots.
     ///
-    /// Errors: `EINVAL` if a unit is not a multiple of the device's block, or the device holds less
-    /// than one unit; the error of opening the first queue pair.
+    /// Errors:
+    /// - `EINVAL`: the device is read-only, takes no segments, or has less than one unit.
+    /// - `EINVAL`: the unit is not a multiple of the device's block.
+    /// - The error of opening the first queue pair.
     pub fn new(device: Arc<Device>, header: u64, unit: usize, queues: usize, shareable: bool) -> Result<Self, Errno> {
         let geometry = device.geometry();
         if geometry.features.read_only || !unit.is_multiple_of(geometry.block as usize) || geometry.segments == 0 {
@@ -47,13 +50,15 @@ impl Store {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // If no shared memory can be had, children cannot share the slots.
+        // Without shared memory, forked children cannot share the slots, and the store works
+        // nevertheless.
         let shared = if shareable { Slots::shareable(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
         Self::with_slots(device, header, unit, queues, slots)
     }
 
-    /// In a forked child: makes a store on the device and the slots of the parent, with new queues.
+    /// Makes the store of a forked child, on the device and the slots of the parent, with new store
+    /// queues.
     pub fn inherit(&self, slots: Slots) -> Result<Self, Errno> {
         Self::with_slots(self.device.clone(), self.header, self.unit, self.queues.len(), slots)
     }
@@ -76,7 +81,7 @@ impl Store {
         &self.device
     }
 
-    /// Returns the byte at which a slot begins.
+    /// Returns the byte of the device at which a slot begins.
     pub fn offset(&self, slot: u32) -> u64 {
         self.header + u64::from(slot) * self.unit as u64
     }
@@ -85,7 +90,7 @@ impl Store {
         self.unit
     }
 
-    /// Locks the queue of a fault slot, or another free one.
+    /// Locks the store queue of a fault slot, or the next one that is free.
     pub fn queue(&self, fault_slot: usize) -> Guard<'_, StoreQueue> {
         one_of(&self.queues, fault_slot)
     }
@@ -95,14 +100,14 @@ impl Store {
         one_of(&self.wide, fault_slot)
     }
 
-    /// Returns the most pages of a request for several pages.
+    /// Returns the most pages that fit in one request for several pages.
     pub fn wide_pages(&self) -> usize {
         (WIDE / self.unit).clamp(1, MOST)
     }
 }
 
-/// Locks the element of a fault slot, or the next free one. If none is free, waits for the fault
-/// slot's own.
+/// Locks the element that belongs to a fault slot, or the next free one. If no element is free,
+/// waits for the fault slot's own.
 fn one_of<T>(all: &[Mutex<T>], fault_slot: usize) -> Guard<'_, T> {
     let one = |step: usize| &all[(fault_slot + step) % all.len()];
     let free = (0..all.len()).find_map(|step| one(step).try_lock());

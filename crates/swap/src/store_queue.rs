@@ -1,9 +1,10 @@
-//! A store queue: one queue pair of the backing store, with the buffers that a transfer
-//! needs. Store queues are made ahead, because a thread in a signal handler must not allocate.
+//! A store queue: one queue pair of the backing store, with the buffers that a transfer needs.
+//! Store queues are made ahead of the first fault, because a thread in a signal handler must not
+//! allocate.
 //!
-//! A thread that faults on one page waits as the device's polling policy says, and
-//! polls for at most [`LONGEST_POLL`]. Every other transfer (read-ahead, eviction) is
-//! one larger request, and its thread sleeps.
+//! A thread that faults on one page waits according to the device's polling policy, and polls for
+//! at most [`LONGEST_POLL`]. Other transfers (read-ahead, eviction, several pages) are larger
+//! requests, during which the thread sleeps.
 
 use crate::back_off::BackOff;
 use usring_device::{
@@ -14,18 +15,18 @@ use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll, pinned_memory, processor, timer_slack};
 
-/// Queue depth. A store queue makes one request at a time; the device's wrappers may use
-/// the rest.
+/// Queue depth. A store queue has one request in flight. The device's wrappers may use the
+/// remaining entries.
 const DEPTH: u32 = 4;
 
-/// Nanoseconds of polling after which the thread sleeps. A wake-up costs some tens
-/// of microseconds, which adds a few per cent to a transfer that is this slow.
+/// Nanoseconds of polling after which the thread sleeps. A wake-up costs some tens of microseconds,
+/// which is a few per cent of a transfer that takes longer than this.
 const LONGEST_POLL: u64 = 1_000_000;
 
-/// How a thread waits for its request.
+/// How a thread waits for its request to complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// As the device's polling policy says.
+    /// According to the device's polling policy.
     ByPolicy,
     Asleep,
 }
@@ -60,14 +61,16 @@ impl StoreQueue {
         })
     }
 
-    /// Reads `length` bytes of the device into the queue's bounce buffer and returns them.
+    /// Reads `length` bytes of the device, from `offset` on, into the queue's bounce buffer.
+    /// Returns these bytes.
     pub fn read(&mut self, device: &Device, offset: u64, length: usize, waiting: Waiting) -> Result<&[u8], Errno> {
         let segment = IoVector { base: self.bounce.address() as u64, length: length as u64 };
         self.whole(device, Operation::Read, offset, &mut [segment], waiting)?;
         Ok(self.bounce.bytes(length))
     }
 
-    /// Reads `length` bytes of the device into a larger bounce buffer. The thread sleeps meanwhile.
+    /// Reads `length` bytes of the device into a bounce buffer of the caller. The thread sleeps
+    /// meanwhile.
     pub fn read_to<'a>(
         &mut self,
         bounce: &'a mut Bounce,
@@ -80,12 +83,13 @@ impl StoreQueue {
         Ok(bounce.bytes(length))
     }
 
-    /// Writes the segments to the device. Their values are unspecified afterwards.
+    /// Writes the content of the segments to the device. The function changes the entries of
+    /// `segments`.
     pub fn write(&mut self, device: &Device, offset: u64, segments: &mut [IoVector]) -> Result<(), Errno> {
         self.whole(device, Operation::Write, offset, segments, Waiting::Asleep)
     }
 
-    /// Makes a whole transfer, in as many requests as the device's limits require.
+    /// Transfers all bytes of the segments, by as many requests as the device's limits require.
     fn whole(
         &mut self,
         device: &Device,
@@ -94,7 +98,7 @@ impl StoreQueue {
         mut segments: &mut [IoVector],
         waiting: Waiting,
     ) -> Result<(), Errno> {
-        // The pin hook must not wait for these pages: this thread owns them.
+        // Exempt from the pin hook, which would wait for these pages: this thread owns them.
         let _exempt = pinned_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.piece(segments);
@@ -111,7 +115,7 @@ impl StoreQueue {
             };
             let done = self.one(device, &request, waiting)?;
             segments[count - 1].length = rest;
-            // A short transfer counts only in whole blocks.
+            // Of a short transfer, only whole blocks are counted. The rest is requested again.
             let done = done - done % self.block;
             if done == 0 {
                 return Err(Errno::EIO);
@@ -122,8 +126,8 @@ impl StoreQueue {
         Ok(())
     }
 
-    /// Returns the extent of the next request: its number of segments, the bytes
-    /// used of the last one, and the bytes in all.
+    /// Returns the extent of the next request: its number of segments, the bytes used of its last
+    /// segment, and its bytes in all.
     fn piece(&self, segments: &[IoVector]) -> (usize, u64, u64) {
         let mut length = 0;
         for (index, segment) in segments.iter().take(self.segments).enumerate() {
@@ -152,7 +156,7 @@ impl StoreQueue {
     }
 
     /// Waits for the request in flight and returns its result. A polling thread yields the
-    /// processor between two polls, and sleeps if yielding takes too long.
+    /// processor between two polls. It sleeps instead if yielding takes too long.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();
@@ -181,13 +185,13 @@ impl StoreQueue {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // This fails if the kernel has no memory; the caller then polls.
+            // If the kernel has no memory, this fails, and the caller polls again.
             let _ = epoll::wait_readable(interrupt);
         }
     }
 }
 
-/// Returns the segments without their first `done` bytes.
+/// Returns the segments without their first `done` bytes, which were transferred.
 fn advance(mut segments: &mut [IoVector], mut done: u64) -> &mut [IoVector] {
     while let Some(first) = segments.first_mut() {
         if done < first.length {

@@ -1,11 +1,11 @@
-//! The text form of swapped memory. The command line reads it (`--swap`), and so does every process
-//! of a run (`USRING_SWAP`):
+//! The text form of the options of swapped memory. The command line parses it (`--swap`), and so
+//! does every process of a run (`USRING_SWAP`):
 //!
 //! ```text
 //! SPEC ",limit=" SIZE ("," "min=" SIZE)? ("," "mechanism=" NAME)?
 //! ```
-//! SPEC is the store, a device's text ([`usring_device::spec`]). The other options may stand
-//! anywhere outside its parentheses.
+//! SPEC names the backing store, in the text form of a device ([`usring_device::spec`]). The other
+//! options may stand anywhere outside the SPEC's parentheses.
 
 use crate::mappings::{LEAST_LIMIT, LEAST_MINIMUM};
 use crate::mechanism::MechanismKind;
@@ -15,22 +15,22 @@ use alloc::vec::Vec;
 use core::fmt;
 use usring_device::{Spec, spec};
 
-/// Default of `min=`: the least size of a mapping that is swapped, in bytes.
+/// Default of `min=` (the least size of a mapping that is swapped), in bytes.
 const MINIMUM: usize = 1 << 20;
 
-/// Swapped memory in parsed form.
+/// The parsed options of swapped memory.
 #[derive(Clone, Debug)]
 pub struct SwapText {
     pub spec: Spec,
-    /// Bytes that may be resident.
+    /// Most bytes that may be resident.
     pub limit: usize,
-    /// Bytes of the smallest mapping that is swapped.
+    /// Least size of a mapping that is swapped, in bytes.
     pub minimum: usize,
-    /// `None`: the best mechanism that works.
+    /// The mechanism that the user chose. `None`: the first that works.
     pub mechanism: Option<MechanismKind>,
 }
 
-/// Parses the text. The error is one sentence for the user.
+/// Parses the text of `--swap`. The error is a sentence for the user.
 pub fn parse(text: &str) -> Result<SwapText, String> {
     let (mut limit, mut minimum, mut mechanism) = (None, None, None);
     let mut rest = Vec::new();

@@ -1,14 +1,14 @@
 //! Releases parts of a region to the kernel, and takes them back. A program may want something of
-//! its memory that a pager cannot give: another protection, a lock, another mapping.
+//! its memory that a pager cannot provide: another protection, a lock, another mapping.
 //!
-//! The steps of a release; each undoes the steps before it if it fails:
-//! 1. Claim the clusters, so that no thread evicts from the part.
-//! 2. Take the pages, and write-protect those in memory. A thread that touches one waits.
-//! 3. Put the kernel's memory in their place, with a copy of the content if it is wanted.
-//! 4. Mark the pages [`State::Unmanaged`], and free their memory and their slots.
+//! The steps of a release. If a step fails, the steps before it are undone.
+//! 1. Claim the clusters of the part, so that no other thread evicts from them.
+//! 2. Take the pages, and write-protect those in memory. A thread that touches such a page waits.
+//! 3. Map ordinary memory in their place, with a copy of the content unless it is not needed.
+//! 4. Free the pages' old memory and their slots, and set their state to [`State::Unmanaged`].
 //!
-//! A fault that raced with the release is retried. If the kernel then forbids the access,
-//! it raises SIGSEGV (`Pager::serve`).
+//! A fault that raced with the release is retried. If the kernel then forbids the access, it raises
+//! SIGSEGV (`Pager::serve`).
 
 use crate::gate::Claim;
 use crate::page::{Pins, State, Taken};
@@ -21,14 +21,15 @@ use usring_sys::mapping::{PAGE, private_pages, unmap};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
 
-/// Nanoseconds for which a thread that wants a claimed cluster yields before it sleeps, and the
-/// length of its sleeps.
+/// Nanoseconds for which a thread that wants to claim a claimed cluster yields the processor. After
+/// that it sleeps for as long between two attempts.
 const SOON: Nanoseconds = 200_000;
 
-/// The pages of a part that the caller has taken, from page `first` on.
+/// The pages to release, from page `first` on. The caller has taken them, and has claimed their
+/// clusters.
 struct Grip<'a> {
     first: usize,
-    /// `None` for a page that was released already.
+    /// By position from `first` on. `None` for a page that was released already.
     taken: Vec<Option<Taken<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
@@ -60,18 +61,20 @@ impl Pager {
         surrendered
     }
 
-    /// Releases pages to the kernel without their content, once `act` has mapped something there.
+    /// Releases pages to the kernel without their content. `act` maps something else in their
+    /// place; its result is returned.
     pub fn replace<R>(&self, pages: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.give_over(pages, |_| act())
     }
 
     fn give_over<R>(&self, pages: Range<usize>, act: impl FnOnce(&Grip) -> Result<R, Errno>) -> Result<R, Errno> {
-        // A signal handler could touch a page that this thread owns.
+        // Signals are blocked: a handler that touched a page would wait for this thread itself.
         let _closed = thread::close_signals();
         let grip = self.grasp(pages.clone())?;
         match act(&grip) {
             Ok(answer) => {
-                // A failure leaves memory allocated that no mapping of the program shows.
+                // If this fails, memory stays allocated in the region that no mapping of the
+                // program shows.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
                 self.let_go(grip);
                 Ok(answer)
@@ -83,8 +86,9 @@ impl Pager {
         }
     }
 
-    /// Takes released pages back; they hold zeroes. Errors: `EINVAL` for a page that was not
-    /// released; the kernel's errors. The pages then stay released, with unspecified content.
+    /// Takes back pages that were released to the kernel. They hold zeroes. Errors, after which the
+    /// pages stay released, with unspecified content: `EINVAL` for a page that was not released;
+    /// the kernel's errors.
     pub fn reclaim(&self, pages: Range<usize>) -> Result<(), Errno> {
         let _closed = thread::close_signals();
         let _claims = self.claim_clusters(&pages);
@@ -100,7 +104,7 @@ impl Pager {
         reclaimed
     }
 
-    /// Claims the clusters of the pages. Lock order: claim → page.
+    /// Claims the clusters of the pages, waiting for each. Lock order: claim → page.
     fn claim_clusters(&self, pages: &Range<usize>) -> Vec<Claim<'_>> {
         let clusters = self.cluster_of(pages.start)..self.cluster_of(pages.end - 1) + 1;
         clusters.map(|cluster| self.claim_cluster(cluster)).collect()
@@ -114,7 +118,7 @@ impl Pager {
         }
     }
 
-    /// Claims a cluster; `None` if another thread holds the claim for longer than `patience`.
+    /// Claims a cluster. `None` if another thread holds the claim for longer than `patience`.
     pub fn claim_within(&self, cluster: usize, patience: Nanoseconds) -> Option<Claim<'_>> {
         let gate = self.gate(cluster);
         if let Some(claim) = gate.claim() {
@@ -161,8 +165,8 @@ impl Pager {
         Ok(grip)
     }
 
-    /// Returns the pages to their states. A page that stays write-protected is opened by the next
-    /// write fault.
+    /// Releases the pages in the states that they had before. If a page cannot be made writable
+    /// again, the next write fault does so.
     fn put_back(&self, grip: Grip) {
         for (step, taken) in grip.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
@@ -188,8 +192,8 @@ impl Pager {
         }
     }
 
-    /// Copies the content of pages to memory that holds zeroes. Errors: `EBUSY` for a page that was
-    /// released already.
+    /// Copies the content of pages to the address `copy`, where memory holds zeroes. Errors:
+    /// `EBUSY` for a page that was released already; errors of reading the content.
     fn copy_held(&self, grip: &Grip, pages: &Range<usize>, copy: usize) -> Result<(), Errno> {
         let target = |page: usize| UserAddress((copy + (page - pages.start) * self.unit()) as u64);
         let mut bounce = vec![0; PAGE];
@@ -211,15 +215,15 @@ impl Pager {
         Ok(())
     }
 
-    /// Returns the first pages of the range that are resident and in one cluster.
+    /// Returns the first pages of the range that are resident and lie in one cluster.
     fn run_of(&self, grip: &Grip, pages: Range<usize>) -> Range<usize> {
         let end = self.cluster(self.cluster_of(pages.start)).end.min(pages.end);
         let count = (pages.start..end).take_while(|page| grip.is_resident(*page)).count();
         pages.start..pages.start + count
     }
 
-    /// Write-protects resident pages of one cluster that the caller has taken, and makes them
-    /// readable through the contents' view.
+    /// Write-protects resident pages of one cluster that the caller has taken. Makes them readable
+    /// through the pager's own mapping.
     pub fn close_for_reading(&self, pages: &Range<usize>) -> Result<(), Errno> {
         let (offset, length) = (self.offset(pages.start), pages.len() * self.unit());
         self.mechanism.close(offset, length)?;
@@ -235,8 +239,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Copies the first pages of the range that are evicted and lie in consecutive slots. Returns
-    /// their number.
+    /// Copies to `target` the first pages of the range that are evicted and lie in consecutive
+    /// slots. Returns the number of these pages.
     fn copy_slots(&self, grip: &Grip, pages: Range<usize>, target: UserAddress) -> Result<usize, Errno> {
         let slot = |page: usize| match &grip.taken[page - grip.first] {
             Some(taken) if taken.before() == State::Out => Some(self.slot(taken, page)),

@@ -1,20 +1,20 @@
-//! The limit of a region: how many pages are resident, and when the background
-//! evictor works.
+//! The limit of a region: how many pages may be resident, and when the background evictor works.
 //!
 //! ```text
 //! 0 ............ low ....... high ......... limit
 //!                 ▲ evictor stops   ▲ a fault wakes it   ▲ a fault evicts by itself
 //! ```
-//! A thread takes room before a page comes in, and releases it after a page has gone. So
-//! `resident` is never less than the number of pages in memory.
+//! A thread *takes room* (raises `resident`) before it brings a page in. A thread that frees a
+//! page's memory releases room afterwards. So `resident` is never less than the number of pages in
+//! memory.
 //!
-//! If nothing can be evicted, [`Limit::raise`] adds an `excess` to the limit, one chunk of pages at
-//! a time, for two reasons:
-//! - Threads do not search for victims, or write in vain, for each page.
-//! - The pages that one instruction needs find room together. Otherwise they could only displace
-//!   each other.
+//! If nothing can be evicted, [`Limit::raise`] adds an `excess` to the limit, by one chunk of pages
+//! each time, for two reasons:
+//! - For the pages of a chunk, threads do not search for pages to evict, or write without success.
+//! - The pages that one instruction needs find room together. Otherwise each of them could only
+//!   displace another one.
 //!
-//! The evictor lowers the excess as pages go.
+//! The evictor lowers the excess as pages are evicted or freed.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;
@@ -24,22 +24,22 @@ use usring_sys::sync::{AtomicU32, AtomicUsize, Ordering};
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
-/// A fault wakes the evictor when less than `1/HIGH` of the limit is free. The evictor
-/// stops when `1/LOW` is free.
+/// A fault wakes the evictor when less than `1/HIGH` of the limit is free. The evictor stops when
+/// `1/LOW` of the limit is free.
 const HIGH: usize = 32;
 const LOW: usize = 16;
-/// Most units that are kept free, whatever the limit.
+/// Most units that the evictor keeps free, however large the limit is.
 const MOST_FREE: usize = 16 << 10;
-/// [`Limit::raise`] adds `1/CHUNK` of the limit, at least [`LEAST_CHUNK`] units.
+/// [`Limit::raise`] makes room for `1/CHUNK` of the limit, at least [`LEAST_CHUNK`] units.
 const CHUNK: usize = 32;
 pub const LEAST_CHUNK: usize = 64;
 
 /// Result of [`Limit::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Room below the limit. Holds the number of pages that are resident then.
+    /// Room was taken below the limit. Holds the number of resident pages, the new ones included.
     Within(usize),
-    /// Room in the excess. Holds the number of pages that are resident then.
+    /// Room was taken beyond the limit. Holds the number of resident pages, the new ones included.
     Beyond(usize),
     None,
 }
@@ -47,11 +47,12 @@ pub enum Share {
 pub struct Limit {
     resident: AtomicUsize,
     limit: AtomicUsize,
-    /// Pages that may be resident beyond the limit for now.
+    /// Number of pages that may be resident beyond the limit for now.
     excess: AtomicUsize,
-    /// Futex word on which the evictor sleeps between two attempts at a failing store.
+    /// Futex word on which the evictor sleeps between two attempts at a failing store. Counts
+    /// changes of the limit, and the stop.
     changes: AtomicU32,
-    /// Whether the evictor sleeps.
+    /// Futex word on which the evictor sleeps while it has no work: `AWAKE` or `ASLEEP`.
     evictor: AtomicU32,
     stop: AtomicU32,
 }
@@ -80,8 +81,8 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.change();
-        // `wake_evictor` needs a full barrier before it. Elsewhere a read-modify-write just before
-        // it is one.
+        // `wake_evictor` needs a full barrier before it. Its other callers have made an atomic
+        // read-modify-write just before, which is one.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }
@@ -99,7 +100,8 @@ impl Limit {
         self.below(HIGH)
     }
 
-    /// Takes room for `pages` pages, if there is any.
+    /// Takes room for `pages` pages: counts them as resident, unless they exceed the limit and its
+    /// excess.
     #[inline]
     pub fn take(&self, pages: usize) -> Share {
         let resident = self.resident.fetch_add(pages, Ordering::Relaxed) + pages;
@@ -114,24 +116,24 @@ impl Limit {
         Share::None
     }
 
-    /// Returns whether there is room for a page, within the limit or in the excess.
+    /// Returns whether there is room for one more page, within the limit or in the excess.
     pub fn has_room(&self) -> bool {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }
 
-    /// Raises the excess, so that a chunk of pages has room beside the resident ones. For a caller
-    /// that can evict nothing.
+    /// Raises the excess, so that a chunk of further pages has room. The caller has found nothing
+    /// to evict.
     pub fn raise(&self) {
         let excess = self.excess.load(Ordering::Relaxed);
         let limit = self.get();
         let needed = (self.resident() + (limit / CHUNK).max(LEAST_CHUNK)).saturating_sub(limit);
         if needed > excess {
-            // If this fails, another thread has raised the excess for both.
+            // If this fails, another thread has raised the excess, which also serves this thread.
             let _ = self.excess.compare_exchange(excess, needed, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// Lowers the excess to what is resident beyond the limit.
+    /// Lowers the excess to the number of pages that are resident beyond the limit.
     pub fn lower(&self) {
         let excess = self.excess.load(Ordering::Relaxed);
         let needed = self.resident().saturating_sub(self.get());
@@ -140,12 +142,14 @@ impl Limit {
         }
     }
 
-    /// Takes room only if the evictor has nothing to do: for pages that are read ahead.
+    /// Takes room below the mark at which the evictor is woken, for pages that are read ahead.
+    /// Returns whether there was room.
     pub fn take_spare(&self, pages: usize) -> bool {
         self.resident() + pages <= self.high() && self.take(pages) != Share::None
     }
 
-    /// Counts pages as resident, even if there is no room for them.
+    /// Counts pages as resident even if there is no room for them, for a forked child that starts
+    /// with them.
     pub fn exceed(&self, pages: usize) {
         self.resident.fetch_add(pages, Ordering::Relaxed);
     }
@@ -154,7 +158,7 @@ impl Limit {
         self.resident.fetch_sub(pages, Ordering::Relaxed);
     }
 
-    /// Wakes the evictor if it sleeps and there is work for it.
+    /// Wakes the evictor if it sleeps and too little room is free.
     #[inline]
     pub fn wake_evictor(&self) {
         if self.resident() <= self.high() {
@@ -171,7 +175,7 @@ impl Limit {
         }
     }
 
-    /// Puts the evictor to sleep until there is work. `false` if it has to end.
+    /// Puts the evictor to sleep until it has work. Returns `false` if the evictor must end.
     pub fn wait_for_work(&self) -> bool {
         loop {
             self.evictor.store(ASLEEP, Ordering::Relaxed);
@@ -190,7 +194,7 @@ impl Limit {
         futex::wake(&self.changes, 1);
     }
 
-    /// Returns how often the limit has changed or the evictor was stopped.
+    /// Returns how often the limit was set or the evictor was stopped.
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }
@@ -204,7 +208,7 @@ impl Limit {
         self.stop.load(Ordering::Relaxed) != 0
     }
 
-    /// Ends the evictor.
+    /// Makes the evictor thread end.
     pub fn stop(&self) {
         self.stop.store(1, Ordering::Relaxed);
         self.change();

@@ -1,7 +1,7 @@
 //! Models of a page's word:
 //!
-//! - A page has one owner at a time, who sees the changes of the previous owner.
-//! - No thread misses a release and sleeps on.
+//! - A page has one owner at a time, which sees the changes of the previous owner.
+//! - No thread sleeps on after it has missed a release.
 //! - A pinned page is not evicted.
 #![cfg(loom)]
 
@@ -11,13 +11,14 @@ use usring_swap::page::{Page, Pinned, Pins, State};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32};
 
-/// A page. Only its owner may access the slot.
+/// A page of a region. Only the page's owner may access the slot number.
 struct Paged {
     word: AtomicU32,
     slot: Cell<u32>,
 }
 
-// SAFETY: loom reports unsynchronized accesses to the cell.
+// SAFETY: the cell has no other protection against races than the page's word. That is what the
+// model tests: loom reports every unsynchronized access.
 unsafe impl Sync for Paged {}
 
 impl Paged {
@@ -101,8 +102,8 @@ fn a_page_is_never_both_pinned_and_evicted() {
     });
 }
 
-/// A page may be pinned and unpinned while a thread owns it. The owner's release must keep the
-/// number of pins.
+/// A page may be pinned and unpinned while a thread owns it. When the owner releases the page, the
+/// number of pins must not change.
 #[test]
 fn a_pin_survives_an_owner_that_ignores_pins() {
     loom::model(|| {

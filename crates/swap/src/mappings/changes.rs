@@ -1,5 +1,5 @@
-//! The effects of mmap(2), munmap(2), mremap(2), mprotect(2) and related calls on swapped
-//! mappings, made under the lock that [`Changes`] holds.
+//! Applies mmap(2), munmap(2), mremap(2), mprotect(2) and related calls to swapped mappings, under
+//! the lock that [`Changes`] holds.
 
 use super::{Mappings, write_zeroes};
 use crate::address_space::{AddressSpace, ExtentKind};
@@ -9,14 +9,14 @@ use usring_sys::mapping::{PAGE, unmap};
 use usring_sys::mutex::Guard;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// The owner of a part.
+/// The manager of a part of the program's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Mapped by the program, and paged.
+    /// The region: the part is mapped by the program, and paged.
     Pager,
-    /// Managed by the kernel: released memory, and addresses outside the region.
+    /// The kernel: memory that was released to it, and all addresses outside the region.
     Kernel,
-    /// Not mapped.
+    /// None: the part lies in the region and is not mapped.
     Nobody,
 }
 
@@ -26,7 +26,7 @@ pub struct Part {
     pub owner: Owner,
 }
 
-/// The lock under which mappings change.
+/// The locked mappings. Mappings change only under this lock.
 pub struct Changes<'a> {
     pub(super) mappings: &'a Mappings,
     pub(super) space: Guard<'a, AddressSpace>,
@@ -40,7 +40,7 @@ impl Changes<'_> {
         start..range.end.clamp(start, region.end)
     }
 
-    /// Splits a range into parts with one owner each, in order.
+    /// Splits a range into parts with one owner each, in order of address.
     pub fn parts(&self, range: &Range<usize>) -> Vec<Part> {
         let within = self.within(range);
         let mut parts = Vec::new();
@@ -59,8 +59,8 @@ impl Changes<'_> {
         parts
     }
 
-    /// Returns the start of the first hole in a range, or the range's end if it has no hole. A call
-    /// that changes mappings stops there.
+    /// Returns the start of the first part of a range that is not mapped, or the end of the range.
+    /// A call that changes mappings stops there.
     pub fn mapped_end(&self, range: &Range<usize>) -> usize {
         let hole = self.parts(range).into_iter().find(|part| part.owner == Owner::Nobody);
         hole.map_or(range.end, |part| part.range.start)
@@ -74,14 +74,15 @@ impl Changes<'_> {
         self.mappings.region.set_in_use(self.mappings.offsets(range), in_use);
     }
 
-    /// Extends the used part of the region to `end`, at least. Errors: `ENOMEM`.
+    /// Makes the region usable up to the address `end` and the last mapping, at least. Errors:
+    /// `ENOMEM`.
     fn reach(&self, end: usize) -> Result<(), Errno> {
         self.mappings.region.set_extent(end.max(self.space.end()) - self.mappings.region.as_ptr() as usize)
     }
 
-    /// Shrinks the used part of the region to the last mapping.
+    /// Sets the used part of the region to end with the last mapping.
     fn set_extent(&self) {
-        // This cannot fail: the region was larger before.
+        // This cannot fail: the region's used part was as large before.
         let _ = self.reach(0);
     }
 
@@ -92,7 +93,8 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Allocates zeroed memory. `None` if there is no room in the region.
+    /// Allocates zeroed memory. `None` if the region has no free range of this length, or the
+    /// kernel no memory.
     pub fn map(&mut self, length: usize) -> Option<usize> {
         let length = length.checked_next_multiple_of(PAGE)?;
         self.reap();
@@ -102,7 +104,7 @@ impl Changes<'_> {
     }
 
     /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. Errors:
-    /// the kernel's for a released part; the parts before it are then unmapped.
+    /// the kernel's for a part that was released to it; released parts before it are then unmapped.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.reap();
         let range = self.within(range);
@@ -116,19 +118,19 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Drops the content of a part that was just freed. Pages that a system call has pinned follow
-    /// when that call ends.
+    /// Drops the content of a part that was just freed. Pages that a system call has pinned are
+    /// dropped later, by [`Changes::reap`].
     fn vacate(&mut self, part: &Range<usize>) {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // Some pages may have been dropped already. They are dropped again later, without
-            // effect.
+            // The content of some pages may have been dropped. These pages are discarded again
+            // later, without effect.
             self.space.keep(part, ExtentKind::Leaving);
         }
     }
 
-    /// Drops parts that system calls had pinned when they were unmapped.
+    /// Drops parts that were pinned when the program unmapped them, unless they still are.
     fn reap(&mut self) {
         for part in self.space.all(ExtentKind::Leaving) {
             self.space.free(&part, ExtentKind::Leaving);
@@ -136,8 +138,8 @@ impl Changes<'_> {
         }
     }
 
-    /// Unmaps a released part. Units without another mapping return to the region; the rest becomes
-    /// a hole.
+    /// Unmaps a part that was released to the kernel. Its units return to the region, unless they
+    /// contain another mapping. Errors: the kernel's; the part then stays released.
     fn unmap_given(&mut self, part: &Range<usize>) -> Result<(), Errno> {
         self.space.free(part, ExtentKind::Unmanaged);
         let idle = self.space.idle_units(part);
@@ -170,8 +172,8 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Notes that units were released to the kernel. Their mapped parts and `more` are the
-    /// program's; the rest is unmapped.
+    /// Notes that units were released to the kernel. The program keeps their mapped parts and the
+    /// ranges `more`. All other pages of the units are unmapped.
     fn are_given(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
         for part in self.space.free(units, ExtentKind::Mapped) {
             self.space.keep(&part, ExtentKind::Unmanaged);
@@ -181,14 +183,14 @@ impl Changes<'_> {
             self.space.keep(part, ExtentKind::Unmanaged);
         }
         for hole in self.space.holes(units) {
-            // A failure leaves memory mapped that the program does not use.
+            // If this fails, memory stays mapped that the program does not use.
             let _ = unmap(hole.start, hole.len());
         }
         self.set_extent();
     }
 
-    /// Releases a range to the kernel without its content: `act` maps something there. Errors,
-    /// which change nothing: `EBUSY` if a system call has pinned a page; the error of `act`.
+    /// Releases a range to the kernel without its content. `act` maps something else there. Errors:
+    /// `EBUSY` if a system call has pinned a page; the error of `act`. No content is then lost.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.reap();
         let within = self.within(range);
@@ -197,7 +199,8 @@ impl Changes<'_> {
         }
         let units = self.space.units(&within);
         self.reach(units.end)?;
-        // The parts of the first and the last unit that lie outside the range.
+        // The parts of the first and the last unit that lie outside the range. Their content is
+        // kept.
         for edge in [units.start..within.start, within.end..units.end] {
             self.release_to_kernel(&edge)?;
         }
@@ -206,9 +209,9 @@ impl Changes<'_> {
         Ok(answer)
     }
 
-    /// Maps zeroed memory over a range, whatever it holds. `false` if the kernel has to map it:
-    /// then only released parts have changed. Errors: `ENOMEM`, `EIO`; a part of the content is
-    /// then lost.
+    /// Maps zeroed memory over a range, whatever was mapped there. `false` if the kernel has to map
+    /// the range: then only parts that were released have changed. Errors: `ENOMEM`, `EIO`; some
+    /// content may be lost then.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;
@@ -226,8 +229,9 @@ impl Changes<'_> {
         self.mappings.zero(range).map(|()| true)
     }
 
-    /// Carries out mremap(2) of a paged range within the region. Errors, which change nothing:
-    /// `ENOMEM` if there is no room or no memory; `EFAULT` if a page cannot be read back.
+    /// Carries out mremap(2) of a paged range within the region. Errors, after which the range is
+    /// unchanged: `ENOMEM` if there are no free addresses or no memory; `EFAULT` if a page cannot
+    /// be read back.
     pub fn remap(&mut self, old: &Range<usize>, length: usize, may_move: bool) -> Result<usize, Errno> {
         if length <= old.len() {
             self.unmap(&(old.start + length..old.end))?;
@@ -237,7 +241,7 @@ impl Changes<'_> {
         if self.space.extend(old.end, length - old.len()) {
             let added = old.end..old.start + length;
             self.begin(&added)?;
-            // The last unit may hold content of an earlier mapping.
+            // The rest of the unit at `old.end` may hold content of an earlier mapping.
             let rest = old.end..self.mappings.unit_end(old.end).min(added.end);
             return write_zeroes(&rest).map(|()| old.start).inspect_err(|_| self.give_back(&added));
         }
@@ -263,7 +267,7 @@ impl Changes<'_> {
         if region.page_size() == PAGE {
             return region.move_pages(self.mappings.offsets(old), new - region.as_ptr() as usize);
         }
-        // Ranges that are not whole units are copied.
+        // Copied, because the ranges need not be whole units here.
         let mut bounce = alloc::vec![0; PAGE];
         for offset in (0..old.len()).step_by(PAGE) {
             user_memory::copy_in(&mut bounce, UserAddress((old.start + offset) as u64))?;
@@ -276,7 +280,7 @@ impl Changes<'_> {
     pub fn is_gone(&mut self, range: &Range<usize>) {
         let range = self.within(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
-            // A failure leaves the part released.
+            // If this fails, the part stays recorded as released.
             let _ = self.unmap_given(&part);
         }
         self.set_extent();

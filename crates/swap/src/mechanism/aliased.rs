@@ -1,15 +1,17 @@
-//! Mechanisms on a memory file with two mappings, the program's and the pager's.
+//! The mechanisms `Guard` and `Protect`, on a memory file with two mappings: the program's and the
+//! pager's.
 //!
-//! - The program's mapping of an absent page is closed: by a guard marker, or by its protection.
+//! - The program has no access to an absent page, because of a guard marker or the page protection.
+//!   Such a page is *closed*.
 //! - The pager writes content through its own mapping before it opens the program's. So no thread
-//!   sees half of a page.
-//! - Guard markers survive freeing the file's pages only if no page is mapped through the other
-//!   mapping at that moment. `usring_sys::paged_memory` explains how the pager's reads avoid that;
-//!   a test there shows the loss.
-//! - A forked child has a file of its own, because both processes would share the parent's.
-//!   The parent copies the resident pages into it. Until the fork, these are write-protected,
-//!   so the child sees one moment of memory. The exception is a page that a system call of
-//!   another thread has pinned.
+//!   sees a page that is only partly filled.
+//! - Guard markers survive freeing the file's pages only if the other mapping maps none of these
+//!   pages at that moment. `usring_sys::paged_memory` explains how the pager avoids such mappings
+//!   when it reads. A test there shows how markers are lost.
+//! - A forked child has a file of its own, because both processes would share the parent's. The
+//!   parent copies the resident pages into it. Until the fork the resident pages are closed, so the
+//!   child's memory is that of one moment. The exception is a page that a system call of another
+//!   thread has pinned.
 
 use super::{Copied, Mechanism, MechanismKind, Prepared, Resident};
 use alloc::boxed::Box;
@@ -24,8 +26,8 @@ use usring_sys::{Errno, UserAddress, user_memory};
 struct Aliased {
     memory: Arc<PagedMemory>,
     guards: bool,
-    /// Bytes from the start that have markers. The memory behind has no access: markers are
-    /// page-table entries, and a page table takes one page for each 2 MiB.
+    /// Bytes from the start of the memory that have guard markers where pages are absent. The
+    /// memory behind has no access, because markers need page tables: one page for each 2 MiB.
     extent: AtomicUsize,
 }
 
@@ -43,8 +45,8 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
 }
 
 impl Aliased {
-    /// Checks that a closed page cannot be read, also after its memory was freed. A sandbox's
-    /// kernel may accept the calls and do nothing.
+    /// Checks that a closed page cannot be read, also after its memory was freed. In some sandboxes
+    /// the kernel accepts the calls without doing anything.
     fn check(&self) -> Result<(), Errno> {
         user_memory::install_fault_handler();
         self.memory.discard(0, PAGE)?;
@@ -55,7 +57,8 @@ impl Aliased {
         }
     }
 
-    /// Opens the resident pages of parts that were mapped anew without access.
+    /// Makes the resident pages of parts accessible. The parts were newly mapped in a forked child,
+    /// without access.
     fn show(&self, parts: &[Range<usize>], resident: &Resident) -> Result<(), Errno> {
         let extent = if self.guards { self.extent.load(Ordering::Relaxed) } else { 0 };
         for part in parts.iter().filter(|part| part.start < extent) {
@@ -74,7 +77,7 @@ impl Mechanism for Aliased {
         if !self.guards || length <= before {
             return Ok(());
         }
-        // Markers first, so that a touch always meets a marker or a mapping without access.
+        // The markers come first. So a touch always meets a marker or a mapping without access.
         self.memory.guard(before, length - before)?;
         self.memory.permit(before, length - before, true)?;
         self.extent.store(length, Ordering::Relaxed);
@@ -90,7 +93,7 @@ impl Mechanism for Aliased {
         self.open(offset, content.len())
     }
 
-    /// The file has a hole there, which reads as zeroes.
+    /// Opens the pages: the file has a hole there, which reads as zeroes.
     fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.open(offset, length)
     }
@@ -99,7 +102,7 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.unguard(offset, length) } else { self.memory.permit(offset, length, true) }
     }
 
-    /// If the program dropped the page from its mapping, the file still has the page.
+    /// Opens the page. If the program dropped it from its mapping, the file still has the content.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno> {
         self.open(offset, length).map(|()| false)
     }
@@ -108,7 +111,8 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.guard(offset, length) } else { self.memory.permit(offset, length, false) }
     }
 
-    /// Only guard markers can be lost. Kernels that have them for files support this call.
+    /// Maps the pages in the pager's mapping, because a read fault there could remove guard
+    /// markers. `Protect` has no markers to lose.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         if self.guards { self.memory.prepare_reading(offset, length) } else { Ok(()) }
     }
@@ -117,7 +121,7 @@ impl Mechanism for Aliased {
         self.memory.discard(offset, length)
     }
 
-    /// The file still has the pages, so they are freed there.
+    /// Frees the pages in the file, which still has them.
     fn leave(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
     }
@@ -131,7 +135,7 @@ impl Mechanism for Aliased {
         true
     }
 
-    /// A child never inherits the mapping.
+    /// Does nothing: a child never inherits the mapping.
     fn set_inherited(&self, _: &[Range<usize>], _: bool) -> Result<(), Errno> {
         Ok(())
     }
@@ -147,7 +151,8 @@ impl Mechanism for Aliased {
         let Copied { file, resident } = copy.ok_or(Errno::EINVAL)?;
         let window = self.memory.inherit_file(file, parts)?;
         let memory = window.memory().clone();
-        // Leaked: dropping it would also unmap memory between the parts, which is not the region's.
+        // Leaked, because dropping the memory would also unmap the addresses between the parts,
+        // which are not the region's.
         core::mem::forget(memory.clone());
         let extent = AtomicUsize::new(self.extent.load(Ordering::Relaxed));
         let mechanism = Aliased { memory, guards: self.guards, extent };

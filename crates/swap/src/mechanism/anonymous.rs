@@ -1,5 +1,5 @@
-//! Mechanisms on anonymous memory, whose missing and write-protected pages userfaultfd(2)
-//! reports.
+//! The mechanisms `UserFault` and `Thread`, on anonymous memory. userfaultfd(2) reports touches of
+//! its missing and write-protected pages.
 
 use super::{Copied, Mechanism, MechanismKind, Prepared};
 use alloc::boxed::Box;
@@ -28,7 +28,7 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
 }
 
 impl Anonymous {
-    /// In a forked child: registers the memory for faults on missing pages.
+    /// Registers the inherited memory for faults on missing pages, in a forked child.
     fn take_over(&self, parts: &[Range<usize>]) -> Result<UserFault, Errno> {
         let fault = UserFault::open(Telling::Signal)?;
         for part in parts {
@@ -72,8 +72,8 @@ impl Mechanism for Anonymous {
         self.fault.protect(self.at(offset), length, true)
     }
 
-    /// Maps zeroes for pages that the program dropped. Otherwise this thread, which owns the page,
-    /// would fault on it when it reads it.
+    /// Maps zeroes in place of pages that the program itself dropped. Otherwise this thread would
+    /// fault when it reads such a page. It owns the page, so it would wait for itself.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         let mut absent = self.memory.absent(offset, length)?;
         while absent != 0 {
@@ -92,29 +92,30 @@ impl Mechanism for Anonymous {
     }
 
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
-        // The child would need the pager thread before its first touch.
+        // The child would need a pager thread before its first touch of the memory.
         if self.events {
             return Err(Errno::EOPNOTSUPP);
         }
-        // Continue after an error, to do as many parts as possible.
+        // Continues after an error, so that as many parts as possible are set.
         let done = parts.iter().map(|part| self.memory.set_inherited(part.start, part.len(), inherited));
         done.fold(Ok(()), Result::and)
     }
 
-    /// The kernel copies the pages at a fork, and not the registration. Without a registration,
-    /// missing pages would read as zeroes.
+    /// Registers the memory that the child got from the kernel. The kernel copies the pages at a
+    /// fork, but not the registration. Without a registration, missing pages would read as zeroes.
     fn inherit(&self, parts: &[Range<usize>], _: Option<Copied>) -> Result<Prepared, Errno> {
         let fault = Arc::new(self.take_over(parts)?);
         let window = self.memory.inherit();
         let memory = window.memory().clone();
-        // Leaked: if no pager is made, a touch must raise SIGBUS rather than find zeroes.
+        // Leaked, so that the registration stays: if no pager is made, a touch of a missing page
+        // must raise SIGBUS, and must not find zeroes.
         core::mem::forget((memory.clone(), fault.clone()));
         let mechanism = Box::new(Anonymous { memory, fault, events: false });
         Ok(Prepared { window, mechanism, events: None })
     }
 
     fn renounce(&self, parts: &[Range<usize>]) -> Result<(), Errno> {
-        // Continue after an error, to do as many parts as possible.
+        // Continues after an error, so that as many parts as possible are unmapped.
         let renounced = parts.iter().map(|part| self.memory.renounce(part.start, part.len()));
         renounced.fold(Ok(()), Result::and)
     }

@@ -1,11 +1,11 @@
-//! The allocator over a region. Blocks do not overlap, keep their content through evictions, and
-//! free their memory.
+//! Tests of the allocator on a region. Blocks must not overlap, must keep their content when it is
+//! evicted, and must free their memory.
 
 use crate::common::{MIB, factor, mechanisms, region};
 use fastrand::Rng;
 use usring_swap::Arena;
 
-/// A block, and the byte that the test filled it with.
+/// An allocated block, and the byte that the test filled it with.
 struct Block {
     address: usize,
     size: usize,
@@ -14,7 +14,8 @@ struct Block {
 
 impl Block {
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the arena allocated the block for this thread, and it has not been freed.
+        // SAFETY: the arena has allocated these bytes to this thread alone, and they are not freed
+        // yet.
         unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.size) }
     }
 }
@@ -60,7 +61,8 @@ fn blocks_keep_their_contents_and_free_their_memory() {
         });
         let statistics = arena.region().statistics();
         assert!(statistics.evicted > 0, "{statistics:?}");
-        // Only pages of small blocks are left. The arena does not discard those.
+        // Only pages of small blocks still occupy slots or memory, because the arena does not
+        // discard them.
         assert!(statistics.slots_taken + statistics.resident < 400, "{statistics:?}");
         let (large, _) = arena.allocate(arena.region().size() / 4, 1).expect("room for one large block");
         arena.free(large);

@@ -1,5 +1,6 @@
-//! Regions and fork(2). A child that touches its parent's region is killed and standard error says
-//! why. The child may have its own regions, and other memory at the same address.
+//! Regions and fork(2). A child that touches its parent's region gets SIGBUS and a message on
+//! standard error. The child may have regions of its own, and other memory at the address of the
+//! parent's region.
 
 use crate::common::{MIB, factor, is_child, mechanisms, region, run_child, word};
 use crate::process::churn;
@@ -13,25 +14,25 @@ use std::sync::atomic::Ordering;
 /// Runs `work` in a forked child. Returns the child's exit status and its standard error.
 fn fork(work: impl FnOnce()) -> (ExitStatus, String) {
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: if a child does more than touch memory, its test forks while no other thread of the
-    // test holds a lock.
+    // SAFETY: a child needs no lock of another thread: it only touches memory, or its test runs
+    // alone in its process.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
-        // SAFETY: plain system calls. The alarm ends a child that hangs.
+        // SAFETY: both calls pass only numbers. The alarm ends a child that hangs.
         unsafe {
             libc::alarm(60);
             libc::dup2(writer.as_raw_fd(), 2);
         }
         let outcome = catch_unwind(AssertUnwindSafe(work));
-        // SAFETY: a plain system call.
+        // SAFETY: the call ends the child, and passes only a number.
         unsafe { libc::_exit(if outcome.is_ok() { 0 } else { 101 }) };
     }
     drop(writer);
     let mut said = String::new();
     reader.read_to_string(&mut said).unwrap();
     let mut status = 0;
-    // SAFETY: waits for the child that was forked above.
+    // SAFETY: the call writes the status of the child forked above to one `int`.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     (ExitStatus::from_raw(status), said)
 }
@@ -43,7 +44,7 @@ fn a_forked_child_that_touches_a_region_dies_with_a_message() {
         let region = region(4 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
         let pages = || (0..region.size()).step_by(region.page_size());
         pages().for_each(|page| word(&region, page).store(42 + page as u64, Ordering::Relaxed));
-        // The first pages are evicted, and the last are resident.
+        // The first pages are evicted, and the last pages are resident.
         for offset in [0, region.size() / 2, region.size() - 8] {
             let (status, said) = fork(|| {
                 word(&region, offset).fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! Stores that are too small for the region, or that refuse all writes. Pages that cannot be
-//! written stay resident, and an access to them costs no more than one to other memory.
+//! written stay resident. Accessing such a page costs no more than accessing other memory.
 
 use crate::common::{device, factor, is_child, mechanisms, run_child, word};
 use crate::switch;
@@ -8,18 +8,17 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use usring_swap::{Builder, Mechanism, SwapRegion};
 
-/// The lowest limit that a region accepts, in pages.
+/// The least limit that a region accepts, in pages.
 const LEAST_LIMIT: usize = 64;
 
-/// Pages by which a low limit may be exceeded in addition to the pages that the store has no room
-/// for. Among them are a chunk by which the limit is raised, and the pages that the evictor holds
-/// at the time.
+/// Pages by which the peak may exceed a low limit, beside the pages that the store has no room for.
+/// They include the chunk by which the limit is raised, and the pages that the evictor has taken.
 const SLACK: u64 = 3 * LEAST_LIMIT as u64;
 
 /// Runs `work` once for each mechanism, in a new process.
 fn in_child(test: &str, work: fn(Mechanism)) {
     if is_child() {
-        // SAFETY: a plain system call. The alarm ends a test that hangs.
+        // SAFETY: the call passes no memory. The alarm ends a test that hangs.
         unsafe { libc::alarm(30) };
         return work(Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap());
     }
@@ -32,8 +31,8 @@ fn in_child(test: &str, work: fn(Mechanism)) {
     }
 }
 
-/// Returns a builder of a region on a store that may be too small for it. `Builder::backing` would
-/// refuse such a store.
+/// Returns a builder of a region on a store that may be smaller than the region. `Builder::backing`
+/// would refuse such a store.
 fn small(size: usize, limit: usize, store: &str) -> Builder {
     SwapRegion::builder().size(size).limit(limit).device(device(store).0)
 }
@@ -86,11 +85,11 @@ fn a_failing_store_is_not_retried_for_each_page() {
         number_pages(&region);
         check_pages(&region);
         let attempts = region.statistics().write_errors;
-        // After some failures the store counts as failing. From then on, it is tried every 10 ms at
-        // most.
+        // After 8 failures the store counts as failing. From then on it is tried at most every 10
+        // ms.
         let most = 64 + start.elapsed().as_millis() as u64 / 10;
         assert!((1..=most).contains(&attempts), "{attempts} in {:?}", start.elapsed());
-        // The pager must notice soon that writes succeed again.
+        // The evictor must soon notice that writes succeed again.
         switch.fails_writes.store(false, Ordering::Relaxed);
         while region.statistics().resident > region.statistics().limit {
             std::thread::yield_now();
@@ -103,7 +102,7 @@ fn a_failing_store_is_not_retried_for_each_page() {
 /// Reads 16 bytes with one instruction.
 fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
     assert!(offset + 16 <= region.size());
-    // SAFETY: the bytes are within the region, and each x86-64 processor has this instruction.
+    // SAFETY: the 16 bytes are within the region, and every x86-64 processor has SSE2.
     unsafe {
         let mut words = [0; 2];
         let value = std::arch::x86_64::_mm_loadu_si128(region.as_ptr().add(offset).cast());
@@ -112,8 +111,8 @@ fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
     }
 }
 
-/// Both pages must be resident at the same time, although each can only be brought in by evicting a
-/// page, and the other may be the only candidate.
+/// The instruction needs two pages at the same time. Each page can be brought in only by evicting a
+/// page, and the only candidate may be the other of the two.
 #[test]
 fn an_instruction_gets_both_of_its_pages_with_a_full_store() {
     in_child("an_instruction_gets_both_of_its_pages_with_a_full_store", |mechanism| {

@@ -1,5 +1,5 @@
-//! Threads add to words all over a region that is larger than its limit. The sums must be right, so
-//! that no update was lost.
+//! Threads increment counters all over a region that is larger than its limit. If a sum is too
+//! small, an update was lost.
 
 use crate::common::{MIB, PAGE, device, factor, mechanisms, region, word};
 use crate::switch;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_device::PollPolicy;
 use usring_swap::{Access, SwapRegion};
 
-/// Bytes for each counter. This is the smallest block size of a device, so the loss of any block
+/// Bytes for each counter. This is the least block size of a device, so the loss of any block
 /// changes the sum.
 const PART: usize = 512;
 
@@ -21,8 +21,8 @@ fn sum(region: &SwapRegion) -> u64 {
     (0..region.size() / PART).map(|part| counter(region, part).load(Ordering::Relaxed)).sum()
 }
 
-/// Adds to random counters in several threads, and checks that the sum of all counters grows by as
-/// much.
+/// Increments random counters in several threads. Checks that the sum of all counters grows by the
+/// number of increments.
 fn increment(region: &SwapRegion, threads: usize, rounds: usize) {
     let parts = region.size() / PART;
     let before = sum(region);
@@ -32,7 +32,7 @@ fn increment(region: &SwapRegion, threads: usize, rounds: usize) {
                 let mut random = Rng::with_seed(thread as u64 + 1);
                 for _ in 0..rounds {
                     counter(region, random.usize(..parts)).fetch_add(1, Ordering::Relaxed);
-                    // A page that is only read stays clean.
+                    // A page that a thread only reads stays clean.
                     let _ = counter(region, random.usize(..parts)).load(Ordering::Relaxed);
                 }
             });
@@ -77,7 +77,7 @@ fn no_increment_is_lost_when_the_poll_policy_changes() {
                 increment(&region, threads, 600 / threads / factor(mechanism));
             }
         }
-        // The policy also changes while the threads run.
+        // The policy also changes while other threads increment.
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -94,7 +94,7 @@ fn no_increment_is_lost_when_the_poll_policy_changes() {
 }
 
 /// In a new region, neighbouring clusters are evicted and brought in at the same time much more
-/// often than in one that has been used for long.
+/// often than in a region that was used for long.
 #[test]
 fn no_increment_is_lost_in_short_lived_regions() {
     for mechanism in mechanisms().into_iter().filter(|mechanism| factor(*mechanism) == 1) {
@@ -151,7 +151,8 @@ fn no_increment_is_lost_during_limit_changes_pins_and_discards() {
         let limit = MIB * factor(mechanism);
         let region = region(8 * limit, limit, "ram:size=128M").mechanism(mechanism).build().unwrap();
         let done = AtomicBool::new(false);
-        // One thread discards and writes the upper half. The others add in the lower half.
+        // One thread discards and writes pages of the upper half, and pins pages of the lower half.
+        // Two threads increment counters of the lower half.
         let half = region.size() / 2;
         std::thread::scope(|scope| {
             scope.spawn(|| {

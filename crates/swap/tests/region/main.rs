@@ -1,4 +1,4 @@
-//! Tests of regions by what a program sees of them.
+//! Tests of regions through the interface that programs use.
 
 mod arena;
 mod backing;

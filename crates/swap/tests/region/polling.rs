@@ -1,4 +1,4 @@
-//! How threads wait for their pages under polling policies.
+//! How threads wait for their pages under the device's polling policies.
 
 use crate::common::{PAGE, region, word};
 use std::sync::Barrier;
@@ -12,12 +12,13 @@ const LATENCY: Duration = Duration::from_micros(400);
 
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one `timespec`.
+    // SAFETY: the kernel writes one `timespec` to `time`.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// If the threads waited one after the other, they would spin for the sum of all latencies.
+/// The threads must wait for their pages at the same time. One after the other, they would spin for
+/// the sum of all latencies.
 #[test]
 fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     let backing = format!("delay(ram:size=4M,read={}us),poll=classic", LATENCY.as_micros());
@@ -49,8 +50,9 @@ fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     assert!(used < alone / 2, "{used:?} of a processor for {faults} pages, which take {alone:?}");
 }
 
-/// If the polling thread yielded before each page, each page would take a time slice of the other
-/// thread. A busy machine may delay pages too, but not most of them in each of several attempts.
+/// If the polling thread yielded for each page, each page would take a time slice of the computing
+/// thread. On a busy machine pages may be late, too, but not most of them in each of several
+/// attempts.
 #[test]
 fn a_polling_thread_yields_only_rarely_to_a_computing_thread() {
     const SHORT: Duration = Duration::from_micros(50);

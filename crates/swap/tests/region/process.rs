@@ -1,4 +1,4 @@
-//! Regions in processes that are restricted: other users, sandboxes, memory limits.
+//! Regions in restricted processes: unprivileged users, sandboxes, memory limits.
 
 use crate::common::{MIB, is_child, region, run_child, word};
 use crate::skipped::skip;
@@ -9,7 +9,7 @@ use usring_swap::{Mechanism, SwapRegion};
 
 const NOBODY: u32 = 65534;
 
-/// Adds to random words, and checks their sum.
+/// Increments random words, and checks the sum of all words.
 pub fn churn(region: &SwapRegion, rounds: usize) {
     const PART: usize = 512;
     let parts = region.size() / PART;
@@ -40,7 +40,8 @@ fn deny_as_docker() -> std::io::Result<()> {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program names the instructions of `filter`, which exists during the call.
+    // SAFETY: `program` points to the instructions of `filter`, which lives until both calls
+    // return.
     unsafe {
         if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
             || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) != 0
@@ -52,7 +53,8 @@ fn deny_as_docker() -> std::io::Result<()> {
 }
 
 fn become_nobody() -> std::io::Result<()> {
-    // SAFETY: plain system calls, in a child that has one thread.
+    // SAFETY: the calls pass only numbers. The forked child has one thread, so setuid(3) waits for
+    // no other thread.
     unsafe {
         if libc::geteuid() == 0 && (libc::setgid(NOBODY) != 0 || libc::setuid(NOBODY) != 0) {
             return Err(std::io::Error::last_os_error());
@@ -61,9 +63,9 @@ fn become_nobody() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Copies the test binary to a folder where any user may execute it. Another process (cp) writes
-/// the copy. If this process wrote it, a child that another test is just starting could inherit the
-/// open file, and a file that is open for writing cannot be executed.
+/// Copies the test binary to a folder where any user may execute it. cp(1) writes the copy, because
+/// a file that is open for writing cannot be executed. If this process wrote the copy, a child that
+/// another test starts at that moment could inherit the open file.
 fn binary_for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
@@ -80,7 +82,7 @@ fn child_as_nobody(test: &str, denied: bool) {
     let mut command = std::process::Command::new(binary);
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env("USRING_SWAP_TEST_CHILD", "1");
     command.current_dir("/").env("MECHANISM", if denied { "guard" } else { "userfault" });
-    // SAFETY: plain system calls.
+    // SAFETY: between fork and exec the closure makes only system calls, and it takes no lock.
     unsafe {
         command.pre_exec(move || {
             become_nobody()?;
@@ -107,12 +109,12 @@ fn the_best_mechanism_is_chosen_for_user_nobody_and_under_dockers_rules() {
     child_as_nobody(name, true);
 }
 
-/// Bytes beside the limit: for each page its word and its page-table entry, queues, stacks, and the
-/// test process itself.
+/// Bytes that the process needs beside the limit: for each page its word and its page-table entry,
+/// queues, stacks, and the test binary itself.
 const SLACK: usize = 4 * MIB;
 
-/// A memory control group. `new` limits it to this many bytes, and returns `None` if it cannot make
-/// one.
+/// A memory control group. `new` limits it to a number of bytes. It returns `None` if it cannot
+/// make a group.
 struct Group(std::path::PathBuf);
 
 impl Group {
@@ -129,7 +131,7 @@ impl Group {
         };
         let group = Group(path);
         std::fs::write(group.0.join(file), bytes.to_string()).ok()?;
-        // The kernel must not swap for the group.
+        // Forbids the kernel to swap out the group's memory.
         let _ = std::fs::write(group.0.join("memory.swap.max"), "0");
         let _ = std::fs::write(group.0.join("memory.memsw.limit_in_bytes"), bytes.to_string());
         Some(group)
@@ -148,7 +150,7 @@ fn a_control_group_of_the_limit_plus_slack_holds_the_process() {
         let path = std::env::var("STORE").unwrap();
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
         let backing = format!("file:path={path},size=256M,direct=on");
-        // With one queue for each processor, the queues alone could exceed the slack.
+        // With the default number of queues, the memory of the queues alone could exceed the slack.
         let region = region(96 * MIB, 16 * MIB, &backing).mechanism(mechanism).queues(4).build().unwrap();
         return churn(&region, 15_000);
     }
@@ -162,7 +164,8 @@ fn a_control_group_of_the_limit_plus_slack_holds_the_process() {
         let members = std::ffi::CString::new(group.0.join("cgroup.procs").to_str().unwrap()).unwrap();
         let output = run_child("process::a_control_group_of_the_limit_plus_slack_holds_the_process", |command| {
             command.env("STORE", &store).env("MECHANISM", mechanism.name());
-            // SAFETY: plain system calls.
+            // SAFETY: between fork and exec the closure makes only system calls, and it takes no
+            // lock.
             unsafe {
                 command.pre_exec(move || {
                     let file = libc::open(members.as_ptr(), libc::O_WRONLY);

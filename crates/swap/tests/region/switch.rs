@@ -12,10 +12,10 @@ use usring_sys::Errno;
 pub struct Switch {
     pub fails_reads: AtomicBool,
     pub fails_writes: AtomicBool,
-    /// Every n-th write fails; 0: none does.
+    /// Every n-th write fails. 0: no write fails.
     pub fails_each: AtomicU64,
     pub stalls_writes: AtomicBool,
-    /// Writes that wait at this moment.
+    /// Number of writes that are delayed at this moment.
     pub stalled: AtomicU64,
     writes: AtomicU64,
     pub reads: AtomicU64,
@@ -32,7 +32,7 @@ impl Switch {
                 if self.stalls_writes.load(Ordering::Relaxed) {
                     self.stalled.fetch_add(1, Ordering::Relaxed);
                     while self.stalls_writes.load(Ordering::Relaxed) {
-                        // usring's system call, not libc's: libc may not know this thread.
+                        // This is usring's own system call, because libc may not know this thread.
                         let _ = usring_sys::wait::nanosleep(1_000_000);
                     }
                     self.stalled.fetch_sub(1, Ordering::Relaxed);
@@ -56,7 +56,7 @@ struct SwitchedQueue {
     inner: Box<dyn QueuePair>,
 }
 
-/// Returns a RAM device of this many bytes, and its switch.
+/// Returns a RAM device of `bytes` bytes, and the switch that makes it fail or wait.
 pub fn device(bytes: usize) -> (Arc<Device>, Arc<Switch>) {
     crate::common::prepare();
     let switch = Arc::new(Switch::default());
@@ -75,8 +75,8 @@ impl Driver for Switched {
         Ok(Box::new(SwitchedQueue { switch: self.switch.clone(), inner: self.inner.open_queue(options)? }))
     }
 
-    /// A child would have its own copy of the content. So this answer suits only tests whose
-    /// children read nothing from the device.
+    /// A forked child has its own copy of the RAM device's content. So the answer `true` suits only
+    /// tests whose children read nothing from the device.
     fn keep_after_fork(&self, _: &mut dyn FnMut(i32)) -> bool {
         true
     }
