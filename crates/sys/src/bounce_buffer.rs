@@ -1,6 +1,7 @@
 //! Bounce buffers: usring's memory for data on its way between the kernel and the program's swapped
-//! memory. They serve calls that may wait for ever, during which no page may stay pinned. The
-//! kernel allocates only the pages that it writes to, so a waiting call costs only addresses.
+//! memory. They serve system calls that may wait for ever, because no page may stay pinned for so
+//! long. The kernel allocates only the pages that it writes to, so a waiting call costs only
+//! addresses.
 
 use crate::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
 use crate::plain::IoVector;
@@ -8,21 +9,21 @@ use crate::{Errno, UserAddress, user_memory};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of a buffer that is kept for later use.
+/// Least length of a buffer, in bytes. Only buffers of this length are kept for later use.
 const USUAL: usize = 64 << 10;
 
-/// Unused buffers; 0 means none.
+/// Addresses of unused buffers of [`USUAL`] bytes; 0 in a free element.
 static SPARE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
-/// The purpose of a buffer.
+/// How the kernel uses a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Filled,
-    /// As [`Purpose::Filled`], but the kernel may read the content after the call.
+    /// The kernel reads the program's data from the buffer, perhaps after the call has returned.
     Lingers,
-    /// Room for as much as the kernel returns.
+    /// The kernel writes to the buffer, perhaps less than its length.
     Offered,
-    /// The kernel refuses the call for its length. The buffer need not be readable.
+    /// The kernel refuses the call for its length, and does not access the buffer.
     Refused,
 }
 
@@ -50,7 +51,8 @@ impl BounceBuffer {
         Ok(BounceBuffer { address, length, is_usual })
     }
 
-    /// Returns buffers of the same lengths in this memory.
+    /// Returns vectors of the same lengths as `buffers`, one behind the other in this bounce
+    /// buffer.
     pub fn stand_in(&self, buffers: &[IoVector]) -> Vec<IoVector> {
         let mut base = self.address as u64;
         let place = |buffer: &IoVector| {
@@ -62,12 +64,13 @@ impl BounceBuffer {
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: 1. `length` bytes are mapped there and belong to this value alone. 2. The kernel
-        // does not use them now: the call was not made yet, or has returned.
+        // SAFETY: 1. `length` bytes are mapped at `address`, and belong to this value alone. 2. The
+        // kernel does not use them now: the system call was not made yet, or has returned.
         unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 
-    /// Copies the program's data in, as far as it can be read; returns how many bytes.
+    /// Copies the program's data in, up to the first page that cannot be read. Returns the number
+    /// of bytes copied.
     pub fn fill(&mut self, from: &[IoVector]) -> u64 {
         let mut offset = 0;
         for buffer in from {
@@ -81,7 +84,8 @@ impl BounceBuffer {
         offset as u64
     }
 
-    /// Copies `bytes` bytes, from this offset on, to the program's buffers. Errors: `EFAULT`.
+    /// Copies `bytes` bytes from `offset` of the bounce buffer to the program's buffers `to`.
+    /// Errors: `EFAULT`.
     pub fn empty(&mut self, mut offset: usize, to: &[IoVector], bytes: u64) -> Result<(), Errno> {
         let mut left = bytes;
         for buffer in to {
@@ -94,8 +98,8 @@ impl BounceBuffer {
     }
 }
 
-/// Copies whole pages as far as they can be read; the first page may be partial. Returns how many
-/// bytes.
+/// Copies page by page, up to the first page that cannot be read. Returns the number of bytes
+/// copied.
 fn copy_pages(to: &mut [u8], from: u64) -> usize {
     let mut copied = 0;
     while copied < to.len() {

@@ -1,20 +1,20 @@
-//! Large memory that processes share. It is only copied and zeroed; usring never interprets its
-//! content. If several threads or processes copy to the same bytes at the same time, the bytes then
-//! hold any mixture, as after concurrent writes to a disk.
+//! Large memory that processes share: the blocks of a device in memory. usring only copies and
+//! zeroes it, and never interprets its content. If several threads or processes write the same
+//! bytes at the same time, the bytes then hold any mixture, as after concurrent writes to a disk.
 //!
 //! No reference into the memory is ever made. All copies use the assembler routines of
-//! [`crate::user_memory`], which a fault ends. Offsets come from usring, so an offset out of range
-//! is a bug and panics.
+//! [`crate::user_memory`], in which a fault becomes `EFAULT`. Offsets come from usring, so an
+//! offset out of range is a bug and panics.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, mapping, user_memory};
 use core::ops::Range;
 use linux_raw_sys::general as linux;
 
-/// Bytes of a cache line.
+/// Size of a cache line, in bytes.
 pub const LINE: u64 = 64;
 
-/// A memory file, mapped as a whole. Pages are allocated when they are touched.
+/// A memory file, mapped as a whole. The kernel allocates its pages when they are touched.
 #[derive(Debug)]
 pub struct BulkMemory {
     address: usize,
@@ -48,14 +48,14 @@ impl BulkMemory {
         (self.address + offset as usize) as *mut u8
     }
 
-    /// Prefetches bytes, counted from `offset`, that are about to be copied: the processor looks up
-    /// their page and loads them meanwhile.
+    /// Prefetches bytes that are about to be copied. `bytes` is counted from `offset`. The
+    /// processor translates their addresses and loads their cache lines in the background.
     #[inline]
     pub fn prefetch(&self, offset: u64, bytes: Range<u64>) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         let start = self.at(offset, bytes.end);
         for line in bytes.step_by(LINE as usize) {
-            // SAFETY: the instruction has no effect on memory and never faults.
+            // SAFETY: a prefetch changes no memory and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(line as usize).cast()) };
         }
     }
@@ -78,14 +78,15 @@ impl BulkMemory {
         unsafe { user_memory::copy_to_raw(to, from, length as usize) }
     }
 
-    /// Zeroes bytes by writing them.
+    /// Zeroes bytes by writing zeroes.
     pub fn zero(&self, offset: u64, length: u64) {
         let at = self.at(offset, length);
         // SAFETY: the bytes lie in the mapping, and there are no references into it.
         unsafe { user_memory::zero_raw(at, length as usize) };
     }
 
-    /// Zeroes bytes and releases their whole pages. May take long.
+    /// Zeroes bytes by fallocate(2), which frees the pages that lie wholly in the range. May take
+    /// long.
     ///
     /// Errors: those of fallocate(2).
     pub fn punch(&self, offset: u64, length: u64) -> Result<(), Errno> {

@@ -1,4 +1,4 @@
-//! Capabilities of the calling thread (capabilities(7)).
+//! Reads and reduces the capabilities of the calling thread (capabilities(7)).
 
 use crate::{Errno, SystemCall};
 use linux_raw_sys::general as linux;
@@ -11,10 +11,11 @@ const CAP_SYS_NICE: u32 = 23;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const VERSION: u32 = 0x2008_0522;
 
-/// A `cap_user_data_t`: effective, permitted and inheritable set, as two halves of 32 bits.
+/// The kernel's `cap_user_data_t[2]`: for the lower and the upper 32 bits, the effective, permitted
+/// and inheritable set.
 pub type Sets = [[u32; 3]; 2];
 
-/// Returns the calling thread's sets.
+/// Returns the calling thread's capability sets.
 ///
 /// Errors: `EPERM` if a filter denies capget(2).
 pub fn get() -> Result<Sets, Errno> {
@@ -25,7 +26,7 @@ pub fn get() -> Result<Sets, Errno> {
     Ok(sets)
 }
 
-/// Sets the calling thread's sets.
+/// Sets the calling thread's capability sets.
 ///
 /// Errors: `EPERM` if the thread may not have one of the capabilities.
 pub fn set(sets: &Sets) -> Result<(), Errno> {
@@ -34,7 +35,7 @@ pub fn set(sets: &Sets) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_capset, arguments).run().map(drop)
 }
 
-/// Removes from the calling thread's sets all capabilities that `most` does not have.
+/// Removes all capabilities that `most` does not have from the calling thread's capability sets.
 pub fn limit(most: &Sets) -> Result<(), Errno> {
     let mut sets = get()?;
     let mut is_less = false;
@@ -45,8 +46,8 @@ pub fn limit(most: &Sets) -> Result<(), Errno> {
     if is_less { set(&sets) } else { Ok(()) }
 }
 
-/// Gives up all capabilities that `most` does not have, and makes exactly those effective that are
-/// effective in `most`, as far as the calling thread still has them.
+/// Gives up all capabilities that `most` does not have. Of those that the calling thread still has,
+/// makes exactly those effective that are effective in `most`.
 pub fn follow(most: &Sets) -> Result<(), Errno> {
     let own = get()?;
     let mut sets = own;
@@ -57,21 +58,21 @@ pub fn follow(most: &Sets) -> Result<(), Errno> {
     if sets == own { Ok(()) } else { self::set(&sets) }
 }
 
-/// Gives up the capabilities of the calling thread that are not effective. Such a capability gives
-/// no right to a system call, but the thread could make it effective.
+/// Gives up the capabilities of the calling thread that are not effective. A capability that is not
+/// effective permits no system call, but the thread could make it effective.
 pub fn keep_effective_only() -> Result<(), Errno> {
     let [low, high] = get()?;
     limit(&[[low[0], low[0], 0], [high[0], high[0], 0]])
 }
 
-/// Gives up all capabilities of the calling thread but CAP_SETUID and CAP_SETGID. The thread needs
-/// these to follow when the program changes its user and groups.
+/// Gives up all capabilities of the calling thread but CAP_SETUID and CAP_SETGID. A thread of
+/// usring needs these two to make the same change when the program changes its user and groups.
 pub fn keep_identity_only() -> Result<(), Errno> {
     let kept = 1 << CAP_SETUID | 1 << CAP_SETGID;
     limit(&[[kept, kept, 0], [0; 3]])
 }
 
-/// Returns whether the calling thread may give I/O the realtime class (ioprio_set(2)).
+/// Returns whether the calling thread may request I/O of the realtime class (ioprio_set(2)).
 pub fn may_be_realtime() -> bool {
     get().is_ok_and(|sets| sets[0][0] & (1 << CAP_SYS_ADMIN | 1 << CAP_SYS_NICE) != 0)
 }

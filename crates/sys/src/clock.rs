@@ -1,7 +1,7 @@
-//! Clocks, read by system calls, not through the vDSO. While the engine runs, the instruction
-//! pointer must lie in usring's own text: usring's signal handler recognises by this that the
-//! signal has to wait. The vDSO is used, with signals blocked, only if the program's own filter
-//! denies the system call.
+//! Reads clocks by system calls, not through the vDSO. While the engine runs, the instruction
+//! pointer must lie in usring's own text, because usring's signal handler recognises by this that
+//! it has to put the signal off. The vDSO is used only if a filter of the program denies the system
+//! call; signals are then blocked meanwhile.
 
 use crate::{Errno, SystemCall, thread};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -18,7 +18,7 @@ pub enum Clock {
     Boottime = linux::CLOCK_BOOTTIME,
 }
 
-/// A point on a clock, or a span, in nanoseconds.
+/// A point in time on a clock, or a span of time, in nanoseconds.
 pub type Nanoseconds = u64;
 
 impl Clock {
@@ -28,25 +28,26 @@ impl Clock {
     }
 }
 
-/// Returns the processor time that the calling thread has used.
+/// Returns the processor time that the calling thread has used, in nanoseconds.
 pub fn thread_time() -> Nanoseconds {
     read(linux::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// clock_gettime(2), as a function.
+/// A function with the signature of clock_gettime(2).
 pub type Reader = unsafe extern "C" fn(clock: u32, time: *mut Timespec) -> i32;
 
 static VDSO: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Sets the vDSO's clock_gettime.
+/// Sets the vDSO's clock_gettime, for use if the system call is denied.
 ///
 /// # Safety
-/// The function must stay mapped, be callable at any time on any thread, and write one timespec.
+/// `reader` must stay mapped and be callable at any time on any thread. It must write one timespec
+/// at most, to its second argument.
 pub unsafe fn set_vdso(reader: Reader) {
     VDSO.store(reader as *mut (), Ordering::Release);
 }
 
-/// Reads a clock that always exists, so there is no error to report. Returns 0 if the system call
+/// Returns the time on a clock that every kernel has, in nanoseconds. Returns 0 if the system call
 /// is denied and there is no vDSO.
 fn read(clock: u32) -> Nanoseconds {
     let mut time = Timespec::default();
@@ -64,16 +65,17 @@ fn read_by_vdso(clock: u32, time: &mut Timespec) {
     if reader.is_null() {
         return;
     }
-    // The instruction pointer leaves usring's text here, so a signal handler would mistake the
-    // engine for the program. Signals are blocked until the call returns.
+    // In the vDSO the instruction pointer is outside usring's text, so a signal handler would
+    // mistake the engine for the program. So signals are blocked until the function returns.
     let signals = thread::close_signals();
-    // SAFETY: only `set_vdso` stores here. It stores a `Reader`, which its caller guaranteed.
+    // SAFETY: a non-null `VDSO` was stored by `set_vdso`, whose caller guaranteed a `Reader` that
+    // can be called here.
     unsafe { core::mem::transmute::<*mut (), Reader>(reader)(clock, time) };
     drop(signals);
 }
 
-/// Converts a timespec to nanoseconds; saturates. 10⁹ nanoseconds and more are accepted: io_uring
-/// has always taken them. Errors: `EINVAL` for negative parts.
+/// Converts a timespec to nanoseconds; saturates. A `tv_nsec` of 10⁹ or more is accepted, as
+/// io_uring accepts it. Errors: `EINVAL` if a field is negative.
 pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
     if time.tv_sec < 0 || time.tv_nsec < 0 {
         return Err(Errno::EINVAL);
@@ -81,13 +83,14 @@ pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
     Ok((time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64))
 }
 
-/// Converts the time limit of a call to nanoseconds. A negative limit is over at once: 0.
+/// Converts the time limit of a system call to nanoseconds. A negative limit, which is over at
+/// once, becomes 0.
 pub fn limit(time: Timespec) -> Nanoseconds {
     let span = time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec);
     u64::try_from(span).unwrap_or(0)
 }
 
-/// Converts a span to a timespec.
+/// Converts nanoseconds to a timespec.
 pub const fn timespec(span: Nanoseconds) -> Timespec {
     Timespec { tv_sec: (span / 1_000_000_000) as i64, tv_nsec: (span % 1_000_000_000) as i64 }
 }

@@ -1,12 +1,13 @@
-//! The words by which threads agree on a change of credentials. [`crate::credentials`] makes the
-//! changes; the loom models run this file.
+//! The shared words by which threads agree on a change of credentials. A program's thread calls
+//! setuid(2) or the like, and usring's own threads then make the same call. [`crate::credentials`]
+//! makes the calls; the loom models check this file.
 //!
-//! - [`Generations`] counts changes that have begun and that have ended. If `ended` was n before
-//!   clone(2), and the new thread reads n from `begun`, the thread has the credentials of
-//!   generation n.
-//! - [`Order`] is the change that the service threads (threads of usring) have to make.
-//! - [`Follower`] is the answer of one service thread.
-//! - [`Origin`] is where a new thread has its credentials from.
+//! - [`Generations`] counts changes that have begun and that have ended. The number of ended
+//!   changes is the generation of the credentials. If `ended` was n before clone(2), and the new
+//!   thread reads n from `begun`, the thread has the credentials of generation n.
+//! - [`Order`] is the call that the service threads (threads of usring) have to make.
+//! - [`Follower`] is the answer of one service thread: which order it has carried out.
+//! - [`Origin`] says where a new thread has its credentials from.
 //!
 //! ```text
 //! thread that changes              service thread (creator)          new thread
@@ -20,15 +21,14 @@
 use crate::ordering::Edge;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Counts of the changes that have begun and of those that have ended.
+/// Numbers of changes of credentials that have begun and that have ended.
 #[derive(Debug)]
 pub struct Generations {
     begun: AtomicU32,
     ended: AtomicU32,
 }
 
-/// Declares a function that makes atomics: `const`, except in models, where loom's atomics cannot
-/// be.
+/// Declares a function that makes atomics: `const`, except in loom models.
 macro_rules! constant_but_in_models {
     ($($item:tt)*) => {
         #[cfg(not(loom))]
@@ -46,32 +46,32 @@ impl Generations {
         }
     }
 
-    /// Notes that a thread is about to change.
+    /// Notes that a thread of the program is about to change its credentials.
     pub fn begin(&self) {
         self.begun.fetch_add(1, Edge::Change.release());
     }
 
-    /// Notes that the thread and the service threads have changed.
+    /// Notes that a change has ended: the program's thread and all service threads have made it.
     pub fn end(&self) {
         self.ended.fetch_add(1, Edge::Change.release());
     }
 
-    /// Returns the number of changes that have ended. That is the generation of every thread that
-    /// shares the program's credentials, unless a change is under way.
+    /// Returns the number of changes that have ended: the generation of the threads' credentials,
+    /// unless a change is under way.
     #[inline(always)]
     pub fn ended(&self) -> u32 {
         self.ended.load(Edge::Change.acquire())
     }
 
-    /// Forgets a change that has begun and will never end. For a forked child, in which the
-    /// changing thread does not exist.
+    /// Forgets a change that has begun and not ended. For a forked child, in which the changing
+    /// thread does not exist.
     pub fn forget_unended(&self) {
         self.begun.store(self.ended.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Returns the generation of the calling thread, which has just started. `seen` is the value
-    /// that [`Generations::ended`] returned to its creator before clone(2). `None`: a change has
-    /// begun since, so the thread may have the credentials from before or after it.
+    /// that [`Generations::ended`] returned to the thread's creator before clone(2). `None` if a
+    /// change has begun since: the thread may have the credentials from before or after it.
     pub fn of_newborn(&self, seen: u32) -> Option<u32> {
         (self.begun.load(Edge::Change.acquire()) == seen).then_some(seen)
     }
@@ -80,20 +80,23 @@ impl Generations {
 /// The source of the credentials that a new thread has.
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
-    /// The creator has this generation, unless a change begins before the thread starts.
+    /// The number of changes that had ended before clone(2). The thread has credentials of this
+    /// generation, unless a change begins before it starts.
     Seen(u32),
-    /// The creator (a worker or an anchor) never changes its credentials after its start. The new
-    /// thread gets the creator's generation; `None`: it is not known.
+    /// The creator keeps the credentials that it started with, as a worker does. The new thread has
+    /// the creator's generation; `None` if that is not known.
     Inherited(Option<u32>),
 }
 
-/// Words of an order: the call's number, its arguments, the securebits of its caller.
+/// Number of words in an order: the number of the system call, its arguments, and the caller's
+/// securebits.
 pub const ORDER_WORDS: usize = 5;
 
-/// The change that service threads have to make. Only one thread at a time gives orders.
+/// An order to the service threads: the system call that each of them has to make. Only one thread
+/// at a time gives orders.
 #[derive(Debug)]
 pub struct Order {
-    /// Odd while the words are being written.
+    /// Number of the order, always even. Odd while the words are being written (a seqlock).
     sequence: AtomicU32,
     words: [AtomicU64; ORDER_WORDS],
 }
@@ -110,15 +113,16 @@ impl Order {
         Order { sequence: AtomicU32::new(0), words: core::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// Gives an order and returns its number.
+    /// Publishes an order to the service threads and returns its number.
     pub fn give(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let number = self.write(words);
         self.sequence.store(number, Edge::Change.release());
         number
     }
 
-    /// Writes an order that no thread takes yet. Returns the number under which it will be taken.
-    /// The first part of [`Order::give`], apart for the models: a fork may come between the two.
+    /// Writes an order without publishing it, as the first half of [`Order::give`]. Returns the
+    /// number that it will have. A function of its own for the models: a fork may come between the
+    /// two halves.
     pub fn write(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
@@ -129,17 +133,16 @@ impl Order {
         sequence.wrapping_add(2)
     }
 
-    /// Forgets an order that was being written. For a forked child, in which the writer does not
-    /// exist.
+    /// Makes `sequence` even again if an order was being written. For a forked child, in which the
+    /// writer does not exist.
     pub fn forget_unfinished(&self) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(sequence % 2), Ordering::Relaxed);
     }
 
     /// Returns the newest order and its number. `made` is the number of the last order that the
-    /// caller has carried out. `None`: there is no newer order, or another one is just being
-    /// written. The writer then signals the service thread again, so a late thread never mixes two
-    /// orders.
+    /// caller has carried out. `None` if there is no newer order, or if one is being written: its
+    /// writer then signals the service thread again. So no thread mixes the words of two orders.
     pub fn take(&self, made: u32) -> Option<(u32, [u64; ORDER_WORDS])> {
         let sequence = self.sequence.load(Edge::Change.acquire());
         if sequence == made || sequence % 2 == 1 {
@@ -150,16 +153,16 @@ impl Order {
         (self.sequence.load(Ordering::Relaxed) == sequence).then_some((sequence, words))
     }
 
-    /// Returns the last order's number, for a new thread that already has the order's effect.
+    /// Returns the number of the last order.
     pub fn last(&self) -> u32 {
         self.sequence.load(Edge::Change.acquire())
     }
 }
 
-/// The answers of one service thread. Only that thread writes them.
+/// The answer of one service thread to the last order. Only that thread writes it.
 #[derive(Debug)]
 pub struct Follower {
-    /// The last order that the thread has carried out.
+    /// Number of the last order that the thread has carried out.
     made: AtomicU32,
     /// A hash of the thread's credentials after that order ([`crate::credentials`]).
     state: AtomicU64,
@@ -173,33 +176,37 @@ impl Follower {
         }
     }
 
-    /// Begins the life of the calling thread. Returns the generation of its credentials, if known.
+    /// Returns the generation of the calling thread, which has just started. If it is known, notes
+    /// that the thread has the effect of all orders so far.
     pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
-        // Read first: an order of a change that begins after this is still to be carried out.
+        // Read before the generation: if a change begins after this read, the thread still has to
+        // carry out its order.
         let last = order.last();
         let generation = match origin {
             Origin::Seen(seen) => generations.of_newborn(seen),
             Origin::Inherited(generation) => generation,
         };
         if generation.is_some() {
-            // The thread starts with the effect of all earlier orders.
+            // The thread inherited the effect of all orders up to `last`.
             self.answer(last, 0);
         }
         generation
     }
 
-    /// Returns the last order that the thread has carried out.
+    /// Returns the number of the last order that the thread has carried out.
     pub fn made(&self) -> u32 {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Notes that the thread has carried out an order.
+    /// Notes that the thread has carried out an order; `state` is a hash of its credentials after
+    /// that.
     pub fn answer(&self, order: u32, state: u64) {
         self.state.store(state, Ordering::Relaxed);
         self.made.store(order, Edge::Change.release());
     }
 
-    /// Returns the thread's state after an order. `None`: the thread has not carried it out.
+    /// Returns the hash of the thread's credentials after an order. `None` if the order is not the
+    /// last that the thread has carried out.
     pub fn state_after(&self, order: u32) -> Option<u64> {
         let made = self.made.load(Edge::Change.acquire());
         (made == order).then(|| self.state.load(Ordering::Relaxed))

@@ -1,18 +1,20 @@
-//! Changes of a thread's credentials, and of its root, working directory and namespaces.
+//! Makes a program's changes of credentials and namespaces (setuid(2), capset(2), unshare(2) and
+//! others) in usring's threads, too.
 //!
-//! Linux keeps all of these per thread, and clone(2) copies them to the new thread. [`change`]
-//! makes such a call for a thread of the program, and lets the process's service threads make it,
-//! too. So a program that has given up its user or its capabilities has no thread left that holds
-//! them. If the program has other threads, the changed thread differs from them ([`differ`]).
+//! Linux keeps credentials per thread, and clone(2) copies them to the new thread. [`change`] makes
+//! such a call for a thread of the program, and makes the service threads (threads of usring)
+//! repeat it. So a program that has given up its user or its capabilities has no thread left that
+//! holds them. If the program has other threads, their credentials may then differ ([`differ`]).
 //!
-//! Neighbours: `credential_change` has the words of the protocol and its models; `own_threads` has
-//! the threads that follow a change.
+//! Neighbours: `credential_change` has the shared words of the protocol; `own_threads` lists the
+//! threads that have to repeat a change.
 //!
-//! - Every function may run in a signal handler that interrupts the engine. It takes no lock that a
-//!   thread holds outside this file, allocates nothing, and waits a bounded time.
-//! - The lock of a change is only held inside a signal handler that blocks every signal.
-//! - A service thread that lags, or cannot follow, counts as a difference between threads. No
-//!   request is then carried out with its rights any more.
+//! - Every function may run in a signal handler that interrupts the engine. So it acquires no lock
+//!   that a thread holds outside this file, uses no allocator, and waits a bounded time.
+//! - The lock of a change (`ORDERING`) is only held inside a signal handler that blocks every
+//!   signal.
+//! - If a service thread is late with a change, or fails, the threads' credentials count as
+//!   different. No request is then carried out with that thread's credentials.
 
 use crate::capability::{self, Sets};
 use crate::clock::{Clock, Nanoseconds};
@@ -29,7 +31,8 @@ use crate::{Errno, SystemCall, program_threads, syscall};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Replaces the futex in models, whose words have another type. No model uses this file.
+/// Replaces the futex in a build of the loom models, whose atomics have another type. No model runs
+/// this file.
 #[cfg(loom)]
 mod futex {
     use super::{AtomicU32, Errno, Nanoseconds};
@@ -45,8 +48,8 @@ mod futex {
 
 const LANDLOCK_RESTRICT_SELF: u32 = linux::__NR_landlock_restrict_self;
 
-/// The calls by which a thread changes the rights of its requests. The file-system view that
-/// CLONE_FS shares is not among them.
+/// Numbers of the system calls by which a thread changes the rights of its requests. chroot(2) and
+/// the like, whose effect CLONE_FS shares with usring's threads, are not among them.
 pub const CALLS: [u32; 13] = [
     linux::__NR_setuid,
     linux::__NR_setgid,
@@ -63,7 +66,7 @@ pub const CALLS: [u32; 13] = [
     linux::__NR_setns,
 ];
 
-/// Longest time that a change waits for the service threads.
+/// Longest time that a change waits for the service threads, in nanoseconds.
 pub const PATIENCE: Nanoseconds = 1_000_000_000;
 const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
 
@@ -78,25 +81,28 @@ loom::lazy_static! {
     static ref ORDER: Order = Order::new();
 }
 
-/// Lock: 1 while a thread gives an order and waits for the answers.
+/// The lock of a change: 1 while a thread gives an order to the service threads and waits for their
+/// answers.
 static ORDERING: AtomicU32 = AtomicU32::new(0);
-/// Counts answers; the changing thread sleeps on it.
+/// Number of answers of service threads; a futex on which the changing thread sleeps.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
 
-/// The last generation in which all threads had the same credentials, if they differ now.
+/// The last generation (number of changes so far) in which all threads had the same credentials.
+/// Valid while their credentials differ.
 static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
-/// Number of changes by each thread, at its thread id modulo the length. If two threads share an
-/// entry, each seems to have changed more often than it has.
+/// Number of changes by each thread, indexed by thread id modulo the length. If two threads share
+/// an entry, the number is too high for each.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
-/// Set by [`set_observer`]; null before.
+/// The functions to call around each change; null before [`set_observer`].
 static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Whether every change by a thread of the program goes through [`change`].
+/// Whether every change of credentials by a thread of the program goes through [`change`].
 static SEEN: AtomicBool = AtomicBool::new(false);
 
-/// Notes that every change by a thread of the program goes through [`change`] from now on.
+/// Notes that from now on every change of credentials by a thread of the program goes through
+/// [`change`].
 pub fn see_all() {
     SEEN.store(true, Ordering::Relaxed);
 }
@@ -106,54 +112,56 @@ pub fn are_alike() -> bool {
     SEEN.load(Ordering::Relaxed) && !differ()
 }
 
-/// Functions that are called around each change, in a signal handler.
+/// Functions that are called before and after each change of credentials, in a signal handler.
 #[derive(Debug)]
 pub struct Observer {
-    /// Called before a thread changes. `true`: the threads' credentials are going to differ, for
-    /// the first time, and a thread may keep the earlier rights.
+    /// Called before a change. The argument is `true` if the threads' credentials will differ for
+    /// the first time, and threads of usring may keep the earlier ones.
     pub before: fn(bool),
     pub after: fn(),
 }
 
-/// Sets the functions that are called around each change.
+/// Sets the functions that are called before and after each change of credentials.
 pub fn set_observer(observer: &'static Observer) {
     OBSERVER.store(core::ptr::from_ref(observer).cast_mut(), Ordering::Release);
 }
 
 fn observer() -> Option<&'static Observer> {
-    // SAFETY: the pointer is null, or a reference that lives for ever, stored by `set_observer`.
+    // SAFETY: the pointer is null, or a `&'static Observer` that `set_observer` stored.
     unsafe { OBSERVER.load(Ordering::Acquire).as_ref() }
 }
 
-/// Returns whether threads of this process may differ in their rights.
+/// Returns whether threads of this process may have different credentials.
 #[inline(always)]
 pub fn differ() -> bool {
     unusual::has(Unusual::Credentials)
 }
 
-/// Returns the number of changes so far, of all threads.
+/// Returns the number of changes of credentials that have ended so far, by all threads.
 pub fn generation() -> u32 {
     GENERATIONS.ended()
 }
 
-/// Returns the words by which a new thread learns of changes.
+/// Returns the shared words by which a new thread of usring determines the generation of its
+/// credentials.
 pub(crate) fn words() -> (&'static Generations, &'static Order) {
     (&GENERATIONS, &ORDER)
 }
 
-/// Returns the last generation in which all threads had the same credentials, if they differ now.
+/// Returns the last generation in which all threads had the same credentials. Valid while their
+/// credentials differ.
 pub fn last_alike() -> u32 {
     LAST_ALIKE.load(Ordering::Acquire)
 }
 
-/// Returns the generation of the credentials that the calling thread started with. The caller is a
-/// thread of usring that keeps them. `None`: a change was under way at its start.
+/// Returns the generation of the credentials that the calling thread, a thread of usring, started
+/// with. `None` if a change was under way at its start.
 pub fn generation_of_birth() -> Option<u32> {
     own_threads::current().and_then(Slot::generation)
 }
 
 /// Returns whether the calling thread has the credentials that all threads of the program share.
-/// The caller has checked that the threads' credentials do not differ ([`differ`]).
+/// Valid only while [`differ`] returns `false`.
 pub fn has_common() -> bool {
     let generation = generation();
     if generation == 0 {
@@ -163,8 +171,8 @@ pub fn has_common() -> bool {
     own_threads::current().filter(is_of_spawn).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
-/// Returns how often a thread has changed its credentials. The number may be too high
-/// (`CHANGES_BY_THREAD`).
+/// Returns the number of times that a thread has changed its credentials. The number may be too
+/// high, because threads can share a counter.
 pub fn changes_of(thread: u32) -> u32 {
     changes_word(thread).load(Ordering::Acquire)
 }
@@ -176,8 +184,8 @@ fn changes_word(thread: u32) -> &'static AtomicU32 {
 /// Whether a thread of a forked child has changed its credentials before [`forget_after_fork`] ran.
 static CHANGED_EARLY: AtomicBool = AtomicBool::new(false);
 
-/// Resets the state in a forked child, which has no thread of usring. The child's threads differ
-/// only if one of several has changed by now ([`change_early`]).
+/// Resets this file's state in a forked child, which has no thread of usring. The child's threads
+/// differ in credentials only if one of several has already changed its own ([`change_early`]).
 pub fn forget_after_fork() {
     let differ = CHANGED_EARLY.swap(false, Ordering::Relaxed) && !is_only_thread();
     LAST_ALIKE.store(u32::MAX, Ordering::Relaxed);
@@ -187,7 +195,8 @@ pub fn forget_after_fork() {
         unusual::clear(Unusual::Credentials)
     }
     ORDERING.store(0, Ordering::Relaxed);
-    // A thread of the parent may have been changing at the fork. It is not in the child.
+    // A thread of the parent may have been in a change at the fork. That thread does not exist in
+    // the child.
     GENERATIONS.forget_unended();
     ORDER.forget_unfinished();
     own_threads::forget();
@@ -203,13 +212,13 @@ pub fn change_early(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// Makes one of [`CALLS`] for a thread of the program, and lets the service threads follow. Returns
-/// the kernel's answer. For a signal handler that blocks every signal.
+/// Makes one of [`CALLS`] for a thread of the program, and makes the service threads repeat it.
+/// Returns the kernel's answer. Called in a signal handler that blocks every signal.
 pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     if is_only_thread() {
         return change_alone(number, arguments);
     }
-    // A service thread cannot follow a change by unshare(2) or setns(2).
+    // A service thread cannot repeat unshare(2) or setns(2) with the same effect.
     let is_followed = !matches!(number, linux::__NR_unshare | linux::__NR_setns);
     let differs = differ() || !is_followed || !is_programs_only_thread();
     if let Some(observer) = observer() {
@@ -233,15 +242,15 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// Returns whether threads of usring may keep the rights that the calling thread gives up by this
-/// change. `false` if the caller has effective capabilities, or restricts itself by Landlock: a
-/// process that gives these up must have no thread left that holds them.
+/// Returns whether threads of usring may keep the credentials that the calling thread gives up by
+/// the call `number`. `false` if it has effective capabilities, or restricts itself by Landlock:
+/// then no thread may be left that holds the old rights.
 fn may_be_kept(number: u32) -> bool {
     let has_none = |[low, high]: Sets| low[0] == 0 && high[0] == 0;
     number != linux::__NR_landlock_restrict_self && capability::get().is_ok_and(has_none)
 }
 
-/// Notes that the calling thread's credentials differ from those of others from now on.
+/// Notes that the credentials of the calling thread differ from those of other threads from now on.
 fn note_difference(generation_before: u32) {
     changes_word(thread_id()).fetch_add(1, Ordering::Release);
     if !differ() {
@@ -258,17 +267,18 @@ pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     }
 }
 
-/// Returns whether the caller is the process's only thread. unshare(CLONE_THREAD) succeeds, without
-/// effect, only then.
+/// Returns whether the caller is the process's only thread. Only in this case unshare(CLONE_THREAD)
+/// succeeds; it has no effect.
 fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
 
-/// Maximum number of times that the thread list is read. A thread of usring that is being started
-/// may already be in the list, but not in the table, so the list is read again.
+/// Most times that /proc/self/task is read. It is read again while a thread of usring is being
+/// started, which may be listed there but not yet known as usring's.
 const LOOKS: u32 = 20;
 
-/// Returns whether the caller is the program's only thread. `false` if that is not known.
+/// Returns whether the caller is the program's only thread. `false` also if that cannot be
+/// determined.
 fn is_programs_only_thread() -> bool {
     (0..LOOKS).any(|look| {
         if look > 0 {
@@ -284,12 +294,12 @@ fn lists_only_ours() -> Result<bool, Errno> {
     program_threads::find(is_other).map(|found| found.is_none())
 }
 
-/// Arguments for followers, in place of the caller's pointers: the calling thread's credentials
-/// after the call, read from the kernel. So no other thread of the program can replace them
-/// meanwhile.
+/// Arguments for the service threads, in place of the caller's pointers. They are read from the
+/// kernel: the calling thread's credentials after its call. So no other thread of the program can
+/// replace them meanwhile.
 struct Copied {
     arguments: [u64; 3],
-    /// For setgroups(2): address and length of usring's own pages, which hold the list of groups.
+    /// For setgroups(2): address and length of pages of usring that hold the list of groups.
     pages: Option<(usize, usize)>,
 }
 
@@ -313,7 +323,7 @@ impl Copied {
     }
 }
 
-/// Packs capabilities into three arguments, one for each set.
+/// Packs capability sets into three arguments: effective, permitted and inheritable.
 fn packed([low, high]: &Sets) -> [u64; 3] {
     core::array::from_fn(|set| u64::from(high[set]) << 32 | u64::from(low[set]))
 }
@@ -330,13 +340,14 @@ impl Drop for Copied {
     }
 }
 
-/// Lets the service threads make the call, and waits for them. Returns whether each of them now has
-/// the calling thread's credentials.
+/// Makes the service threads repeat a call, and waits for their answers. Returns whether each of
+/// them now has the calling thread's credentials.
 fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     let end = Clock::Monotonic.now() + PATIENCE;
     while ORDERING.swap(1, Ordering::Acquire) != 0 {
         if Clock::Monotonic.now() > end {
-            // Another change holds the lock: one of its service threads is stuck in the kernel.
+            // Another change has held the lock for `PATIENCE`: it waits for a service thread that
+            // is stuck in the kernel.
             return false;
         }
         let _ = futex::wait(&ORDERING, 1, Some(BETWEEN_LOOKS));
@@ -346,7 +357,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
         let order = ORDER.give([u64::from(number), a, b, c, secure_bits()]);
         let all_came = wait_for_followers(order, end);
         if !all_came {
-            // A late follower still reads these pages, so they are never freed.
+            // A service thread that is late may still read these pages, so they are never freed.
             core::mem::forget(copied);
         }
         all_came && are_followers_like(order, state())
@@ -356,12 +367,14 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     followed
 }
 
-/// Signals the followers until each has answered, or until `end`.
+/// Signals the service threads until each has carried out the order, or until `end`. Returns
+/// whether each has.
 fn wait_for_followers(order: u32, end: Nanoseconds) -> bool {
     let lags = |slot: &&Slot| slot.following().is_some() && slot.follower.state_after(order).is_none();
     loop {
         let answers = ANSWERS.load(Ordering::Acquire);
-        // Each round signals again, because a signal can be lost (limit of queued signals, mask).
+        // Each iteration sends the signal again, because a signal can be lost (limit of queued
+        // signals).
         let mut lagging = own_threads::all().filter(lags).filter_map(Slot::following).peekable();
         if lagging.peek().is_none() {
             return true;
@@ -383,8 +396,8 @@ fn are_followers_like(order: u32, caller: u64) -> bool {
     })
 }
 
-/// Follows a change, if the calling thread is a service thread and has not followed it yet. Called
-/// in a handler, for a signal that usring sent.
+/// Repeats the call of the last order, if the calling thread is a service thread and has not done
+/// so yet. Called in a signal handler, for a SIGSYS that usring sent.
 pub fn follow() {
     if ORDER.last() == 0 {
         return;
@@ -399,7 +412,8 @@ pub fn follow() {
     } else {
         syscall::check(change_alone(number, [a, b, c])).is_err()
     };
-    // A state shows the effect of all other calls.
+    // For all other calls, the hash of the thread's credentials shows whether the call had its
+    // effect.
     let has_failed = matches!(number, LANDLOCK_RESTRICT_SELF | linux::__NR_setgroups) && refused;
     slot.follower.answer(order, if has_failed { !state() } else { state() });
     ANSWERS.fetch_add(1, Ordering::Release);
@@ -413,8 +427,8 @@ const PR_SET_SECUREBITS: u64 = 28;
 /// `SECBIT_KEEP_CAPS`.
 const KEEP_CAPABILITIES: u64 = 1 << 4;
 
-/// Returns the calling thread's securebits. They decide the effect of a change of user on its
-/// capabilities. prctl(2), which sets them, is not trapped.
+/// Returns the calling thread's securebits, which decide how a change of user affects capabilities.
+/// usring does not trap prctl(2), by which a program sets them.
 fn secure_bits() -> u64 {
     SystemCall::new(linux::__NR_prctl, [PR_GET_SECUREBITS, 0, 0, 0, 0]).run_once().unwrap_or(0)
 }
@@ -430,10 +444,12 @@ fn assume_secure_bits(wanted: u64) {
     }
 }
 
-/// The part of a [`state`] that a service thread without capabilities shares with the program.
+/// Mask of the upper half of a [`state`], the hash of users and groups. A service thread with
+/// reduced capabilities has only this half in common with the program.
 const IDENTITY: u64 = u64::MAX << 32;
 
-/// Returns the calling thread's users and groups, and its capabilities, as hashes of 32 bits each.
+/// Returns two hashes of 32 bits: of the calling thread's users and groups in the upper half, of
+/// its capabilities in the lower half.
 fn state() -> u64 {
     let mut identity = [0u32; 8];
     let [a, b, c, d, e, f, ..] = &mut identity;
@@ -441,8 +457,8 @@ fn state() -> u64 {
     let groups = [&raw mut *d as u64, &raw mut *e as u64, &raw mut *f as u64, 0, 0];
     let _ = SystemCall::new(linux::__NR_getresuid, users).run_once();
     let _ = SystemCall::new(linux::__NR_getresgid, groups).run_once();
-    // setfsuid(2) and setfsgid(2) return the number in force. −1 is no valid id, so they change
-    // nothing.
+    // setfsuid(2) and setfsgid(2) return the id that was in force. −1 is no valid id, so these
+    // calls change nothing.
     let current = |number| SystemCall::new(number, [u64::from(u32::MAX), 0, 0, 0, 0]).run_once().unwrap_or(0);
     (identity[6], identity[7]) = (current(linux::__NR_setfsuid) as u32, current(linux::__NR_setfsgid) as u32);
     let capabilities = capability::get().unwrap_or_default();
@@ -451,7 +467,7 @@ fn state() -> u64 {
     u64::from(hash(&identity)) << 32 | u64::from(hash(&capabilities))
 }
 
-/// FNV-1a, over the bytes of each word.
+/// Returns the FNV-1a hash of the bytes of `words`.
 fn hash(words: &[u32]) -> u32 {
     words.iter().fold(0x811c_9dc5, |hash: u32, word| {
         word.to_le_bytes().iter().fold(hash, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))

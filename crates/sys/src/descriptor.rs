@@ -1,4 +1,5 @@
-//! usring's own file descriptors, kept apart from the program's.
+//! usring's own file descriptors, at numbers that are private to usring ([`crate::own_numbers`]).
+//! Also queries about files.
 
 use crate::mutex::Mutex;
 use crate::own_numbers;
@@ -10,12 +11,12 @@ use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use linux_raw_sys::general as linux;
 
-/// A descriptor that this process owns; only this value closes it.
+/// Owner of a file descriptor. Dropping it closes the descriptor.
 #[derive(Debug)]
 pub struct OwnedDescriptor(i32);
 
 impl OwnedDescriptor {
-    /// Takes over a number that the kernel has just returned.
+    /// Makes the owner of a descriptor that the kernel has just returned.
     pub fn from_raw(number: i32) -> Self {
         debug_assert!(number >= 0);
         OwnedDescriptor(number)
@@ -25,14 +26,14 @@ impl OwnedDescriptor {
         self.0
     }
 
-    /// Releases the number without closing it.
+    /// Returns the number, and gives up ownership without closing the descriptor.
     pub fn into_raw(self) -> i32 {
         let number = self.0;
         core::mem::forget(self);
         number
     }
 
-    /// Moves the descriptor to the private range.
+    /// Moves the descriptor to a number that is private to usring, closed on exec.
     pub fn into_private(self) -> Result<Self, Errno> {
         duplicate_private(self.0)
     }
@@ -49,27 +50,27 @@ impl Drop for OwnedDescriptor {
     }
 }
 
-/// The private numbers that a child forked now keeps. Each is stored plus one, so that 0 means
+/// The private numbers that [`keep_after_fork`] has set. Each is stored plus one, so that 0 means
 /// none.
 static KEPT_AFTER_FORK: [AtomicI32; MOST_KEPT_AFTER_FORK] = [const { AtomicI32::new(0) }; MOST_KEPT_AFTER_FORK];
 pub const MOST_KEPT_AFTER_FORK: usize = 8;
 
-/// Lets each child that is forked from now on keep these private numbers, and no others. `false` if
-/// there are more than [`MOST_KEPT_AFTER_FORK`]; only the first are then kept. The caller ensures
-/// that no other thread calls this function meanwhile.
+/// Sets the private numbers that each child forked from now on keeps open. Returns `false` if there
+/// are more than [`MOST_KEPT_AFTER_FORK`]; only the first are then kept. No two threads may call
+/// this function at the same time.
 pub fn keep_after_fork(numbers: &[i32]) -> bool {
     let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
     KEPT_AFTER_FORK.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
     numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
-/// The private numbers that all descendants of this process keep. Each is stored plus one, so that
-/// 0 means none.
+/// The private numbers that all descendants of this process keep open ([`keep_in_children`]). Each
+/// is stored plus one, so that 0 means none.
 static KEPT_IN_CHILDREN: [AtomicI32; MOST_KEPT_IN_CHILDREN] = [const { AtomicI32::new(0) }; MOST_KEPT_IN_CHILDREN];
 const MOST_KEPT_IN_CHILDREN: usize = 64;
 
-/// Lets all descendants keep this private number, which is never closed. Returns `false` if there
-/// are too many such numbers.
+/// Makes all descendants of this process keep a private number open. The number must never be
+/// closed. Returns `false` if there are too many such numbers.
 pub fn keep_in_children(number: i32) -> bool {
     KEPT_IN_CHILDREN
         .iter()
@@ -85,37 +86,40 @@ pub fn close_private_after_fork() {
     });
 }
 
-/// Makes a pipe by pipe2(2): returns the end to read from, and the end to write to.
+/// Makes a pipe by pipe2(2). Returns its read end and its write end.
 pub fn pipe(flags: u32) -> Result<[OwnedDescriptor; 2], Errno> {
     let mut numbers = [0i32; 2];
     SystemCall::new(linux::__NR_pipe2, [&raw mut numbers as u64, u64::from(flags), 0, 0, 0]).run()?;
     Ok(numbers.map(OwnedDescriptor::from_raw))
 }
 
-/// Makes a private duplicate of the program's descriptor, closed on exec.
+/// Makes a duplicate of the program's descriptor at a number that is private to usring, closed on
+/// exec.
 pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
     own_numbers::duplicate(number, None)
 }
 
-/// Duplicates that may not be closed yet; see [`release`].
+/// Parked duplicates: they may not be closed yet, because close(2) would drop record locks of the
+/// program. See [`release`].
 static PARKED: PerProcess<Mutex<Vec<OwnedDescriptor>>> = PerProcess::new();
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The hook that is called when a duplicate is parked.
+/// The function to call when a duplicate is parked; empty until [`set_parked_hook`].
 static PARKED_HOOK: SetOnce<fn()> = SetOnce::new();
 
-/// Sets the hook that is called when a duplicate is parked. From then on the hook's owner calls
-/// [`close_unlocked`] now and then, until none is parked.
+/// Sets the function that is called when a duplicate is parked. Its owner then calls
+/// [`close_unlocked`] from time to time until no duplicate is parked.
 pub fn set_parked_hook(hook: &'static fn()) {
     PARKED_HOOK.set(hook);
 }
 
-/// Returns whether a duplicate is parked (`release`).
+/// Returns whether a duplicate is parked: kept open because close(2) would drop record locks of the
+/// program.
 pub fn has_parked() -> bool {
     PARKED_COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Closes the parked duplicates whose files have no record lock any more (`release`).
+/// Closes the parked duplicates whose files have no record lock any more.
 pub fn close_unlocked() {
     let mut parked = parked().lock();
     parked.retain(|duplicate| is_locked(duplicate.number()));
@@ -128,10 +132,10 @@ fn parked() -> &'static Mutex<Vec<OwnedDescriptor>> {
 
 /// Releases a private duplicate of a file that may have record locks.
 ///
-/// close(2) of any descriptor of a file drops every POSIX record lock that the process holds on it
-/// (fcntl(2), "Advisory record locking"). But the program has closed nothing. So while any process
-/// holds such a lock on the file, the duplicate is parked. It is used again for that file, and
-/// closed once the locks are gone.
+/// close(2) of any descriptor of a file drops every POSIX record lock that the process holds on the
+/// file (fcntl(2), "Advisory record locking"). The program must keep its locks. So while any
+/// process holds such a lock on the file, the duplicate is parked: it stays open, and serves the
+/// next request for this file.
 fn release(duplicate: OwnedDescriptor) {
     if !has_parked() && !is_locked(duplicate.number()) {
         return;
@@ -145,13 +149,13 @@ fn release(duplicate: OwnedDescriptor) {
     }
 }
 
-/// A private duplicate whose drop loses no record lock of the program. While any process holds such
-/// a lock on the file, the duplicate is not closed but parked, and used again. The default holds no
-/// descriptor.
+/// Owner of a private duplicate of a file. Dropping it loses no record lock of the program: while
+/// any process holds such a lock on the file, the duplicate is parked instead of closed. The
+/// default value has no descriptor.
 #[derive(Debug, Default)]
 pub struct HeldDescriptor {
     duplicate: Option<OwnedDescriptor>,
-    /// The file is of a kind that is never locked, so its release checks no locks.
+    /// The file is of a kind that takes no record locks, so dropping this value checks none.
     never_locked: bool,
 }
 
@@ -170,8 +174,8 @@ impl HeldDescriptor {
         self.never_locked = true;
     }
 
-    /// Returns whether the duplicate has the settled number of the file `number`
-    /// ([`hold_settled`]).
+    /// Returns whether the duplicate has the settled number of the program's descriptor `number`
+    /// (the number that [`hold_settled`] prefers).
     pub fn is_settled(&self, number: i32) -> bool {
         self.number() == own_numbers::settled(number)
     }
@@ -187,15 +191,14 @@ impl Drop for HeldDescriptor {
     }
 }
 
-/// Returns a private duplicate, for a request that has to wait or a file to register: a parked one
-/// of that file, or a new one.
+/// Returns a private duplicate of a file, for a request that has to wait or for registration: a
+/// parked one of that file, or a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }
 
-/// Returns a private duplicate, at the file's settled number if that number is free. The settled
-/// number is computed from the file's own number. So a file that is held again and again always has
-/// the same number for its duplicate.
+/// Returns a private duplicate of a file, at the file's settled number if that is free. The settled
+/// number is computed from the file's own number, so it is the same each time.
 pub fn hold_settled(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, Some(own_numbers::settled(number)))
 }
@@ -212,8 +215,9 @@ fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
     own_numbers::duplicate(number, wish).map(HeldDescriptor::new)
 }
 
-/// Returns whether any process has a record lock on the file. The query names a lock of the open
-/// file description, because that conflicts with every record lock, also with this process's own.
+/// Returns whether any process has a record lock on the file. Asks for a lock of the open file
+/// description (F_OFD_GETLK), because that conflicts with every record lock, also with this
+/// process's own.
 fn is_locked(number: i32) -> bool {
     let mut lock = linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let command = u64::from(linux::F_OFD_GETLK);
@@ -227,12 +231,12 @@ pub fn duplicate_from(number: i32, lowest: i32) -> Result<OwnedDescriptor, Errno
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|new| OwnedDescriptor(new as i32))
 }
 
-/// Returns how many descriptors the program may have (its soft limit).
+/// Returns the program's soft limit of open files.
 pub fn limit() -> u64 {
     own_numbers::limits().map_or(1024, |[soft, _]| soft)
 }
 
-/// Makes a duplicate among the program's own descriptors; returns its number.
+/// Makes a duplicate at the lowest free number, for the program. Returns its number.
 pub fn duplicate_for_program(number: i32, close_on_exec: bool) -> Result<i32, Errno> {
     let command = if close_on_exec { linux::F_DUPFD_CLOEXEC } else { linux::F_DUPFD };
     let arguments = [number as u64, u64::from(command), 0, 0, 0];
@@ -299,7 +303,7 @@ pub fn status_flags(number: i32) -> Result<u32, Errno> {
 pub struct FileIdentity {
     pub device: u64,
     pub inode: u64,
-    /// In bytes, of a regular file.
+    /// Size of a regular file, in bytes.
     pub size: u64,
     mode: u32,
 }
@@ -314,8 +318,8 @@ impl FileIdentity {
         self.is_regular() || self.is_block_device()
     }
 
-    /// Returns whether a transfer may have to wait for another party: any file but regular files,
-    /// directories and block devices.
+    /// Returns whether a transfer may have to wait for another process or a peer: `true` for any
+    /// file but regular files, directories and block devices.
     pub fn can_wait(&self) -> bool {
         let kind = self.mode & linux::S_IFMT;
         !matches!(kind, linux::S_IFREG | linux::S_IFDIR | linux::S_IFBLK)
@@ -350,10 +354,10 @@ pub fn is_same_file(one: i32, other: i32) -> bool {
     same_file(one, other) == Some(true)
 }
 
-/// Returns whether two numbers refer to one open file description. fcntl(F_DUPFD_QUERY) answers
-/// from Linux 6.10 on, kcmp(2) before. If a sandbox denies both, inode and status flags decide.
+/// Returns whether two numbers refer to one open file description. Uses fcntl(F_DUPFD_QUERY) from
+/// Linux 6.10 on, and kcmp(2) before. If a sandbox denies both, inode and status flags decide.
 /// Anonymous inodes (eventfds, timers) all share one inode. For two of them with equal flags the
-/// answer is then `None`: unknown.
+/// answer is then not known: `None`.
 pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
         return Some(true);
@@ -381,7 +385,8 @@ pub fn identity(number: i32) -> Result<FileIdentity, Errno> {
     identity_by(|buffer| SystemCall::new(linux::__NR_fstat, [number as u64, buffer, 0, 0, 0]))
 }
 
-/// Returns the identity of a path of the program's, by fstatat(2); links are followed.
+/// Returns the identity of the file at a path in the program's memory, by fstatat(2). Follows
+/// symbolic links.
 pub fn identity_of_path(directory: i32, path: UserAddress) -> Result<FileIdentity, Errno> {
     let arguments = |buffer| [directory as u64, path.0, buffer, 0, 0];
     identity_by(|buffer| SystemCall::new(linux::__NR_newfstatat, arguments(buffer)))

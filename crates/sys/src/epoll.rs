@@ -15,16 +15,16 @@ pub const ONESHOT: u32 = linux::EPOLLONESHOT;
 pub const EDGE: u32 = linux::EPOLLET;
 pub const EXCLUSIVE: u32 = linux::EPOLLEXCLUSIVE;
 
-/// `struct epoll_event`: packed on x86-64.
+/// `struct epoll_event`, which is packed on x86-64.
 #[derive(Clone, Copy, Default)]
 #[repr(C, packed)]
 pub struct Event {
     pub events: u32,
-    /// The value from the registration.
+    /// The `data` from the registration of the descriptor.
     pub data: u64,
 }
 
-/// An epoll set in the private range of descriptors.
+/// An epoll set, at a descriptor number that is private to usring.
 #[derive(Debug)]
 pub struct Epoll(OwnedDescriptor);
 
@@ -44,7 +44,7 @@ impl Epoll {
         SystemCall::new(linux::__NR_epoll_ctl, arguments).run().map(drop)
     }
 
-    /// Adds a descriptor. Errors: `EPERM` if the file cannot be polled (regular files,
+    /// Adds a descriptor to the set. Errors: `EPERM` if the file cannot be polled (regular files,
     /// directories).
     pub fn add(&self, number: i32, events: u32, data: u64) -> Result<(), Errno> {
         self.control(linux::EPOLL_CTL_ADD, number, &Event { events, data })
@@ -58,13 +58,14 @@ impl Epoll {
         self.control(linux::EPOLL_CTL_DEL, number, &Event::default())
     }
 
-    /// Fills `events` with ready events. Waits until there is one, for `most` milliseconds at most;
-    /// without a limit if `None`. For usring's own threads, which no signal interrupts.
+    /// Fills `events` with ready events and returns their number. Waits until there is one, for
+    /// `most` milliseconds at most, or without a limit if `most` is `None`. For usring's own
+    /// threads, which no signal interrupts.
     pub fn wait(&self, events: &mut [Event], most: Option<u16>) -> Result<usize, Errno> {
         self.collect(events, most.map_or(-1, i32::from))
     }
 
-    /// Fills `events` with events that are ready now; never waits.
+    /// Fills `events` with events that are ready now, and returns their number. Never waits.
     pub fn ready(&self, events: &mut [Event]) -> Result<usize, Errno> {
         self.collect(events, 0)
     }
@@ -73,7 +74,8 @@ impl Epoll {
         let arguments = [self.number() as u64, events.as_mut_ptr() as u64, events.len() as u64, timeout_ms as u64];
         let [set, address, count, time] = arguments;
         let mut answer = SystemCall::with_six(linux::__NR_epoll_pwait, [set, address, count, time, 0, 8]).run();
-        // A filter of the program may deny this call; epoll_wait(2) is equivalent without a mask.
+        // A filter of the program may deny epoll_pwait(2). Without a mask epoll_wait(2) does the
+        // same.
         if matches!(answer, Err(Errno::EPERM | Errno::ENOSYS)) {
             answer = SystemCall::new(linux::__NR_epoll_wait, [set, address, count, time, 0]).run();
         }
@@ -81,7 +83,8 @@ impl Epoll {
     }
 }
 
-/// Returns whether a descriptor can be polled at all. Only epoll_ctl(2) tells that of a device.
+/// Returns whether a descriptor can be polled at all. For a device only epoll_ctl(2) can determine
+/// this.
 pub fn can_be_polled(number: i32) -> bool {
     Epoll::new().and_then(|set| set.add(number, 0, 0)) != Err(Errno::EPERM)
 }
@@ -127,19 +130,19 @@ impl PollDescriptor {
         PollDescriptor { number, events: events as i16, returned: 0 }
     }
 
-    /// Makes a poll(2) call for this descriptor alone; without a time limit if the time is
-    /// negative.
+    /// Builds a poll(2) call for this descriptor alone. The call has no time limit if `timeout_ms`
+    /// is negative.
     pub fn call(&mut self, timeout_ms: i32) -> SystemCall {
         SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, timeout_ms as u64, 0, 0])
     }
 
-    /// Returns the events found: requested ones, error and hang-up.
+    /// Returns the events that poll(2) reported: requested ones, error and hang-up.
     pub fn returned(&self) -> u32 {
         u32::from(self.returned as u16)
     }
 }
 
-/// Reads the readiness of several descriptors now, in one call.
+/// Reads the readiness of several descriptors, by one poll(2) that does not wait.
 pub fn poll_all_now(descriptors: &mut [PollDescriptor]) -> Result<(), Errno> {
     let (address, count) = (descriptors.as_mut_ptr() as u64, descriptors.len() as u64);
     SystemCall::new(linux::__NR_poll, [address, count, 0, 0, 0]).run().map(drop)

@@ -6,12 +6,12 @@ use core::fmt;
 pub struct Errno(i32);
 
 impl Errno {
-    /// Makes the error with this positive number.
+    /// Makes an error from its positive number.
     pub const fn new(number: u32) -> Self {
         Errno(number as i32)
     }
 
-    /// Returns the negative number, as system calls and CQEs report it.
+    /// Returns the negative error number, as system calls and CQEs report it.
     pub const fn negative(self) -> i32 {
         -self.0
     }
@@ -22,7 +22,8 @@ macro_rules! names {
         impl Errno {
             $(pub const $name: Errno = Errno::new(linux_raw_sys::errno::$name);)*
 
-            /// Returns the symbolic name, if usring itself uses this error.
+            /// Returns the error's symbolic name, such as `EINVAL`, if usring itself uses this
+            /// error.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Errno::$name => Some(stringify!($name)),)*

@@ -1,4 +1,4 @@
-//! eventfd(2): a counter that poll and epoll can wait for.
+//! eventfd(2): a counter for which poll(2) and epoll(7) can wait.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
@@ -28,12 +28,12 @@ pub fn signal(number: i32) {
 
 /// Adds `count` events to the counter.
 ///
-/// Errors: `EAGAIN` if the counter has no room for all of them; none is added then.
+/// Errors: `EAGAIN` if the counter has no room for `count`; nothing is added then.
 pub fn add(number: i32, count: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_write, [number as u64, &raw const count as u64, 8, 0, 0]).run().map(drop)
 }
 
-/// Makes the eventfd unreadable.
+/// Resets the counter to 0, so that the eventfd is not readable.
 pub fn drain(number: i32) {
     let mut count = 0u64;
     let _ = SystemCall::new(linux::__NR_read, [number as u64, &raw mut count as u64, 8, 0, 0]).run();

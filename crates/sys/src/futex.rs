@@ -1,11 +1,11 @@
-//! futex(2) for usring's own threads. They block every signal, so no wait is interrupted. (The
-//! program's threads wait by `sys::wait`, which a signal ends.)
+//! futex(2) for usring's own threads, which block every signal: no wait here is interrupted.
+//! (Threads of the program wait by `sys::wait`, which a signal ends.)
 //!
-//! The functions `…_shared` are for words in memory that several processes share. The kernel finds
-//! the sleepers of such a word by its page, and not by its address.
+//! The functions `…_shared` are for words in memory that several processes share. The kernel
+//! identifies such a word by its page in memory, and not by its address.
 //!
-//! In a model a futex is a table of sleepers behind one lock, as in the kernel. loom reports a
-//! missing wake-up as a deadlock.
+//! In a loom model a futex is a table of sleepers behind one lock, as in the kernel. loom reports a
+//! lost wake-up as a deadlock.
 
 use crate::Errno;
 use crate::clock::Nanoseconds;
@@ -23,9 +23,9 @@ mod machine {
     use crate::syscall::SystemCall;
     use linux_raw_sys::general as linux;
 
-    /// Sleeps while `word` holds `expected`, until a wake-up or for `timeout`. `Ok` means that
-    /// looking again is worthwhile, not that anything happened. Errors: `ETIMEDOUT` when the time
-    /// is over.
+    /// Sleeps while `word` holds `expected`, until a wake-up or for `timeout`. After `Ok` the
+    /// caller reads the word again: `Ok` does not mean that the word has changed. Errors:
+    /// `ETIMEDOUT` when the time is over.
     pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
         wait_by(linux::FUTEX_PRIVATE_FLAG, word, expected, timeout)
     }
@@ -36,7 +36,7 @@ mod machine {
     }
 
     fn wait_by(scope: u32, word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
-        // The bit-set form takes an absolute end time, so an interrupted wait continues with the
+        // FUTEX_WAIT_BITSET takes an absolute end time, so an interrupted wait continues with the
         // time that is left.
         let end = timeout.map(|span| timespec(Clock::Monotonic.now().saturating_add(span)));
         let end = end.as_ref().map_or(0, |end| &raw const *end as u64);
@@ -49,12 +49,13 @@ mod machine {
         }
     }
 
-    /// Wakes up to `count` threads that sleep on `word`; returns how many.
+    /// Wakes up to `count` threads that sleep on `word`; returns the number of threads woken.
     pub fn wake(word: &AtomicU32, count: u32) -> u32 {
         wake_by(linux::FUTEX_PRIVATE_FLAG, word, count)
     }
 
-    /// Wakes up to `count` threads of any process that sleep on a shared `word`; returns how many.
+    /// Wakes up to `count` threads, of any process, that sleep on a shared `word`. Returns the
+    /// number of threads woken.
     pub fn wake_shared(word: &AtomicU32, count: u32) -> u32 {
         wake_by(0, word, count)
     }
@@ -78,7 +79,7 @@ mod model {
     struct Table {
         sleepers: std::vec::Vec<(usize, u32)>,
         next: u32,
-        /// Time limits are over.
+        /// Whether the time limits of all sleeps on shared words are over.
         expired: bool,
     }
 
@@ -108,7 +109,7 @@ mod model {
             if is_limited && table.expired {
                 table.sleepers.retain(|sleeper| *sleeper != ticket);
                 drop(table);
-                // A holder that is alive has to go on before the next attempt.
+                // The caller tries again in a loop. Let loom run the other threads before that.
                 loom::thread::yield_now();
                 return Err(Errno::ETIMEDOUT);
             }
@@ -117,7 +118,7 @@ mod model {
         Ok(())
     }
 
-    /// Lets all time limits of sleeps on shared words be over, now and later.
+    /// Makes all present and later sleeps with a time limit on shared words end with `ETIMEDOUT`.
     pub fn expire() {
         TABLE.lock().unwrap().expired = true;
         WOKEN.notify_all();

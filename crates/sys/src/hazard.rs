@@ -1,24 +1,25 @@
 //! Hazard pointers: protect objects that are found through a table, without a locked instruction.
-//! Each thread has one row of two pointers. [`crate::hazard_table`] has the words.
+//! Each thread has one row of two hazard pointers. [`crate::hazard_table`] defines the rows and
+//! their protocol.
 //!
 //! | user | remover |
 //! |---|---|
 //! | writes the object's address into its row | takes the object out of the table |
-//! | looks whether the table still has the object | passes a barrier everywhere (membarrier(2)) |
-//! | uses the object | reads all rows |
+//! | checks whether the table still has the object | executes a barrier in all threads (membarrier(2)) |
+//! | uses the object, then clears the row | reads all rows |
 //!
-//! So the remover sees the row of every thread that found the object in the table. An object in use
-//! is put aside: it goes to a list and is freed later. A user that leaves while objects are put
-//! aside reads the rows again, and frees those that are unused. The barrier stands between those
-//! two sides, too: either the leaving thread sees that an object was put aside, or the remover sees
-//! its row empty.
+//! So the remover sees the row of every thread that found the object in the table. If the object is
+//! in use, the remover puts it aside: the object goes to a list and is freed later. A user that
+//! clears its row while objects are put aside frees those that no row names. The barrier orders
+//! these two sides, too: the user sees that an object was put aside, or the remover sees the user's
+//! row empty.
 //!
 //! - A thread is identified by its thread pointer. Rows are never released: a new thread with an
 //!   ended thread's pointer takes over its row.
-//! - A thread that finds no free row takes a lock instead. If membarrier(2) is refused, every
-//!   thread does.
-//! - All of this lies on pages that are empty in a forked child, where no thread uses an object. A
-//!   child has only the lock until it calls [`prepare`].
+//! - A thread that finds no free row acquires the table's lock instead. If the kernel refuses
+//!   membarrier(2), every thread does.
+//! - The rows lie on pages that are zero in a forked child, where no thread uses an object. A
+//!   child's threads use the lock until the child calls [`prepare`].
 
 use crate::hazard_table::{self, AsideList};
 use crate::mutex::Mutex;
@@ -28,12 +29,13 @@ use alloc::vec::Vec;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// Threads that can use the path without a lock; a power of two.
+/// Number of threads that can find objects without a lock; a power of two.
 const ROWS: usize = 1024;
 
 type Table = hazard_table::Table<ROWS>;
 
-/// The data that the threads of a process share. All zeroes: the process does not use it yet.
+/// The data that the threads of a process share. All zero in a process that has not called
+/// [`prepare`].
 #[repr(align(64))]
 struct Shared {
     /// Whether this process is registered for membarrier(2), so that its threads need no lock.
@@ -41,30 +43,32 @@ struct Shared {
     table: Table,
 }
 
-/// Allocated once, for the process and its children.
+/// The shared data's address: mapped once, and inherited by forked children, where the pages are
+/// zero.
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(null_mut());
 
 /// Returns the shared data, if [`prepare`] has made it.
 #[inline(always)]
 fn shared() -> Option<&'static Shared> {
-    // SAFETY: 1. The pointer leads to pages that are never unmapped. They are zero at first and in
-    // each forked child, and zeroes are a valid table. 2. All of it is atomics.
+    // SAFETY: 1. A non-null pointer leads to pages that are never unmapped. 2. The pages are zero
+    // at first and in each forked child, and a zeroed `Shared` is valid. 3. All fields are atomics.
     unsafe { SHARED.load(Ordering::Acquire).as_ref() }
 }
 
-/// Objects that were taken out of their table while a thread used them. A forked child frees none
-/// of its parent's.
+/// Objects that were removed from their table while a thread used them. A forked child starts with
+/// an empty list, and never frees its parent's objects.
 static PUT_ASIDE: PerProcess<AsideList> = PerProcess::new();
 
 fn put_aside() -> &'static AsideList {
     PUT_ASIDE.get_or_make(|| Mutex::new(Vec::new()))
 }
 
-/// A protected use; dropping it ends the use.
+/// The use of an object, which a hazard pointer protects. Dropping this value ends the use.
 pub struct Use(&'static hazard_table::Pointer);
 
-/// Finds an object and announces its use ([`hazard_table::Table::protect`]). `None`: the caller has
-/// to take the lock. A caller that gets no object may get a use all the same, and ends it.
+/// Finds an object by `find` and protects it by the calling thread's hazard pointer
+/// ([`hazard_table::Table::protect`]). Returns the last result of `find`, and a use for the caller
+/// to end. `None` if the caller has to acquire the table's lock instead.
 #[inline]
 pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
     let shared = shared().filter(|shared| shared.fast.load(Ordering::Relaxed) != 0)?;
@@ -79,9 +83,9 @@ impl Use {
         shared().map(|shared| &shared.table).filter(|table| table.end(self.0))
     }
 
-    /// Ends a use without freeing objects, for a caller that holds a lock that an object put aside
-    /// may contain. If it returns `true`, the caller has to arrange that [`sweep`] is called soon.
-    /// No other thread gets `true` until that sweep begins.
+    /// Ends a use without freeing objects, for a caller that holds a lock that may be part of an
+    /// object put aside. If it returns `true`, the caller has to arrange a [`sweep`] soon. No other
+    /// thread gets `true` until that sweep begins.
     #[must_use]
     pub fn end_inside(self) -> bool {
         let table = self.end();
@@ -99,22 +103,23 @@ impl Drop for Use {
     }
 }
 
-/// Frees an object that was just taken out of its table: at once, or when its last user has left.
-/// If the barrier is refused after it had been granted, users are unknown and the object is never
-/// freed.
+/// Frees an object that was just removed from its table: at once, or when its last use has ended.
+/// If membarrier(2) fails here, the object's users cannot be known, and the object is never freed.
 ///
 /// # Safety
 /// No thread can find the object any more, and `free` may be called for it once.
 pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
     match shared().filter(|shared| shared.fast.load(Ordering::SeqCst) != 0) {
-        // SAFETY: the caller permits it.
+        // SAFETY: the caller guarantees that no thread can find the object, and that `free` may be
+        // called once.
         Some(shared) => unsafe { shared.table.retire(put_aside, object, free) },
-        // SAFETY: the caller permits it, and no thread uses the object without the lock.
+        // SAFETY: the caller permits one call of `free`. Without hazard pointers a thread uses an
+        // object only under the lock of its table, so no thread uses this one.
         None => unsafe { free(object) },
     }
 }
 
-/// Frees the objects put aside that are no longer used.
+/// Frees the objects in the list of those put aside that no thread uses any more.
 #[cold]
 pub fn sweep() {
     if let Some(shared) = shared() {
@@ -122,8 +127,8 @@ pub fn sweep() {
     }
 }
 
-/// Enables the path without a lock. Each process calls this function before the first object can be
-/// found.
+/// Enables finding objects without a lock. Each process calls this function before the first object
+/// can be found.
 pub fn prepare() {
     let Some(shared) = shared().or_else(make_shared) else { return };
     if shared.fast.load(Ordering::Relaxed) == 0 && membarrier::register() {

@@ -1,17 +1,17 @@
-//! The words of the hazard pointers, and what users and removers do with them. [`crate::hazard`]
-//! has the process's table and says what it is for. The loom models run this file.
+//! The table of hazard pointers, and the protocol of its users and removers. [`crate::hazard`] says
+//! what the table is for, and has the process's own one. The loom models check this file.
 //!
-//! Two pairs of words are stored on one side and read on the other ([`Edge::Hazard`]):
+//! Each side stores one word and then reads the other side's ([`Edge::Hazard`]):
 //!
 //! | side | stores | reads after its barrier |
 //! |---|---|---|
-//! | user, at the beginning ([`Table::protect`]) | its pointer | whether the object can still be found |
+//! | user, at the beginning ([`Table::protect`]) | the object, in its pointer | whether the object can still be found |
 //! | remover ([`Table::retire`]) | that the object cannot be found | all pointers |
-//! | user, at the end ([`Table::end`]) | its empty pointer | whether objects are put aside |
-//! | remover | that one is put aside | all pointers |
+//! | user, at the end ([`Table::end`]) | 0, in its pointer | whether objects are put aside (to be freed later) |
+//! | remover | that an object is put aside | all pointers |
 //!
-//! The remover's barrier is membarrier(2), which acts on all threads. So the user's barrier orders
-//! only the compiler.
+//! The remover's barrier is membarrier(2), which acts on all threads. So a compiler fence is enough
+//! on the user's side.
 
 use crate::mutex::Mutex;
 use crate::ordering::{Edge, Side};
@@ -19,10 +19,11 @@ use crate::spread;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 use alloc::vec::Vec;
 
-/// Hazard pointers per thread. A call may look up a second descriptor while it uses the first.
+/// Hazard pointers per thread. A call may look up a second descriptor while it uses the object of a
+/// first one.
 const DEPTH: usize = 2;
 
-/// A hazard pointer: the object that its thread uses, or 0.
+/// A hazard pointer: the address of the object that its thread uses, or 0.
 pub struct Pointer(AtomicUsize);
 
 #[repr(align(64))]
@@ -31,29 +32,29 @@ struct ThreadRow {
     used: [Pointer; DEPTH],
 }
 
-/// The pointers of all threads. All zeroes: no thread has a row, and no object is in use. `ROWS`,
-/// the number of threads that can have pointers, is a power of two.
+/// The hazard pointers of all threads. A zeroed table has free rows only. `ROWS`, the number of
+/// threads that can have hazard pointers, is a power of two.
 #[repr(align(64))]
 pub struct Table<const ROWS: usize> {
-    /// Number of objects put aside.
+    /// Number of objects put aside: removed from their table, but not freed yet.
     aside: AtomicU32,
-    /// 1 if a thread was requested to call [`Table::sweep`] and has not begun.
+    /// 1 if a sweep was requested and has not begun; see [`Table::request_sweep`].
     sweep_is_due: AtomicU32,
     rows: [ThreadRow; ROWS],
 }
 
-/// An object put aside, and how to free it.
+/// An object put aside, and the function that frees it.
 #[derive(Clone, Copy)]
 pub struct PutAside {
     object: usize,
     free: unsafe fn(usize),
 }
 
-/// Objects that were taken out of their table while a thread used them.
+/// List of objects that were removed from their table while a thread used them.
 pub type AsideList = Mutex<Vec<PutAside>>;
 
 impl<const ROWS: usize> Table<ROWS> {
-    /// Makes a table, for models. (The process's own begins as zeroed pages.)
+    /// Makes a table for a loom model. (The process's own table is made of zeroed pages.)
     #[cfg(loom)]
     pub fn model() -> Self {
         let pointer = |()| Pointer(AtomicUsize::new(0));
@@ -61,9 +62,9 @@ impl<const ROWS: usize> Table<ROWS> {
         Table { aside: AtomicU32::new(0), sweep_is_due: AtomicU32::new(0), rows: [(); ROWS].map(row) }
     }
 
-    /// Returns the row of `thread`, the calling thread, and takes a free row the first time.
-    /// `None`: all rows are taken. A signal handler may interrupt this function and take a row for
-    /// the same thread. Both rows are then valid, because removers read all rows.
+    /// Returns the row of `thread`, the calling thread. If the thread has no row yet, it gets a
+    /// free one; `None` if none is free. A signal handler may interrupt this function and acquire a
+    /// second row for the same thread. Both rows are then valid, because removers read all rows.
     #[inline]
     fn own_row(&self, thread: usize) -> Option<&ThreadRow> {
         let start = spread::row(thread, ROWS);
@@ -80,17 +81,18 @@ impl<const ROWS: usize> Table<ROWS> {
         None
     }
 
-    /// Returns a free hazard pointer of `thread`, the calling thread. `None`: it has none.
+    /// Returns a free hazard pointer of `thread`, the calling thread. `None` if the thread has no
+    /// row, or both of its pointers are in use.
     #[inline]
     pub fn free_pointer(&self, thread: usize) -> Option<&Pointer> {
         self.own_row(thread)?.used.iter().find(|pointer| pointer.0.load(Ordering::Relaxed) == 0)
     }
 
     /// Finds an object and announces its use at `pointer`: calls `find`, writes the result to
-    /// `pointer`, and calls `find` again, until both calls find the same object. The values 0 and 1
-    /// are no objects, and are returned at once. Returns also whether anything was announced: then
-    /// the use has to be ended ([`Table::end`]), even if no object was found at last. A remover may
-    /// have put the announced one aside.
+    /// `pointer`, and calls `find` again, until both calls find the same object. A result of 0 or 1
+    /// is no object, and is returned at once. Returns the last result of `find`, and whether an
+    /// object was announced. If so, the caller has to end the use ([`Table::end`]), even if the
+    /// last result is no object: a remover may have put aside the object announced before.
     #[inline]
     pub fn protect(pointer: &Pointer, find: impl Fn() -> usize) -> (usize, bool) {
         let mut object = find();
@@ -108,8 +110,8 @@ impl<const ROWS: usize> Table<ROWS> {
         (object, is_announced)
     }
 
-    /// Ends the use that a pointer of this table announces. Returns whether objects are put aside:
-    /// then a thread has to call [`Table::sweep`].
+    /// Ends the use that `pointer` announces. Returns whether objects are put aside. If so, a
+    /// thread has to call [`Table::sweep`].
     #[inline(always)]
     pub fn end(&self, pointer: &Pointer) -> bool {
         pointer.0.store(0, Ordering::Release);
@@ -117,19 +119,19 @@ impl<const ROWS: usize> Table<ROWS> {
         self.aside.load(Ordering::Relaxed) != 0
     }
 
-    /// Notes that a sweep is requested. Returns `false` if one was requested before and has not
-    /// begun.
+    /// Requests a sweep. Returns `false` if an earlier request stands whose sweep has not begun.
     pub fn request_sweep(&self) -> bool {
         self.sweep_is_due.swap(1, Ordering::AcqRel) == 0
     }
 
     fn is_used(&self, object: usize) -> bool {
-        // Acquire: all that a user did with the object has happened before its row is seen empty.
+        // Acquire: pairs with the release in `end`. If the pointer is seen empty, the user's last
+        // access to the object has happened before.
         self.rows.iter().any(|row| row.used.iter().any(|pointer| pointer.0.load(Ordering::Acquire) == object))
     }
 
-    /// Frees an object that was just taken out of its table, or puts it aside while it is used. If
-    /// the barrier is refused, users are unknown and the object is never freed.
+    /// Frees an object that was just removed from its table, or puts it aside if a thread uses it.
+    /// If membarrier(2) fails, the object's users cannot be known, and the object is never freed.
     ///
     /// # Safety
     /// No thread can find the object any more, and `free` may be called for it once.
@@ -137,22 +139,25 @@ impl<const ROWS: usize> Table<ROWS> {
         self.aside.fetch_add(1, Ordering::SeqCst);
         let is_known = Edge::Hazard.barrier_everywhere(Side::Waker);
         if is_known && self.is_used(object) {
-            // If its user has left meanwhile, and found an empty list, the list's lock shows that.
+            // The user may have ended its use meanwhile, and have swept before the object was in
+            // the list. So this thread sweeps, too. The list's lock makes the user's cleared
+            // pointer visible to it.
             list().lock().push(PutAside { object, free });
             return self.sweep(list());
         }
         self.aside.fetch_sub(1, Ordering::SeqCst);
         if is_known {
-            // SAFETY: the caller permits it, and no thread uses the object.
+            // SAFETY: the caller permits one call of `free`, and no hazard pointer has the object.
             unsafe { free(object) };
         }
     }
 
-    /// Frees the objects of the list that are no longer used.
+    /// Frees the objects of the list that no hazard pointer has.
     #[cold]
     pub fn sweep(&self, list: &AsideList) {
-        // Before the rows are read: a user that leaves from here on requests a sweep again, and
-        // this sweep sees the rows of those that have relied on it.
+        // Reset before the rows are read. A user that ends its use from here on requests another
+        // sweep. A user that relied on this sweep has cleared its pointer before, so the sweep sees
+        // that.
         self.sweep_is_due.swap(0, Ordering::AcqRel);
         let mut unused = Vec::new();
         list.lock().retain(|aside| {
@@ -164,8 +169,8 @@ impl<const ROWS: usize> Table<ROWS> {
         });
         for PutAside { object, free } in unused {
             self.aside.fetch_sub(1, Ordering::SeqCst);
-            // SAFETY: the caller of `retire` permits one call, and the object came off the list
-            // once.
+            // SAFETY: the caller of `retire` permits one call of `free`, and an object is removed
+            // from the list once.
             unsafe { free(object) };
         }
     }

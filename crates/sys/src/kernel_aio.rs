@@ -1,13 +1,13 @@
 //! The kernel's AIO: batches of requests go to the kernel by io_submit(2), and completions come
-//! back through a ring in this process's memory ([`CompletionRing`]). It needs no privilege and no
-//! io_uring.
+//! back through a ring in this process's memory ([`CompletionRing`]). This needs no privilege and
+//! no io_uring.
 //!
-//! A request names the program's memory. The kernel checks the memory as for any system call, and
-//! uses it until the completion. Dropping a [`Context`] and its batches waits for all of their
-//! requests.
+//! The kernel checks the memory that a request names as for any system call, and uses it until the
+//! completion. Dropping a [`Context`] and its [`Batch`]es waits until all their requests have
+//! completed.
 //!
-//! A context without requests in the kernel is kept for the next user of that size. The kernel
-//! takes tens of milliseconds to destroy a context, even an idle one.
+//! A context without requests in the kernel is kept for the next user that asks for its size. The
+//! kernel takes tens of milliseconds to destroy a context, even an idle one.
 
 mod completion_ring;
 
@@ -31,12 +31,13 @@ mod context {
     use linux_raw_sys::general as linux;
     use usring_uapi::aio::{self, AioRing, IoEvent, Iocb};
 
-    /// The contexts of this process: a forked child has its parent's memory but not its contexts.
+    /// The unused AIO contexts of this process. A forked child has its parent's memory but not its
+    /// contexts.
     static PROCESS: PerProcess<Process> = PerProcess::new();
 
     #[derive(Default)]
     struct Process {
-        /// Contexts that are not in use.
+        /// Contexts that are not in use, the oldest first; at most [`MOST_IDLE`].
         idle: Mutex<Vec<Idle>>,
     }
 
@@ -47,7 +48,8 @@ mod context {
         address: u64,
     }
 
-    /// Most unused contexts that are kept: they count against the limit of the whole machine.
+    /// Most unused contexts that a process keeps. They count against the limit of the whole machine
+    /// (`/proc/sys/fs/aio-max-nr`).
     const MOST_IDLE: usize = 4;
 
     impl Process {
@@ -57,7 +59,8 @@ mod context {
             Some(idle.remove(place))
         }
 
-        /// Keeps an unused context; destroys the oldest if there are too many.
+        /// Keeps a context that is no longer used. If there are [`MOST_IDLE`] already, destroys the
+        /// oldest.
         fn keep(&self, context: Idle) {
             let mut idle = self.idle.lock();
             let oldest = if idle.len() == MOST_IDLE { Some(idle.remove(0)) } else { None };
@@ -70,8 +73,8 @@ mod context {
             oldest.into_iter().chain(others).for_each(|context| destroy(context.address));
         }
 
-        /// Makes a new context. If the machine has no room for it, destroys all unused ones and
-        /// tries again.
+        /// Makes a new context. If the machine's limit is reached (`EAGAIN`), destroys all unused
+        /// contexts and tries again.
         fn set_up(&self, requests: u32) -> Result<u64, Errno> {
             let mut address = 0u64;
             let arguments = [u64::from(requests), &raw mut address as u64, 0, 0, 0];
@@ -82,19 +85,21 @@ mod context {
                 call.run()?;
             }
             match address {
-                // A sandbox reported success without asking the kernel.
+                // io_setup(2) succeeded but wrote no address: a sandbox answered without asking the
+                // kernel.
                 0 => Err(Errno::ENOSYS),
                 address => Ok(address),
             }
         }
     }
 
-    /// The kernel's part of a [`Context`]. It lives as long as the context or one of its batches.
+    /// The kernel's AIO context behind a [`Context`]. It lives until the `Context`, its batches and
+    /// its waiters are all dropped.
     struct Kernels {
         requests: u32,
         address: u64,
-        /// The [`Context`] was dropped after all its completions had come, so the kernel's context
-        /// can be used again.
+        /// All completions had come when the [`Context`] was dropped. So the kernel's context can
+        /// be used again.
         is_settled: AtomicBool,
         /// The [`PROCESS`] of the process that made the context.
         process: &'static Process,
@@ -110,10 +115,11 @@ mod context {
     }
 
     impl Drop for Kernels {
-        /// Waits until the kernel uses none of the memory that requests named.
+        /// Keeps the kernel's context for later use, or destroys it. io_destroy(2) waits until the
+        /// kernel uses none of the memory that requests named.
         fn drop(&mut self) {
-            // In a forked child, a context of the child's own may have this address. It must not be
-            // destroyed here.
+            // In a forked child, a context of the child's own may have the same address, and must
+            // not be destroyed here.
             if !self.is_ours() {
                 return;
             }
@@ -125,9 +131,9 @@ mod context {
         }
     }
 
-    /// Requests for a context that the kernel has not taken yet, in order of arrival. Only the
+    /// Requests of a context that the kernel has not accepted yet, in order of arrival. Only the
     /// batch's owner uses it. Submitting a batch does not access the [`Context`], so it needs no
-    /// lock on that.
+    /// lock that guards the `Context`.
     pub struct Batch {
         kernels: Arc<Kernels>,
         iocbs: Box<[Iocb]>,
@@ -141,7 +147,8 @@ mod context {
     }
 
     impl Batch {
-        /// Makes room for `requests` requests with `vectors` vectors in all.
+        /// Makes a batch with room for `requests` requests that have `vectors` vectors in all.
+        /// Errors: `ENOMEM`.
         pub fn new(context: &Context, requests: usize, vectors: usize) -> Result<Self, Errno> {
             let mut iocbs = Vec::new();
             let mut addresses = Vec::new();
@@ -167,18 +174,18 @@ mod context {
             self.last - self.first
         }
 
-        /// Returns whether a request with `members` vectors fits.
+        /// Returns whether the batch has room for a request with `members` vectors.
         #[inline]
         pub fn has_room(&self, members: usize) -> bool {
             let vectors = if members > 1 { members } else { 0 };
             self.last < self.iocbs.len() && self.vectors.capacity() - self.vectors.len() >= vectors
         }
 
-        /// Appends a request whose memory is `segments`. With at most one segment it keeps the
-        /// plain opcode; with several it gets the opcode `vectored`.
+        /// Appends a request whose memory is `segments`. A request with several segments gets the
+        /// opcode `vectored`.
         ///
         /// # Panics
-        /// If there is no room.
+        /// If the batch has no room for the request.
         #[inline]
         pub fn push(&mut self, mut iocb: Iocb, segments: &[IoVector], vectored: u16) {
             assert!(self.has_room(segments.len()), "a caller checks for space before it pushes");
@@ -198,7 +205,7 @@ mod context {
             self.last += 1;
         }
 
-        /// Removes the first request; returns its `aio_data`.
+        /// Removes the batch's first request. Returns that request's `aio_data`.
         pub fn drop_first(&mut self) -> u64 {
             let data = self.iocbs[self.first].aio_data;
             self.advance(1);
@@ -206,11 +213,11 @@ mod context {
         }
 
         /// Submits the requests to the kernel by one call, which may sleep. Returns the number of
-        /// requests that the kernel took; they leave the batch. Completions may come before this
-        /// function returns, so callers call [`Context::expect`] first.
+        /// requests that the kernel accepted, and removes these from the batch. Their completions
+        /// may come before this function returns, so callers call [`Context::expect`] first.
         ///
-        /// Errors: that of the first request, which stays in the batch; `EAGAIN` if the kernel has
-        /// no room now; `EINVAL` in a forked child.
+        /// Errors: `EAGAIN` if the kernel has no room now; `EINVAL` in a forked child; otherwise
+        /// the error of the first request, which stays in the batch.
         pub fn submit(&mut self) -> Result<usize, Errno> {
             let addresses = self.addresses[self.first..].as_ptr() as u64;
             let arguments = [self.kernels.address, self.length() as u64, addresses, 0, 0];
@@ -219,8 +226,8 @@ mod context {
             Ok(taken)
         }
 
-        /// Returns whether io_submit(2) itself is refused, as by a seccomp filter: a call without
-        /// requests fails, too.
+        /// Returns whether the kernel refuses every io_submit(2), for example by a seccomp filter.
+        /// Tries a call without requests.
         pub fn is_call_refused(&self) -> bool {
             SystemCall::new(linux::__NR_io_submit, [self.kernels.address, 0, 0, 0, 0]).run().is_err()
         }
@@ -239,12 +246,13 @@ mod context {
     pub struct Context {
         kernels: Arc<Kernels>,
         ring: CompletionRing,
-        /// Number of requests that are submitted or about to be, less the completions taken.
+        /// Number of requests that are submitted, or about to be, and whose completions
+        /// [`Self::take`] has not returned.
         expected: usize,
     }
 
     impl Context {
-        /// Makes a context for up to `requests` requests at the same time.
+        /// Makes a context for up to `requests` requests in flight.
         ///
         /// Errors: `EAGAIN` if all contexts of the machine together would exceed
         /// `/proc/sys/fs/aio-max-nr`; `ENOSYS` if the kernel has no AIO, or none with a ring; any
@@ -269,19 +277,21 @@ mod context {
             self.expected += count;
         }
 
-        /// Notes that the kernel did not take `count` of the expected requests.
+        /// Notes that the kernel did not accept `count` of the requests announced by
+        /// [`Self::expect`].
         #[inline]
         pub fn give_up(&mut self, count: usize) {
             self.expected -= count;
         }
 
-        /// Returns the number of completions that have not been taken.
+        /// Returns the number of requests whose completions [`Self::take`] has not returned.
         #[inline]
         pub fn expected(&self) -> usize {
             self.expected
         }
 
-        /// Takes the next completion; the caller calls [`Context::finish_look`] after the last.
+        /// Removes and returns the next completion. The caller calls [`Context::finish_look`] after
+        /// the last one.
         #[inline]
         pub fn take(&mut self) -> Option<IoEvent> {
             if !self.kernels.is_ours() {
@@ -297,13 +307,13 @@ mod context {
             }
         }
 
-        /// Returns a waiter, for threads that sleep until the context has completions. `writable`
-        /// is an eventfd.
+        /// Returns a waiter, by which threads sleep until the context has completions. It polls
+        /// `writable`, an eventfd, to wake them.
         pub fn waiter(&self, writable: Arc<OwnedDescriptor>) -> Waiter {
             Waiter { kernels: self.kernels.clone(), writable }
         }
 
-        /// Returns the slots of the completions that were read to the kernel.
+        /// Returns to the kernel the slots of all completions that were read.
         #[inline]
         pub fn finish_look(&mut self) {
             self.ring.publish_head();
@@ -328,28 +338,28 @@ mod context {
     /// The `data` of a completion that only wakes the thread sleeping in [`Waiter::sleep`].
     const WAKE: u64 = u64::MAX;
 
-    /// Lets threads sleep until a context has completions, and wakes them early. Needs no lock that
-    /// guards the context.
+    /// Lets threads sleep until a context has completions, and lets other threads wake them early.
+    /// Needs no lock that guards the [`Context`].
     #[derive(Clone)]
     pub struct Waiter {
         kernels: Arc<Kernels>,
-        /// An eventfd, whose counter always has room, so it is always writable.
+        /// An eventfd whose counter always has room. So a poll for POLLOUT on it completes at once.
         writable: Arc<OwnedDescriptor>,
     }
 
     impl Waiter {
-        /// Most completions to wait for at once. The context needs this many slots in addition to
-        /// its requests.
+        /// Most completions that one sleep may wait for. The context needs this many slots in
+        /// addition to those of its requests, for [`Self::wake`].
         pub const MOST: u32 = 64;
 
-        /// Sleeps until the context holds completions; see [`wait::aio_completions`].
+        /// Sleeps until the context holds `least` completions; see [`wait::aio_completions`].
         pub fn sleep(&self, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
             debug_assert!(least <= Self::MOST);
             wait::aio_completions(self.kernels.address, least, timeout)
         }
 
-        /// Ends a sleep for `least` completions: submits this many polls of the writable eventfd,
-        /// which complete at once. [`Context::take`] skips their completions.
+        /// Wakes a thread that sleeps for `least` completions. Submits that many polls of the
+        /// writable eventfd, which complete at once. [`Context::take`] skips their completions.
         pub fn wake(&self, least: u32) {
             let mut iocb = Iocb {
                 aio_data: WAKE,
@@ -371,7 +381,8 @@ mod context {
 
     /// Returns the ring of a new context; `None` if its layout is unknown.
     fn map_ring(address: u64) -> Option<CompletionRing> {
-        // A sandbox in place of the kernel may answer a number that is no address.
+        // If a sandbox answers io_setup(2) in place of the kernel, the context may be a number that
+        // is no address.
         let header = user_memory::read::<AioRing>(UserAddress(address)).ok()?;
         let events = (header.nr as usize).checked_mul(size_of::<IoEvent>())?;
         let length = events.checked_add(header.header_length as usize)?.next_multiple_of(PAGE);

@@ -1,6 +1,6 @@
-//! A full barrier in every thread of the process at once (membarrier(2)). If two sides each store a
-//! word and then read the other's, the side that runs rarely passes this barrier. The frequent side
-//! then needs none.
+//! Executes a full barrier in every thread of the process at once (membarrier(2)). If two sides
+//! each store a word and then read the other's word, the side that runs rarely executes this
+//! barrier. The side that runs often then needs only a compiler fence.
 
 use crate::{Errno, SystemCall};
 use core::sync::atomic::{Ordering, fence};
@@ -15,23 +15,25 @@ fn membarrier(command: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_membarrier, [command, 0, 0, 0, 0]).run()
 }
 
-/// Registers this process for the expedited barrier; returns whether the kernel grants it.
+/// Registers this process for the expedited barrier of membarrier(2). Returns whether the kernel
+/// accepts.
 pub fn register() -> bool {
     membarrier(REGISTER_PRIVATE_EXPEDITED).is_ok()
 }
 
-/// Registers this process for barriers, including those that follow a change of code (SYNC_CORE).
-/// This costs microseconds with one thread, and 10 ms or more with several.
+/// Registers this process for expedited barriers, including those after a change of code
+/// (SYNC_CORE). This takes microseconds in a process with one thread, and 10 ms or more with
+/// several.
 pub fn prepare() {
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED);
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED_SYNC_CORE);
 }
 
-/// Passes the barrier in all threads; returns whether it reached them all. Without membarrier(2)
-/// only this thread passes a barrier.
+/// Executes a full barrier in all threads of the process. Returns whether that succeeded. If the
+/// kernel refuses membarrier(2), only this thread executes a barrier.
 pub fn everywhere() -> bool {
     fence(Ordering::SeqCst);
-    // EPERM: this process (a forked child, say) has not registered yet.
+    // EPERM: this process, for example a forked child, has not registered yet.
     membarrier(PRIVATE_EXPEDITED)
         .or_else(|_| membarrier(REGISTER_PRIVATE_EXPEDITED).and_then(|_| membarrier(PRIVATE_EXPEDITED)))
         .or_else(|_| membarrier(GLOBAL))

@@ -1,18 +1,20 @@
-//! Reports whether the memory reserve is in use.
+//! Records whether the allocator's memory reserve is in use.
 //!
-//! The allocator of a served program keeps a memory reserve. It allocates from it when the kernel
-//! refuses more memory (RLIMIT_AS, RLIMIT_DATA), so that work under way can complete. From then on
-//! calls that would begin work are refused ([`check`]) until the reserve is full again.
+//! usring's allocator in a served program keeps a memory reserve. It allocates from the reserve
+//! when the kernel refuses more memory (RLIMIT_AS, RLIMIT_DATA), so that requests under way can
+//! complete. From then on [`check`] refuses calls that would begin new work, until the reserve is
+//! full again.
 //!
 //! Invariants:
-//! - An allocator without a reserve never calls [`begin`]; no call is refused then.
+//! - An allocator without a reserve never calls [`begin`], so no call is refused.
 //! - A call allocates less than the reserve holds before it checks [`is_low`] again.
 
 use crate::Errno;
 use crate::unusual::{self, Unusual};
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Fills the reserve, calls [`end`] if that succeeds, and returns whether the reserve is full.
+/// A function that fills the reserve and calls [`end`] if it succeeds. Returns whether the reserve
+/// is full.
 pub type Refill = fn() -> bool;
 
 static REFILL: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
@@ -22,26 +24,27 @@ pub fn set_refill(refill: Refill) {
     REFILL.store(refill as *mut (), Ordering::Release);
 }
 
-/// Notes that the allocator has begun to use its reserve. The allocator's lock is held.
+/// Notes that the allocator has begun to use its reserve. The caller holds the allocator's lock.
 #[cold]
 pub fn begin() {
     unusual::set(Unusual::LowMemory);
 }
 
-/// Notes that the reserve is full again. The allocator's lock is held, as for [`begin`].
+/// Notes that the reserve is full again. The caller holds the allocator's lock.
 pub fn end() {
     unusual::clear(Unusual::LowMemory);
 }
 
-/// Returns whether the reserve is in use. One load.
+/// Returns whether the memory reserve is in use, by one load.
 #[inline(always)]
 pub fn is_low() -> bool {
     unusual::has(Unusual::LowMemory)
 }
 
-/// Fills the reserve if it is not full.
+/// Fills the memory reserve if it is in use. A call that would begin new work is refused with this
+/// error.
 ///
-/// Errors: `ENOMEM` if the kernel has no memory for it.
+/// Errors: `ENOMEM` if the kernel refuses the memory to fill it.
 #[inline]
 pub fn check() -> Result<(), Errno> {
     if is_low() { refill() } else { Ok(()) }
@@ -51,7 +54,7 @@ pub fn check() -> Result<(), Errno> {
 #[inline(never)]
 fn refill() -> Result<(), Errno> {
     let refill = REFILL.load(Ordering::Acquire);
-    // SAFETY: only `set_refill` stores here, and it stores a `Refill`.
+    // SAFETY: only `set_refill` stores to `REFILL`, and it stores a `Refill`.
     let is_full = refill.is_null() || unsafe { core::mem::transmute::<*mut (), Refill>(refill)() };
     if is_full { Ok(()) } else { Err(Errno::ENOMEM) }
 }

@@ -1,11 +1,12 @@
-//! Sends and receives: sendto(2), recvfrom(2), sendmsg(2), recvmsg(2). Also the queries by which
-//! the engine decides whether a socket has more data.
+//! Sends and receives on sockets: sendto(2), recvfrom(2), sendmsg(2), recvmsg(2). Also queries
+//! about a socket, by which the engine decides whether the socket has more data.
 
 use crate::plain::IoVector;
 use crate::{Errno, SystemCall, UserAddress, epoll};
 use linux_raw_sys::{general as linux, ioctl};
 
-// linux/socket.h; `linux-raw-sys` has them only in another module.
+// Flags of send(2) and recv(2), `MSG_*` in linux/socket.h. `linux-raw-sys` has them only in another
+// module.
 pub const URGENT: u32 = 0x1;
 pub const PEEK: u32 = 0x2;
 pub const CONTROL_TRUNCATED: u32 = 0x8;
@@ -41,9 +42,9 @@ const SOCK_STREAM: u32 = 1;
 const SOCK_DATAGRAM: u32 = 2;
 const SOCK_SEQPACKET: u32 = 5;
 
-/// Longest address of a socket (`struct sockaddr_storage`).
+/// Longest address of a socket, in bytes: the size of `struct sockaddr_storage`.
 pub const ADDRESS_LIMIT: usize = 128;
-/// Most elements of a vector (UIO_MAXIOV).
+/// Most buffers in the vector of one call (UIO_MAXIOV).
 pub const VECTOR_LIMIT: u64 = 1024;
 
 /// `struct msghdr`, with its padding as fields.
@@ -66,13 +67,14 @@ pub const NAME_LENGTH_OFFSET: u64 = 8;
 pub const CONTROL_LENGTH_OFFSET: u64 = 40;
 pub const FLAGS_OFFSET: u64 = 48;
 
-/// Receives by recvfrom(2), without the sender's address.
+/// Receives into `part` by recvfrom(2), without asking for the sender's address. Returns the number
+/// of bytes.
 #[inline]
 pub fn receive(number: i32, part: IoVector, flags: u32) -> Result<u64, Errno> {
     SystemCall::with_six(linux::__NR_recvfrom, [number as u64, part.base, part.length, u64::from(flags), 0, 0]).run()
 }
 
-/// Builds a sendto(2) call.
+/// Builds a sendto(2) call that sends `part`; `to` is the receiver's address, if any.
 #[inline]
 pub fn send_call(number: i32, part: IoVector, flags: u32, to: Option<&[u8]>) -> SystemCall {
     let (name, length) = to.map_or((0, 0), |to| (to.as_ptr() as u64, to.len() as u64));
@@ -80,7 +82,8 @@ pub fn send_call(number: i32, part: IoVector, flags: u32, to: Option<&[u8]>) -> 
     SystemCall::with_six(linux::__NR_sendto, arguments)
 }
 
-/// Receives by recvmsg(2); the kernel writes its answers to the header.
+/// Receives by recvmsg(2). The kernel writes lengths and flags to `header`. Returns the number of
+/// bytes.
 pub fn receive_message(number: i32, header: &mut MessageHeader, flags: u32) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_recvmsg, [number as u64, &raw mut *header as u64, u64::from(flags), 0, 0]).run()
 }
@@ -90,8 +93,8 @@ pub fn send_message_call(number: i32, header: &MessageHeader, flags: u32) -> Sys
     SystemCall::new(linux::__NR_sendmsg, [number as u64, &raw const *header as u64, u64::from(flags), 0, 0])
 }
 
-/// Returns the number of bytes that a stream holds and that were not received yet. 0 if the kernel
-/// does not say.
+/// Returns the number of bytes in a stream socket's receive queue (FIONREAD). Returns 0 if the
+/// ioctl fails.
 pub fn unread(number: i32) -> u32 {
     let mut bytes = 0i32;
     let arguments = [number as u64, u64::from(ioctl::FIONREAD), &raw mut bytes as u64, 0, 0];
@@ -101,32 +104,32 @@ pub fn unread(number: i32) -> u32 {
     }
 }
 
-/// Reads a socket option of four bytes.
+/// Reads a socket option whose value has four bytes.
 fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
     let (mut value, mut length) = (0u32, 4u32);
     let (to, size) = (&raw mut value as u64, &raw mut length as u64);
     let arguments = [number as u64, u64::from(level), u64::from(name), to, size];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
-    // TCP_ULP returns a protocol's name, of which four bytes are enough. Length 0 means that there
-    // is no name.
+    // TCP_ULP returns a protocol's name, whose first four bytes are enough here. Length 0 means
+    // that the socket has no such protocol.
     Ok(if length == 0 { 0 } else { value })
 }
 
-/// Returns whether the rest of a transfer can follow in a further call: true for streams and
-/// sequenced packets.
+/// Returns whether a transfer that was cut short can be continued by a further call. True for
+/// streams and sequenced packets.
 pub fn can_go_on(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_TYPE), Ok(SOCK_STREAM | SOCK_SEQPACKET))
 }
 
-/// How far the kernel's count of unread bytes predicts a receive.
+/// How well the number of unread bytes ([`unread`]) predicts what a receive returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
-    /// Not at all. The socket holds messages, or a protocol on top of it (such as TLS, whose
-    /// records end a receive early) decides how much a receive returns.
+    /// Not at all. Either the socket carries messages, or a protocol on top of it decides how much
+    /// a receive returns. (A record of TLS ends a receive early.)
     Not,
-    /// TCP: a receive returns all counted bytes. Bytes behind urgent data are not counted.
+    /// TCP: a receive returns all unread bytes. The kernel does not count bytes behind urgent data.
     UpToUrgent,
-    /// A Unix stream: all bytes are counted. But a receive ends early behind a message with
+    /// A Unix stream: the kernel counts all bytes. But a receive ends early after a message with
     /// descriptors, before a message of another sender (SO_PASSCRED), and at urgent data.
     UpToSeam,
 }
@@ -142,8 +145,8 @@ pub fn counted(number: i32) -> Counted {
     }
 }
 
-/// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) counts bytes without copying them, as
-/// TCP's does.
+/// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) discards bytes without copying them, as
+/// on TCP, and returns their number.
 pub fn passes_over(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
@@ -152,8 +155,8 @@ pub fn passes_over(number: i32) -> bool {
     }
 }
 
-/// Returns the number of bytes above which a socket certainly refuses a message as too long
-/// (`EMSGSIZE`). `None`: not known.
+/// Returns a length in bytes above which a socket certainly refuses a message (`EMSGSIZE`). `None`
+/// if no such length is known.
 pub fn longest_message(number: i32) -> Option<u64> {
     let domain = option(number, SOL_SOCKET, SO_DOMAIN).ok()?;
     match (domain, option(number, SOL_SOCKET, SO_TYPE).ok()?) {
@@ -165,18 +168,18 @@ pub fn longest_message(number: i32) -> Option<u64> {
     }
 }
 
-/// Returns whether the next byte is urgent data.
+/// Returns whether the next byte to receive is urgent data (SIOCATMARK).
 pub fn is_at_urgent(number: i32) -> bool {
     let mut is_there = 0i32;
     let arguments = [number as u64, SIOCATMARK, &raw mut is_there as u64, 0, 0];
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
-/// Returns whether the end of the stream is still to be received, and nothing after it. True for
-/// TCP once the peer has said that it will send no more.
+/// Returns whether a TCP stream ends after the bytes that are unread now, because the peer has said
+/// that it will send no more.
 ///
-/// A connection that both sides have ended is in the state CLOSE. So is a connection that was
-/// reset, but a reset leaves an error until the program reads it.
+/// A connection that both sides have closed is in the state CLOSE. So is a connection that was
+/// reset, but after a reset the socket has a pending error (EPOLLERR).
 pub fn counts_end(number: i32) -> bool {
     if option(number, SOL_SOCKET, SO_PROTOCOL) != Ok(IPPROTO_TCP) {
         return false;
@@ -190,7 +193,8 @@ pub fn counts_end(number: i32) -> bool {
     }
 }
 
-/// Returns whether the kernel would send without a copy on this socket.
+/// Returns whether this is a TCP or UDP socket, on which the kernel sends without a copy
+/// (MSG_ZEROCOPY).
 pub fn sends_without_copy(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_PROTOCOL), Ok(IPPROTO_TCP | IPPROTO_UDP))
 }

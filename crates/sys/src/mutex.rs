@@ -1,15 +1,14 @@
-//! The mutex of all data that the threads of one process share: a futex word with three states. (A
-//! ring's lock is [`crate::process_mutex`].) Uncontended, it costs one compare-and-swap to lock and
-//! one swap to unlock.
+//! The mutex for data that the threads of one process share: a futex word with three states. (A
+//! ring's lock is [`crate::process_mutex`].) Without contention it costs one compare-and-swap to
+//! lock and one swap to unlock.
 //!
 //! # Hand-over
-//! Work for a ring is published without its lock. The publisher then tries the lock; if another
-//! thread holds it, the publisher leaves the work to that holder. The rule has two sides
-//! ([`Edge::HandOver`]):
-//! - **Unlocking is a full barrier, and a holder that has unlocked looks at the work once more.**
-//! - [`Mutex::try_lock`] has its barrier in front.
+//! A thread publishes work for a ring without the ring's lock, and then tries the lock. If another
+//! thread holds the lock, that holder does the work. Two rules ensure this ([`Edge::HandOver`]):
+//! - **Unlocking is a full barrier, and a holder that has unlocked checks for work once more.**
+//! - [`Mutex::try_lock`] executes a full barrier before it reads the lock's word.
 //!
-//! So either the publisher gets the lock, or the holder sees the work.
+//! So either the publisher acquires the lock, or the holder sees the work.
 //!
 //! There is no poisoning: a panic in usring ends the process.
 
@@ -25,8 +24,8 @@ const LOCKED: u32 = 1;
 /// Locked, and a thread may sleep on the word.
 const CONTENDED: u32 = 2;
 
-/// Attempts before the thread sleeps in the kernel: about the time that the sleep and its wake-up
-/// would cost.
+/// Attempts to acquire the lock before the thread sleeps in the kernel. They take about as long as
+/// a futex sleep and its wake-up.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
 pub struct Mutex<T> {
@@ -50,7 +49,7 @@ impl<T> Mutex<T> {
         Mutex { state: AtomicU32::new(UNLOCKED), value: UnsafeCell::new(value) }
     }
 
-    /// Waits for the lock.
+    /// Waits for the lock and acquires it.
     #[inline]
     pub fn lock(&self) -> Guard<'_, T> {
         if self.state.compare_exchange(UNLOCKED, LOCKED, Edge::Lock.acquire(), Ordering::Relaxed).is_err() {
@@ -59,8 +58,9 @@ impl<T> Mutex<T> {
         self.guard()
     }
 
-    /// Takes the lock if it is free. A full barrier comes before the read of the lock's word. So a
-    /// holder that looks after unlocking sees what this thread stored earlier.
+    /// Acquires the lock if it is free. A full barrier comes before the read of the lock's word. So
+    /// if the lock is held, a holder that checks for work after unlocking sees what this thread
+    /// stored earlier.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);
@@ -70,14 +70,15 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// Returns whether a thread held the lock a moment ago; a hint.
+    /// Returns whether a thread holds the lock. Only a hint: the lock may change hands at any
+    /// moment.
     pub fn is_locked(&self) -> bool {
         self.state.load(Ordering::Relaxed) != UNLOCKED
     }
 
-    /// Returns the value of a lock that no other thread can reach.
+    /// Returns the protected value without locking: `&mut self` excludes other threads.
     pub fn get_mut(&mut self) -> &mut T {
-        // SAFETY: `&mut self`, so no guard exists.
+        // SAFETY: `&mut self` excludes every guard and every other access to the value.
         self.value.with_mut(|value| unsafe { &mut *value })
     }
 
@@ -97,8 +98,8 @@ impl<T> Mutex<T> {
             }
             relax();
         }
-        // From here on this thread cannot know whether other threads sleep, too, so it takes the
-        // lock as a contended one.
+        // This thread cannot know whether other threads sleep on the word. So it acquires the lock
+        // as `CONTENDED`.
         while self.state.swap(CONTENDED, Edge::Lock.acquire()) != UNLOCKED {
             let _ = futex::wait(&self.state, CONTENDED, None);
         }
@@ -117,8 +118,8 @@ impl<T> fmt::Debug for Mutex<T> {
     }
 }
 
-/// The held lock. Dropping it unlocks and is a full barrier. The head of this file says what the
-/// holder has to do next.
+/// Proof that the lock is held. Dropping it unlocks and is a full barrier. The holder of a ring's
+/// lock then checks for work (see "Hand-over" at the head of this file).
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<'a, T> {
     value: ManuallyDrop<MutPtr<T>>,
@@ -132,7 +133,7 @@ impl<'a, T> Guard<'a, T> {
     }
 }
 
-// SAFETY: any thread may unlock a futex, and the value may be sent if the mutex may.
+// SAFETY: any thread may release the lock, and `T: Send` lets that thread use the value.
 unsafe impl<T: Send> Send for Guard<'_, T> {}
 // SAFETY: `&Guard` gives `&T` and nothing else.
 unsafe impl<T: Sync> Sync for Guard<'_, T> {}
@@ -142,7 +143,7 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: this thread holds the lock for as long as the guard lives.
+        // SAFETY: while the guard lives, the lock is held, and no other thread accesses the value.
         unsafe { (*self.value).deref() }
     }
 }
@@ -150,7 +151,8 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this thread holds the lock, and `&mut self` makes this the only reference.
+        // SAFETY: while the guard lives, the lock is held, and `&mut self` makes this the only
+        // reference.
         unsafe { (*self.value).deref() }
     }
 }
@@ -158,8 +160,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: dropped here once and not used again. It must be dropped before the unlock:
-        // otherwise a model would report the next holder's access as a conflict.
+        // SAFETY: `value` is dropped here once and not used again. (Loom requires the drop before
+        // the unlock, or it reports the next holder's access as a conflict.)
         unsafe { ManuallyDrop::drop(&mut self.value) };
         if self.mutex.state.swap(UNLOCKED, Edge::Lock.release()) == CONTENDED {
             futex::wake(&self.mutex.state, 1);

@@ -1,18 +1,18 @@
-//! Names every ordering that usring relies on between threads, or between itself and the program. A
-//! call site names the edge and its end of it; [`Edge`] describes both ends. The loom models weaken
-//! one end at a time (`weaken`) and observe that the guarantee breaks.
+//! Names every memory ordering that usring relies on between threads, or between itself and the
+//! program. A call site names the edge and its end of it; [`Edge`] describes both ends. The loom
+//! models weaken one end at a time (`weaken`) and check that the guarantee breaks.
 //!
 //! There are two shapes:
 //! * *Publication*: one side writes data, then a word with release. The other side reads the word
 //!   with acquire, then the data.
 //! * *Store, barrier, look*, on both sides: each side stores its word, passes a full barrier, and
-//!   reads the other's word. At least one of the two then sees the other's store. So no thread
-//!   sleeps through work, and no work stays behind a lock.
+//!   reads the other's word. Then at least one of the two sees the other's store. So no thread
+//!   sleeps while it has work, and no work stays undone because a lock was held.
 
 use crate::perturbation::perturb;
 use crate::sync::Ordering;
 
-/// A pair of accesses that rely on an ordering.
+/// A pair of memory accesses, by two threads, that relies on an ordering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
     /// SQ tail: the application publishes SQEs to the engine.
@@ -27,7 +27,7 @@ pub enum Edge {
     /// `smp_wmb` between the event and the tail (`fs/aio.c`).
     AioTail,
     /// Head of the kernel's AIO ring: usring returns the events' slots to the kernel. The kernel's
-    /// end is a dependency: the value of the head decides whether it writes.
+    /// end is a control dependency: it reads the head before it decides whether to write an event.
     AioHead,
     /// The SQ thread sets NEED_WAKEUP, then reads the SQ tail. The application stores the SQ tail,
     /// then reads NEED_WAKEUP.
@@ -35,51 +35,56 @@ pub enum Edge {
     /// Index of a virtqueue's available ring: the driver publishes descriptors to
     /// the back end.
     AvailableIndex,
-    /// Index of a virtqueue's used ring: the back end publishes to the driver its completions, and
-    /// the data that it has read into memory.
+    /// Index of a virtqueue's used ring: the back end publishes completions to the driver, and the
+    /// data that it has written to the driver's memory.
     UsedIndex,
-    /// The back end stores the available index from which on it wants a notification, then reads
-    /// the index. The driver stores the index, then reads whether to notify.
+    /// The back end stores the available index at which it wants a notification, then reads the
+    /// available index. The driver stores the available index, then reads at which index to notify.
     AvailableEvent,
-    /// The driver stores the used index from which on it wants a notification, then reads the
-    /// index. The back end stores the index, then reads whether to notify.
+    /// The driver stores the used index at which it wants a notification, then reads the used
+    /// index. The back end stores the used index, then reads at which index to notify.
     UsedEvent,
-    /// The control plane publishes to a queue that its back end was replaced. The queue's memory
-    /// then belongs to the queue alone.
+    /// The control plane of a vhost-user device publishes to a queue that the back end was
+    /// replaced. The old back end no longer uses the queue's memory.
     Generation,
-    /// A queue publishes that its rings are laid out for the new back end, which may use them now.
+    /// A queue of a vhost-user device publishes that its rings are laid out for the new back end,
+    /// which may use them from now on.
     Settled,
-    /// The sleeper announces itself, then reads the work. The waker publishes work, then reads the
-    /// announcement.
+    /// A thread announces that it will sleep, then reads whether there is work. A waker publishes
+    /// work, then reads the announcement.
     Sleep,
-    /// A process that begins to use a ring marks it as shared, then reads whether a waiter leads. A
-    /// waiter announces that it leads, then reads the mark.
+    /// A process that begins to use an inherited ring marks the ring as shared, then reads whether
+    /// the ring has a leader, and whether a process polls its descriptor. A waiter announces that
+    /// it is the leader (sleeps in the ring's epoll set), then reads the mark. A process announces
+    /// that it polls the descriptor, then reads the mark.
     Share,
-    /// Task-work list: the pusher publishes an entry to the taker, and the entry as the new tail to
-    /// the next pusher.
+    /// Task-work list: a pusher publishes its entry to the thread that takes entries, and publishes
+    /// it as the newest one to the next pusher.
     Queue,
-    /// A lock's word: the thread that unlocks publishes the data to the next holder.
+    /// A lock's word: the thread that unlocks publishes the protected data to the next holder.
     Lock,
-    /// A page's word: the thread that releases the page publishes it, with its slot number, to the
-    /// next thread that takes it.
+    /// The state word of a page of swapped memory: the thread that releases the page publishes its
+    /// slot number to the next thread that acquires the page.
     Page,
-    /// A cluster's gate: each visitor publishes to the thread that shuts the gate, and the reverse.
+    /// The gate of a cluster of swapped pages: threads that use the cluster publish to the thread
+    /// that shuts the gate, and the reverse.
     Gate,
-    /// The unlocking thread reads the work after the unlock. The thread that publishes work tries
-    /// the lock after the publication.
+    /// A thread unlocks, then reads whether there is work. Another thread publishes work, then
+    /// tries the lock.
     HandOver,
-    /// The state of a watched call: the watchdog's signal that interrupts the call is sent before
-    /// the caller leaves.
+    /// The state of a call that the stuck-call watchdog watches: the watchdog sends the
+    /// interrupting signal before the caller leaves the call.
     BreakOff,
     /// A change of credentials: the changing thread publishes the counts of changes and the change
-    /// to follow. A service thread publishes its answer.
+    /// itself. A service thread (a thread of usring that makes the same change) publishes its
+    /// answer.
     Change,
-    /// A user announces an object in its hazard pointer, then looks whether the object can be
-    /// found. A remover takes the object out of its table, then reads the pointers. The remover's
-    /// barrier is membarrier(2).
+    /// A user stores an object's address in its hazard pointer, then checks whether the object is
+    /// still in its table. A remover takes the object out of the table, then reads all hazard
+    /// pointers. The remover's barrier is membarrier(2).
     Hazard,
-    /// The watchdog announces that it sleeps, then reads the calls. A caller announces its call,
-    /// then reads whether the watchdog sleeps.
+    /// The stuck-call watchdog announces that it sleeps, then reads the list of watched calls. A
+    /// caller announces its call, then reads whether the watchdog sleeps.
     Watch,
 }
 
@@ -90,21 +95,24 @@ pub enum Side {
     Release,
     /// Reads the word of a publication.
     Acquire,
-    /// Has announced its sleep or released a lock, and reads next whether there is work.
+    /// Of "store, barrier, look": has announced its sleep or released a lock, and reads next
+    /// whether there is work.
     Sleeper,
-    /// Has published work, and reads whether the other side sleeps or holds the lock.
+    /// Of "store, barrier, look": has published work, and reads next whether the other side sleeps
+    /// or holds the lock.
     Waker,
 }
 
 impl Edge {
-    /// Returns the ordering for writing the word of this publication.
+    /// Returns the ordering for a store to the edge's word: release (relaxed if a model weakens
+    /// it).
     #[inline(always)]
     pub fn release(self) -> Ordering {
         perturb();
         if self.is_weak(Side::Release) { Ordering::Relaxed } else { Ordering::Release }
     }
 
-    /// Returns the ordering for reading the word of this publication.
+    /// Returns the ordering for a load of the edge's word: acquire (relaxed if a model weakens it).
     #[inline(always)]
     pub fn acquire(self) -> Ordering {
         perturb();
@@ -124,7 +132,7 @@ impl Edge {
         }
     }
 
-    /// Passes the full barrier between this side's store and its read of the other's word.
+    /// Executes the full barrier between this side's store and its read of the other side's word.
     #[inline(always)]
     pub fn barrier(self, side: Side) {
         perturb();
@@ -133,9 +141,9 @@ impl Edge {
         }
     }
 
-    /// Passes the full barrier beside a read-modify-write: after it, or before it if it is the read
-    /// of the other's word. On x86-64 such an instruction is locked, and a full barrier already, so
-    /// this is a compiler fence only. A model gets a real fence.
+    /// Executes the full barrier next to a read-modify-write, which is this side's store or its
+    /// read of the other side's word. On x86-64 that instruction is a full barrier already, so this
+    /// is a compiler fence. A loom model gets a real fence.
     #[inline(always)]
     pub fn barrier_beside_rmw(self, side: Side) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -148,8 +156,8 @@ impl Edge {
         self.barrier(side);
     }
 
-    /// Passes the barrier of the side that runs often, where the other side makes membarrier(2)
-    /// ([`Edge::barrier_everywhere`]): it orders only the compiler. A model gets a real fence.
+    /// Executes the barrier of the side that runs often, if the other side calls membarrier(2)
+    /// ([`Edge::barrier_everywhere`]). It is a compiler fence only. A loom model gets a real fence.
     #[inline(always)]
     pub fn light_barrier(self, side: Side) {
         #[cfg(not(loom))]
@@ -162,8 +170,9 @@ impl Edge {
         self.barrier(side);
     }
 
-    /// Passes a barrier in all threads of the process. Returns whether it reached them all. A model
-    /// gets a fence in this thread: its other side has one, too.
+    /// Executes a full barrier in all threads of the process by membarrier(2). Returns whether the
+    /// kernel did so. A loom model gets a fence in this thread, and another in
+    /// [`Edge::light_barrier`].
     pub fn barrier_everywhere(self, side: Side) -> bool {
         #[cfg(not(loom))]
         {
@@ -195,8 +204,8 @@ std::thread_local! {
     static WEAK: core::cell::Cell<Option<(Edge, Side)>> = const { core::cell::Cell::new(None) };
 }
 
-/// For models: runs `model` with one side of one edge made relaxed, to show what that side is
-/// needed for. (loom runs all threads of a model in the thread that started the model.)
+/// Runs a loom model with one side of one edge made relaxed, to show that the model needs that
+/// side. (loom runs all threads of a model in the thread that started the model.)
 #[cfg(loom)]
 pub fn weaken<R>(edge: Edge, side: Side, model: impl FnOnce() -> R) -> R {
     struct Restore;

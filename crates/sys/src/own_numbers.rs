@@ -1,26 +1,28 @@
-//! The descriptor numbers that belong to usring, and room for more of them.
+//! Chooses the numbers of usring's own descriptors, most of which are duplicates of the program's
+//! files.
 //!
 //! Linux allocates the lowest free number, and answers `EMFILE` once that number reaches the soft
-//! limit (RLIMIT_NOFILE). A duplicate of usring's below that limit would leave the program one file
-//! less to open. So usring's numbers lie above it, in the *reserve*:
+//! limit (RLIMIT_NOFILE). If a duplicate of usring had a number below that limit, the program could
+//! open one file less. So usring raises the kernel's soft limit, and its numbers lie above the
+//! program's own limit, in the *reserve*:
 //!
 //! ```text
-//! 0 ........ program's limit ........ kernel's limit ........ hard limit
+//! 0 ........ program's limit ........ kernel's soft limit ........ hard limit
 //!   the program's numbers    the reserve: all taken
 //! ```
 //!
-//! - Every number of the reserve is taken, by a duplicate or by a placeholder. A program that has
-//!   used up its numbers finds none free below the kernel's limit. It gets `EMFILE` exactly where
-//!   it would without usring.
-//! - dup3(2) replaces a placeholder by a duplicate. A released duplicate is replaced by a
-//!   placeholder. This takes no more system calls than a duplicate and a close.
+//! - Every number of the reserve is occupied, by a duplicate or by a placeholder (a duplicate of an
+//!   unused eventfd). So a program that has used up its numbers finds none free below the kernel's
+//!   limit. It gets `EMFILE` exactly where it would without usring.
+//! - dup3(2) replaces a placeholder by a duplicate, and later the duplicate by a placeholder. This
+//!   takes no more system calls than a duplicate and a close.
 //! - The reserve grows on demand, up to the hard limit.
-//! - [`limits`] returns the program's own limit. A host that lets a program read or change the
-//!   limit, or execute another program, uses [`limits`], [`set_limits`] and [`with_program_limit`].
-//!   Only such a host may call [`allow_reserve`].
+//! - Only a host that hides the raised limit from the program may call [`allow_reserve`]. It uses
+//!   [`limits`], [`set_limits`] and [`with_program_limit`] where the program reads or changes its
+//!   limit, or executes another program.
 //!
 //! usring borrows numbers from the program's range, far above those that the program uses, if:
-//! - there is no reserve, because the hard limit is reached or no host allows one;
+//! - there is no reserve, because the hard limit is reached or the host does not allow one;
 //! - the program's limit is so high that no program reaches it.
 
 use crate::descriptor::{OwnedDescriptor, duplicate_from, same_file};
@@ -30,18 +32,19 @@ use crate::{Errno, SystemCall, eventfd};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// The trap filter examines descriptors from here on. Only ring descriptors and usring's own lie
-/// there. (A program rarely has 600 files open, and `select` still takes numbers below 1024.)
+/// The lowest descriptor number that the seccomp filter examines. Descriptors of rings and of
+/// usring lie from here on. (A program rarely has 600 files open, and select(2) still accepts
+/// numbers below 1024.)
 pub const RESERVED_BASE: i32 = 600;
 
 /// The least hard limit of open files with which a program can have a ring: it needs 8 descriptors
 /// from [`RESERVED_BASE`] on.
 pub const LEAST_HARD_LIMIT: u64 = RESERVED_BASE as u64 + 8;
 
-/// Numbers from here on never belong to usring.
+/// Upper bound: every number of usring is below this one.
 const NUMBERS: i32 = 65536;
 
-/// A bit for each number. Only the current owner of a number changes its bit.
+/// A set of descriptor numbers, as a bitmap. Only the current owner of a number changes its bit.
 struct Numbers([AtomicU64; NUMBERS as usize / 64]);
 
 impl Numbers {
@@ -64,13 +67,13 @@ impl Numbers {
         }
     }
 
-    /// Removes a number. Returns whether it was in the set, and this call removed it.
+    /// Removes a number. Returns whether this call removed it: `false` if it was not in the set.
     fn remove(&self, number: i32) -> bool {
         self.has(number)
             && self.word(number).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Acquire) & bit != 0)
     }
 
-    /// Returns the numbers from `first` to `last`, in order.
+    /// Returns the numbers in the set from `first` to `last`, in order.
     fn between(&self, first: u32, last: u32) -> impl Iterator<Item = i32> {
         let end = (last as usize).saturating_add(1).min(NUMBERS as usize);
         let words = first as usize / 64..end.div_ceil(64).max(first as usize / 64);
@@ -86,51 +89,55 @@ impl Numbers {
     }
 }
 
-/// Numbers that the program may not use, close or replace: duplicates and placeholders.
+/// Numbers that are private to usring (duplicates and placeholders): the program may not use, close
+/// or replace them.
 static PRIVATE: Numbers = Numbers::none();
-/// Numbers of the reserve. A placeholder replaces each duplicate that is released.
+/// All numbers of the reserve. When a duplicate at such a number is closed, a placeholder replaces
+/// it.
 static RESERVE: Numbers = Numbers::none();
-/// Placeholders that a duplicate may replace.
+/// The numbers of placeholders that a duplicate may replace.
 static IDLE: Numbers = Numbers::none();
 
-/// Whether the host hides the kernel's limit from the program.
+/// Whether the host has called [`allow_reserve`]: it hides the kernel's limit from the program.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
-/// The kernel's soft limit, if usring has raised it; else 0.
+/// The kernel's soft limit of open files, if usring has raised it; otherwise 0.
 pub static RAISED: AtomicU64 = AtomicU64::new(0);
-/// The program's soft limit, if the kernel's is raised.
+/// The program's own soft limit of open files. Valid while [`RAISED`] is not 0.
 pub static PROGRAM_LIMIT: AtomicU64 = AtomicU64::new(0);
-/// The descriptor that placeholders are duplicates of; −1 before there are any.
+/// The descriptor of which all placeholders are duplicates; −1 before there are any.
 static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
-/// Held while limits and the size of the reserve change.
+/// Held while the limits and the size of the reserve are changed.
 static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 
-/// A limit above this one is so high that few programs' numbers need a reserve.
+/// A soft limit above this one is ample: few programs reach it, so usring borrows numbers below it.
 const AMPLE: u64 = 8192;
-/// Start of borrowed numbers if the limit is ample: low enough that the kernel's descriptor table
-/// stays small.
+/// Lowest borrowed number if the program's limit is ample. It is low, so that the kernel's
+/// descriptor table stays small.
 const BORROWED_ABOVE: u16 = 3040;
-/// Numbers at the start of usring's range that no settled number ([`settled`]) uses.
+/// Count of numbers at the start of usring's range that no settled number ([`settled`]) uses.
 const UNSETTLED: i32 = 32;
-/// With an ample limit, files with numbers below this one have borrowed duplicates.
+/// With an ample limit, files with numbers below this one get borrowed duplicates, and others get
+/// reserved ones.
 const FEW: u16 = 1024;
-/// Numbers of usring for which [`prepare_table`] makes room: enough for the first ring and the
-/// files of its first waiting requests.
+/// Count of numbers for which [`prepare_table`] makes room: enough for the first ring and the files
+/// of its first waiting requests.
 const FIRST_NUMBERS: u32 = 512;
-/// Least number of descriptors by which the reserve grows.
+/// Least count of numbers by which the reserve grows.
 const LEAST_GROWTH: i32 = 64;
 
-/// Where duplicates are placed.
+/// The ranges in which duplicates get their numbers.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// The program's limit, above which the reserve lies; 0 if there is no reserve.
+    /// The program's soft limit, from which on the reserve lies; 0 if there is no reserve.
     limit: u32,
-    /// Start of borrowed numbers.
+    /// Lowest borrowed number.
     above: u16,
-    /// Files with numbers from here on get no borrowed duplicate.
+    /// Files with numbers from here on get reserved duplicates, if there is a reserve. Files below
+    /// get borrowed ones.
     few: u16,
 }
 
-/// The layout, once known; see [`Layout::word`].
+/// The layout as one word ([`Layout::word`]); 0 until it is computed.
 static LAYOUT: AtomicU64 = AtomicU64::new(0);
 
 impl Layout {
@@ -165,8 +172,8 @@ impl Layout {
         u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.few)
     }
 
-    /// Returns whether a file's duplicate goes into the reserve. Once the program has used half the
-    /// numbers below its limit, usring borrows none of them.
+    /// Returns whether the duplicate of the file `number` goes into the reserve. Once a file has a
+    /// number in the upper half below the program's limit, usring borrows no numbers any more.
     fn reserves_for(self, number: i32) -> bool {
         if self.limit != 0 && self.few != 0 && number as u32 >= self.limit / 2 {
             LAYOUT.store(Layout { few: 0, ..self }.word(), Ordering::Relaxed);
@@ -174,19 +181,20 @@ impl Layout {
         self.limit != 0 && number as u32 >= u32::from(self.few)
     }
 
-    /// Returns the lowest number for a file's duplicate.
+    /// Returns the lowest number that the duplicate of the file `number` may get.
     fn base_for(self, number: i32) -> i32 {
         if self.reserves_for(number) { self.limit.max(RESERVED_BASE as u32) as i32 } else { i32::from(self.above) }
     }
 }
 
-/// Returns the settled number for a file's duplicate. It is computed from the file's own number, so
-/// that a file's duplicates get the same number each time. Another descriptor may have it already.
+/// Returns the settled number: the preferred one for a duplicate of the file `number`, always the
+/// same for that file. Another descriptor may have it already.
 pub fn settled(number: i32) -> i32 {
     number.saturating_add(Layout::current().base_for(number) + UNSETTLED)
 }
 
-/// Whether any number has been private to usring since the process began.
+/// Whether any number is or was private to usring in this process. Computed again in a forked
+/// child.
 static HAS_PRIVATE: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether a process forked now may inherit numbers that are private to usring.
@@ -207,9 +215,8 @@ pub fn is_private(number: i32) -> bool {
     PRIVATE.has(number) && (number >= RESERVED_BASE || is_still_ours(number))
 }
 
-/// Returns whether a number below those that the trap filter watches still belongs to usring. The
-/// filter does not see a close of such a number, so the program may have closed a placeholder, and
-/// have its own file there.
+/// Returns whether a number below [`RESERVED_BASE`] still belongs to usring. The seccomp filter
+/// does not trap a close of such a number, so the program may have closed a placeholder.
 #[cold]
 fn is_still_ours(number: i32) -> bool {
     if !RESERVE.has(number) || same_file(number, PLACEHOLDER.load(Ordering::Relaxed)) != Some(false) {
@@ -225,22 +232,22 @@ pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
     PRIVATE.between(first, last).filter(|number| is_private(*number)).map(|number| number as u32)
 }
 
-/// Permits the reserve. For a host that shows the program its own limit.
+/// Permits the reserve. Called by a host that hides the raised limit from the program.
 pub fn allow_reserve() {
     ALLOWED.store(true, Ordering::Relaxed);
     LAYOUT.store(0, Ordering::Relaxed);
 }
 
-/// Makes a private duplicate, closed on exec, at `wish` if that number is free.
+/// Makes a private duplicate of a file, closed on exec. It gets the number `wish` if that is free.
 ///
-/// Errors: `EBADF`; `EMFILE` if the limits leave no number.
+/// Errors: `EBADF`; `EMFILE` if no number is left within the limits.
 pub fn duplicate(of: i32, wish: Option<i32>) -> Result<OwnedDescriptor, Errno> {
     match duplicate_by(Layout::current(), of, wish) {
-        // The program has lowered its limit, so the layout is made anew.
+        // EINVAL: the program has lowered its limit, so the layout is computed again.
         Err(Errno::EINVAL) => duplicate_by(Layout::make(), of, None),
         answer => answer,
     }
-    // `EMFILE` is the kernel's error if no number is left.
+    // If no number is left, the error is `EMFILE`, as from dup(2).
     .map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })
 }
 
@@ -257,11 +264,10 @@ fn duplicate_by(layout: Layout, of: i32, wish: Option<i32>) -> Result<OwnedDescr
     Ok(duplicate)
 }
 
-/// Makes a duplicate at a reserved number that the program may close, unlike usring's private
-/// descriptors: it is a ring's descriptor.
+/// Makes a duplicate in the reserve for the program: the descriptor of a ring. Unlike usring's
+/// private descriptors, the program may use and close it.
 ///
-/// Errors: `EMFILE` if no reserved number is left or none may be used; those of making the
-/// duplicate.
+/// Errors: `EMFILE` if there is no reserve, or no number is left in it; those of dup3(2).
 pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
     if !ALLOWED.load(Ordering::Relaxed) {
         return Err(Errno::EMFILE);
@@ -272,7 +278,7 @@ pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescri
     Ok(OwnedDescriptor::from_raw(number))
 }
 
-/// Replaces a placeholder by a duplicate of `of`.
+/// Replaces a placeholder by a duplicate of `of`, at `wish` if possible. Returns its number.
 fn reserved(of: i32, wish: i32, flags: u32) -> Result<i32, Errno> {
     for _ in 0..2 {
         let number = take(wish).ok_or(Errno::EMFILE)?;
@@ -292,7 +298,7 @@ fn replace(of: i32, number: i32, flags: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_dup3, [of as u64, number as u64, u64::from(flags), 0, 0]).run().map(drop)
 }
 
-/// Takes a placeholder for the caller to replace: `wish`, or any other.
+/// Removes a placeholder's number from `IDLE`, for the caller to replace: `wish`, or any other.
 fn take(wish: i32) -> Option<i32> {
     let end = || RAISED.load(Ordering::Relaxed) as i32;
     if wish >= end() {
@@ -312,7 +318,7 @@ fn take(wish: i32) -> Option<i32> {
     }
 }
 
-/// Grows the reserve to end at `least` or above. `false` if it does not grow.
+/// Grows the reserve to end at `least` or above. Returns `false` if the reserve cannot grow.
 #[cold]
 fn grow(least: i32) -> bool {
     let _one_at_a_time = CHANGING.get_or_make(|| Mutex::new(())).lock();
@@ -335,11 +341,11 @@ fn grow(least: i32) -> bool {
     true
 }
 
-/// Takes all free numbers from `first` to before `end`.
+/// Occupies all free numbers from `first` to before `end` by placeholders.
 fn fill(first: i32, end: i32) {
     if PLACEHOLDER.load(Ordering::Relaxed) < 0 {
-        // All placeholders are duplicates of this one, so the program must not close its number
-        // unseen.
+        // All placeholders are duplicates of this eventfd. So its number lies where the seccomp
+        // filter traps a close by the program.
         let Ok(event) = eventfd::create() else { return };
         let Some(number) = occupy(event.number(), first.max(RESERVED_BASE), end) else { return };
         PLACEHOLDER.store(number, Ordering::Relaxed);
@@ -354,7 +360,8 @@ fn fill(first: i32, end: i32) {
     }
 }
 
-/// Gives the first free number from `first` to before `end` to a duplicate, and returns it.
+/// Adds the first free number from `first` to before `end` to the reserve, by a duplicate of `of`.
+/// Returns the number; `None` if none is free.
 fn occupy(of: i32, first: i32, end: i32) -> Option<i32> {
     if first >= end {
         return None;
@@ -369,7 +376,8 @@ fn occupy(of: i32, first: i32, end: i32) -> Option<i32> {
     Some(number)
 }
 
-/// Sets the program's soft limit. Numbers of the reserve below it become the program's.
+/// Notes the program's new soft limit. Placeholders below it are closed, so that the program can
+/// use their numbers.
 fn begin_at(limit: u64) {
     PROGRAM_LIMIT.store(limit, Ordering::Relaxed);
     RAISED.store(0, Ordering::Relaxed);
@@ -381,8 +389,7 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // A number in use leaves the reserve here. So its owner closes it later without a
-        // placeholder.
+        // If a duplicate has the number, `close` will not replace it by a placeholder.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);
@@ -391,8 +398,8 @@ fn begin_at(limit: u64) {
     }
 }
 
-/// Duplicates to a number far from the program's files, or to any number if there is none. Errors:
-/// `EINVAL` if the limit is lower than `base`.
+/// Makes a duplicate below the program's limit: at the first free number from `wish` on, or else
+/// from `base` on, or else at any. Errors: `EINVAL` if the limit is lower than `base`.
 fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     let mut answer = Err(Errno::EMFILE);
     for lowest in [wish, base, RESERVED_BASE.min(base), 3] {
@@ -406,7 +413,8 @@ fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     answer
 }
 
-/// Closes any number, past usring's own filter. A number of the reserve becomes a placeholder.
+/// Closes any number by a call that passes usring's seccomp filter. In the reserve a placeholder
+/// takes its place.
 pub fn close(number: i32) -> Result<(), Errno> {
     if RESERVE.has(number) {
         make_private(number);
@@ -427,14 +435,14 @@ fn close_plainly(number: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_close, [number as u64, 0, 0, 0, 0]).run_once().map(drop)
 }
 
-/// Returns the program's soft and hard limit.
+/// Returns the program's own soft limit of open files, and the hard limit.
 pub fn limits() -> Result<[u64; 2], Errno> {
     let [soft, hard] = kernel_limits()?;
     let is_raised = is_raised() && soft == RAISED.load(Ordering::Relaxed);
     Ok([if is_raised { PROGRAM_LIMIT.load(Ordering::Relaxed) } else { soft }, hard])
 }
 
-/// Sets the program's limits, as setrlimit(2) does.
+/// Sets the program's soft and hard limit of open files, as setrlimit(2) does.
 pub fn set_limits(limits: [u64; 2]) -> Result<(), Errno> {
     let _one_at_a_time = CHANGING.get_or_make(|| Mutex::new(())).lock();
     set_kernel_limits(limits)?;
@@ -442,13 +450,13 @@ pub fn set_limits(limits: [u64; 2]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Returns whether the kernel's limit differs from the program's.
+/// Returns whether usring has raised the kernel's soft limit of open files above the program's.
 pub fn is_raised() -> bool {
     RAISED.load(Ordering::Relaxed) != 0
 }
 
-/// Runs `work`, an exec, with the program's own limit in force, so that the next program has it. If
-/// a vfork child has changed its limit, which is its own, the limit stays.
+/// Runs `work`, an execve(2), while the kernel's soft limit is the program's own: the next program
+/// inherits it. If a vfork child has changed its limit, that limit stays.
 pub fn with_program_limit<T>(work: impl FnOnce() -> T) -> T {
     let raised = RAISED.load(Ordering::Relaxed);
     let known = if raised == 0 { None } else { kernel_limits().ok() };
@@ -476,9 +484,9 @@ fn set_kernel_limits(limits: [u64; 2]) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_prlimit64, [0, u64::from(linux::RLIMIT_NOFILE), address, 0, 0]).run().map(drop)
 }
 
-/// Grows the kernel's descriptor table to the size that usring's first numbers need. In a process
-/// with one thread this costs microseconds. Later each growth waits until all processors have been
-/// through the scheduler, 10 ms or more.
+/// Makes the kernel grow the descriptor table to the size that usring's first numbers need. With
+/// one thread this takes microseconds. With several threads each growth waits for an RCU grace
+/// period, 10 ms or more.
 pub fn prepare_table() {
     let room = Layout::current().base_for(0).unsigned_abs() + FIRST_NUMBERS;
     let last = (room.next_power_of_two() - 1).min(NUMBERS as u32 - 1) as i32;
@@ -487,8 +495,8 @@ pub fn prepare_table() {
     if lacks && (hard <= last as u64 || set_kernel_limits([last as u64 + 1, hard]).is_err()) {
         return;
     }
-    // A duplicate of one of the program's files is not possible here: closing it drops record locks
-    // that the process kept over execve(2).
+    // The descriptor is an eventfd, because closing a duplicate of a file of the program could drop
+    // record locks that the process kept over execve(2).
     if let Ok(event) = eventfd::create() {
         drop(duplicate_from(event.number(), last));
     }
@@ -497,8 +505,8 @@ pub fn prepare_table() {
     }
 }
 
-/// Closes the parent's private numbers, in a forked child, except those that `keeps` names. Gives
-/// the child the program's own limit.
+/// Closes the private numbers that a forked child inherited, except those for which `keeps` returns
+/// `true`. Sets the child's soft limit to the program's own.
 pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     let mut run = 0..0;
     for number in PRIVATE.between(0, u32::MAX) {
@@ -517,7 +525,8 @@ pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     forget_reserve();
 }
 
-/// Leaves the parent's descriptors alone, in a child that shares them with its parent.
+/// Forgets the reserve without closing its numbers, in a child that shares its parent's descriptor
+/// table.
 pub fn leave_to_parent() {
     forget_reserve();
 }
@@ -534,7 +543,7 @@ fn forget_reserve() {
     PLACEHOLDER.store(-1, Ordering::Relaxed);
 }
 
-/// Sets the child's limit to the program's.
+/// Sets a forked child's soft limit to the program's own.
 fn with_own_limit() {
     let raised = RAISED.swap(0, Ordering::Relaxed);
     let limit = PROGRAM_LIMIT.swap(0, Ordering::Relaxed);

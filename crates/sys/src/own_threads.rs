@@ -1,7 +1,9 @@
-//! The table of usring's own threads, from clone(2) (CLONE_PARENT_SETTID) to their end.
+//! The table of usring's own threads. A thread is in the table from clone(2) (CLONE_PARENT_SETTID)
+//! to its end.
 //!
-//! [`crate::credentials`] finds in it the threads that follow a change. No change can fall between
-//! a thread's start and its entry, and no thread of usring is mistaken for a thread of the program.
+//! [`crate::credentials`] finds in the table the threads that have to make a change of credentials.
+//! The kernel enters a thread at its creation. So no change can miss a new thread, and no thread of
+//! usring is mistaken for a thread of the program.
 
 use crate::credential_change::{Follower, Generations, Order, Origin};
 use crate::signals::{is_alive, thread_id};
@@ -9,22 +11,23 @@ use crate::thread::{self, Credentials, ThreadId};
 use crate::{Errno, program_threads};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Most threads of usring in a process; no more are started.
+/// Most threads of usring in a process.
 const THREADS: usize = 4096;
 
-/// A slot for a thread of usring.
+/// A slot of the table, for one thread of usring.
 pub(crate) struct Slot {
-    /// Thread id; [`FREE`]; or [`RESERVED`] until clone(2) has written the id. The kernel frees it
+    /// The thread's id, or [`RESERVED`] until clone(2) has written it. The kernel stores [`FREE`]
     /// when the thread has ended (CLONE_CHILD_CLEARTID).
     thread: AtomicU32,
-    /// The thread that has the slot or had it last. A thread whose word the kernel has cleared is
-    /// still in the process's list for a moment.
+    /// Id of the thread that has the slot, or had it last. After the kernel has cleared `thread`,
+    /// the ended thread stays in /proc/self/task for a moment.
     last: AtomicU32,
-    /// The thread's [`ThreadId`] while the thread runs usring's code; otherwise 0.
+    /// The thread's [`ThreadId`] from [`ThreadSlot::begin`] to [`ThreadSlot::end`]; otherwise 0.
     locals: AtomicUsize,
     /// The thread's [`Credentials`], as a number.
     kind: AtomicU32,
-    /// The generation of the credentials that the thread started with, or [`UNKNOWN`].
+    /// The generation of the credentials that the thread started with (see [`Generations`]), or
+    /// [`UNKNOWN`].
     generation: AtomicU32,
     pub follower: Follower,
 }
@@ -32,7 +35,7 @@ pub(crate) struct Slot {
 const FREE: u32 = 0;
 const RESERVED: u32 = u32::MAX;
 
-/// Generation of a thread that started during a change.
+/// Generation of a thread that started during a change of credentials.
 const UNKNOWN: u32 = u32::MAX;
 
 #[cfg(not(loom))]
@@ -82,34 +85,35 @@ impl Slot {
         self.kind.load(Ordering::Relaxed) == kind as u32
     }
 
-    /// Returns the thread's id, if the thread follows every change.
+    /// Returns the thread's id, if the thread makes every change of credentials that the program
+    /// makes.
     pub fn following(&self) -> Option<u32> {
         self.thread().filter(|_| self.has(Credentials::Following) || self.has(Credentials::Service))
     }
 
-    /// Reserves the slot for a new thread, if the slot is free and its last thread has left the
-    /// process's list.
+    /// Reserves the slot for a new thread, if the slot is free and its last thread no longer
+    /// exists. Returns whether it did.
     fn reserve(&self) -> bool {
         let is_taken = || self.thread.compare_exchange(FREE, RESERVED, Ordering::Acquire, Ordering::Relaxed).is_ok();
         let has_left = |last| last == FREE || !is_alive(last);
         self.thread.load(Ordering::Acquire) == FREE && has_left(self.last.load(Ordering::Acquire)) && is_taken()
     }
 
-    /// Returns whether `thread` had the slot and is ending or has ended. (Its id may also be
-    /// another thread's by now.)
+    /// Returns whether `thread` had the slot and is ending or has ended. (By now a new thread may
+    /// have the same id.)
     fn is_left_by(&self, thread: u32) -> bool {
         let ends = || program_threads::is_ending(thread) || !is_alive(thread);
         self.last.load(Ordering::Acquire) == thread && ends()
     }
 
-    /// Returns the generation of the thread's credentials, if known.
+    /// Returns the generation of the credentials that the thread started with, if it is known.
     pub fn generation(&self) -> Option<u32> {
         let generation = self.generation.load(Ordering::Acquire);
         (generation != UNKNOWN).then_some(generation)
     }
 }
 
-/// Returns all slots that have been used.
+/// Returns all slots that have ever been used.
 pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
     TABLE.iter().take(USED.load(Ordering::Acquire) as usize)
 }
@@ -118,35 +122,39 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
 /// or a thread of usring's before [`ThreadSlot::begin`] or after [`ThreadSlot::end`].
 pub(crate) fn current() -> Option<&'static Slot> {
     let ThreadId(locals) = thread::current();
-    // A raw clone(2) may make a thread whose block begins with 0, the word of an unused slot.
+    // A thread that the program made by a raw clone(2) may have 0 there, and an unused slot has 0,
+    // too.
     if locals == 0 {
         return None;
     }
     all().find(|slot| slot.locals.load(Ordering::Acquire) == locals)
 }
 
-/// Returns the calling thread's slot, also at the thread's very start and end. Costs a system call.
+/// Returns the calling thread's slot, even before [`ThreadSlot::begin`] and after
+/// [`ThreadSlot::end`]. Costs a system call.
 pub(crate) fn current_by_id() -> Option<&'static Slot> {
     let thread = thread_id();
     all().find(|slot| slot.thread.load(Ordering::Acquire) == thread)
 }
 
-/// The owner of a thread of this process.
+/// Whether a thread of this process is the program's or usring's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     Program,
     Usring,
-    /// A thread of usring that submits with rights of its own ([`Credentials::OfSubmitter`]).
+    /// A thread of usring that submits with credentials of its own ([`Credentials::OfSubmitter`]).
     Submitter,
-    /// A thread of usring is being started. It may be this thread.
+    /// Not known: a thread of usring is just being started, and may be the one examined.
     Unknown,
 }
 
-/// Returns the owner of a thread that the caller has found in the process's list.
+/// Returns whether a thread, which the caller has found in /proc/self/task, is the program's or
+/// usring's.
 pub fn owner_of(thread: u32) -> Owner {
     let mut owner = Owner::Program;
     for slot in all() {
-        // One load: a thread in the list has had its slot reserved before.
+        // One load is enough: the slot of a thread in /proc/self/task was reserved before the
+        // thread was made.
         match slot.thread.load(Ordering::Acquire) {
             found if found == thread && slot.has(Credentials::OfSubmitter) => return Owner::Submitter,
             found if found == thread => return Owner::Usring,
@@ -158,7 +166,7 @@ pub fn owner_of(thread: u32) -> Owner {
     owner
 }
 
-/// Frees all slots, in a fork child, which has no thread of usring.
+/// Frees all slots, in a forked child, which has no thread of usring.
 pub(crate) fn forget() {
     for slot in all() {
         slot.thread.store(FREE, Ordering::Relaxed);
@@ -167,8 +175,8 @@ pub(crate) fn forget() {
     }
 }
 
-/// A thread's reserved slot. The kernel frees a bare thread's slot; for other threads, dropping
-/// this value does.
+/// A slot reserved for one thread. The kernel frees the slot of a bare thread (made by clone(2));
+/// otherwise dropping this value does.
 #[derive(Debug)]
 pub struct ThreadSlot {
     index: usize,
@@ -176,8 +184,8 @@ pub struct ThreadSlot {
 }
 
 impl ThreadSlot {
-    /// Reserves a slot for a thread that the caller is about to make. `generation` is the last
-    /// generation that the caller knows.
+    /// Reserves a slot for a thread that the caller is about to make. `generation` is the number of
+    /// changes of credentials that had ended before.
     ///
     /// Errors: `EAGAIN` if there are too many threads.
     pub fn reserve(kind: Credentials, generation: u32) -> Result<ThreadSlot, Errno> {
@@ -198,7 +206,7 @@ impl ThreadSlot {
         TABLE[self.index].thread.as_ptr()
     }
 
-    /// Enters the calling thread into its slot.
+    /// Enters the calling thread, which has just started, into its slot.
     pub fn begin(&self, generations: &Generations, order: &Order) {
         let slot = &TABLE[self.index];
         let generation = slot.follower.begin(self.origin, generations, order);
@@ -209,8 +217,8 @@ impl ThreadSlot {
         slot.thread.store(thread, Ordering::Release);
     }
 
-    /// Ends the use of the slot by the calling thread, whose thread-local block may soon be another
-    /// thread's. The kernel frees the slot of a bare thread.
+    /// Removes the calling thread's [`ThreadId`] from the slot, because another thread may soon
+    /// have the same one. The kernel frees the slot of a bare thread later.
     pub fn end(self, is_bare: bool) {
         TABLE[self.index].locals.store(0, Ordering::Release);
         if is_bare {

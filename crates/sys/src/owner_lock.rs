@@ -1,13 +1,13 @@
 //! A lock that becomes free when its holder dies.
 //!
 //! A vfork child works in its parent's memory and may be killed at any instruction, while the
-//! parent and its locks go on. If such a child takes a lock of the process, the kernel must know
-//! the lock's owner. So the word holds the thread's number (a PI futex):
+//! parent goes on with the same locks. If such a child acquires a lock of the process, the kernel
+//! must know the lock's owner. So the lock's word holds the owner's thread id (a PI futex):
 //! - The kernel reports a dead holder by `ESRCH`.
 //! - If the holder dies while other threads sleep, the kernel passes the lock on.
 //!
-//! Limit: the number is that of the holder's own PID namespace. A child that shares its parent's
-//! memory from another PID namespace cannot be distinguished.
+//! Limit: the id is that of the holder's own PID namespace. A child that shares its parent's
+//! memory, but is in another PID namespace, may have the same id as another thread.
 
 use crate::{Errno, SystemCall, signals, wait};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +21,7 @@ const PAUSE: u64 = 1_000_000;
 #[derive(Debug, Default)]
 pub struct OwnerLock(AtomicU32);
 
-/// The held lock.
+/// Proof that an [`OwnerLock`] is held. Dropping it unlocks.
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct OwnerGuard<'a> {
@@ -34,8 +34,8 @@ impl OwnerLock {
         OwnerLock(AtomicU32::new(FREE))
     }
 
-    /// Waits for the lock. The caller has its signals blocked, so no handler on its thread waits
-    /// for the lock.
+    /// Waits for the lock and acquires it. The caller has blocked all signals, so no signal handler
+    /// on the same thread waits for the lock.
     pub fn lock(&self) -> OwnerGuard<'_> {
         let owner = current();
         let mut seen = FREE;
@@ -47,8 +47,8 @@ impl OwnerLock {
             let before = self.0.load(Ordering::Relaxed);
             match self.control(linux::FUTEX_LOCK_PI) {
                 Ok(()) => return OwnerGuard { lock: self, owner },
-                // The holder is dead, and no thread sleeps: this thread replaces the dead holder's
-                // number.
+                // The holder is dead, and no thread sleeps on the word. So this thread replaces the
+                // dead holder's id by its own.
                 Err(Errno::ESRCH) => seen = before,
                 // The holder is exiting.
                 Err(Errno::EAGAIN) => {}
@@ -66,11 +66,13 @@ impl OwnerLock {
 impl Drop for OwnerGuard<'_> {
     fn drop(&mut self) {
         let word = &self.lock.0;
-        // In a forked child the number belongs to the parent's thread, and so does the lock.
+        // In a forked child the id is that of the parent's thread, and so is the lock: it is not
+        // released here.
         if self.owner == current()
             && word.compare_exchange(self.owner, FREE, Ordering::Release, Ordering::Relaxed).is_err()
         {
-            // A thread sleeps. If the kernel knows of no sleeper, a plain store unlocks the word.
+            // The word says that a thread sleeps, so the kernel must unlock. If it refuses, because
+            // it knows no sleeper, a plain store unlocks the word.
             if self.lock.control(linux::FUTEX_UNLOCK_PI).is_err() {
                 word.store(FREE, Ordering::Release);
             }

@@ -1,6 +1,6 @@
-//! Words on pages of their own: zero at first, and without memory until they are touched. For
-//! tables whose length depends on other data, and which must not lie in the memory that they
-//! describe (the program's heap may).
+//! Arrays of atomic words on pages of their own. The words are zero at first, and the kernel
+//! allocates a page when it is touched. For tables whose length is known at run time, and which
+//! must not lie in the memory that they describe, as the program's heap might.
 
 use crate::Errno;
 
@@ -44,9 +44,9 @@ mod machine {
         count: usize,
     }
 
-    // SAFETY: it is a slice of words that may be shared and sent.
+    // SAFETY: a `PageArray` owns a slice of atomic words, which are `Send` and `Sync`.
     unsafe impl<T: Word> Send for PageArray<T> {}
-    // SAFETY: it is a slice of words that may be shared and sent.
+    // SAFETY: a `PageArray` owns a slice of atomic words, which are `Send` and `Sync`.
     unsafe impl<T: Word> Sync for PageArray<T> {}
 
     impl<T: Word> PageArray<T> {
@@ -58,7 +58,8 @@ mod machine {
     }
 
     impl<T: Word> PageArray<T> {
-        /// Maps words of a memory file, shared with every process that maps them.
+        /// Maps `count` words of a memfd from the byte `offset` on, shared with every process that
+        /// maps them.
         pub fn of_file(file: &OwnedDescriptor, offset: usize, count: usize) -> Result<Self, Errno> {
             let bytes = count.max(1).checked_mul(size_of::<T>()).ok_or(Errno::ENOMEM)?;
             let source = Some((file.number(), offset));
@@ -72,9 +73,9 @@ mod machine {
 
         #[inline(always)]
         fn deref(&self) -> &[T] {
-            // SAFETY: 1. `count` words are mapped until `drop`, aligned; the pages are private, or
-            // shared as atomics. 2. Zeroed bytes are a valid `T` (`Word` is sealed), and it is only
-            // changed as an atomic.
+            // SAFETY: 1. `count` words are mapped until `drop`, aligned. 2. Any bytes are a valid
+            // `T`, which is an atomic integer (`Word` is sealed). Every process accesses it as an
+            // atomic.
             unsafe { core::slice::from_raw_parts(self.address, self.count) }
         }
     }
@@ -102,7 +103,7 @@ mod model {
     }
 
     impl<T: Word> PageArray<T> {
-        /// Makes private words: models have no files.
+        /// Makes private words: loom models have no files.
         pub fn of_file(_: &OwnedDescriptor, _: usize, count: usize) -> Result<Self, Errno> {
             Self::new(count)
         }

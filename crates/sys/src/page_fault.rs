@@ -1,20 +1,21 @@
-//! Memory whose page faults usring serves. `swap` registers a range with a [`FaultServer`]. The
-//! process's fault handler calls it on the thread that touched a page, before any other handler
-//! gets the signal.
+//! Ranges of memory whose page faults usring serves. `swap` registers a range with a
+//! [`FaultServer`]. When a thread touches a page that is not accessible, the process's fault
+//! handler calls the server on that thread, before any other handler gets the signal.
 //!
 //! # How a server stays alive while it serves
-//! 1. A faulting thread takes a fault slot (`FaultSlot`) and writes the entry that it will use into
-//!    it (a hazard pointer).
-//! 2. The thread passes a full barrier, and reads the entry in the table once more.
-//! 3. A thread that removes an entry empties it, passes a full barrier, and waits until no fault
-//!    slot names it.
+//! 1. A faulting thread acquires a fault slot (`FaultSlot`), and stores in it the address of the
+//!    table entry that it will use (a hazard pointer).
+//! 2. The thread executes a full barrier, and checks that the table still has this entry.
+//! 3. A thread that removes an entry clears it in the table, executes a full barrier, and waits
+//!    until no fault slot names the entry.
 //!
-//! The thread pointer selects the slot, so faulting threads share no slot as long as there are
-//! enough.
+//! The thread pointer selects the slot at which the search begins, so threads rarely compete for a
+//! slot.
 //!
 //! # Stacks
-//! A thread's signal stack is often two pages, and a server makes requests to devices. So each slot
-//! has a stack of its own, on which the server runs. The slot's first user makes the stack.
+//! A thread's signal stack often has only two pages, which is too small for a server that makes
+//! requests to devices. So each fault slot has a stack of its own, on which the server runs. The
+//! slot's first user maps the stack.
 
 use crate::mapping::{PAGE, private_pages};
 use crate::mutex::Mutex;
@@ -29,19 +30,19 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering, fence};
 use linux_raw_sys::general as linux;
 
-/// A touch of memory that faulted.
+/// An access to memory that faulted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub address: usize,
     pub cause: Cause,
     pub write: bool,
-    /// The page is present, and does not permit this access.
+    /// The page is present, but does not permit this access.
     pub present: bool,
     /// Number of the thread's fault slot, for a server that keeps data for each slot.
     pub slot: usize,
 }
 
-/// The cause of a fault, from the signal.
+/// The cause of a fault, from the signal's number and `si_code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// SIGSEGV: the address is not mapped, or has a guard marker.
@@ -54,12 +55,12 @@ pub enum Cause {
     Broken,
 }
 
-/// The server's answer. It decides how the faulting thread goes on.
+/// The answer of a [`FaultServer`]: how the faulting thread continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// The fault is not the server's: the handler goes on as if there were no server.
+    /// The fault is not in memory of the server: the handler continues as if there was no server.
     Foreign,
-    /// The instruction is run again.
+    /// The faulting instruction is executed again.
     Again,
     /// The thread gets SIGBUS.
     Refused,
@@ -67,11 +68,11 @@ pub enum Served {
     Unmapped,
 }
 
-/// Serves the faults of a range.
+/// Serves the faults of a registered range of memory.
 pub trait FaultServer: Send + Sync {
     /// Serves a fault. Called in a signal handler that blocks all signals that can be blocked. An
-    /// implementation must not allocate, take a lock that a faulting thread could hold, or touch
-    /// the range itself.
+    /// implementation must not allocate, acquire a lock that a faulting thread could hold, or
+    /// access the range itself.
     fn serve(&self, fault: Fault) -> Served;
 }
 
@@ -83,35 +84,35 @@ pub fn is_mapped(address: usize) -> bool {
 }
 
 /// Returns whether the kernel permits an access now. Makes a call that changes nothing, and checks
-/// for EFAULT. (At worst the call wakes a thread that sleeps on that word, and that thread checks
-/// its word again.)
+/// for EFAULT. (The call may wake a thread that sleeps in futex(2) on the examined word.)
 pub fn allows(address: usize, write: bool) -> bool {
-    /// For FUTEX_WAKE_OP: the operation "or" with zero bits.
+    /// The operation of FUTEX_WAKE_OP: "or" with zero bits.
     const CHANGE_NOTHING: u64 = (linux::FUTEX_OP_OR as u64) << 28;
     let word = (address & !3) as u64;
     let answer = if write {
         let nobody = AtomicU32::new(0);
         let operation = u64::from(linux::FUTEX_WAKE_OP | linux::FUTEX_PRIVATE_FLAG);
         let mark = PASS_MARK_ABOVE_FLAGS | CHANGE_NOTHING;
-        // SAFETY: 1. The first word is a local one. 2. The kernel adds no bits to the other.
+        // SAFETY: 1. The first word is the local `nobody`. 2. The kernel changes no bit of the
+        // second word, or answers `EFAULT`.
         unsafe { syscall6(linux::__NR_futex, [nobody.as_ptr() as u64, operation, 0, 0, word, mark]) }
     } else {
-        // No valid way to change a mask. The kernel checks this argument after it has read the
-        // mask.
+        // No valid `how` of rt_sigprocmask(2). The kernel checks this argument after it has read
+        // the mask at `start`.
         const NO_WAY: u64 = u32::MAX as u64;
         let start = (address & !7) as u64;
-        // SAFETY: the kernel reads the mask if it can, and then refuses the call.
+        // SAFETY: the kernel only reads the eight bytes at `start`, if it can, and then refuses the
+        // call.
         unsafe { syscall6(linux::__NR_rt_sigprocmask, [NO_WAY, start, 0, 8, 0, PASS_MARK]) }
     };
     check(answer) != Err(Errno::EFAULT)
 }
 
-/// Most ranges at the same time.
+/// Most ranges registered at the same time.
 pub const MOST_RANGES: usize = 256;
-/// Number of fault slots, a power of two. This many threads can fault at the same time; further
-/// ones wait.
+/// Number of fault slots, a power of two. If all are in use, a further faulting thread waits.
 pub const FAULT_SLOTS: usize = 256;
-/// Stack of each slot, in bytes. The kernel allocates pages when they are touched.
+/// Size of each fault slot's stack, in bytes. The kernel allocates its pages when they are touched.
 const STACK: usize = 64 * 1024;
 
 struct ServedRange {
@@ -119,8 +120,8 @@ struct ServedRange {
     server: Arc<dyn FaultServer>,
 }
 
-/// `start` and `end` only serve to skip other entries quickly. The range in the entry itself
-/// decides.
+/// A row of the table of ranges. `start` and `end` only let a search skip the row quickly; the
+/// range in the entry decides.
 struct RangeRow {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -134,36 +135,36 @@ static TABLE: [RangeRow; MOST_RANGES] = [const {
 /// Number of leading rows that have ever been used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Lock for changes of the table; never taken in a signal handler.
+/// Held while the table of ranges is changed. Never acquired in a signal handler.
 static CHANGES: PerProcess<Mutex<()>> = PerProcess::new();
 
 fn changes() -> &'static Mutex<()> {
     CHANGES.get_or_make(|| Mutex::new(()))
 }
 
-/// A fault slot, in a cache line of its own.
+/// A fault slot, in a cache line of its own. A thread has it while a server serves its fault.
 #[repr(align(64))]
 struct FaultSlot {
-    /// The entry in use, or null: the slot is free.
+    /// The entry that the slot's thread uses; null if the slot is free.
     hazard: AtomicPtr<ServedRange>,
-    /// Top of the stack; 0 before the stack is made.
+    /// Top of the slot's stack; 0 until the stack is mapped.
     stack: AtomicUsize,
 }
 
 static SLOTS: [FaultSlot; FAULT_SLOTS] =
     [const { FaultSlot { hazard: AtomicPtr::new(core::ptr::null_mut()), stack: AtomicUsize::new(0) } }; FAULT_SLOTS];
 
-/// A registered range; dropping it ends the service.
+/// The registration of a range. Dropping it removes the range from the table.
 #[derive(Debug)]
 pub struct Registration {
     row: usize,
     entry: AtomicPtr<ServedRange>,
 }
 
-/// Lets `server` serve faults within the range from now on. The fault handler must be installed
+/// Makes `server` serve faults within the range from now on. The fault handler must be installed
 /// ([`crate::user_memory::install_fault_handler`]).
 ///
-/// Returns `None` if there are too many ranges.
+/// Returns `None` if [`MOST_RANGES`] ranges are registered already.
 pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Registration> {
     let _turn = changes().lock();
     replace_older(&range);
@@ -177,8 +178,8 @@ pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Reg
     Some(Registration { row, entry: AtomicPtr::new(fresh) })
 }
 
-/// Removes older ranges that overlap. A forked child does not have its parent's ranges, so the
-/// kernel may reuse their addresses there: the newer range is valid.
+/// Removes older ranges that overlap with `range`. In a forked child these are ranges of its
+/// parent, whose addresses the kernel may use again.
 fn replace_older(range: &Range<usize>) {
     for RangeRow { start, end, entry } in &TABLE {
         if start.load(Ordering::Relaxed) < range.end && range.start < end.load(Ordering::Relaxed) {
@@ -190,15 +191,15 @@ fn replace_older(range: &Range<usize>) {
 }
 
 impl Registration {
-    /// Leaves the entry in the table. For a forked child: the fault slots of the parent's threads
-    /// may name the entry for ever there, so waiting for them would never end.
+    /// Drops this value without removing the range. For a forked child: there the fault slots of
+    /// the parent's threads may name the entry for ever, so waiting for them would never end.
     pub fn forget(self) {
         core::mem::forget(self);
     }
 }
 
 impl Drop for Registration {
-    /// Removes the range, and waits until no thread is being served.
+    /// Removes the range, and waits until no thread uses its server.
     fn drop(&mut self) {
         let _turn = changes().lock();
         let RangeRow { start, end, entry } = &TABLE[self.row];
@@ -213,29 +214,29 @@ impl Drop for Registration {
         while SLOTS.iter().any(|slot| slot.hazard.load(Ordering::Acquire) == old) {
             processor::yield_now();
         }
-        // SAFETY: 1. It came from `Box::into_raw` in `register`, this is its only owner, and the
-        // table no longer has it. 2. No fault slot names it. A thread that takes a slot now reads
-        // the table after it has written its hazard, and finds the entry gone.
+        // SAFETY: 1. `old` came from `Box::into_raw` in `register`, and this value is its only
+        // owner. 2. No fault slot names `old`. A thread that acquires a slot later checks the table
+        // after it has written its hazard pointer, and finds the entry gone.
         drop(unsafe { Box::from_raw(old) });
     }
 }
 
 /// Frees all fault slots, in a forked child: the parent's faulting threads do not exist there.
 pub fn forget_after_fork() {
-    // Writes only where a change is needed: the child shares these pages with its parent.
+    // Writes only to slots in use: a write to any other would copy a page that the child shares
+    // with its parent.
     for slot in SLOTS.iter().filter(|slot| !slot.hazard.load(Ordering::Relaxed).is_null()) {
         slot.hazard.store(core::ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
-/// Returns the fault slot that the calling thread tries first when it faults. Outside a fault the
-/// number is only a hint: any other slot would do.
+/// Returns the number of the fault slot that the calling thread tries first when it faults.
 pub fn fault_slot() -> usize {
     spread::row(thread::current().0, FAULT_SLOTS)
 }
 
-/// For the fault handler: lets the range's server serve a fault, if there is one. `fault.slot` is
-/// not set yet.
+/// For the fault handler: calls the server of the range that contains the fault's address, if there
+/// is one. `fault.slot` need not be set.
 pub(crate) fn visit(fault: Fault) -> Served {
     visit_row(fault).unwrap_or(Served::Foreign)
 }
@@ -248,7 +249,7 @@ fn visit_row(fault: Fault) -> Option<Served> {
         .find(|row| (row.start.load(Ordering::Relaxed)..row.end.load(Ordering::Relaxed)).contains(&address))?;
     let (slot, entry) = enter(row)?;
     let visitor = &SLOTS[slot];
-    // SAFETY: the hazard keeps the entry alive until it is cleared below.
+    // SAFETY: the slot's hazard pointer keeps the entry alive until it is cleared below.
     let ServedRange { range, server } = unsafe { &*entry };
     let served = range.contains(&address).then(|| {
         let fault = Fault { slot, ..fault };
@@ -258,7 +259,8 @@ fn visit_row(fault: Fault) -> Option<Served> {
     served
 }
 
-/// Takes a fault slot, and names the row's entry in it.
+/// Acquires a fault slot, and stores the row's entry in it. Returns the slot's number and the
+/// entry. `None` if the row has no entry.
 fn enter(row: &RangeRow) -> Option<(usize, *mut ServedRange)> {
     let first = fault_slot();
     let mut step = 0;
@@ -313,14 +315,15 @@ unsafe extern "C" {
     fn usring_on_stack(function: extern "C" fn(*mut c_void), argument: *mut c_void, top: usize);
 }
 
-/// Work to run on another stack, and its result.
+/// A function to run on a fault slot's stack, and its result.
 struct Task<'a> {
     work: &'a mut dyn FnMut() -> Served,
     served: Served,
 }
 
 extern "C" fn run(task: *mut c_void) {
-    // SAFETY: the argument belongs to `on_stack`, which waits for this function to return.
+    // SAFETY: `task` is the address of a `Task` of `on_stack`, which uses it again only after this
+    // function has returned.
     let task = unsafe { &mut *task.cast::<Task>() };
     task.served = (task.work)();
 }
@@ -332,19 +335,19 @@ fn on_stack(slot: &FaultSlot, work: &mut dyn FnMut() -> Served) -> Served {
                 slot.stack.store(top, Ordering::Relaxed);
                 top
             }
-            // Out of memory: the thread's own stack is used.
+            // There is no memory for a stack, so the thread's own stack is used.
             None => return work(),
         },
         top => top,
     };
     let mut task = Task { work, served: Served::Refused };
-    // SAFETY: 1. The stack belongs to the slot, whose only user is this thread. 2. `run` takes the
-    // argument passed here, and does not unwind: a panic in usring ends the process.
+    // SAFETY: 1. The stack belongs to the slot, whose only user is this thread. 2. `run` expects
+    // the address of a `Task`. 3. `run` does not unwind: a panic in usring ends the process.
     unsafe { usring_on_stack(run, (&raw mut task).cast(), top) };
     task.served
 }
 
-/// Makes a stack above a guard page.
+/// Maps a stack above a guard page. Returns its top.
 fn make_stack() -> Option<usize> {
     let mapping = private_pages(PAGE + STACK).ok()?;
     let _ = SystemCall::new(linux::__NR_mprotect, [mapping as u64, PAGE as u64, 0, 0, 0]).run();

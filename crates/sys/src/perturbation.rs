@@ -1,27 +1,28 @@
-//! Random delays, in a build with `--cfg perturbed` (`cargo xtask soak interleavings`). They delay
-//! a thread between two steps of a protocol, where an interruption is otherwise one in a million.
-//! Each end of an [`Edge`](crate::ordering::Edge) may delay, and so may each system call, before
-//! and after. (Threads wake each other, sleep, and see files change by system calls.)
+//! Delays threads at random, in a build with `--cfg perturbed` (`cargo xtask soak interleavings`).
+//! A delay hits a thread between two steps of a protocol, where it is otherwise interrupted once in
+//! a million times. A thread may be delayed at each end of an [`Edge`](crate::ordering::Edge), and
+//! before and after each system call. (By system calls threads wake each other, sleep, and see
+//! files change.)
 //!
-//! The models see every interleaving of one protocol; this build shows several protocols together.
-//! Any other build contains none of it.
+//! A loom model checks every interleaving of one protocol; this build tests several protocols
+//! together. Other builds contain none of this code.
 
-/// Delays at the end of an edge.
+/// Delays the calling thread at random, at one end of an ordering edge.
 #[inline(always)]
 pub(crate) fn perturb() {
     #[cfg(perturbed)]
     at_random(32, 1024);
 }
 
-/// Delays before and after a system call of usring. There are fewer calls than edges, and more
-/// happens at each.
+/// Delays the calling thread at random, before or after a system call of usring. Delays here are
+/// more frequent than at edges, because there are fewer calls.
 #[inline(always)]
 pub(crate) fn perturb_call() {
     #[cfg(perturbed)]
     at_random(8, 128);
 }
 
-/// Yields in one of `yields` steps, and sleeps in one of `sleeps`.
+/// Yields the processor in one of `yields` calls on average, and sleeps in one of `sleeps`.
 #[cfg(perturbed)]
 #[cold]
 fn at_random(yields: u64, sleeps: u64) {
@@ -31,7 +32,8 @@ fn at_random(yields: u64, sleeps: u64) {
     /// Long enough for other threads to make a few calls.
     static SLEEP: usring_uapi::Timespec = usring_uapi::Timespec { tv_sec: 0, tv_nsec: 100_000 };
 
-    // SAFETY: every x86-64 processor has the counter, and user mode may read it.
+    // SAFETY: every x86-64 processor has RDTSC, which accesses no memory, and user mode may execute
+    // it.
     let counter = unsafe { core::arch::x86_64::_rdtsc() };
     // The upper bits of a product are as good as random (Fibonacci hashing).
     let random = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -42,7 +44,7 @@ fn at_random(yields: u64, sleeps: u64) {
     } else {
         return;
     };
-    // SAFETY: the kernel reads the constant and keeps no reference. The bare instruction is used
-    // because a `SystemCall` would be delayed, too.
+    // SAFETY: the kernel at most reads the static `SLEEP`, and keeps no reference. (A `SystemCall`
+    // would be delayed itself.)
     let _ = unsafe { syscall6(number, arguments) };
 }

@@ -1,28 +1,29 @@
-//! Pins memory while the kernel uses it. A system call does not bring back a page that usring
-//! itself has evicted (swapped memory).
+//! Pins swapped memory while a system call uses it. Swapped memory is memory of the program whose
+//! pages usring itself evicts, and a page fault inside the kernel does not bring such a page back.
 //!
-//! A program does not know that its memory is swapped. So in a process with swapped memory every
-//! system call that usring makes passes through here. The pin hook ([`PinHook`]) examines the call,
-//! and pins the memory that it names until the call is over. Without a pin hook this costs one load
-//! of a pointer.
+//! A program does not know that its memory is swapped. So every system call that usring makes
+//! passes through this file. In a process with swapped memory, the pin hook ([`PinHook`]) examines
+//! the call, and pins the memory that the call names until it returns. Without a pin hook this
+//! costs one load of a pointer.
 //!
-//! The kernel must not get swapped memory in a request that it finishes after the call
-//! (asynchronous I/O). Code that makes such requests first asks [`is_evictable`].
+//! The kernel must not get swapped memory in a request that it finishes after the call has returned
+//! (asynchronous I/O). Code that makes such requests first checks [`is_evictable`].
 //!
-//! Threads that move the pages themselves are [`exempt`].
+//! The calls of usring's threads that read and write swapped pages themselves pin nothing
+//! ([`exempt`]).
 
 use crate::plain::IoVector;
 use crate::{Errno, SystemCall, spread, thread};
 use core::ops::Range;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// The pin hook: it knows which memory is swapped.
+/// Functions of the swap code that pin swapped memory during a system call.
 pub struct PinHook {
-    /// Pins the memory that the call names, and changes the call if necessary. Returns the argument
-    /// of [`PinHook::finish`]; 0 if there is nothing to finish.
+    /// Pins the memory that the call names, and changes the call if necessary. Returns a token for
+    /// [`PinHook::finish`]; 0 if `finish` need not be called.
     pub prepare: fn(&mut SystemCall) -> Result<usize, Errno>,
-    /// Called with the kernel's answer; returns the answer for the caller. `None`: the hook has
-    /// changed the call, and it must be made again.
+    /// Called with the token of [`PinHook::prepare`] and the kernel's answer. Returns the answer
+    /// for the caller. `None` if the hook has changed the call, which must then be made again.
     pub finish: fn(usize, &mut SystemCall, answer: u64) -> Option<u64>,
     /// The addresses that swapped memory may have.
     pub window: Range<u64>,
@@ -30,12 +31,12 @@ pub struct PinHook {
 
 static PIN_HOOK: AtomicPtr<PinHook> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Lets `hook` examine all calls from now on.
+/// Makes `hook` examine all system calls of usring from now on.
 pub fn set_pin_hook(hook: &'static PinHook) {
     PIN_HOOK.store(core::ptr::from_ref(hook).cast_mut(), Ordering::Release);
 }
 
-/// Clears the exemptions, in a forked child: they belong to the parent's threads.
+/// Ends all exemptions ([`exempt`]) in a forked child: they belong to threads of the parent.
 pub fn forget_after_fork() {
     for row in EXEMPT.iter().filter(|row| row.load(Ordering::Relaxed) != 0) {
         row.store(0, Ordering::Relaxed);
@@ -47,8 +48,8 @@ pub fn forget_pin_hook() {
     PIN_HOOK.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Returns whether the process has swapped memory. If so, the kernel must get no request that uses
-/// memory after the call.
+/// Returns whether the process has swapped memory. If so, code that makes asynchronous requests
+/// checks [`is_evictable`] first.
 #[inline]
 pub fn has_pin_hook() -> bool {
     !PIN_HOOK.load(Ordering::Acquire).is_null()
@@ -57,7 +58,7 @@ pub fn has_pin_hook() -> bool {
 /// Returns whether a part of `memory` may be swapped memory, which can be evicted at any time.
 #[inline]
 pub fn is_evictable(memory: IoVector) -> bool {
-    // SAFETY: only references that live for ever are stored.
+    // SAFETY: the pointer is null or a `&'static PinHook`.
     match unsafe { PIN_HOOK.load(Ordering::Acquire).as_ref() } {
         None => false,
         Some(PinHook { window, .. }) => {
@@ -66,10 +67,10 @@ pub fn is_evictable(memory: IoVector) -> bool {
     }
 }
 
-/// Makes a call while the memory that it names is pinned.
+/// Makes a system call by `make`, while the memory that the call names is pinned.
 #[inline]
 pub(crate) fn during(call: &SystemCall, make: impl Fn(&SystemCall) -> u64) -> u64 {
-    // SAFETY: only references that live for ever are stored.
+    // SAFETY: the pointer is null or a `&'static PinHook`.
     match unsafe { PIN_HOOK.load(Ordering::Acquire).as_ref() } {
         None => make(call),
         Some(hook) => with_hook(hook, call, make),
@@ -91,19 +92,20 @@ fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u6
     }
 }
 
-/// Maximum number of threads that are exempt at the same time. A further thread waits for a free
-/// row.
+/// Most threads that are exempt at the same time. A further thread waits for a free row of
+/// [`EXEMPT`].
 const ROWS: usize = 256;
 
-/// Thread pointers of the exempt threads; 0 in a free row.
+/// Thread pointers of the threads whose system calls pin nothing; 0 in a free row.
 static EXEMPT: [AtomicUsize; ROWS] = [const { AtomicUsize::new(0) }; ROWS];
 
-/// While this value lives, the thread's calls pin nothing.
+/// While this value lives, the system calls of the thread that made it pin nothing.
 #[must_use = "the thread is exempt until it is dropped"]
 #[derive(Debug)]
 pub struct Exempt(usize);
 
-/// Exempts the calling thread, which moves pages itself.
+/// Exempts the calling thread, which reads and writes swapped pages itself: its system calls pin
+/// nothing.
 pub fn exempt() -> Exempt {
     let thread = thread::current().0;
     let start = row_of(thread);
@@ -122,7 +124,7 @@ impl Drop for Exempt {
     }
 }
 
-/// Returns whether the calling thread is exempt.
+/// Returns whether the calling thread is [`exempt`].
 pub fn is_exempt() -> bool {
     let thread = thread::current().0;
     EXEMPT.iter().any(|row| row.load(Ordering::Relaxed) == thread)

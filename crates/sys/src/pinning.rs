@@ -1,10 +1,9 @@
-//! Which memory of the program the kernel would refuse to pin for a ring.
+//! Decides which memory of the program the kernel would refuse to pin for a ring.
 //!
 //! Linux pins registered buffers, buffer rings and rings of IORING_SETUP_NO_MMAP for writing and
 //! for long (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for a shared writable mapping whose
-//! file system tracks written pages, and for secret memory. This library pins nothing, and returns
-//! the kernel's answer if it can determine that answer. It refuses a mapping only if the kernel is
-//! certain to refuse the mapping's file.
+//! file system tracks written pages, and for secret memory. usring pins nothing, but returns
+//! `EFAULT` where the kernel certainly would.
 
 use crate::process_maps::{Area, Maps};
 use crate::{Errno, SystemCall, UserAddress};
@@ -13,7 +12,7 @@ use core::mem::MaybeUninit;
 use core::ops::Range;
 use linux_raw_sys::general as linux;
 
-/// File systems without a block device of their own that write pages back.
+/// File systems that have no block device of their own but write dirty pages back.
 const WRITE_BACK: [u32; 8] = [
     linux::BTRFS_SUPER_MAGIC,
     linux::BCACHEFS_SUPER_MAGIC,
@@ -25,21 +24,22 @@ const WRITE_BACK: [u32; 8] = [
     linux::SMB2_SUPER_MAGIC,
 ];
 
-/// Name that the kernel gives a mapping of memfd_secret(2).
+/// Name of a mapping of memfd_secret(2) in /proc/self/maps.
 const SECRET: &[u8] = b"/secretmem (deleted)";
 
-/// The checks of one call: opens the list of mappings once, and asks once for each mapping.
+/// Checks the memory of one registration or setup. Opens the list of mappings once, and queries
+/// each mapping once.
 #[derive(Default)]
 pub struct PinCheck {
     /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
     maps: Option<Option<Maps>>,
-    /// The last mapping that was found good.
+    /// Addresses of the last mapping that the kernel would pin.
     good: Range<usize>,
 }
 
 impl PinCheck {
-    /// Checks a range that can be read and written. Accepts a mapping whose file the process cannot
-    /// find out.
+    /// Checks a range of memory that can be read and written. Accepts a mapping if the process
+    /// cannot find out its file.
     ///
     /// Error: `EFAULT` if the kernel would not pin a part of the range.
     pub fn check(&mut self, address: UserAddress, length: usize) -> Result<(), Errno> {
@@ -72,12 +72,13 @@ fn refuses_pins(maps: &Maps, area: &Area) -> bool {
     if name == SECRET {
         return true;
     }
-    // A memory file's name, and that of a deleted file, leads to no file.
+    // The name of a memfd or of a deleted file is no path to that file, so such a mapping is
+    // accepted.
     name.first() == Some(&b'/') && CString::new(name).is_ok_and(|path| is_written_back(&path, area.inode))
 }
 
-/// Returns whether shared mappings of the file at a path are written back, if it has this inode
-/// number.
+/// Returns whether the kernel writes back dirty pages of the file at `path`. `false` if that file
+/// has another inode number.
 fn is_written_back(path: &CString, inode: u64) -> bool {
     let Some(file) = describe(path) else { return false };
     if file.stx_ino != inode {
@@ -87,8 +88,8 @@ fn is_written_back(path: &CString, inode: u64) -> bool {
         return true;
     }
     match file_system(path) {
-        // The file lies on a file system below the overlay. That one states an alignment for
-        // O_DIRECT if it has a disk; tmpfs states none.
+        // The file lies on a file system below the overlay. A file system with a disk states an
+        // alignment for O_DIRECT; tmpfs states none.
         Some(linux::OVERLAYFS_SUPER_MAGIC) => file.stx_mask & linux::STATX_DIOALIGN != 0,
         Some(kind) => WRITE_BACK.contains(&kind),
         None => false,
@@ -105,7 +106,7 @@ fn describe(path: &CString) -> Option<linux::statx> {
     Some(unsafe { buffer.assume_init() })
 }
 
-/// Returns the magic number of the file system that a path leads to.
+/// Returns the magic number (`f_type`) of the file system on which a path lies.
 fn file_system(path: &CString) -> Option<u32> {
     // The first word is `f_type`.
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];

@@ -1,4 +1,4 @@
-//! Types that consist only of their bytes. They may be copied out of memory that the program can
+//! Types that consist only of their bytes. So they may be copied from memory that the program can
 //! write at any moment.
 
 use crate::UserAddress;
@@ -7,19 +7,19 @@ use linux_raw_sys::{general, io_uring};
 use usring_uapi::aio::{AioRing, IoEvent, Iocb};
 use usring_uapi::{Cqe, Sqe, Timespec};
 
-/// A type without padding, for which any bytes are a valid value.
+/// A type without padding, of which any bytes are a valid value.
 ///
 /// # Safety
-/// Every bit pattern of the type's size must be a value, and every byte of every value must be
-/// initialised.
+/// Every bit pattern of the type's size must be a valid value. The type must have no padding.
 pub unsafe trait Plain: Copy + 'static {}
 
 macro_rules! plain {
     ($($type:ty: $size:literal),* $(,)?) => {
         $(
-            // The size is the sum of the fields: there is no padding.
+            // The number is the sum of the fields' sizes, so the type has no padding.
             const _: () = assert!(core::mem::size_of::<$type>() == $size);
-            // SAFETY: integers, or a C structure of integers without padding.
+            // SAFETY: the type is an integer, or a C structure of integers. The assertion above
+            // excludes padding.
             unsafe impl Plain for $type {}
         )*
     };
@@ -30,7 +30,7 @@ macro_rules! plain {
 #[repr(C)]
 pub struct IoVector {
     pub base: u64,
-    /// In bytes.
+    /// Length of the buffer in bytes.
     pub length: u64,
 }
 
@@ -53,5 +53,5 @@ plain! {
     general::open_how: 24,
 }
 
-// SAFETY: elements without padding follow each other directly.
+// SAFETY: any bytes are a valid `T`, and elements without padding follow each other directly.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}

@@ -1,4 +1,4 @@
-//! The mappings of this process, as the kernel lists them (/proc/self/maps).
+//! Reads the list of this process's mappings (/proc/self/maps).
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
@@ -12,7 +12,7 @@ const PROCMAP_QUERY: u64 = 0xc068_6611;
 /// Longest name of a mapping, in bytes.
 const LONGEST_NAME: usize = 4096;
 
-/// One mapping.
+/// One mapping in the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Area {
     pub range: Range<usize>,
@@ -24,17 +24,17 @@ pub struct Area {
     pub offset: u64,
     /// Major and minor number of the file system's device.
     pub device: (u32, u32),
-    /// 0 for memory without a file.
+    /// Inode number of the file; 0 for memory without a file.
     pub inode: u64,
 }
 
-/// The open list of this process's mappings.
+/// The list of this process's mappings, opened.
 pub struct Maps {
     file: OwnedDescriptor,
 }
 
 impl Maps {
-    /// Opens the list. `None` if there is no /proc, or no free descriptor.
+    /// Opens the list of mappings. `None` if there is no /proc, or no free descriptor.
     pub fn open() -> Option<Maps> {
         let path = c"/proc/self/maps".as_ptr() as u64;
         let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
@@ -42,7 +42,7 @@ impl Maps {
         Some(Maps { file: OwnedDescriptor::from_raw(number as i32) })
     }
 
-    /// Returns the mapping that holds an address.
+    /// Returns the mapping that contains an address.
     pub fn area_of(&self, address: usize) -> Option<Area> {
         match self.query(address, &mut []) {
             Err(Errno::ENOTTY) => self.listed(address, |line| line.area.clone()),
@@ -50,8 +50,8 @@ impl Maps {
         }
     }
 
-    /// Returns the name of the mapping that holds an address: its file's path, or the kernel's name
-    /// for it.
+    /// Returns the name of the mapping that contains an address: the path of its file, or a name of
+    /// the kernel's such as `[heap]`.
     pub fn name_of(&self, address: usize) -> Option<Vec<u8>> {
         let mut name = Vec::new();
         name.try_reserve_exact(LONGEST_NAME).ok()?;
@@ -62,7 +62,7 @@ impl Maps {
                 let fits = |line: &Line| line.name.len() <= LONGEST_NAME;
                 self.listed(address, |line| fits(line).then(|| name.extend_from_slice(line.name)))??;
             }
-            // The length counts the zero at the end; it is 0 for a mapping without a name.
+            // The length counts the terminating zero; a mapping without a name has length 0.
             Ok((_, length)) => name.truncate(length.saturating_sub(1)),
             Err(_) => return None,
         }
@@ -79,8 +79,8 @@ impl Maps {
         place(first).is_some_and(|place_of_first| place(second) == Some(place_of_first))
     }
 
-    /// Queries the mapping that holds `address`, and the length of its name. Error: `ENOTTY` before
-    /// Linux 6.11.
+    /// Asks the kernel for the mapping that contains `address`. Writes its name to `name`, unless
+    /// that is empty, and returns the name's length. Error: `ENOTTY` before Linux 6.11.
     fn query(&self, address: usize, name: &mut [u8]) -> Result<(Area, usize), Errno> {
         let mut query = linux::procmap_query {
             size: size_of::<linux::procmap_query>() as u64,
@@ -114,7 +114,8 @@ impl Maps {
         Ok((area, query.vma_name_size as usize))
     }
 
-    /// Reads the list up to the line of the mapping that holds an address.
+    /// Finds the line of the mapping that contains an address, by reading the list from its start.
+    /// Returns what `look` returns for that line.
     fn listed<T>(&self, address: usize, look: impl FnOnce(&Line) -> T) -> Option<T> {
         let rewind = [self.file.number() as u64, 0, u64::from(linux::SEEK_SET), 0, 0];
         SystemCall::new(linux::__NR_lseek, rewind).run().ok()?;
@@ -133,7 +134,7 @@ impl Maps {
     }
 }
 
-/// The lines of the list, each cut at the size of a small buffer on the stack.
+/// The lines of the list of mappings. A line that is longer than `buffer` is cut.
 pub struct Lines<'a> {
     file: &'a OwnedDescriptor,
     buffer: [u8; 1024],
@@ -142,7 +143,8 @@ pub struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Returns the next line, without its end. Not an iterator: the line lies in the buffer.
+    /// Returns the next line, without its newline. This is no iterator, because the line lies in
+    /// the buffer until the next call.
     #[expect(clippy::should_implement_trait, reason = "an iterator's items outlive its next step")]
     pub fn next(&mut self) -> Option<&[u8]> {
         loop {
@@ -168,7 +170,7 @@ impl Lines<'_> {
     }
 }
 
-/// A line of the list.
+/// One line of the list of mappings.
 pub struct Line<'a> {
     pub area: Area,
     pub name: &'a [u8],
@@ -196,13 +198,13 @@ impl<'a> Line<'a> {
         Some(Line { area, name: rest.trim_ascii_start() })
     }
 
-    /// Returns whether this is a private mapping of a file: writing copies its pages.
+    /// Returns whether this is a private mapping of a file, whose pages are copied on write.
     pub fn is_private_file(&self) -> bool {
         !self.area.is_shared && self.name.first() == Some(&b'/')
     }
 }
 
-/// Takes the next word off a line.
+/// Removes the next word from the start of `rest` and returns it.
 fn word<'a>(rest: &mut &'a [u8]) -> &'a [u8] {
     let line = rest.trim_ascii_start();
     let end = line.iter().position(|byte| *byte == b' ').unwrap_or(line.len());

@@ -1,6 +1,6 @@
 //! The mutex of a ring (the kernel's `uring_lock`). Its word lies in memory that forked processes
-//! share, so one thread of all these processes holds it. Each process has a value of its own behind
-//! it.
+//! share, so at most one thread of all these processes holds the mutex. The value that the mutex
+//! protects is not shared: each process has its own.
 //!
 //! The word:
 //!
@@ -10,14 +10,14 @@
 //! | 30 | `HELD` |
 //! | 31 | `CONTENDED`: a thread may sleep on the word |
 //!
-//! - **Handing over between processes.** A process that was also the last holder takes the lock by
-//!   one compare-and-swap. Otherwise the lock calls `catch_up`, which brings the value up to date
-//!   with what other processes have done.
-//! - **A dead holder.** A thread sleeps on the word for 5 ms at most. If the holder is a
-//!   process that is dead by then, the thread takes the lock from it.
-//! - **Hand-over of work within a process**, as in [`crate::mutex`]: a thread publishes work
-//!   without the lock, then tries the lock. If another thread of its process holds the lock, that
-//!   holder looks at the work after it has unlocked ([`Edge::HandOver`]). A holder in another
+//! - **Handing over between processes.** A thread whose process was also the last holder acquires
+//!   the lock by one compare-and-swap. Otherwise `lock` calls `catch_up`, which brings this
+//!   process's value up to date with what other processes have done.
+//! - **A dead holder.** A thread sleeps on the word for 5 ms at most. If the holding process is
+//!   dead by then, the thread acquires the lock in its place.
+//! - **Hand-over of work within a process**, by the rule of [`crate::mutex`]: a thread publishes
+//!   work without the lock, then tries the lock. If another thread of its process holds the lock,
+//!   that holder checks for work after it has unlocked ([`Edge::HandOver`]). A holder in another
 //!   process does not see the work: [`HeldBy::OtherProcess`].
 
 use crate::clock::Nanoseconds;
@@ -31,21 +31,22 @@ const HELD: u32 = 1 << 30;
 const CONTENDED: u32 = 1 << 31;
 const NUMBER: u32 = (1 << 29) - 1;
 
-/// Attempts before the thread sleeps in the kernel: about the time that the sleep and its wake-up
-/// would cost.
+/// Attempts to acquire the lock before the thread sleeps in the kernel. They take about as long as
+/// a futex sleep and its wake-up.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
-/// Longest sleep on the word, after which the thread looks whether the holder is alive.
+/// Longest single sleep on the mutex's word. After it the thread checks whether the holding process
+/// is alive.
 const PATIENCE: Nanoseconds = 5_000_000;
 
 /// Returns whether the process with this number is alive.
 pub type IsAlive = fn(u32) -> bool;
 
-/// The mutex. `W` leads to its word in shared memory.
+/// One process's view of the mutex of a ring. `W` points to the mutex's word in shared memory.
 pub struct ProcessMutex<T, W> {
     word: W,
-    /// This process's number: the word's value while the lock is free and this process held it
-    /// last.
+    /// This process's number. The word has this value while the lock is free and this process held
+    /// it last.
     own: u32,
     is_alive: IsAlive,
     value: UnsafeCell<T>,
@@ -56,44 +57,45 @@ unsafe impl<T: Send, W: Send> Send for ProcessMutex<T, W> {}
 // SAFETY: only the lock's holder reaches the value, one thread at a time.
 unsafe impl<T: Send, W: Sync> Sync for ProcessMutex<T, W> {}
 
-/// The lock's history since this process held it.
+/// How another process held a lock since this process last held it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
-    /// Another process held it, and released it.
+    /// Another process held the lock and released it.
     OtherHolder,
-    /// Another process died with it, perhaps in the middle of a change of the shared memory.
+    /// Another process died while it held the lock, perhaps in the middle of a change of the shared
+    /// memory.
     HolderDied,
 }
 
-/// The holder of a lock that could not be taken.
+/// The holder of a lock that [`ProcessMutex::try_lock`] could not acquire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeldBy {
-    /// A thread of this process. It looks for work after it has unlocked.
+    /// A thread of this process. It checks for published work after it has unlocked.
     ThisProcess,
     /// A thread of another process.
     OtherProcess,
 }
 
 impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
-    /// Makes the mutex of a word that no other process knows yet.
+    /// Makes a mutex on a word that no other process uses yet.
     pub fn new(word: W, own: u32, is_alive: IsAlive, value: T) -> Self {
         word.store(own, Ordering::Relaxed);
         Self::join(word, own, is_alive, value)
     }
 
-    /// Makes this process's mutex of a word that other processes use.
+    /// Makes this process's view of a mutex on a word that other processes use.
     pub fn join(word: W, own: u32, is_alive: IsAlive, value: T) -> Self {
         debug_assert!(own & !NUMBER == 0, "the number of a process has 29 bits");
         ProcessMutex { word, own, is_alive, value: UnsafeCell::new(value) }
     }
 
-    /// Returns the number of this process, by which the mutex knows it.
+    /// Returns the number that stands for this process in the mutex's word.
     pub fn own(&self) -> u32 {
         self.own
     }
 
-    /// Waits for the lock. Calls `catch_up` if another process has held it since, before any other
-    /// process can.
+    /// Waits for the lock and acquires it. If another process has held the lock since this process
+    /// last did, calls `catch_up` before it returns.
     #[inline(always)]
     pub fn lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Guard<'_, T, W> {
         let taken = self.word.compare_exchange(self.own, self.own | HELD, Edge::Lock.acquire(), Ordering::Relaxed);
@@ -107,8 +109,9 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
         self.guard_after(previous, catch_up)
     }
 
-    /// Takes the lock if it is free. A full barrier comes before the read of the lock's word. So a
-    /// holder that looks after unlocking sees what this thread stored earlier.
+    /// Acquires the lock if it is free. A full barrier comes before the read of the lock's word. So
+    /// if the lock is held, a holder that checks for work after unlocking sees what this thread
+    /// stored earlier.
     #[inline]
     pub fn try_lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Result<Guard<'_, T, W>, HeldBy> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);
@@ -137,11 +140,11 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
         guard
     }
 
-    /// Waits for the lock, and takes it. Returns the word as the last holder left it.
+    /// Waits for the lock and acquires it. Returns the word's value from just before that.
     fn wait(&self) -> u32 {
         let mut spins = SPINS;
-        // A thread that has slept cannot know whether others sleep, so it takes the lock as a
-        // contended one.
+        // A thread that has slept cannot know whether other threads sleep on the word. So it
+        // acquires the lock with `CONTENDED` set.
         let mut slept = 0;
         loop {
             let word = self.word.load(Ordering::Relaxed);
@@ -173,13 +176,12 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 }
 
-/// Runs work that another thread may have left, unless a thread of this process holds the lock:
-/// that holder looks at the work after it has unlocked. For a thread that has published work or has
-/// just unlocked.
+/// Runs published work, unless another thread of this process holds the lock: that holder runs the
+/// work after it has unlocked. Called by a thread that has published work or has just unlocked.
 ///
-/// `wait` gets the lock from a holder in another process, which does not see the work. `None`: the
-/// caller may not wait, and has left the work to a thread that may. `run` does the work and
-/// unlocks.
+/// `wait` waits for the lock while another process, which does not see the work, holds it. `wait`
+/// returns `None` if the caller may not wait; it has then passed the work to a thread that may.
+/// `run` does the work and unlocks.
 #[inline(always)]
 pub fn run_unattended<G>(
     has_work: impl Fn() -> bool,
@@ -200,15 +202,16 @@ pub fn run_unattended<G>(
     }
 }
 
-/// The held lock. Dropping it unlocks and is a full barrier. The head of this file says what the
-/// holder has to do next.
+/// Proof that the lock is held. Dropping it unlocks and is a full barrier. After that the thread
+/// checks for published work (see "Hand-over of work" at the head of this file).
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<'a, T, W: Deref<Target = AtomicU32>> {
     value: ManuallyDrop<MutPtr<T>>,
     mutex: &'a ProcessMutex<T, W>,
 }
 
-// SAFETY: any thread of the process may unlock, and the value may be sent if the mutex may.
+// SAFETY: any thread of the process may release the lock, and `T: Send` lets that thread use the
+// value.
 unsafe impl<T: Send, W: Deref<Target = AtomicU32> + Sync> Send for Guard<'_, T, W> {}
 // SAFETY: `&Guard` gives `&T` and nothing else.
 unsafe impl<T: Sync, W: Deref<Target = AtomicU32> + Sync> Sync for Guard<'_, T, W> {}
@@ -218,7 +221,7 @@ impl<T, W: Deref<Target = AtomicU32>> Deref for Guard<'_, T, W> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: this thread holds the lock for as long as the guard lives.
+        // SAFETY: while the guard lives, the lock is held, and no other thread accesses the value.
         unsafe { (*self.value).deref() }
     }
 }
@@ -226,7 +229,8 @@ impl<T, W: Deref<Target = AtomicU32>> Deref for Guard<'_, T, W> {
 impl<T, W: Deref<Target = AtomicU32>> DerefMut for Guard<'_, T, W> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this thread holds the lock, and `&mut self` makes this the only reference.
+        // SAFETY: while the guard lives, the lock is held, and `&mut self` makes this the only
+        // reference.
         unsafe { (*self.value).deref() }
     }
 }
@@ -234,8 +238,8 @@ impl<T, W: Deref<Target = AtomicU32>> DerefMut for Guard<'_, T, W> {
 impl<T, W: Deref<Target = AtomicU32>> Drop for Guard<'_, T, W> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: dropped here once and not used again. It must be dropped before the unlock:
-        // otherwise a model would report the next holder's access as a conflict.
+        // SAFETY: `value` is dropped here once and not used again. (Loom requires the drop before
+        // the unlock, or it reports the next holder's access as a conflict.)
         unsafe { ManuallyDrop::drop(&mut self.value) };
         let mutex = self.mutex;
         if mutex.word.swap(mutex.own, Edge::Lock.release()) & CONTENDED != 0 {

@@ -1,22 +1,22 @@
-//! Numbers of processes that share memory by fork(2), whether such a process is alive, and how one
-//! wakes the others.
+//! Gives numbers to processes that share memory by fork(2), determines whether such a process is
+//! alive, and wakes them all.
 //!
-//! A process id cannot serve: the kernel gives it to another process later, and a process has one
-//! in each PID namespace.
+//! A process id would not do: the kernel reuses it for another process later, and a process has a
+//! different one in each PID namespace.
 //!
-//! - The first process that needs a number makes the **register**: a memory file that holds the
-//!   last number. Its descendants inherit the file and its mapping.
-//! - No number is used twice.
+//! - The first process that needs a number makes the **register**: a memfd that holds the last
+//!   number given out. Its descendants inherit the file and its mapping.
+//! - No two processes ever get the same number.
 //! - A process locks the byte of the register at its own number by a POSIX record lock (fcntl(2)).
 //!   The kernel releases the lock when the process ends or executes another program. A child does
 //!   not inherit it. So a process is alive while its byte is locked.
 //!
-//! - With the register goes an eventfd, which its descendants inherit, too. A process writes it to
-//!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
-//!   that has it edge-triggered reports a write ([`watch_wake_ups`]).
+//! - With the register goes an eventfd, which descendants inherit, too. A process writes it to wake
+//!   all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set that
+//!   watches it edge-triggered reports each write ([`watch_wake_ups`]).
 //!
-//! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares the
-//! locks, too, so neither could see the other's end. Such a child has no number.
+//! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares its
+//! record locks, too. So neither could see the other's death. Such a child gets no number.
 
 use crate::descriptor::{self, OwnedDescriptor};
 use crate::epoll::{self, Epoll};
@@ -28,29 +28,30 @@ use crate::{Errno, SystemCall};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Number of a process that shares nothing, because it has no register.
+/// The number of a process without a register, which shares no memory with other processes.
 pub const ALONE: u32 = 1;
-/// The largest number.
+/// The largest number of a process.
 pub const MOST: u32 = (1 << 29) - 1;
 
 /// Descriptor of the register, plus 1; 0 before it is made. Children inherit the value.
 static REGISTER: AtomicI32 = AtomicI32::new(0);
 /// Descriptor of the eventfd that wakes all processes, plus 1; 0 before the register is made.
 static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);
-/// The last number that a process has taken, in the register. Null before the register is made.
+/// Address of the word, in the register, that holds the last number given out. Null before the
+/// register is made.
 static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// This process's number.
+/// This process's number, once it has one.
 static OWN: PerProcess<u32> = PerProcess::new();
-/// Whether this process shares its parent's descriptors.
+/// Whether this process shares its parent's descriptor table.
 static SHARES_DESCRIPTORS: AtomicBool = AtomicBool::new(false);
-/// Held while the register is made.
+/// Held while this process makes the register or gets its number.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
 
-/// Returns this process's number. The first call takes the number, and makes the register if no
+/// Returns this process's number. The first call chooses the number, and makes the register if no
 /// ancestor has made it.
 ///
 /// Errors: those of memfd_create(2), mmap(2) and fcntl(2); `EAGAIN` if no number is left;
-/// `EOWNERDEAD` in a child that shares its parent's descriptors.
+/// `EOWNERDEAD` in a child that shares its parent's descriptor table.
 pub fn own() -> Result<u32, Errno> {
     if let Some(number) = OWN.get() {
         return Ok(*number);
@@ -71,17 +72,17 @@ pub fn own() -> Result<u32, Errno> {
     Ok(*OWN.get_or_make(|| number as u32))
 }
 
-/// Notes, in a forked child, whether it shares its parent's descriptors.
+/// Notes, in a forked child, whether it shares its parent's descriptor table.
 pub fn begin_child(shares_descriptors: bool) {
     SHARES_DESCRIPTORS.store(shares_descriptors, Ordering::Relaxed);
 }
 
-/// Returns the register's descriptor and word; makes the register if there is none. The caller
-/// holds `MAKING`.
+/// Returns the register's descriptor and the word with the last number. Makes the register if there
+/// is none. The caller holds `MAKING`.
 fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     let made = REGISTER.load(Ordering::Acquire);
-    // SAFETY: the word lies on a page that is never unmapped, and every process reaches it as an
-    // atomic.
+    // SAFETY: a non-null `LAST` points to a word on a page that is never unmapped, and every
+    // process accesses the word as an atomic.
     if let Some(last) = unsafe { LAST.load(Ordering::Acquire).as_ref() }
         && made != 0
     {
@@ -101,17 +102,18 @@ fn register() -> Result<(i32, &'static AtomicU64), Errno> {
     Ok((number, last))
 }
 
-/// Returns whether the process with this number is alive. The calling process must have a number;
-/// its own must not be asked for.
+/// Returns whether the process with this number is alive. The calling process must have a number,
+/// and `number` must be that of another process.
 pub fn is_alive(number: u32) -> bool {
     let register = REGISTER.load(Ordering::Acquire) - 1;
-    // Without an answer the process counts as alive: its lock may not be taken from it.
+    // If fcntl(2) fails, the process counts as alive: a lock must not be taken over from a living
+    // process.
     record_lock(register, linux::F_GETLK, number) != Ok(linux::F_UNLCK)
 }
 
-/// Adds the eventfd to `set`, with the event data `data`. From then on the set reports one event,
-/// or several, after each [`wake_all`] of any process. Takes a number for this process if it has
-/// none.
+/// Adds the eventfd that wakes all processes to `set`, with the event data `data`. From then on the
+/// set reports at least one event after each [`wake_all`] of any process. Gives this process a
+/// number if it has none.
 ///
 /// Errors: those of [`own`] and of epoll_ctl(2).
 pub fn watch_wake_ups(set: &Epoll, data: u64) -> Result<(), Errno> {
@@ -119,14 +121,14 @@ pub fn watch_wake_ups(set: &Epoll, data: u64) -> Result<(), Errno> {
     set.add(WAKE_EVENT.load(Ordering::Acquire) - 1, epoll::IN | epoll::EDGE, data)
 }
 
-/// Wakes all processes that watch the eventfd, also the calling one. For rare use: the cost grows
-/// with the number of processes. The calling process must have a number.
+/// Wakes all processes that called [`watch_wake_ups`], also the calling one. For rare use: the cost
+/// grows with the number of processes. The calling process must have a number.
 pub fn wake_all() {
     eventfd::signal(WAKE_EVENT.load(Ordering::Acquire) - 1);
 }
 
-/// Runs a command of fcntl(2) on the lock of byte `number`. Returns the kind of lock that the
-/// kernel reports.
+/// Calls fcntl(2) with a write lock of byte `number` of the register. Returns the type of lock that
+/// the kernel reports.
 fn record_lock(register: i32, command: u32, number: u32) -> Result<u32, Errno> {
     let mut lock =
         linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: i64::from(number), l_len: 1, l_pid: 0 };

@@ -1,10 +1,10 @@
-//! The processors on which threads run.
+//! Queries and sets the processors on which a thread may run; prefetches; yields.
 
 use crate::SystemCall;
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Most processors that an affinity mask can name here.
+/// Number of processors that a [`Mask`] can name.
 const LIMIT: usize = 1024;
 
 /// An affinity mask, as sched_setaffinity(2) takes it.
@@ -17,24 +17,25 @@ fn allowed() -> Mask {
     mask
 }
 
-/// Returns how many processors this thread may run on; at least one.
+/// Returns the number of processors on which this thread may run; at least 1.
 pub fn count() -> u32 {
     allowed().iter().map(|word| word.count_ones()).sum::<u32>().max(1)
 }
 
-/// Prefetches a value that is about to be used.
+/// Prefetches the cache lines of a value that is about to be used.
 #[inline(always)]
 pub fn prefetch<T>(value: &T) {
     use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     const LINE: usize = 64;
     let start: *const T = value;
     for line in (0..size_of::<T>()).step_by(LINE) {
-        // SAFETY: the instruction has no effect on memory and never faults.
+        // SAFETY: a prefetch changes no memory and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(start.wrapping_byte_add(line).cast()) };
     }
 }
 
-/// Returns whether the process had only one processor at the first call.
+/// Returns whether the thread that first called this function could run on one processor only. The
+/// answer is kept for later calls.
 pub fn is_only() -> bool {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let known = COUNT.load(Ordering::Relaxed);
@@ -62,8 +63,8 @@ pub fn are_allowed(mask: &Mask) -> bool {
     (0..last).all(|index| refused(index) == 0) && refused(last) & !beyond == 0
 }
 
-/// Restricts this thread to these processors, as far as the system permits; an empty mask changes
-/// nothing.
+/// Restricts this thread to the processors of a mask, as far as the kernel permits. An empty mask
+/// changes nothing.
 pub fn stay_among(mask: &Mask) {
     let arguments = [0, size_of::<Mask>() as u64, mask.as_ptr() as u64, 0, 0];
     let _ = SystemCall::new(linux::__NR_sched_setaffinity, arguments).run();

@@ -1,12 +1,12 @@
-//! The threads of the process, as the kernel lists them, and how one of them has ended.
-//! [`crate::own_threads`] tells which of them are usring's.
+//! Lists the threads of the process (/proc/self/task), and finds out how a thread has ended.
+//! [`crate::own_threads`] knows which threads are usring's.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
 use core::mem::offset_of;
 use linux_raw_sys::general as linux;
 
-/// Returns the id of a thread of the process for which `is_sought` returns `true`, if there is one.
+/// Returns the id of the first listed thread of the process for which `is_sought` returns `true`.
 pub fn find(is_sought: impl Fn(u32) -> bool) -> Result<Option<u32>, Errno> {
     let path = c"/proc/self/task".as_ptr() as u64;
     let flags = u64::from(linux::O_RDONLY | linux::O_DIRECTORY | linux::O_CLOEXEC);
@@ -31,7 +31,7 @@ pub fn find(is_sought: impl Fn(u32) -> bool) -> Result<Option<u32>, Errno> {
     }
 }
 
-/// Offset of the name in a `struct linux_dirent64`; the entry's size is at offset 16.
+/// Offset of the name in a `struct linux_dirent64`, in bytes. (The entry's size is at offset 16.)
 const NAME_IN_ENTRY: usize = 19;
 
 /// Parses a directory entry's name as a number, if it is one.
@@ -43,21 +43,23 @@ fn number_in(name: &[u8]) -> Option<u32> {
     (!digits.is_empty()).then_some(number)
 }
 
-/// Returns the id of the process's first thread, which stays in the list after its end.
+/// Returns the id of the process's first thread. Linux lists this thread even after it has ended.
 pub fn first() -> u32 {
     SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32
 }
 
-/// Returns the status that a thread passed to exit(2), if it has ended and is still in the list.
+/// Returns the status that a thread passed to exit(2), if the thread has ended and Linux still
+/// lists it in /proc/self/task.
 pub fn status_of_ended(thread: u32) -> Option<u8> {
     let mut text = [0u8; 1024];
     status_in(read_stat(thread, &mut text)?)
 }
 
-/// Returns whether a thread in the list has begun to end: it runs no more code of the process.
+/// Returns whether a thread has begun to end, so that it runs no more code in user mode. `false` if
+/// Linux no longer lists the thread.
 pub fn is_ending(thread: u32) -> bool {
-    // Room up to the flags: nine numbers and a name of 15 bytes. The caller's stack may be a small
-    // one of the program's, for signals.
+    // Enough for the fields up to the flags: nine numbers and a name of 15 bytes. The buffer is
+    // small because the caller may run on a small signal stack of the program.
     let mut text = [0u8; 128];
     read_stat(thread, &mut text).and_then(has_begun_to_end).unwrap_or(false)
 }
@@ -90,10 +92,10 @@ fn fields_of(text: &[u8]) -> Option<impl DoubleEndedIterator<Item = &[u8]>> {
     Some(text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()))
 }
 
-/// The kernel's PF_EXITING, in the field of flags. Linux sets it before it clears the thread's word
-/// (CLONE_CHILD_CLEARTID).
+/// PF_EXITING, a bit of the field of flags in `/proc/PID/stat`. Linux sets it before it clears the
+/// thread's word (CLONE_CHILD_CLEARTID).
 const EXITING: u32 = 0x4;
-/// Fields between the state and the flags.
+/// Number of fields between the state and the flags in `/proc/PID/stat`.
 const BEFORE_FLAGS: usize = 5;
 
 fn has_begun_to_end(text: &[u8]) -> Option<bool> {
@@ -101,7 +103,8 @@ fn has_begun_to_end(text: &[u8]) -> Option<bool> {
     Some(flags & EXITING != 0)
 }
 
-/// Returns the exit status from `/proc/PID/stat`: the last field, for a thread in state Z or X.
+/// Returns the exit status, which is the last field of `/proc/PID/stat`, for a thread in state Z or
+/// X. `None` for any other thread.
 fn status_in(text: &[u8]) -> Option<u8> {
     let mut fields = fields_of(text)?;
     let has_ended = matches!(fields.next()?, b"Z" | b"X");
@@ -109,13 +112,13 @@ fn status_in(text: &[u8]) -> Option<u8> {
     has_ended.then_some((status >> 8) as u8)
 }
 
-/// A thread's descriptor, readable once the thread has ended.
+/// A pidfd of one thread. It becomes readable once the thread has ended.
 #[derive(Debug)]
 pub struct ThreadDescriptor(OwnedDescriptor);
 
-/// PIDFD_THREAD: a descriptor of the thread, not of its process (Linux 6.9).
+/// PIDFD_THREAD (Linux 6.9): the pidfd is for one thread, not for its process.
 const THREAD: u32 = linux::O_EXCL;
-/// PIDFD_GET_INFO, and PIDFD_INFO_EXIT (Linux 6.15).
+/// The ioctl PIDFD_GET_INFO; its flag PIDFD_INFO_EXIT (`EXIT`, Linux 6.15).
 const GET_INFORMATION: u64 = 0xc040_ff0b;
 const EXIT: u64 = 1 << 3;
 
@@ -132,7 +135,8 @@ struct Information {
 const _: () = assert!(size_of::<Information>() == 64 && offset_of!(Information, exit_status) == 60);
 
 impl ThreadDescriptor {
-    /// Opens a thread. Errors: `EINVAL` before Linux 6.9; `ESRCH` if there is no such thread.
+    /// Opens a pidfd of a thread. Errors: `EINVAL` before Linux 6.9; `ESRCH` if there is no such
+    /// thread.
     pub fn open(thread: u32) -> Result<ThreadDescriptor, Errno> {
         let number = SystemCall::new(linux::__NR_pidfd_open, [u64::from(thread), u64::from(THREAD), 0, 0, 0]).run()?;
         OwnedDescriptor::from_raw(number as i32).into_private().map(ThreadDescriptor)
@@ -142,17 +146,17 @@ impl ThreadDescriptor {
         self.0.number()
     }
 
-    /// Returns the status that the thread, which has ended, passed to exit(2). `None`: the kernel
-    /// does not tell.
+    /// Returns the status that the thread passed to exit(2); the thread must have ended. `None` if
+    /// the kernel does not report the status.
     ///
-    /// Error: `EAGAIN` if the thread has not left the list yet.
+    /// Error: `EAGAIN` if Linux still lists the thread in /proc/self/task.
     pub fn exit_code(&self) -> Result<Option<u8>, Errno> {
         let mut information = Information { mask: EXIT, ..Information::default() };
         let arguments = [self.number() as u64, GET_INFORMATION, &raw mut information as u64, 0, 0];
         match SystemCall::new(linux::__NR_ioctl, arguments).run() {
             Ok(_) if information.mask & EXIT != 0 => Ok(Some((information.exit_status >> 8) as u8)),
             Ok(_) => Err(Errno::EAGAIN),
-            // ENOTTY before Linux 6.13; ESRCH before 6.15, once the thread has left the list.
+            // ENOTTY before Linux 6.13. ESRCH before 6.15, once Linux no longer lists the thread.
             Err(_) => Ok(None),
         }
     }

@@ -1,5 +1,6 @@
-//! The task-work list (the kernel's `mpscq`). Any thread pushes entries for a ring's own thread
-//! without a lock, and never waits for another pusher. The ring's driver takes them, oldest first.
+//! The task-work list (the kernel's `mpscq`). Any thread pushes entries for a ring without a lock,
+//! and never waits for another pusher. The ring's driver (the thread that holds the ring's lock)
+//! takes them out, oldest first.
 //!
 //! # Pushing and taking
 //! The list is linked from the oldest entry to the newest. A pusher makes two steps, whatever other
@@ -8,32 +9,33 @@
 //! 2. It links its entry behind the previous newest.
 //!
 //! Between the two steps the list is broken (`torn`), and **the taker never waits for its repair**.
-//! The taker takes the entries that it can reach. The pusher, after its second step, updates
-//! `state` and decides whom to notify, as for any entry. The last entry of an unbroken list is
-//! taken by putting the list's own `stub` in its place.
+//! The taker takes out the entries that it can reach from the oldest one. After its second step the
+//! pusher updates `state`, and decides whom to notify, as for any entry. To take out the only entry
+//! of an unbroken list, the taker makes the list's own `stub` the newest.
 //!
-//! There is one [`Taker`], which the ring's driver holds.
+//! A list has one [`Taker`], which only the ring's driver uses.
 //!
 //! # State
-//! One word says what the taker has not looked at since it last [began](Taker::begin):
+//! One word says what has been pushed since the taker last [began](Taker::begin) to take entries:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0–28 | `lazy` | number of pushed entries that can wait until more have come |
-//! | 29 | `torn` | the taker could not reach an entry, and stopped |
-//! | 30 | `urgent` | an entry was pushed that cannot wait, or the taker left entries |
-//! | 31 | `sealed` | no taker will look any more ([`Taker::seal`]) |
+//! | 0–28 | `lazy` | number of pushed entries that can wait until more are pushed |
+//! | 29 | `torn` | the taker stopped at a link that was not stored yet |
+//! | 30 | `urgent` | an entry that cannot wait was pushed, or the taker stopped before the last entry |
+//! | 31 | `sealed` | the taker will take no entries any more ([`Taker::seal`]) |
 //!
 //! The word is changed after the list, by one read-modify-write on each side. Hence:
-//! - A taker that begins either finds the entry, or leaves the entry's mark in the word for its
-//!   next look.
-//! - A taker that leaves a broken list either finds it repaired, or the repairing pusher announces
-//!   its entry again ([`Taker::leave`]).
-//! - A pusher that pushes while the queue is sealed either is seen by the sealing thread, or sees
-//!   the seal. In the second case the pusher must take the entry out again itself.
+//! - When a taker begins, it can reach a pushed entry, or the pusher's update of the word makes the
+//!   next [`Taker::begin`] return `true`.
+//! - When a taker stops at a broken list ([`Taker::leave`]), it either finds the list repaired, or
+//!   the pusher that repairs it announces its entry again.
+//! - If an entry is pushed while the queue is being sealed, either the sealing thread finds the
+//!   entry, or the pusher sees the seal. In the second case the pusher must see to it that the
+//!   entry is taken out.
 //!
-//! [`Entry`] owns its allocation. A request moves between its holders as that pointer, so no step
-//! allocates.
+//! An [`Entry`] owns its allocation. A request is passed on as a pointer to its entry, so neither a
+//! push nor a take allocates.
 
 use crate::ordering::Edge;
 use crate::sync::{Arc, AtomicPtr, AtomicU32, Ordering, UnsafeCell};
@@ -42,15 +44,16 @@ use core::fmt;
 use core::ops::{Deref, DerefMut};
 use core::ptr;
 
-/// The next newer entry, once it is linked.
+/// Pointer to the next newer entry; null until its pusher has linked it.
 type Link = AtomicPtr<Header>;
 
-/// The part of an entry that the queue uses; also the stub.
+/// The link of an entry in the list, or of the stub.
 struct Header {
     newer: Link,
 }
 
-/// The header comes first: a pointer to the header is a pointer to the node.
+/// An entry's allocation. The header comes first, so a pointer to the header is a pointer to the
+/// node.
 #[repr(C)]
 struct Node<T> {
     header: Header,
@@ -61,7 +64,7 @@ struct Node<T> {
 pub struct Entry<T>(Box<Node<T>>);
 
 impl<T> Entry<T> {
-    /// Allocates the node: the only allocation in this value's life.
+    /// Allocates an entry. Pushing and taking it allocates nothing more.
     pub fn new(value: T) -> Self {
         Entry(Box::new(Node { header: Header { newer: AtomicPtr::new(ptr::null_mut()) }, value }))
     }
@@ -97,40 +100,39 @@ const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
 
-/// Returns whether there are entries that the taker has not looked at.
+/// Returns whether entries were pushed since the taker last began, or it left some.
 #[inline(always)]
 fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
 }
 
-/// Whether a thread that waits for several entries may go on sleeping until there are as many.
+/// Whether a thread that waits for several entries may sleep on when this entry is pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// The thread may go on sleeping: the kernel's lazy wake.
+    /// The thread may sleep until there are as many entries as it waits for (the kernel's lazy
+    /// wake).
     Lazy,
-    /// The thread must look: other work may wait for this entry.
+    /// The thread must be woken at once, because other work may wait for this entry.
     Urgent,
 }
 
-/// The result of a push.
+/// The result of [`Queue::push`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the taker has to be notified, and a sealed queue has none"]
 pub struct Pushed {
     /// This pusher has to announce the entry. Either the list was empty, and later pushers rely on
-    /// this announcement. Or the taker stopped at a broken list, and this push may have broken it.
+    /// this announcement. Or the taker stopped at a broken link, which may be this pusher's.
     pub first: bool,
-    /// Number of entries that the taker has not looked at; `u32::MAX` if an urgent entry is among
-    /// them.
+    /// Number of entries pushed since the taker last began; `u32::MAX` if one of them is urgent.
     pub queued: u32,
-    /// The queue was sealed meanwhile: this thread must see to it that the queue's entries are
-    /// taken.
+    /// The queue is sealed. This pusher must see to it that the queue's entries are taken out.
     pub sealed: bool,
 }
 
-/// The pushers' end.
+/// The pushers' end of a task-work list.
 pub struct Queue<T>(Arc<Shared<T>>);
 
-/// The taker's end.
+/// The taker's end of a task-work list. Only the ring's driver uses it.
 pub struct Taker<T>(Arc<Shared<T>>);
 
 struct Shared<T> {
@@ -143,11 +145,11 @@ struct Shared<T> {
     _entries: core::marker::PhantomData<Entry<T>>,
 }
 
-// SAFETY: 1. Entries only pass through, each from one owner to the next. 2. The pointers lead to
-// nodes of the list and to the stub, which live as long as the list.
+// SAFETY: 1. The list only moves entries between owners. 2. All pointers lead to nodes of the list
+// or to the stub, which live as long as the list.
 unsafe impl<T: Send> Send for Shared<T> {}
-// SAFETY: 1. Entries only pass through, each from one owner to the next. 2. Only the taker and
-// `drop` touch `head`.
+// SAFETY: 1. The list only moves entries between owners. 2. Only the taker and `drop` access
+// `head`.
 unsafe impl<T: Send> Sync for Shared<T> {}
 
 /// Makes an empty queue; returns both ends of it.
@@ -176,8 +178,8 @@ impl<T> Queue<T> {
         unsafe { (*node).newer.store(ptr::null_mut(), Ordering::Relaxed) };
         let before = shared.tail.swap(node, Edge::Queue.both());
         // SAFETY: 1. `before` was the newest node, and no node is linked behind it yet. The taker
-        // does not take it until this thread has linked its own. 2. The stub lives as long as the
-        // queue.
+        // does not take it out until this thread has linked its node. 2. If `before` is the stub,
+        // it lives as long as the queue.
         unsafe { (*before).newer.store(node, Edge::Queue.release()) };
         let state = match urgency {
             Urgency::Lazy => shared.state.fetch_add(1, Edge::Queue.both()).wrapping_add(1),
@@ -188,14 +190,15 @@ impl<T> Queue<T> {
         Pushed { first, queued, sealed: state & SEALED != 0 }
     }
 
-    /// Returns whether the taker has looked at every entry. One relaxed load; a caller that relies
-    /// on the answer passes a barrier first.
+    /// Returns whether there is nothing to take: no entry was pushed since the taker last began,
+    /// and it left none. One relaxed load: a caller that relies on the answer executes a barrier
+    /// first.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         !is_marked(self.0.state.load(Ordering::Relaxed))
     }
 
-    /// Returns whether no taker will look any more.
+    /// Returns whether the taker has sealed the queue: it will take no entries any more.
     #[inline]
     pub fn is_sealed(&self) -> bool {
         self.0.state.load(Ordering::Relaxed) & SEALED != 0
@@ -203,8 +206,8 @@ impl<T> Queue<T> {
 }
 
 impl<T> Taker<T> {
-    /// Returns whether there are entries to look at. From here on pushers mark the state anew. So
-    /// the caller has to take all entries, or [leave](Self::leave) them.
+    /// Returns whether there are entries to take, and resets the state. So the caller has to
+    /// [take](Self::take) all entries, or call [`Self::leave`].
     #[inline]
     pub fn begin(&mut self) -> bool {
         if !is_marked(self.0.state.load(Ordering::Relaxed)) {
@@ -214,12 +217,12 @@ impl<T> Taker<T> {
         true
     }
 
-    /// Takes the oldest entry that can be reached. `None` if there is none, or only behind a broken
-    /// link.
+    /// Removes and returns the oldest entry. `None` if the list is empty, or if a link that the
+    /// taker needs is not stored yet.
     #[inline]
     pub fn take(&mut self) -> Option<Entry<T>> {
         let shared = &*self.0;
-        // SAFETY: `&mut self` is the only taker.
+        // SAFETY: a list has one taker, borrowed mutably here, so no other thread accesses `head`.
         shared.head.with_mut(|head| unsafe { shared.advance(&mut *head) }).map(|node| {
             // SAFETY: 1. `Box::into_raw` of a node made the pointer. 2. The node has just left the
             // list, and belongs to this thread.
@@ -227,17 +230,18 @@ impl<T> Taker<T> {
         })
     }
 
-    /// Leaves the entries not taken since [`Self::begin`] to the next look.
+    /// Stops taking. If entries are left that can be reached, the next [`Self::begin`] returns
+    /// `true`.
     pub fn leave(&mut self) -> Rest {
         let shared = &*self.0;
         if ptr::eq(shared.tail.load(Ordering::Relaxed), shared.stub()) {
             return Rest::Nothing;
         }
-        // SAFETY: `&mut self` is the only taker.
+        // SAFETY: a list has one taker, borrowed mutably here, so no other thread accesses `head`.
         let can_advance = || shared.head.with_mut(|head| unsafe { shared.can_advance(*head) });
         if !can_advance() {
-            // A pusher that has changed the state already repaired the list before. Any other
-            // pusher finds `TORN` set.
+            // If the pusher of the missing link has already updated the state, the check below sees
+            // its link. If not, the pusher will find `TORN` set.
             shared.state.fetch_or(TORN, Edge::Queue.both());
             if !can_advance() {
                 return Rest::OutOfReach;
@@ -247,22 +251,22 @@ impl<T> Taker<T> {
         Rest::Entries
     }
 
-    /// Seals the queue: no taker will look any more, and each later push reports the seal. The
-    /// caller takes the entries that are in the queue.
+    /// Seals the queue: from now on each push reports the seal. The caller takes out the entries
+    /// that are in the queue.
     pub fn seal(&mut self) {
         self.0.state.fetch_or(SEALED | URGENT, Edge::Queue.acquire());
     }
 }
 
-/// The rest of the list when the taker stops.
+/// The state of the list when the taker stops ([`Taker::leave`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     Nothing,
-    /// A pusher is between its two steps. It announces its entry when it is done, as the
-    /// [first](Pushed::first). That entry may then be the only one counted, so a thread that goes
-    /// to sleep must ask to be woken for one.
+    /// A pusher is between its two steps, so the next entry is out of reach. The pusher will
+    /// announce its entry, as if it was the [first](Pushed::first). It may then be the only entry
+    /// counted, so a thread that goes to sleep waits for 1 entry.
     OutOfReach,
-    /// Entries are left; they are marked as not looked at.
+    /// Entries are left, and the state says so: the next [`Taker::begin`] returns `true`.
     Entries,
 }
 
@@ -271,15 +275,14 @@ impl<T> Shared<T> {
         (&raw const self.stub).cast_mut()
     }
 
-    /// Takes the oldest node out of the list.
+    /// Removes and returns the oldest node, as [`Taker::take`] does.
     ///
     /// # Safety
-    /// `head` must be the list's, and no other thread may use it.
+    /// `head` must be the field `head` of this list, and no other thread may access it.
     #[inline]
     unsafe fn advance(&self, head: &mut *mut Header) -> Option<*mut Header> {
         let mut oldest = *head;
-        // SAFETY: for this and the following reads of `newer`: 1. The head is a node of the list or
-        // the stub. 2. A node stays until the taker takes it.
+        // SAFETY: `oldest` is the stub, or a node, which lives until this thread takes it out.
         let mut newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
         if ptr::eq(oldest, self.stub()) {
             if newer.is_null() {
@@ -287,19 +290,20 @@ impl<T> Shared<T> {
             }
             oldest = newer;
             *head = oldest;
-            // SAFETY: a node stays until the taker takes it.
+            // SAFETY: a node lives until the taker takes it out, which only this thread does.
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
         }
         if newer.is_null() {
-            // `oldest` is the newest node, too, or a pusher is about to link a node behind it. The
-            // release orders the reset of the stub's link before the next pusher's store to it.
+            // `oldest` is also the newest node, or a pusher has not linked its node behind it yet.
+            // The release orders the reset of the stub's link before the next pusher's store to
+            // that link.
             self.stub.newer.store(ptr::null_mut(), Ordering::Relaxed);
             let stub = self.stub();
             if self.tail.compare_exchange(oldest, stub, Edge::Queue.release(), Ordering::Relaxed).is_ok() {
                 *head = stub;
                 return Some(oldest);
             }
-            // SAFETY: a node stays until the taker takes it.
+            // SAFETY: a node lives until the taker takes it out, which only this thread does.
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
             if newer.is_null() {
                 return None;
@@ -309,12 +313,13 @@ impl<T> Shared<T> {
         Some(oldest)
     }
 
-    /// Returns whether there is a node that can be taken.
+    /// Returns whether [`Self::advance`] would return a node.
     ///
     /// # Safety
-    /// `head` must be the list's, and no other thread may change it.
+    /// `head` must be the value of the field `head` of this list, and no other thread may change
+    /// that field.
     unsafe fn can_advance(&self, head: *mut Header) -> bool {
-        // SAFETY: as in `advance`.
+        // SAFETY: `head` is the stub, or a node, which lives until the caller takes it out.
         let newer = unsafe { (*head).newer.load(Ordering::Relaxed) };
         !newer.is_null() || !ptr::eq(head, self.stub()) && ptr::eq(self.tail.load(Ordering::Relaxed), head)
     }
@@ -323,10 +328,12 @@ impl<T> Shared<T> {
 impl<T> Drop for Shared<T> {
     fn drop(&mut self) {
         loop {
-            // SAFETY: no other thread has the queue.
+            // SAFETY: `drop` has the last reference to the queue, so no other thread accesses
+            // `head`.
             let node = self.head.with_mut(|head| unsafe { self.advance(&mut *head) });
             let Some(node) = node else { return };
-            // SAFETY: as in `take`.
+            // SAFETY: 1. `Box::into_raw` of a node made the pointer. 2. The node has just left the
+            // list, and belongs to this thread.
             drop(unsafe { Box::from_raw(node.cast::<Node<T>>()) });
         }
     }

@@ -1,9 +1,9 @@
-//! A reference that is set once and read without a lock, also in a child that was forked while
-//! another thread was setting or reading it.
+//! A reference that is set and read without a lock. So it also works in a child that was forked
+//! while another thread was setting or reading it.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A reference that is set once and read without a lock.
+/// A reference that is set, usually once, and read without a lock.
 #[derive(Debug)]
 pub struct SetOnce<T: Sync + 'static>(AtomicPtr<T>);
 
@@ -25,7 +25,7 @@ impl<T: Sync + 'static> SetOnce<T> {
 
     #[inline]
     pub fn get(&self) -> Option<&'static T> {
-        // SAFETY: only `set` stores here, and it stores shared references that live for ever.
+        // SAFETY: the pointer is null, or a `&'static T` that `set` stored.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 }

@@ -1,11 +1,11 @@
 //! Memory that usring shares with the program: ring headers, entries, buffer rings.
 //!
-//! - The program may write any of it at any moment, so no data in it is ever borrowed. Words are
-//!   atomics. Entries are copied in or out by volatile accesses, each byte once.
+//! - The program may write this memory at any moment, so no reference to data in it is ever made.
+//!   Words are accessed as atomics. Entries are copied by volatile accesses, each byte once.
 //! - Offsets come from usring's own ring layout. An offset out of range is a bug of usring and
 //!   panics.
-//! - In a model each word is a loom atomic, and each eight bytes of entries are a loom cell. So
-//!   loom finds an entry that both sides touch at the same time.
+//! - In a loom model each word is a loom atomic, and each eight bytes of entries are a loom cell.
+//!   So loom reports an entry that both sides access at the same time.
 
 pub use crate::plain::Plain;
 
@@ -29,16 +29,17 @@ mod machine {
     use core::ops::{Deref, Range};
     use core::ptr::NonNull;
 
-    /// Least length of a piece, in bytes, and its alignment: a cache line. So a word at a constant
-    /// offset (a ring's heads and tails) needs no check against the length.
+    /// Least length and alignment of a [`SharedMemory`], in bytes: a cache line. So a word in the
+    /// first line (a ring's heads and tails) needs no check against the length.
     pub const LEAST: usize = 64;
 
-    /// A piece of shared memory, mapped by usring or lent by the program.
+    /// A range of shared memory, mapped by usring or provided by the program.
     #[derive(Debug)]
     pub struct SharedMemory {
         address: NonNull<u8>,
         length: usize,
-        /// The mapping in which the piece lies. `None`: the memory is not usring's.
+        /// The mapping of usring in which the range lies. `None` if the memory is the program's or
+        /// the kernel's.
         mapping: Option<Arc<Mapping>>,
     }
 
@@ -48,7 +49,7 @@ mod machine {
     unsafe impl Sync for SharedMemory {}
 
     impl SharedMemory {
-        /// Makes shared memory of a mapping that usring owns.
+        /// Makes shared memory of a whole mapping that usring owns.
         pub fn new(mapping: Mapping) -> Self {
             let whole = 0..mapping.length();
             Self::part_of(&Arc::new(mapping), whole)
@@ -75,9 +76,9 @@ mod machine {
             SharedMemory { address, length, mapping: None }
         }
 
-        /// Makes shared memory of the program's memory that it lends for a ring
-        /// (`IORING_SETUP_NO_MMAP`, a buffer ring), and touches every page of it. The ring's
-        /// creator vouches that it stays mapped (see the head of the crate).
+        /// Makes shared memory of the program's memory for a ring (`IORING_SETUP_NO_MMAP`) or a
+        /// buffer ring. Accesses every page. The ring's creator vouches that the memory stays
+        /// mapped (see the head of the crate).
         ///
         /// Errors: `EFAULT` if the memory cannot be read and written, or if the kernel would not
         /// pin it; `EINVAL` if it is not aligned.
@@ -85,17 +86,18 @@ mod machine {
             if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);
             }
-            // The rest of a cache line lies on the same page.
+            // If the length is rounded up to a cache line, the added bytes lie on the same page.
             let length = length.max(LEAST);
             user_memory::probe_writable(address, length)?;
             PinCheck::default().check(address, length)?;
-            // SAFETY: 1. Every page was accessible a moment ago. 2. The creator of the ring vouches
-            // that they stay mapped. 3. The program knows that the ring writes this memory.
+            // SAFETY: 1. `probe_writable` has accessed every page. 2. The creator of the ring
+            // vouches that the pages stay mapped, and that the program uses them as io_uring's
+            // interface prescribes.
             Ok(unsafe { SharedMemory::borrowed(address.0 as usize, length) })
         }
 
-        /// Maps the piece once more, for the program: see [`Mapping::duplicate`]. Error: `ENOMEM`
-        /// if the memory is not usring's.
+        /// Maps the range a second time, for the program: see [`Mapping::duplicate`]. Error:
+        /// `ENOMEM` if the range is not in a mapping of usring.
         pub fn duplicate(&self, length: usize) -> Result<usize, Errno> {
             let mapping = self.mapping().ok_or(Errno::ENOMEM)?;
             let start = self.address() - mapping.address();
@@ -117,8 +119,7 @@ mod machine {
 
         #[inline(always)]
         fn at(&self, offset: usize, size: usize, alignment: usize) -> *mut u8 {
-            // A value no larger than a cache line is never larger than the piece, so the
-            // subtraction cannot wrap.
+            // The range has at least `LEAST` bytes, so the subtraction cannot wrap.
             let fits = match size <= LEAST {
                 true => offset <= self.length - size,
                 false => offset.checked_add(size).is_some_and(|end| end <= self.length),
@@ -129,8 +130,8 @@ mod machine {
             self.address.as_ptr().wrapping_add(offset)
         }
 
-        /// Returns the address of a part of the memory. Panics if the part is out of range, so
-        /// users of the address need no further check.
+        /// Returns the address of a part of the memory. Panics if the part is out of range or not
+        /// aligned, so users of the address need no further check.
         pub(crate) fn part(&self, offset: usize, size: usize, alignment: usize) -> NonNull<u8> {
             NonNull::new(self.at(offset, size, alignment)).expect("shared memory has an address")
         }
@@ -138,58 +139,63 @@ mod machine {
         /// Returns the word at `offset`.
         #[inline(always)]
         pub fn word(&self, offset: usize) -> &AtomicU32 {
-            // SAFETY: 1. In range and aligned. 2. usring accesses the word by atomics only. 3. The
-            // program's own plain accesses are those of any io_uring program.
+            // SAFETY: 1. `at` has checked that the word is in range and aligned. 2. usring accesses
+            // the word only as an atomic, and the program as io_uring's interface prescribes.
             unsafe { &*self.at(offset, 4, 4).cast() }
         }
 
-        /// Returns the word at `offset` of the first cache line, without a check against the
-        /// length.
+        /// Returns the word at `offset`, which must lie in the first cache line. Does not check the
+        /// memory's length.
         #[inline(always)]
         pub fn header_word(&self, offset: usize) -> &AtomicU32 {
             assert!(offset <= LEAST - 4 && offset.is_multiple_of(4), "a header is one cache line");
-            // SAFETY: as in `word`; no piece is shorter.
+            // SAFETY: 1. The first `LEAST` bytes always lie in the memory, and the word is aligned.
+            // 2. usring accesses the word only as an atomic.
             unsafe { &*self.address.as_ptr().wrapping_add(offset).cast() }
         }
 
-        /// Returns the half word at `offset` (the tail of a buffer ring is one).
+        /// Returns the 16-bit word at `offset` (such as the tail of a buffer ring).
         #[inline(always)]
         pub fn half_word(&self, offset: usize) -> &AtomicU16 {
-            // SAFETY: as in `word`.
+            // SAFETY: 1. `at` has checked that the half word is in range and aligned. 2. usring
+            // accesses it only as an atomic.
             unsafe { &*self.at(offset, 2, 2).cast() }
         }
 
-        /// Copies a value out, each byte once.
+        /// Copies the value at `offset` out of the memory, reading each byte once.
         #[inline(always)]
         pub fn read<T: Plain>(&self, offset: usize) -> T {
             // SAFETY: in range and aligned.
             unsafe { copy_from(self.at(offset, size_of::<T>(), align_of::<T>())) }
         }
 
-        /// Copies a value in.
+        /// Copies a value into the memory at `offset`.
         #[inline(always)]
         pub fn write<T: Plain>(&self, offset: usize, value: T) {
             // SAFETY: in range and aligned.
             unsafe { copy_to(self.at(offset, size_of::<T>(), align_of::<T>()), value) };
         }
 
-        /// Copies bytes from the program's memory in. After `EFAULT` a part may have been copied.
+        /// Copies `length` bytes from the program's memory to `offset`. After `EFAULT` a part may
+        /// have been copied.
         #[inline]
         pub fn copy_in(&self, offset: usize, length: usize, from: UserAddress) -> Result<(), Errno> {
-            // SAFETY: in range; no references into it exist.
+            // SAFETY: `at` has checked that the bytes are in range, and no references into them
+            // exist.
             unsafe { user_memory::copy_to_raw(self.at(offset, length, 1), from, length) }
         }
 
-        /// Copies bytes out to the program's memory. After `EFAULT` a part may have been copied.
+        /// Copies `length` bytes at `offset` to the program's memory. After `EFAULT` a part may
+        /// have been copied.
         #[inline]
         pub fn copy_out(&self, offset: usize, length: usize, to: UserAddress) -> Result<(), Errno> {
-            // SAFETY: in range. Bytes that another process writes meanwhile are copied as they
-            // stand; usring does not interpret them.
+            // SAFETY: `at` has checked that the bytes are in range. They may change during the
+            // copy; usring does not interpret them.
             unsafe { user_memory::copy_from_raw(to, self.at(offset, length, 1), length) }
         }
     }
 
-    /// Words of usring's in shared memory, which this value keeps mapped.
+    /// A reference to words of usring in shared memory. It keeps the memory mapped.
     #[derive(Debug)]
     pub struct View<T> {
         words: NonNull<T>,
@@ -220,8 +226,9 @@ mod machine {
 
         #[inline(always)]
         fn deref(&self) -> &T {
-            // SAFETY: 1. In range and aligned, and mapped as long as this value lives. 2. Any bytes
-            // are a `T`, which consists of atomics: see `Words`.
+            // SAFETY: 1. `of` has checked that the words are in range and aligned, and `_memory`
+            // keeps them mapped. 2. Any bytes are a valid `T`, which consists of atomics: see
+            // `Words`.
             unsafe { self.words.as_ref() }
         }
     }
@@ -229,12 +236,12 @@ mod machine {
     /// Types that consist of atomic words alone.
     ///
     /// # Safety
-    /// Any bytes must be a value of the type. Every access to it must be atomic.
+    /// Any bytes must be a valid value of the type. Every access to a value must be atomic.
     pub unsafe trait Words: Sync {}
 
     // SAFETY: an atomic word.
     unsafe impl Words for AtomicU32 {}
-    // SAFETY: two atomic words.
+    // SAFETY: a `SleepWord` consists of two atomic words.
     unsafe impl Words for SleepWord {}
     // SAFETY: an atomic word.
     unsafe impl Words for SharingWord {}
@@ -246,17 +253,20 @@ mod machine {
     #[inline(always)]
     pub(crate) unsafe fn copy_from<T: Plain>(from: *mut u8) -> T {
         if align_of::<T>() != 8 {
-            // SAFETY: 1. The caller guarantees the place. 2. Any bytes are a `T`. 3. The read is
-            // volatile, so the program's writes cannot make two reads differ.
+            // SAFETY: 1. The caller guarantees that a `T` fits at `from`, aligned. 2. Any bytes are
+            // a valid `T`. 3. The volatile read reads each byte once, so a write by the program
+            // cannot make two reads differ.
             return unsafe { from.cast::<T>().read_volatile() };
         }
-        // Word by word: a volatile copy of a structure goes field by field.
+        // The copy is made word by word, because a volatile copy of a structure is made field by
+        // field.
         let mut value = MaybeUninit::<T>::uninit();
         for index in 0..size_of::<T>() / 8 {
-            // SAFETY: the caller guarantees the place; a type aligned to 8 consists of whole words.
+            // SAFETY: the caller guarantees that a `T` fits at `from`. A type aligned to 8 consists
+            // of whole words.
             unsafe { value.as_mut_ptr().cast::<u64>().add(index).write(from.cast::<u64>().add(index).read_volatile()) };
         }
-        // SAFETY: every word of the value was written, and any bytes are a `T`.
+        // SAFETY: every word of the value was written, and any bytes are a valid `T`.
         unsafe { value.assume_init() }
     }
 
@@ -267,15 +277,16 @@ mod machine {
     #[inline(always)]
     pub(crate) unsafe fn copy_to<T: Plain>(to: *mut u8, value: T) {
         if align_of::<T>() != 8 {
-            // SAFETY: the caller guarantees the place; no references into it exist.
+            // SAFETY: the caller guarantees that a `T` fits at `to`, aligned. No references into
+            // shared memory exist.
             return unsafe { to.cast::<T>().write_volatile(value) };
         }
-        // Written word by word, so that the value stays in registers. A volatile copy of a
+        // The value is written word by word, so that it stays in registers. A volatile copy of a
         // structure would go through the stack.
         let from = (&raw const value).cast::<u64>();
         for index in 0..size_of::<T>() / 8 {
-            // SAFETY: the caller guarantees the place; a type aligned to 8 consists of whole words
-            // and has no padding.
+            // SAFETY: the caller guarantees that a `T` fits at `to`. A type aligned to 8 consists
+            // of whole words, and a `Plain` type has no padding.
             unsafe { to.cast::<u64>().add(index).write_volatile(from.add(index).read()) };
         }
     }
@@ -324,7 +335,7 @@ mod model {
         }
 
         /// # Safety
-        /// None: the memory at the address is not touched.
+        /// The function is safe: a model does not access the memory at the address.
         pub unsafe fn borrowed(_: usize, length: usize) -> Self {
             SharedMemory::model(length)
         }
@@ -356,8 +367,8 @@ mod model {
             Err(Errno::EFAULT)
         }
 
-        /// Returns the half word at `offset`. Half words are stored apart from words: a model uses
-        /// each place as one or the other.
+        /// Returns the 16-bit word at `offset`. These words are stored apart from the 32-bit words,
+        /// so a model must not use the same bytes as both.
         pub fn half_word(&self, offset: usize) -> &AtomicU16 {
             assert!(offset.is_multiple_of(2));
             &self.half_words[offset / 2]
@@ -371,7 +382,7 @@ mod model {
                 self.entries[offset / 8 + index]
                     .with(|cell| unsafe { value.as_mut_ptr().cast::<u64>().add(index).write_unaligned(*cell) });
             }
-            // SAFETY: every byte was written above, and any bytes are a `T`.
+            // SAFETY: every byte was written above, and any bytes are a valid `T`.
             unsafe { value.assume_init() }
         }
 

@@ -1,8 +1,9 @@
-//! A table of shared objects that is read without a lock. Each object has a numbered place. A user
-//! announces its use by a hazard pointer ([`crate::hazard`]). The table grows, and never moves.
+//! A table of shared objects (`Arc`) that is read without a lock. Each object has an index, its
+//! place. A user protects the object by a hazard pointer ([`crate::hazard`]). The table can grow;
+//! its entries never move.
 //!
-//! A thread that takes an object out gets a reference count of its own. The table's reference is
-//! dropped when the last user has left.
+//! A thread that removes an object from the table gets a new reference to it. The table's reference
+//! is dropped when no hazard pointer protects the object any more.
 
 use crate::Errno;
 use crate::hazard::{self, Use};
@@ -15,15 +16,15 @@ use core::ops::Deref;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Places of the first segment; each further segment has twice as many as the one before.
+/// Number of places in the first segment. Each further segment has twice as many as the one before.
 const FIRST: usize = 64;
-/// Enough segments for every `u32`.
+/// Number of segments: enough for a place for every `u32`.
 const SEGMENTS: usize = 27;
 
-/// The table. Each place is 0, or an `Arc<T>` from `into_raw`.
+/// A table of shared objects. Each entry is 0, or a pointer from `Arc::<T>::into_raw`.
 pub struct SharedTable<T: Send + Sync> {
     segments: [AtomicPtr<AtomicUsize>; SEGMENTS],
-    /// Lock of a thread that takes an object out, and of a thread that looks without a hazard
+    /// Held by a thread that removes an object, and by a thread that finds one without a hazard
     /// pointer.
     removing: Mutex<()>,
     things: PhantomData<Arc<T>>,
@@ -39,7 +40,7 @@ impl<T: Send + Sync> Default for SharedTable<T> {
     }
 }
 
-/// An object in use: it lives at least as long as this value.
+/// A reference to an object of a [`SharedTable`]. The object lives at least as long as this value.
 pub struct Using<T> {
     thing: ManuallyDrop<Arc<T>>,
     /// The hazard pointer that keeps the table's reference alive. `None`: this value owns a
@@ -60,7 +61,8 @@ impl<T> Drop for Using<T> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.held.is_none() {
-            // SAFETY: this value owns the reference, and does not use it again.
+            // SAFETY: without `held` this value owns a reference count, and it does not use `thing`
+            // again.
             unsafe { ManuallyDrop::drop(&mut self.thing) };
         }
     }
@@ -81,12 +83,12 @@ impl<T: Send + Sync> SharedTable<T> {
         if segment.is_null() {
             return None;
         }
-        // SAFETY: a segment has as many entries as `locate` assumes, is zero from the start, and
-        // lives as long as the table.
+        // SAFETY: a segment has as many entries as `locate` assumes, starts as zeroes, and lives as
+        // long as the table.
         Some(unsafe { &*segment.add(offset) })
     }
 
-    /// Ensures that a place exists. Errors: `ENOMEM`.
+    /// Allocates the segment of a place, if it does not exist yet. Errors: `ENOMEM`.
     pub fn reserve(&self, place: usize) -> Result<(), Errno> {
         let (index, _) = locate(place);
         let segment = self.segments.get(index).ok_or(Errno::ENOMEM)?;
@@ -99,7 +101,8 @@ impl<T: Send + Sync> SharedTable<T> {
         entries.resize_with(length, || AtomicUsize::new(0));
         let fresh = entries.leak().as_mut_ptr();
         if segment.compare_exchange(null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: `fresh` came from such a vector a moment ago, and was not published.
+            // SAFETY: `fresh` is the leaked `entries`, with this length and capacity, and was not
+            // published.
             drop(unsafe { Vec::from_raw_parts(fresh, length, length) });
         }
         Ok(())
@@ -122,8 +125,8 @@ impl<T: Send + Sync> SharedTable<T> {
         // Acquire: pairs with the release in `put`.
         match hazard::protect(|| entry.load(Ordering::Acquire)) {
             Some((0, _)) => None,
-            // SAFETY: `object` came from `Arc::into_raw`. A thread that takes it out of the table
-            // does not drop it while `held` lives.
+            // SAFETY: `object` came from `Arc::into_raw`. A thread that removes it from the table
+            // does not drop the table's reference while `held` lives.
             Some((object, held)) => Some(Using { thing: ManuallyDrop::new(unsafe { share(object) }), held }),
             None => self.find_with_lock(entry),
         }
@@ -145,8 +148,8 @@ impl<T: Send + Sync> SharedTable<T> {
         }
     }
 
-    /// Takes the object out of a place, if `is_meant` accepts it. `None`: the place is empty, or
-    /// the object was not accepted.
+    /// Removes the object in a place from the table, if `is_meant` accepts it, and returns it.
+    /// `None` if the place is empty, or the object was not accepted.
     pub fn take(&self, place: usize, is_meant: impl FnOnce(&T) -> bool) -> Option<Arc<T>> {
         let entry = self.entry(place)?;
         let object = {
@@ -161,7 +164,8 @@ impl<T: Send + Sync> SharedTable<T> {
             object
         };
         // SAFETY: 1. `object` came from `Arc::into_raw`, and this function now owns the table's
-        // reference, to be dropped once. 2. No thread can find it any more.
+        // reference, which `retire` drops once. 2. The entry is 0, so no thread can find the object
+        // any more.
         unsafe {
             let thing = Arc::clone(&ManuallyDrop::new(share::<T>(object)));
             hazard::retire(object, drop_share::<T>);
@@ -170,17 +174,17 @@ impl<T: Send + Sync> SharedTable<T> {
     }
 }
 
-/// Returns the `Arc` of an object.
+/// Returns the `Arc` that a table's entry stands for.
 ///
 /// # Safety
 /// `object` must come from `Arc::<T>::into_raw`, and that reference must still exist.
 #[inline(always)]
 unsafe fn share<T>(object: usize) -> Arc<T> {
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees that the pointer came from `Arc::<T>::into_raw`.
     unsafe { Arc::from_raw(object as *const T) }
 }
 
-/// Drops a reference to an object.
+/// Drops the reference that a table's entry stands for.
 ///
 /// # Safety
 /// `object` must come from `Arc::<T>::into_raw`, and the caller must own that reference.

@@ -1,69 +1,73 @@
-//! The word that says whether several processes use a ring, and what the process that made the ring
-//! does about it. Neighbours: [`crate::sleep`], whose word all waiters of the ring share, and
-//! [`crate::process_mutex`], the ring's lock.
+//! The word that says whether several processes use a ring, and the protocol by which a process
+//! begins to use a ring of its parent. Neighbours: [`crate::sleep`] has the ring's sleep word, and
+//! [`crate::process_mutex`] is the ring's lock.
 //!
-//! While one process uses the ring, a waiter may lead (sleep in that process's epoll set), and a
-//! waiter runs the work that other threads of its process bring. Another process can neither reach
-//! the epoll set nor see that work. So both end when a second process begins to use the ring.
+//! While one process uses the ring, one waiter may be its leader (sleep in that process's epoll
+//! set). Waiters also run task work that other threads of the process publish. Another process can
+//! neither wake a thread in that epoll set nor see that work. So both end when a second process
+//! begins to use the ring.
 //!
-//! A waiter that becomes leader, and a process that begins ([`Edge::Share`]):
+//! A waiter becomes leader while a process begins to use the ring ([`Edge::Share`]):
 //!
 //! | step | process that begins: [`SharingWord::join`] | waiter: [`SharingWord::lead`] |
 //! |---|---|---|
-//! | 1 | marks the ring as shared | notes in the sleep word that it leads |
+//! | 1 | marks the ring as shared | notes in the sleep word that it is the leader |
 //! | 2 | full barrier | full barrier |
-//! | 3 | if a waiter leads: has the leader's process wake it | if the ring is shared: resigns |
+//! | 3 | if there is a leader: has the leader's process wake it | if the ring is shared: resigns |
 //!
-//! At least one of the two sees the other. The leader's process wakes the leader by
-//! [`SharingWord::has_late_leader`]. The leader then resigns, and finds the mark when it comes to
-//! sleep again.
+//! At least one of the two sees the other's step 1. In the leader's process a thread finds out by
+//! [`SharingWord::has_late_leader`] that it has to wake the leader. The leader then resigns, and
+//! finds the ring shared before it sleeps again.
 //!
-//! A thread that brings work, and a process that begins:
+//! A thread publishes work for a waiter while a process begins to use the ring:
 //!
-//! | step | process that begins | thread that brings work: [`SharingWord::leave_to_waiter`] |
+//! | step | process that begins | thread that publishes work: [`SharingWord::leave_to_waiter`] |
 //! |---|---|---|
 //! | 1 | marks the ring as shared | puts the work on its process's list |
 //! | 2 | announces a sleep in the sleep word | claims the announced sleepers |
 //! | 3 | | if the ring is shared: runs the work itself |
 //!
-//! A claim acquires what the announcement released. So a thread that claims a sleeper of another
-//! process sees the mark, and does not count on that sleeper.
+//! The claim of a sleeper is an acquire, and the announcement of its sleep a release. So a thread
+//! that claims a sleeper of another process sees that the ring is shared, and does not leave the
+//! work to that sleeper.
 
 use crate::ordering::{Edge, Side};
 use crate::sleep::{SleepWord, Wake};
 use crate::sync::{AtomicU32, Ordering};
 
-/// A process besides the one that made the ring uses it, or has used it.
+/// Bit: a process other than the one that made the ring uses the ring, or has used it.
 const SHARED: u32 = 1 << 31;
-/// Number of processes that use the ring, and of those that ended without leaving it.
+/// Mask of a count: processes that use the ring, and processes that ended without a call of
+/// [`SharingWord::leave`].
 const USERS: u32 = SHARED - 1;
 
-/// The word; see the head of this file. It lies in memory that the ring's processes share.
+/// The word that says whether several processes use a ring. It lies in memory that these processes
+/// share.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct SharingWord(AtomicU32);
 
 impl SharingWord {
-    /// Makes the word of a new ring, for models. (That of a ring begins by [`SharingWord::begin`].)
+    /// Makes the word of a new ring, for loom models. (A real ring uses [`SharingWord::begin`].)
     #[cfg(loom)]
     pub fn model() -> SharingWord {
         SharingWord(AtomicU32::new(1))
     }
 
-    /// Sets the word of a new ring, which one process uses.
+    /// Initialises the word of a new ring, which one process uses.
     pub fn begin(&self) {
         self.0.store(1, Ordering::Relaxed);
     }
 
-    /// Returns whether several processes use the ring, or have used it. A ring that is shared stays
-    /// so. Another process may begin to share it at any moment.
+    /// Returns whether several processes use the ring, or have used it. Once `true`, it stays
+    /// `true`. It may become `true` at any moment.
     #[inline(always)]
     pub fn is_shared(&self) -> bool {
         self.0.load(Ordering::Relaxed) & SHARED != 0
     }
 
     /// Adds a process to the ring's users, and marks the ring as shared. Returns whether a waiter
-    /// of another process leads. The caller then has that process wake its leader.
+    /// of another process is the leader. If so, the caller has that process wake its leader.
     #[must_use = "a leader that is not woken sleeps in a place that this process cannot reach"]
     pub fn join(&self, sleep: &SleepWord) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -72,13 +76,14 @@ impl SharingWord {
         sleep.is_led()
     }
 
-    /// Takes a process off the ring's users. Returns whether others are left. Those that have ended
-    /// without leaving the ring count, too.
+    /// Removes a process from the ring's users. Returns whether other users are left. A process
+    /// that ended without calling this function still counts.
     pub fn leave(&self) -> bool {
         self.0.fetch_sub(1, Ordering::AcqRel) & USERS > 1
     }
 
-    /// Tries to become the ring's leader. `false`: another thread leads, or the ring is shared.
+    /// Tries to make the caller the ring's leader. Returns `false` if another thread is the leader,
+    /// or the ring is shared.
     #[inline]
     pub fn lead(&self, sleep: &SleepWord) -> bool {
         if self.is_shared() || !sleep.lead() {
@@ -92,14 +97,15 @@ impl SharingWord {
         stays
     }
 
-    /// Returns whether a waiter leads although the ring is shared: it began before. The caller, in
-    /// the leader's process, wakes it.
+    /// Returns whether the ring still has a leader although it is shared by now. The caller, a
+    /// thread of the leader's process, then wakes the leader.
     pub fn has_late_leader(&self, sleep: &SleepWord) -> bool {
         self.is_shared() && sleep.is_led()
     }
 
-    /// Wakes a waiter for work that only threads of this process see; `wake` returns whether a
-    /// thread slept. Returns `false` if the caller has to run the work itself.
+    /// Tries to leave work, which only threads of this process see, to a waiter. `wake` wakes a
+    /// waiter and returns whether one slept. Returns `false` if the caller has to run the work
+    /// itself.
     #[inline]
     pub fn leave_to_waiter(&self, wake: impl FnOnce() -> bool) -> bool {
         !self.is_shared() && wake() && !self.is_shared()

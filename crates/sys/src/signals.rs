@@ -1,13 +1,14 @@
-//! Signals that arrive while the engine runs.
+//! Puts off signals that arrive while the engine runs.
 //!
 //! No handler of the program ever runs in the middle of the engine. Such a handler could enter the
 //! ring whose lock its own thread holds, or leave by `siglongjmp` with the lock taken. So
-//! `interpose` wraps the program's handlers. If a signal finds its thread inside the engine, the
-//! wrapper puts the signal off:
-//! 1. It keeps the kernel's frame, blocks all signals, and records here the mask that was in force.
-//! 2. The entry point of the call undoes this as its last step.
-//! 3. The handlers run there, at the program's own call, as the kernel delivers signals at the
-//!    return to user mode.
+//! `interpose` wraps the program's handlers. If a signal arrives while its thread is inside the
+//! engine, the wrapper puts the signal off:
+//! 1. The wrapper saves the kernel's signal frame, blocks all signals, and records in this file the
+//!    mask that was in force.
+//! 2. The entry point, by which the program's call came into usring, undoes this as its last step.
+//! 3. The program's handlers run there, at the program's own call, just as the kernel delivers
+//!    signals when a system call returns.
 //!
 //! The engine does two things for this: an interruptible sleep ([`crate::wait`]) ends with `EINTR`
 //! when a signal has been put off, and a loop that waits without sleeping checks [`interrupted`].
@@ -27,10 +28,10 @@ pub const fn set_of(signal: u32) -> SignalSet {
     1 << (signal - 1)
 }
 
-/// Signals that are never blocked while usring's code runs. SIGSYS is the trap by which calls
-/// arrive, and the signal that ends a worker's system call. SIGSEGV and SIGBUS become EFAULT in
-/// copies of the program's memory. Any of these signals, raised by an instruction while blocked,
-/// would kill the process.
+/// Signals that usring's code never blocks. The seccomp filter raises SIGSYS for a program's call,
+/// and usring sends it to interrupt a worker's system call. A SIGSEGV or SIGBUS in a copy of the
+/// program's memory becomes EFAULT. Any of these signals would kill the process if an instruction
+/// raised it while it is blocked.
 pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
     | set_of(linux::SIGSEGV)
     | set_of(linux::SIGBUS)
@@ -38,32 +39,33 @@ pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
     | set_of(linux::SIGILL)
     | set_of(linux::SIGFPE);
 
-/// The signals that a thread blocks while a signal is put off, and that usring's own threads always
-/// block.
+/// The signals that a program's thread blocks while it has a put-off signal.
 pub const ALL_BLOCKED: SignalSet = !ALWAYS_OPEN;
 
-/// Number of threads with a put-off signal: the one word that fast paths read. Each thread counts
-/// itself up (in its signal handler) and down, so relaxed order is enough.
+/// Number of threads with a put-off signal; the only word that fast paths read. Each thread
+/// increments it for itself, in its signal handler, and decrements it later. So relaxed order is
+/// enough.
 pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 
-/// Most threads with a put-off signal at the same time; beyond, handlers run at once. A thread
-/// keeps its slot only until it leaves the engine, and a put-off signal makes it leave. So few
-/// slots are ever used.
+/// Most threads with a put-off signal at the same time; in a further thread the handler runs at
+/// once. A put-off signal makes its thread leave the engine soon, which frees the slot. So few
+/// slots are used.
 const SLOTS: usize = 256;
 
-/// A thread's put-off signals: the state that its entry point has to undo. Only the thread `owner`
-/// touches the other fields.
+/// The state of one thread with put-off signals, which its entry point uses to deliver them. Only
+/// the thread `owner` accesses the other fields.
 struct Slot {
-    /// Thread id, or 0: free.
+    /// The thread's id; 0 in a free slot.
     owner: AtomicU32,
-    /// `HAS_DELIVERY_MASK`.
+    /// [`HAS_DELIVERY_MASK`] if `delivery_mask` is valid; else 0.
     state: AtomicU32,
     original_mask: AtomicU64,
     delivery_mask: AtomicU64,
-    /// Where `interpose` keeps the first signal: a number of its own choice.
+    /// A number by which `interpose` finds the frame of the first put-off signal.
     note: AtomicU32,
     /// Signals of `ALWAYS_OPEN` that were sent by kill(2) or the like, not raised by an
-    /// instruction. They cannot wait in the blocked queue, so the entry point sends them again.
+    /// instruction. They are not blocked, so they cannot stay pending in the kernel. The entry
+    /// point sends them again.
     resend: AtomicU64,
 }
 
@@ -80,26 +82,27 @@ static TABLE: [Slot; SLOTS] = [const {
     }
 }; SLOTS];
 
-/// The state that the entry point has to undo for its thread.
+/// The state of a thread with put-off signals, which its entry point uses to deliver them.
 #[derive(Clone, Copy, Debug)]
 pub struct PutOff {
     /// The mask that was in force when the first signal was put off.
     pub original_mask: SignalSet,
-    /// The mask under which the signals are to be delivered first: the `sigmask` argument of an
-    /// interrupted wait.
+    /// The `sigmask` argument of the wait that was interrupted, if it had one. Signals are first
+    /// delivered under this mask.
     pub delivery_mask: Option<SignalSet>,
     pub resend: SignalSet,
     pub note: u32,
 }
 
-/// Whether a signal could be put off.
+/// The result of [`put_off`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noted {
-    /// The first signal of this thread: mask and note were recorded.
+    /// It was the thread's first signal to be put off. Its mask and note were recorded.
     First,
-    /// Another signal is put off already: the kernel has to keep this one.
+    /// The thread has a put-off signal already. This one has to stay pending in the kernel, or be
+    /// sent again.
     Again,
-    /// No slot is free: the handler has to run now.
+    /// No slot is free: the program's handler has to run now.
     Full,
 }
 
@@ -111,9 +114,9 @@ pub fn thread_id() -> u32 {
     }
 }
 
-/// Returns the calling thread's id if a filter of the program denies gettid(2). The id is the end
-/// of the link /proc/thread-self, `PROCESS/task/THREAD`. Without /proc, returns the process id,
-/// which is the id of the first thread.
+/// Returns the calling thread's id when a filter of the program denies gettid(2). Reads it from the
+/// end of the link /proc/thread-self (`PROCESS/task/THREAD`). Without /proc, returns the process
+/// id, which is the first thread's id.
 #[cold]
 fn thread_id_of_proc() -> u32 {
     let mut text = [0u8; 48];
@@ -125,7 +128,7 @@ fn thread_id_of_proc() -> u32 {
     id.unwrap_or_else(|| SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0) as u32)
 }
 
-/// Returns whether the process has a thread of this id; `true` if the process id is not known.
+/// Returns whether the process has a thread with this id. Returns `true` if getpid(2) fails.
 pub fn is_alive(thread: u32) -> bool {
     let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return true };
     SystemCall::new(linux::__NR_tgkill, [process, u64::from(thread), 0, 0, 0]).run_once().is_ok()
@@ -142,9 +145,9 @@ pub fn interrupted() -> bool {
     DEFERRED.load(Ordering::Relaxed) != 0 && slot_of(thread_id()).is_some()
 }
 
-/// Records the mask of the wait that was just interrupted (its `sigmask` argument). Signals that
-/// only this mask lets through reach their handlers before the call returns. [`crate::wait::epoll`]
-/// calls this itself.
+/// Records the `sigmask` argument of the wait that was just interrupted. Pending signals that this
+/// mask does not block reach their handlers before the program's call returns.
+/// [`crate::wait::epoll`] calls this itself.
 pub fn set_delivery_mask(mask: SignalSet) {
     if DEFERRED.load(Ordering::Relaxed) == 0 {
         return;
@@ -156,15 +159,16 @@ pub fn set_delivery_mask(mask: SignalSet) {
 }
 
 /// Records that a signal has been put off while `original_mask` was in force. Called by
-/// `interpose`'s wrapper, in signal context with every signal blocked. `resend` names a signal that
-/// must be sent again, because it cannot wait in the kernel's queue.
+/// `interpose`'s wrapper, in signal context with every signal blocked. `resend` is the set of the
+/// signal if it must be sent again, because it cannot stay pending in the kernel.
 pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted {
     let thread = thread_id();
     if let Some(slot) = slot_of(thread) {
         slot.resend.fetch_or(resend, Ordering::Relaxed);
         return Noted::Again;
     }
-    // Acquire: another thread that just freed the slot no longer uses its fields.
+    // Acquire: pairs with the release in `take`, after which the slot's last owner no longer uses
+    // its fields.
     let free = |slot: &&Slot| slot.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let Some(slot) = TABLE.iter().find(free) else {
         return Noted::Full;
@@ -177,16 +181,16 @@ pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted 
     Noted::First
 }
 
-/// Adds signals of `ALWAYS_OPEN` that the entry point sends again. The thread must have a put-off
-/// signal already.
+/// Adds signals of `ALWAYS_OPEN` that the entry point has to send again. Does nothing unless the
+/// calling thread has a put-off signal.
 pub fn send_again(signals: SignalSet) {
     if let Some(slot) = slot_of(thread_id()) {
         slot.resend.fetch_or(signals, Ordering::Relaxed);
     }
 }
 
-/// Takes the state of this thread, for the entry point on its way out. The slot is free again
-/// before any handler runs, because a handler may never return.
+/// Returns the calling thread's put-off state and frees its slot. The entry point calls this before
+/// it delivers the signals, because a handler may never return. `None` if no signal was put off.
 pub fn take() -> Option<PutOff> {
     let slot = slot_of(thread_id())?;
     let delivery = slot.state.load(Ordering::Relaxed) == HAS_DELIVERY_MASK;
@@ -201,21 +205,22 @@ pub fn take() -> Option<PutOff> {
     Some(put_off)
 }
 
-/// Frees all slots, in a fork child before any other code runs there. The parent's other threads do
-/// not exist in the child.
+/// Frees all slots, in a forked child before any other code runs there. The parent's other threads
+/// do not exist in the child.
 pub fn forget_after_fork() {
-    // Writes only where a change is needed: the child shares these pages with its parent.
+    // Writes only to slots in use: a write to any other would copy a page that the child shares
+    // with its parent.
     for slot in TABLE.iter().filter(|slot| slot.owner.load(Ordering::Relaxed) != 0) {
         slot.owner.store(0, Ordering::Relaxed);
     }
     DEFERRED.store(0, Ordering::Relaxed);
 }
 
-/// Sets the calling thread's mask; returns the previous mask.
+/// Sets the calling thread's signal mask; returns the previous mask.
 pub fn set_mask(mask: SignalSet) -> SignalSet {
     let mut old: SignalSet = 0;
     let arguments = [u64::from(linux::SIG_SETMASK), &raw const mask as u64, &raw mut old as u64, 8, 0];
-    // Cannot fail: both addresses are valid and the size is right.
+    // This call cannot fail: both addresses are valid and the size is right.
     let _ = SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run_once();
     old
 }
@@ -223,7 +228,7 @@ pub fn set_mask(mask: SignalSet) -> SignalSet {
 /// Sends a signal to this process. Any thread that does not block the signal takes it.
 pub fn send_to_process(signal: u32) {
     let Ok(process) = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once() else { return };
-    // Cannot fail: the process exists and may signal itself.
+    // This call cannot fail: a process may signal itself.
     let _ = SystemCall::new(linux::__NR_kill, [process, u64::from(signal), 0, 0, 0]).run_once();
 }
 

@@ -1,27 +1,27 @@
-//! Where the leader of a ring sleeps if it waits not on the ring's epoll set but on a kernel AIO
-//! context, for a number of completions. Neighbour: [`crate::sleep`], whose word announces and
-//! claims the sleep.
+//! Records on which kernel AIO context a ring's leader sleeps, and for how many completions.
+//! (Usually a leader sleeps in the ring's epoll set.) Neighbour: [`crate::sleep`], by whose word
+//! the leader announces its sleep and a waker claims it.
 //!
 //! | step | sleeper | waker |
 //! |---|---|---|
 //! | 1 | [`SleepPlace::begin`] | publish the work |
 //! | 2 | announce | claim |
-//! | 3 | look at the work; sleep on the AIO context | signal the eventfd; [`SleepPlace::wake`] |
+//! | 3 | check for work; sleep on the AIO context | signal the eventfd; [`SleepPlace::wake`] |
 //! | 4 | retract | |
 //! | 5 | [`SleepPlace::end`] | |
 //!
-//! A claim reads the announcement, so step 1 of the sleeper happens before step 3 of the waker: the
-//! edge is that of the sleep word. A waker may hold the ring's lock instead of a claim. It then
-//! sees step 1 by the lock, which the sleeper releases after step 2. A wake-up after step 5 has no
-//! effect.
+//! A claim reads the announcement, so the sleeper's step 1 happens before the waker's step 3. A
+//! waker that holds the ring's lock needs no claim: it sees step 1 because the sleeper releases
+//! that lock after step 2. A wake-up after step 5 has no effect.
 
 use crate::mutex::Mutex;
 use crate::sync::{AtomicU32, Ordering};
 
-/// The place of the leader's sleep, of type `P`.
+/// The place where a ring's leader sleeps, other than the ring's epoll set. `P` describes the
+/// place, such as an AIO context.
 pub struct SleepPlace<P> {
-    /// Number of events that the leader sleeps for at this place; 0: it does not sleep there. With
-    /// 0, wakers need not take the lock.
+    /// Number of events for which the leader sleeps at `place`; 0 if it does not. If it is 0,
+    /// wakers need not lock `place`.
     count: AtomicU32,
     place: Mutex<Option<(P, u32)>>,
 }
@@ -31,7 +31,7 @@ impl<P> SleepPlace<P> {
         SleepPlace { count: AtomicU32::new(0), place: Mutex::new(None) }
     }
 
-    /// Notes that the leader is about to announce a sleep for this many events.
+    /// Notes that the leader is about to announce a sleep at `place`, for `count` events.
     pub fn begin(&self, place: P, count: u32) {
         *self.place.lock() = Some((place, count));
         self.count.store(count, Ordering::Relaxed);
@@ -43,8 +43,8 @@ impl<P> SleepPlace<P> {
         *self.place.lock() = None;
     }
 
-    /// Wakes the leader if it sleeps at a noted place; `wake` gets the place and the number of
-    /// events.
+    /// Calls `wake` with the place and the number of events, if the leader sleeps at a place that
+    /// [`Self::begin`] has noted.
     #[inline]
     pub fn wake(&self, wake: impl FnOnce(&P, u32)) {
         if self.count.load(Ordering::Relaxed) != 0

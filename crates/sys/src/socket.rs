@@ -9,7 +9,7 @@ use linux_raw_sys::general as linux;
 // module.
 pub const AF_INET: i32 = 2;
 pub const AF_INET6: i32 = 10;
-/// The part of socket(2)'s type without the flags.
+/// Mask of socket(2)'s type without SOCK_CLOEXEC and SOCK_NONBLOCK.
 pub const TYPE_MASK: u32 = 0xf;
 pub const CLOSE_ON_EXEC: u32 = linux::O_CLOEXEC;
 pub const NONBLOCK: u32 = linux::O_NONBLOCK;
@@ -21,10 +21,10 @@ const SOL_TCP: u64 = 6;
 const TCP_INFO: u64 = 11;
 const TCP_LISTEN: u8 = 10;
 
-/// Longest address of any family (`struct sockaddr_storage`).
+/// Longest address of any address family, in bytes: the size of `struct sockaddr_storage`.
 pub const ADDRESS_LIMIT: usize = 128;
 
-/// Makes a socket by socket(2); `kind` includes the flags.
+/// Makes a socket by socket(2). `kind` is the type with its flags.
 pub fn open(domain: i32, kind: u32, protocol: i32) -> Result<OwnedDescriptor, Errno> {
     let arguments = [domain as u64, u64::from(kind), protocol as u64, 0, 0];
     SystemCall::new(linux::__NR_socket, arguments).run().map(|number| OwnedDescriptor::from_raw(number as i32))
@@ -54,8 +54,9 @@ pub fn connect_call(number: i32, address: &[u8]) -> SystemCall {
     with_address(linux::__NR_connect, number, address)
 }
 
-/// Connects as if O_NONBLOCK were set. On a blocking socket the flag is set during the call. No
-/// thread can notice: a socket that is not connected yet is of no use.
+/// Calls connect(2) as if the socket had O_NONBLOCK. On a blocking socket the flag is set during
+/// the call. Other threads hardly notice this, because a socket that is not connected yet transfers
+/// nothing.
 pub fn connect_now(number: i32, address: &[u8]) -> Result<(), Errno> {
     let flags = descriptor::status_flags(number)?;
     let call = connect_call(number, address);
@@ -72,7 +73,7 @@ fn with_address(call: u32, number: i32, address: &[u8]) -> SystemCall {
     SystemCall::new(call, [number as u64, address.as_ptr() as u64, address.len() as u64, 0, 0])
 }
 
-/// Takes the pending error of the socket (SO_ERROR).
+/// Returns the socket's pending error and clears it (SO_ERROR). `Ok` if there is none.
 pub fn take_error(number: i32) -> Result<(), Errno> {
     match option(number, SO_ERROR)? {
         0 => Ok(()),
@@ -80,8 +81,8 @@ pub fn take_error(number: i32) -> Result<(), Errno> {
     }
 }
 
-/// Returns whether connections can be accepted from the socket. Also true for a unix listener that
-/// was shut down.
+/// Returns whether the socket is a listener (SO_ACCEPTCONN). Also true for a Unix listener that was
+/// shut down.
 pub fn is_listener(number: i32) -> bool {
     option(number, SO_ACCEPTCONN) == Ok(1)
 }
@@ -94,11 +95,12 @@ struct TcpInformation {
     others: [u8; 7],
     times: [u32; 2],
     sizes: [u32; 2],
-    /// For a listener: number of connections in its queue.
+    /// Of a listener: number of connections that wait to be accepted (`tcpi_unacked`).
     unacknowledged: u32,
 }
 
-/// Returns how many connections wait to be accepted. `None` unless the socket is a TCP listener.
+/// Returns the number of connections that wait to be accepted. `None` if the socket is no TCP
+/// listener.
 pub fn queue_length(number: i32) -> Option<u32> {
     let mut information = TcpInformation::default();
     let mut size = size_of::<TcpInformation>() as u32;

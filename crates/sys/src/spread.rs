@@ -1,10 +1,10 @@
-//! The hash of addresses and thread pointers, which chooses the row of a table at which a search
-//! begins: Fibonacci hashing. Nearby addresses get rows far apart.
+//! Hashes an address or thread pointer to the row of a table at which a search begins (Fibonacci
+//! hashing). Nearby addresses get rows that are far apart.
 
 /// 2^64 divided by the golden ratio, as an odd number.
 pub const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Returns a row of a table with `rows` rows, a power of two above 1.
+/// Returns the row of `value` in a table with `rows` rows. `rows` is a power of two above 1.
 #[inline(always)]
 pub const fn row(value: usize, rows: usize) -> usize {
     debug_assert!(rows.is_power_of_two() && rows > 1);

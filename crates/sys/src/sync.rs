@@ -1,8 +1,7 @@
-//! Atomics and cells, from `core`, or from loom when the models are built. All data that two
-//! threads share in this crate and in `ring` goes through this module, so the models check the code
-//! that runs.
+//! Atomics and cells: those of `core`, or those of loom in a build of the models. The protocols
+//! that have models use only these, so the models check the code that runs.
 
-/// Shared ownership; the models do not check it.
+/// The real `Arc`: loom models do not check reference counts.
 pub use alloc::sync::Arc;
 #[cfg(not(loom))]
 pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -10,14 +9,14 @@ pub use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, Atomic
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Passes a full memory barrier: every earlier store is visible to all processors before any later
-/// load is done.
+/// Executes a full memory barrier: every earlier store is visible to all processors before any
+/// later load is executed.
 #[inline(always)]
 pub fn full_barrier() {
     fence(Ordering::SeqCst);
 }
 
-/// Pauses one iteration of a loop that waits for another thread.
+/// Pauses for a moment, in a loop that waits for another thread.
 #[inline(always)]
 pub fn relax() {
     #[cfg(not(loom))]
@@ -29,7 +28,7 @@ pub fn relax() {
 #[cfg(loom)]
 pub(crate) use loom::cell::{MutPtr, UnsafeCell};
 
-/// loom's cell, reduced to the functions used here, at no cost.
+/// A cell with the functions of loom's `UnsafeCell` that are used here. It costs nothing.
 #[cfg(not(loom))]
 #[derive(Debug, Default)]
 pub(crate) struct UnsafeCell<T: ?Sized>(core::cell::UnsafeCell<T>);
@@ -52,15 +51,15 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A pointer into an [`UnsafeCell`]. loom's own type records that the cell is being written for as
-/// long as the pointer lives.
+/// A pointer into an [`UnsafeCell`]. In a model, loom's own type records that the cell is being
+/// written while the pointer lives.
 #[cfg(not(loom))]
 pub(crate) struct MutPtr<T>(*mut T);
 
 #[cfg(not(loom))]
 impl<T> MutPtr<T> {
     /// # Safety
-    /// No other reference or access to the cell's content may exist while the reference lives.
+    /// While the returned reference lives, no other code may access the cell's content.
     #[inline(always)]
     #[expect(
         clippy::mut_from_ref,

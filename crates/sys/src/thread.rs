@@ -1,12 +1,12 @@
 //! usring's own threads: workers, SQ threads, the ring watcher.
 //!
-//! - They are bare: clone(2) with a small stack and a thread-local block, both mapped by usring. No
-//!   libc counts them among the program's threads. So the program ends with its own last thread,
-//!   and making a thread of usring never enters libc's malloc.
+//! - The threads are bare: made by clone(2), with a small stack and a thread-local block that
+//!   usring maps. libc does not know them. So the program ends with its own last thread, and making
+//!   a thread of usring never enters libc's malloc.
 //! - In the Rust API, whose allocator is the program's, the standard library makes the threads
 //!   instead (`set_spawner`).
-//! - Each thread blocks every signal but those that its own instructions cause (SIGSYS, SIGSEGV,
-//!   SIGBUS) and [`CHANGE_USER`]. The program's handlers run on the program's threads.
+//! - A thread of usring blocks every signal but SIGSYS, SIGSEGV, SIGBUS and [`CHANGE_USER`]. The
+//!   program's handlers run on the program's threads only.
 
 use crate::mapping::{PAGE, private_pages, unmap};
 use crate::own_threads::ThreadSlot;
@@ -33,16 +33,18 @@ pub fn current() -> ThreadId {
     ThreadId(pointer)
 }
 
-/// The source of the credentials of a thread of usring. A new thread has its creator's.
+/// Which changes of credentials a thread of usring makes after its start. It starts with the
+/// credentials of its creator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Credentials {
     /// The thread follows every change that a thread of the program makes ([`crate::credentials`]).
     Following,
-    /// The thread follows every change of user and groups. It has only the capabilities that
-    /// following needs, because its work needs no other.
+    /// The thread follows every change of user and groups. It keeps only the capabilities that this
+    /// needs (CAP_SETUID and CAP_SETGID), because its work needs no others.
     Service,
-    /// The thread keeps its first credentials: it carries out requests of threads that have them.
+    /// The thread keeps its first credentials. It carries out requests of program threads that have
+    /// the same credentials.
     OfSpawn,
     /// The thread keeps its first credentials, and submits with them: it counts as a thread of the
     /// program.
@@ -54,7 +56,7 @@ pub type Spawner = fn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) 
 
 static SPAWNER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Makes all further threads by `spawner`.
+/// Makes `spawner` start all further threads of usring.
 pub fn set_spawner(spawner: Spawner) {
     SPAWNER.store(spawner as *mut (), Ordering::Release);
 }
@@ -66,14 +68,14 @@ pub fn are_bare() -> bool {
 
 fn spawner() -> Option<Spawner> {
     let spawner = SPAWNER.load(Ordering::Acquire);
-    // SAFETY: only `set_spawner` stores here, and it stores a `Spawner`.
+    // SAFETY: only `set_spawner` stores to `SPAWNER`, and it stores a `Spawner`.
     (!spawner.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Spawner>(spawner) })
 }
 
 /// An option of prctl(2), which `linux-raw-sys` has only in another module.
 const PR_SET_NAME: u64 = 15;
 
-/// Longest name that Linux keeps of a thread.
+/// Longest name of a thread in Linux, in bytes.
 const NAME_MAX: usize = 15;
 
 struct Start {
@@ -81,19 +83,20 @@ struct Start {
     work: Box<dyn FnOnce() + Send>,
     slot: ThreadSlot,
     gives_up_capabilities: bool,
-    /// The thread ends without libc, and the kernel frees its slot in the table.
+    /// The thread was made by clone(2), without libc. When it ends, the kernel frees its slot in
+    /// [`crate::own_threads`].
     is_bare: bool,
 }
 
 /// Starts a thread; `name` is cut to 15 bytes.
 ///
-/// Errors: `ENOMEM`; `EAGAIN`, also if usring has too many threads.
+/// Errors: `ENOMEM`; `EAGAIN` if the kernel refuses a thread, or usring has too many.
 pub fn spawn(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
     spawn_by(spawner(), name, credentials, work)
 }
 
-/// Starts a thread that libc does not know. For a caller that may be inside libc's malloc: libc's
-/// thread creation would enter malloc again.
+/// Starts a thread by clone(2), even if a spawner is set. For a caller that may be inside libc's
+/// malloc, which libc's thread creation would enter again.
 pub fn spawn_unknown(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
     spawn_by(None, name, credentials, work)
 }
@@ -113,7 +116,7 @@ fn spawn_by(
     let length = name.len().min(NAME_MAX);
     start.name[..length].copy_from_slice(&name.as_bytes()[..length]);
     let argument = Box::into_raw(start);
-    // A new thread inherits its creator's mask.
+    // A new thread inherits its creator's signal mask.
     let mask = block_signals();
     let result = match spawner {
         Some(spawner) => spawner(run, argument.cast()),
@@ -128,7 +131,8 @@ fn spawn_by(
 }
 
 extern "C" fn run(argument: *mut c_void) {
-    // SAFETY: `spawn` passed `argument` to this thread alone.
+    // SAFETY: `argument` came from `Box::into_raw` in `spawn_by`, which passed it to this thread
+    // alone.
     let start = unsafe { Box::from_raw(argument.cast::<Start>()) };
     let Start { name, work, slot, gives_up_capabilities, is_bare } = *start;
     let (generations, order) = credentials::words();
@@ -142,8 +146,9 @@ extern "C" fn run(argument: *mut c_void) {
     slot.end(is_bare);
 }
 
-/// The signal that libc's setuid() and its kin send to every thread that libc knows, and wait for:
-/// glibc's SIGSETXID. For another libc, its signal is stored here before the first thread is made.
+/// Number of the signal by which libc's setuid() and similar functions make every thread that libc
+/// knows change its user: glibc's SIGSETXID. For another libc, that libc's signal is stored here
+/// before usring makes its first thread.
 pub static CHANGE_USER: AtomicU32 = AtomicU32::new(if cfg!(target_env = "musl") { CHANGE_USER_MUSL } else { 33 });
 
 /// musl's SIGSYNCCALL. (33 is its SIGCANCEL.)
@@ -167,8 +172,8 @@ fn change_mask(mask: u64) -> u64 {
     old
 }
 
-/// While this value lives, no handler of the program interrupts this thread. For work on the
-/// program's thread that a handler must not find half done.
+/// While this value lives, no handler of the program interrupts the thread that made it. For work
+/// on a thread of the program that must not be interrupted half done.
 #[derive(Debug)]
 #[must_use = "signals are open again when it is dropped"]
 pub struct ClosedSignals(u64);
@@ -183,10 +188,10 @@ impl Drop for ClosedSignals {
     }
 }
 
-/// Stack of a bare thread, in bytes. The kernel allocates pages when they are touched.
+/// Size of a bare thread's stack, in bytes. The kernel allocates its pages when they are touched.
 const STACK: usize = 256 * 1024;
-/// Zeroed bytes below the thread pointer, for code that assumes thread-locals there, and above it,
-/// for the words that libcs keep there.
+/// Number of zeroed bytes below the thread pointer, and again above it. Code may expect
+/// thread-local variables below it; libcs keep words of their own above it.
 const LOCALS: usize = PAGE;
 
 global_asm!(
@@ -198,7 +203,7 @@ global_asm!(
     ".p2align 4",
     "usring_clone:",
     "mov r10, [rsp + 8]",
-    // The new thread finds its values on its own stack.
+    // Pass entry, argument, mapping and its length to the new thread on that thread's stack.
     "and rsi, -16",
     "sub rsi, 32",
     "mov [rsi], rcx",
@@ -218,7 +223,8 @@ global_asm!(
     "pop rcx",
     "pop rdi",
     "call rcx",
-    // The thread unmaps its own stack. No signal may arrive after that, so all are blocked.
+    // The thread is about to unmap its own stack. No signal handler may run after that, so the
+    // thread blocks all signals.
     "mov rax, -1",
     "push rax",
     "mov rsi, rsp",
@@ -256,8 +262,8 @@ unsafe extern "C" {
     ) -> u64;
 }
 
-/// Starts a thread that no libc knows. Guard page, stack and thread-locals are one mapping, which
-/// the thread itself unmaps at its end. `thread_word` holds the thread's id while it lives.
+/// Starts a thread by clone(2). Its guard page, stack and thread-local block are one mapping, which
+/// the thread itself unmaps at its end. `thread_word` holds the thread's id while the thread lives.
 fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void, thread_word: *mut u32) -> Result<(), Errno> {
     let length = PAGE + STACK + 2 * LOCALS;
     let mapping = private_pages(length)?;
@@ -273,9 +279,10 @@ fn spawn_bare(entry: extern "C" fn(*mut c_void), argument: *mut c_void, thread_w
         | linux::CLONE_PARENT_SETTID
         | linux::CLONE_CHILD_CLEARTID;
     let started = guard.and_then(|_| {
-        // SAFETY: 1. The mapping is fresh, and large enough for each part. 2. Only the new thread
-        // uses it, until the thread unmaps it. 3. `spawn` has blocked signals, so no handler of the
-        // program runs on it. 4. `thread_word` is a static word.
+        // SAFETY: 1. The mapping is fresh, and large enough for guard page, stack and thread-local
+        // block. 2. From clone(2) on only the new thread uses the mapping, until that thread unmaps
+        // it. 3. `spawn_by` has blocked signals, so no handler of the program runs on the new
+        // stack. 4. `thread_word` points into a static.
         unsafe {
             pointer.cast::<usize>().write(pointer as usize);
             let stack = (mapping + PAGE + STACK) as *mut u8;

@@ -1,15 +1,15 @@
-//! Tells whether a thread still lives, although Linux reuses thread ids.
+//! Determines whether a thread still lives, although Linux reuses thread ids.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::signals::{is_alive, thread_id};
 use crate::{SystemCall, epoll};
 use linux_raw_sys::general as linux;
 
-/// Flag of pidfd_open(2) for a thread that leads no process; Linux 6.9.
+/// Flag of pidfd_open(2) for a thread that is not the first of its process (Linux 6.9).
 const PIDFD_THREAD: u64 = linux::O_EXCL as u64;
 
-/// A handle to one thread. Linux before 6.9 has no descriptors for such threads: there, a new
-/// thread with an ended thread's id counts as the ended thread.
+/// A handle to one thread, by a pidfd. Before Linux 6.9 there is no pidfd for such a thread: if a
+/// new thread then gets the id of an ended one, it is taken for the ended thread.
 #[derive(Debug)]
 pub struct ThreadLife {
     thread: u32,
@@ -17,7 +17,7 @@ pub struct ThreadLife {
 }
 
 impl ThreadLife {
-    /// Makes a handle to the calling thread.
+    /// Makes a [`ThreadLife`] for the calling thread.
     pub fn of_this_thread() -> ThreadLife {
         let thread = thread_id();
         let opened = SystemCall::new(linux::__NR_pidfd_open, [u64::from(thread), PIDFD_THREAD, 0, 0, 0]).run();

@@ -1,24 +1,24 @@
-//! A clock that costs no system call: the processor's time-stamp counter. For spans within a
-//! thread's wait, where a system call would take a large part of the measured time. (The vDSO's
-//! clock is no alternative: see [`crate::clock`].)
+//! Reads the time from the processor's time-stamp counter (TSC), without a system call. Used for
+//! spans within a thread's wait, where a system call would take a large part of the measured time.
+//! ([`crate::clock`] says why usring does not use the vDSO's clock.)
 
 use crate::clock::{Clock, Nanoseconds};
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// A point in time, in ticks of the counter.
+/// A point in time, in ticks of the time-stamp counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticks(pub u64);
 
-/// Nanoseconds in 2³² ticks; 0 before the measurement. [`SLOW`] if the counter does not run evenly:
-/// ticks are then nanoseconds of the monotonic clock.
+/// Nanoseconds in 2³² ticks; 0 until [`calibrate`] has measured them. [`SLOW`] if the time-stamp
+/// counter does not run at a constant rate: ticks are then nanoseconds of the monotonic clock.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 const SLOW: u64 = u64::MAX;
-/// How long the counter is compared with the clock. The error of a reading is some tens of
-/// nanoseconds at each end, 0.01 % of this.
+/// How long [`calibrate`] compares the time-stamp counter with the monotonic clock. The error of a
+/// reading is some tens of nanoseconds at each end: 0.01 % of this span.
 const COMPARISON: Nanoseconds = 1_000_000;
 
-/// Measures the counter, for a millisecond, unless that has been done. Call it on the control path,
-/// before the first [`Ticks::now`].
+/// Measures the rate of the time-stamp counter, unless that has been done. Takes a millisecond.
+/// Call it on the control path, before the first [`Ticks::now`].
 pub fn calibrate() {
     if SCALE.load(Ordering::Relaxed) != 0 {
         return;
@@ -34,8 +34,8 @@ impl Ticks {
         if SCALE.load(Ordering::Relaxed) == SLOW { Ticks(Clock::Monotonic.now()) } else { Ticks(counter()) }
     }
 
-    /// Returns the span since an earlier point; 0 if that point is not earlier (counters of two
-    /// processors may differ slightly).
+    /// Returns the span from `earlier` to this point in time. Returns 0 if `earlier` is not
+    /// earlier: the counters of two processors may differ slightly.
     #[inline]
     pub fn since(self, earlier: Ticks) -> Nanoseconds {
         let ticks = self.0.saturating_sub(earlier.0);
@@ -45,7 +45,7 @@ impl Ticks {
         }
     }
 
-    /// Returns the point that is `span` later.
+    /// Returns the point in time that is `span` later.
     #[inline]
     pub fn after(self, span: Nanoseconds) -> Ticks {
         let ticks = match SCALE.load(Ordering::Relaxed) {
@@ -58,12 +58,12 @@ impl Ticks {
 
 #[inline]
 fn counter() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction; it only reads a register.
+    // SAFETY: every x86-64 processor has RDTSC, which accesses no memory.
     unsafe { core::arch::x86_64::_rdtsc() }
 }
 
-/// Returns whether the counter runs at a constant rate (CPUID 0x8000_0007, EDX bit 8: invariant
-/// TSC).
+/// Returns whether the time-stamp counter runs at a constant rate (CPUID 0x8000_0007, EDX bit 8:
+/// invariant TSC).
 fn is_even() -> bool {
     use core::arch::x86_64::__cpuid;
     const HIGHEST: u32 = 0x8000_0000;
@@ -84,8 +84,9 @@ fn compare() -> u64 {
     }
 }
 
-/// Reads clock and counter at one moment: the closest of a few pairs. A thread that lost its
-/// processor between the two reads would otherwise be wrong for good.
+/// Reads the clock and the counter at nearly the same moment: of four pairs of reads, returns the
+/// pair that took the least time. If the thread loses its processor between the two reads of a
+/// pair, another pair is used.
 fn read_both() -> (Nanoseconds, u64) {
     let pair = || {
         let (before, clock, after) = (counter(), Clock::Monotonic.now(), counter());

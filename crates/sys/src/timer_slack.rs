@@ -1,4 +1,4 @@
-//! Sleeps for a few microseconds, without the usual delay of fifty more.
+//! Sleeps for a few microseconds, without the usual 50 µs of timer slack.
 //!
 //! Linux lets a timer of an ordinary thread fire up to 50 µs late, so that several may share an
 //! interrupt (prctl(2), PR_SET_TIMERSLACK). That is too long for a thread that waits for a device.
@@ -10,10 +10,11 @@
 //! | clock_nanosleep, ppoll, futex with the thread's own slack | 53 µs | 57–97 µs | 3.3–4.5 µs |
 //! | timerfd, armed and read | 3.2 µs | 25 µs | 4.2 µs |
 //! | clock_nanosleep with the slack set to 1 ns around it | 3.3 µs | 24 µs | 3.6 µs |
-//! | and the thread's own slack read first | 3.4 µs | 34 µs | 3.7 µs |
+//! | clock_nanosleep with the slack read, set to 1 ns, and restored | 3.4 µs | 34 µs | 3.7 µs |
 //!
-//! A timerfd would take a descriptor for each sleeper; a prctl(2) costs 0.09 µs. So the code does
-//! what the last row says: the slack belongs to the program's thread, and is restored afterwards.
+//! A timerfd would need a descriptor for each sleeping thread; a prctl(2) costs 0.09 µs. So this
+//! file does what the last row says: the thread may be the program's, so its slack is restored
+//! afterwards.
 
 use crate::clock::{Clock, Nanoseconds};
 use crate::{Errno, SystemCall, wait};
@@ -25,10 +26,10 @@ const PR_SET_TIMERSLACK: u64 = 29;
 const PR_GET_TIMERSLACK: u64 = 30;
 
 /// Sleeps for a short span on the calling thread, which may be the program's. Errors: `EINTR` if a
-/// signal came, and the sleep ended early.
+/// signal ended the sleep early.
 pub fn sleep_precisely(span: Nanoseconds) -> Result<(), Errno> {
     // A thread with a real-time policy has no slack, and may not set it. If a sandbox denies the
-    // query, the sleep has its usual length, and `overshoot` reports that.
+    // query, the slack stays as it is, and `overshoot` measures its effect.
     let slack = control(PR_GET_TIMERSLACK, 0).unwrap_or(0);
     if slack > 1 {
         let _ = control(PR_SET_TIMERSLACK, 1);
@@ -44,13 +45,13 @@ fn control(option: u64, value: u64) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_prctl, [option, value, 0, 0, 0]).run_once()
 }
 
-/// The result of [`overshoot`], in nanoseconds, plus one; 0 before the measurement.
+/// The result of [`overshoot`] in nanoseconds, plus 1; 0 before it is measured.
 static OVERSHOOT: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how much [`sleep_precisely`] oversleeps on this machine: the lower quartile of a few
-/// sleeps. The first caller makes them (half a millisecond). This is also about the processor time
-/// of a sleep. A median would be wrong for good if the machine was busy at that moment: it would
-/// measure how long other threads keep the processor.
+/// Returns how much [`sleep_precisely`] oversleeps on this machine, in nanoseconds. This is also
+/// about the processor time of a sleep. The first call measures it in half a millisecond, as the
+/// lower quartile of 15 sleeps. (If the machine is busy at that moment, a median would measure how
+/// long other threads keep the processor.)
 pub fn overshoot() -> Nanoseconds {
     match OVERSHOOT.load(Ordering::Relaxed) {
         0 => {
@@ -64,12 +65,13 @@ pub fn overshoot() -> Nanoseconds {
 
 fn measure() -> Nanoseconds {
     const SPAN: Nanoseconds = 20_000;
-    /// The overshoot if the slack cannot be changed. Any excess has another cause.
+    /// Largest result: the overshoot if the slack cannot be changed. Anything above has another
+    /// cause.
     const MOST: Nanoseconds = 60_000;
     let mut samples = [0; 15];
     for sample in &mut samples {
         let start = Clock::Monotonic.now();
-        // A signal may cut one sleep short. That makes only one of the fifteen samples 0.
+        // If a signal cuts a sleep short, only one of the 15 samples is 0.
         let _ = sleep_precisely(SPAN);
         *sample = (Clock::Monotonic.now() - start).saturating_sub(SPAN);
     }

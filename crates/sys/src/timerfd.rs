@@ -1,4 +1,4 @@
-//! timerfd(2): a point in time that poll and epoll can wait for.
+//! timerfd(2): a timer for which poll(2) and epoll(7) can wait.
 
 use crate::clock::{Nanoseconds, timespec};
 use crate::descriptor::OwnedDescriptor;
@@ -6,7 +6,8 @@ use crate::{Errno, SystemCall};
 use linux_raw_sys::general as linux;
 use usring_uapi::Timespec;
 
-/// Makes a non-blocking timer on the monotonic clock, disarmed, at a private descriptor.
+/// Makes a non-blocking timerfd on the monotonic clock, disarmed, at a number that is private to
+/// usring.
 pub fn create() -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::TFD_CLOEXEC | linux::TFD_NONBLOCK);
     let number =
@@ -14,18 +15,18 @@ pub fn create() -> Result<OwnedDescriptor, Errno> {
     OwnedDescriptor::from_raw(number as i32).into_private()
 }
 
-/// Arms the timer to fire once, `span` from now; it is unreadable until then.
+/// Arms the timer to fire once, `span` from now. The timerfd is not readable until then.
 pub fn arm(number: i32, span: Nanoseconds) -> Result<(), Errno> {
-    // Zero would disarm the timer.
+    // A time of 0 would disarm the timer.
     set(number, 0, span.max(1))
 }
 
-/// Arms the timer to fire once at this time on the monotonic clock; at once if the time is past.
+/// Arms the timer to fire once at `time` on the monotonic clock, or at once if that is past.
 pub fn arm_at(number: i32, time: Nanoseconds) -> Result<(), Errno> {
     set(number, linux::TFD_TIMER_ABSTIME, time.max(1))
 }
 
-/// Disarms the timer; it is unreadable, even if it has fired.
+/// Disarms the timer. The timerfd is then not readable, even if the timer had fired.
 pub fn disarm(number: i32) -> Result<(), Errno> {
     set(number, 0, 0)
 }

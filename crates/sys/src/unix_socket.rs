@@ -1,5 +1,5 @@
 //! Unix sockets that preserve message boundaries (SOCK_SEQPACKET) and carry descriptors. A process
-//! of a run uses them to make requests to the launcher.
+//! that `usring run` has started uses such a socket to make requests to the launcher.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
@@ -38,7 +38,7 @@ struct Header {
     flags: u64,
 }
 
-/// A control message with descriptors.
+/// A control message that carries descriptors (SCM_RIGHTS).
 #[repr(C, align(8))]
 #[derive(Default)]
 struct Control {
@@ -51,11 +51,12 @@ struct Control {
 /// Length of a control message's header, in bytes.
 const CONTROL_HEAD: u64 = 16;
 
-/// A connected socket.
+/// A connected SOCK_SEQPACKET socket.
 pub struct Connection(OwnedDescriptor);
 
 impl Connection {
-    /// Connects to a path in the file system. Errors: `EINVAL` if the path is too long.
+    /// Connects to the socket at a path. Errors: `EINVAL` if the path has 108 bytes or more; those
+    /// of connect(2).
     pub fn open(path: &[u8]) -> Result<Connection, Errno> {
         let mut address = Address { family: AF_UNIX as u16, path: [0; PATH_LIMIT] };
         if path.len() >= PATH_LIMIT {
@@ -75,7 +76,8 @@ impl Connection {
         self.0.number()
     }
 
-    /// Sends one message, with at most one descriptor, which stays open here.
+    /// Sends one message, with the descriptor `lent` if there is one. The descriptor stays open in
+    /// this process.
     pub fn send(&self, message: &[u8], lent: Option<i32>) -> Result<(), Errno> {
         let vector = [message.as_ptr() as u64, message.len() as u64];
         let mut control =
@@ -94,7 +96,8 @@ impl Connection {
         SystemCall::new(linux::__NR_sendmsg, arguments).run().map(drop)
     }
 
-    /// Receives one message and its descriptors, which become private ones.
+    /// Receives one message and its descriptors, and moves these to numbers that are private to
+    /// usring. Returns the message's length.
     ///
     /// Errors: `EPIPE` if the peer has closed the connection; `EOVERFLOW` if the message did not
     /// fit.
@@ -114,7 +117,8 @@ impl Connection {
         let length = SystemCall::new(linux::__NR_recvmsg, arguments).run()? as usize;
         let came = header.control_length >= CONTROL_HEAD && control.level == SOL_SOCKET && control.kind == SCM_RIGHTS;
         let count = if came { (control.length.saturating_sub(CONTROL_HEAD) / 4) as usize } else { 0 };
-        // All descriptors are owned before the first is moved, so that an error closes the rest.
+        // Make owners of all descriptors before the first is moved. So an error closes those that
+        // are left.
         let raw: Vec<_> = control.numbers.iter().take(count).map(|number| OwnedDescriptor::from_raw(*number)).collect();
         let descriptors = raw.into_iter().map(OwnedDescriptor::into_private).collect::<Result<_, _>>()?;
         const TRUNCATED: u64 = 0x20 | 0x8;

@@ -1,15 +1,15 @@
-//! Copies to and from addresses that the program named. Any number is allowed: an address that
+//! Copies to and from addresses that the program named. An address may be any number: one that
 //! cannot be read or written gives `EFAULT`, never a crash.
 //!
 //! # How
 //! A few assembler routines, placed next to each other, make all copies. They use no stack and no
-//! register that the compiler relies on. So a fault in any of them is repaired in one way. The
-//! SIGSEGV or SIGBUS handler ([`handle_fault`]) finds the instruction pointer among them, and moves
-//! it to the one fix-up, which returns 1. This costs nothing without a fault.
+//! register that the compiler relies on. So one fix-up serves a fault in any of them. The SIGSEGV
+//! or SIGBUS handler ([`handle_fault`]) finds the instruction pointer inside a routine, and moves
+//! it to the fix-up, which returns 1 to the routine's caller. Without a fault this costs nothing.
 //!
-//! Addresses outside the lower half of the address space are refused before an attempt. A
-//! non-canonical address would fault as a protection error without an address, and vsyscall's page
-//! is not the program's memory.
+//! Addresses outside the lower half of the address space are refused without an attempt. A
+//! non-canonical address would raise a general protection fault, which reports no address, and the
+//! vsyscall page is not the program's memory.
 
 use crate::shared::Plain;
 use crate::{Errno, UserAddress, memory_reserve};
@@ -150,25 +150,27 @@ unsafe extern "C" {
     fn usring_user_copy_fault();
 }
 
-/// Returns where a fault at this instruction continues, if the instruction belongs to one of the
-/// copies.
+/// Returns the address at which the thread has to continue after a fault, if the faulting
+/// instruction belongs to a copy routine.
 #[inline]
 pub fn fix_up(instruction: usize) -> Option<usize> {
     let range = usring_user_copy_first as *const () as usize..usring_user_copy_end as *const () as usize;
     range.contains(&instruction).then_some(usring_user_copy_fault as *const () as usize)
 }
 
-/// Offset of RIP in the `ucontext_t` of a signal handler.
+/// Offset of the instruction pointer (RIP) in a `ucontext_t`, in bytes.
 const UCONTEXT_RIP: usize = 168;
 
-/// For a SIGSEGV or SIGBUS handler, with its third argument: repairs the fault if it happened in
-/// one of the copies. Returns whether it did. Not for a signal sent by kill(2) or the like
-/// (`si_code` of 0 or less), which is unrelated to the instruction that it interrupted.
+/// Repairs a fault in a copy routine: the routine then returns an error. Called by a SIGSEGV or
+/// SIGBUS handler with its third argument. Returns whether the fault was in a copy routine. Not for
+/// a signal that kill(2) or the like has sent (`si_code` of 0 or less), which is unrelated to the
+/// instruction that it interrupted.
 ///
 /// # Safety
 /// `context` must be the `ucontext_t` that the kernel passed to a handler that is still running.
 pub unsafe fn handle_fault(context: *mut c_void) -> bool {
-    // SAFETY: this is the kernel's frame, which the handler may change.
+    // SAFETY: `context` is the `ucontext_t` in the kernel's signal frame, which the handler may
+    // change.
     let instruction = unsafe { &mut *context.byte_add(UCONTEXT_RIP).cast::<usize>() };
     match fix_up(*instruction) {
         Some(target) => {
@@ -192,14 +194,14 @@ fn outcome(fault: u32) -> Result<(), Errno> {
     if fault == 0 { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// From this length on the processor's string instruction is faster than a loop through the xmm
-/// registers. (The wider registers belong to the program.) Measured on sources at random places in
-/// 256 MiB: 512 bytes take 0.6 of the loop's time, 4096 bytes 0.75. glibc's memcpy with the widest
-/// registers performs alike.
+/// Length in bytes from which on the processor's string instruction (`rep movsb`) is faster than a
+/// loop with xmm registers. (usring may not use wider registers, because they hold the program's
+/// values.) Measured on sources at random places in 256 MiB: 512 bytes take 0.6 of the loop's time,
+/// 4096 bytes 0.75. glibc's memcpy with the widest registers takes about as long.
 const BULK: usize = 512;
 
-/// Returns whether this processor has a fast string instruction. Those without "enhanced rep movsb"
-/// start it slowly.
+/// Returns whether this processor has a fast string instruction ("enhanced rep movsb"). On other
+/// processors `rep movsb` takes long to start.
 fn copies_strings_fast() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
@@ -220,12 +222,13 @@ fn copies_strings_fast() -> bool {
 /// Copies bytes; a fault gives `EFAULT`.
 ///
 /// # Safety
-/// One side must be usring's memory, valid for this access. The other may be any address below
-/// `END`.
+/// Of `to` and `from`, one must be usring's memory, valid for this access. The other may be any
+/// address below `END`.
 #[inline(always)]
 unsafe fn copy(to: *mut u8, from: *const u8, length: usize) -> Result<(), Errno> {
-    // SAFETY: 1. The caller guarantees usring's side. 2. A fault on the other side is repaired. If
-    // that side is valid memory, the program may name it (see the head of the crate).
+    // SAFETY: 1. The caller guarantees the address in usring's memory. 2. A fault at the other
+    // address is repaired. If that is valid memory, the program may name it (see the head of the
+    // crate).
     outcome(unsafe {
         match length {
             4 => usring_user_copy_4(to, from),
@@ -243,9 +246,9 @@ unsafe fn copy(to: *mut u8, from: *const u8, length: usize) -> Result<(), Errno>
 pub fn read<T: Plain>(address: UserAddress) -> Result<T, Errno> {
     check(address, size_of::<T>())?;
     let mut value = MaybeUninit::<T>::uninit();
-    // SAFETY: the target is `value`.
+    // SAFETY: the target is `value`, and `check` has bounded the source.
     unsafe { copy(value.as_mut_ptr().cast(), address.0 as *const u8, size_of::<T>())? };
-    // SAFETY: all bytes were written, and any bytes are a `T`.
+    // SAFETY: all bytes were written, and any bytes are a valid `T`.
     Ok(unsafe { value.assume_init() })
 }
 
@@ -253,25 +256,26 @@ pub fn read<T: Plain>(address: UserAddress) -> Result<T, Errno> {
 #[inline]
 pub fn write<T: Plain>(address: UserAddress, value: T) -> Result<(), Errno> {
     check(address, size_of::<T>())?;
-    // SAFETY: the source is `value`, every byte of which is initialised.
+    // SAFETY: the source is `value`, every byte of which is initialised, and `check` has bounded
+    // the target.
     unsafe { copy(address.0 as *mut u8, (&raw const value).cast(), size_of::<T>()) }
 }
 
 /// Copies bytes from the program's memory. After `EFAULT` a part may have been copied.
 pub fn copy_in(to: &mut [u8], from: UserAddress) -> Result<(), Errno> {
     check(from, to.len())?;
-    // SAFETY: the target is `to`.
+    // SAFETY: the target is `to`, and `check` has bounded the source.
     unsafe { copy(to.as_mut_ptr(), from.0 as *const u8, to.len()) }
 }
 
 /// Copies bytes to the program's memory. After `EFAULT` a part may have been copied.
 pub fn copy_out(to: UserAddress, from: &[u8]) -> Result<(), Errno> {
     check(to, from.len())?;
-    // SAFETY: the source is `from`.
+    // SAFETY: the source is `from`, and `check` has bounded the target.
     unsafe { copy(to.0 as *mut u8, from.as_ptr(), from.len()) }
 }
 
-/// Copies bytes from the program's memory to memory without references into it.
+/// Copies bytes from the program's memory to memory of usring into which no references exist.
 ///
 /// # Safety
 /// `to` must be `length` writable bytes of usring's memory.
@@ -282,7 +286,7 @@ pub(crate) unsafe fn copy_to_raw(to: *mut u8, from: UserAddress, length: usize) 
     unsafe { copy(to, from.0 as *const u8, length) }
 }
 
-/// Copies bytes to the program's memory from memory without references into it.
+/// Copies bytes to the program's memory from memory of usring into which no references exist.
 ///
 /// # Safety
 /// `from` must be `length` readable bytes of usring's memory.
@@ -293,7 +297,7 @@ pub(crate) unsafe fn copy_from_raw(to: UserAddress, from: *const u8, length: usi
     unsafe { copy(to.0 as *mut u8, from, length) }
 }
 
-/// Zeroes memory of usring without references into it.
+/// Zeroes memory of usring into which no references exist.
 ///
 /// # Safety
 /// `at` must be `length` writable bytes of usring's memory.
@@ -303,7 +307,7 @@ pub(crate) unsafe fn zero_raw(at: *mut u8, length: usize) {
 }
 
 /// Copies `count` values from the program's memory. The caller has checked `count` against its
-/// limit. Errors: `EFAULT`; `ENOMEM` if there is no room for them.
+/// limit. Errors: `EFAULT`; `ENOMEM` if there is no memory for the values.
 pub fn read_array<T: Plain>(address: UserAddress, count: usize) -> Result<Vec<T>, Errno> {
     let mut values = Vec::new();
     read_array_into(&mut values, address, count)?;
@@ -318,15 +322,15 @@ pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, coun
     check(address, bytes)?;
     check_room(bytes)?;
     values.try_reserve_exact(count).map_err(|_| Errno::ENOMEM)?;
-    // SAFETY: the target is the vector's room for `count` values.
+    // SAFETY: the target is the vector's reserved space for `count` values.
     unsafe { copy(values.as_mut_ptr().cast(), address.0 as *const u8, bytes)? };
-    // SAFETY: `count` values were written, and any bytes are a `T`.
+    // SAFETY: `count` values were written, and any bytes are a valid `T`.
     unsafe { values.set_len(count) };
     Ok(())
 }
 
-/// Refuses larger copies while the memory reserve is in use, so that the reserve is left to smaller
-/// needs. Errors: `ENOMEM`.
+/// Refuses to allocate more than 512 bytes while the allocator uses its memory reserve, which is
+/// for smaller needs. Errors: `ENOMEM`.
 fn check_room(bytes: usize) -> Result<(), Errno> {
     const SMALL: usize = 512;
     if bytes > SMALL && memory_reserve::is_low() { Err(Errno::ENOMEM) } else { Ok(()) }
@@ -340,7 +344,7 @@ pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno>
     check_room(max)?;
     while string.len() < max {
         let from = address.offset(string.len() as u64);
-        // No read crosses into a page that the string may not reach.
+        // Each read stays within one page, because the string may end before the next page.
         let to_page_end = (PAGE - from.0 % PAGE) as usize;
         let length = to_page_end.min(max - string.len()).min(256);
         let start = string.len();
@@ -362,7 +366,7 @@ pub fn append(bytes: &mut Vec<u8>, more: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Checks that every page of a range can be read and written now. The content stays as it is.
+/// Checks that every page of a range can be read and written now, without changing its content.
 /// Errors: `EFAULT`.
 pub fn probe_writable(address: UserAddress, length: usize) -> Result<(), Errno> {
     check(address, length)?;

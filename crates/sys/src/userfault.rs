@@ -1,5 +1,5 @@
-//! userfaultfd(2): the kernel reports touches of pages that are missing or write-protected, and
-//! installs pages.
+//! userfaultfd(2): the kernel reports accesses to pages that are missing or write-protected, and
+//! installs pages on request.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall};
@@ -16,7 +16,7 @@ pub enum Telling {
     Events,
 }
 
-/// A touch, from an event.
+/// An access that faulted, as an event of the userfaultfd reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Touch {
     pub address: usize,
@@ -31,8 +31,8 @@ pub struct UserFault {
 }
 
 impl UserFault {
-    /// Opens a userfaultfd. Errors: `EPERM`, `ENOSYS` if a sandbox or the kernel has none; `EINVAL`
-    /// if a needed feature is missing (write protection: Linux 5.7).
+    /// Opens a userfaultfd. Errors: `EPERM` or `ENOSYS` if the kernel or a sandbox refuses it;
+    /// `EINVAL` if a feature is missing (write protection: Linux 5.7).
     pub fn open(telling: Telling) -> Result<Self, Errno> {
         let descriptor = match telling {
             Telling::Signal => create(linux::UFFD_USER_MODE_ONLY)?,
@@ -54,14 +54,15 @@ impl UserFault {
         let arguments = [self.number() as u64, u64::from(request), argument, 0, 0];
         loop {
             match SystemCall::new(linux::__NR_ioctl, arguments).run() {
-                // Another thread is changing the address space.
+                // EAGAIN: another thread is changing the address space.
                 Err(Errno::EAGAIN) => crate::processor::yield_now(),
                 other => return other.map(drop),
             }
         }
     }
 
-    /// Lets the kernel report touches of the range from now on.
+    /// Makes the kernel report accesses to missing and write-protected pages of the range from now
+    /// on.
     pub fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
         let mode = u64::from(linux::UFFDIO_REGISTER_MODE_MISSING | linux::UFFDIO_REGISTER_MODE_WP);
         let mut register = linux::uffdio_register { range: range(start, length), mode, ioctls: 0 };
@@ -102,7 +103,7 @@ impl UserFault {
 
     /// Write-protects the present pages of a range, or removes the protection.
     pub fn protect(&self, start: usize, length: usize, protected: bool) -> Result<(), Errno> {
-        // UFFDIO_WRITEPROTECT_MODE_WP.
+        // Bit 0 is UFFDIO_WRITEPROTECT_MODE_WP.
         let mode = u64::from(protected);
         let mut protect = linux::uffdio_writeprotect { range: range(start, length), mode };
         self.control(ioctl::UFFDIO_WRITEPROTECT, &raw mut protect as u64)
@@ -114,7 +115,8 @@ impl UserFault {
         let _ = self.control(ioctl::UFFDIO_WAKE, &raw mut range as u64);
     }
 
-    /// Lets touches of missing pages raise SIGBUS. Errors: `EINVAL` before Linux 6.6.
+    /// Makes accesses to missing pages of the range raise SIGBUS. Errors: `EINVAL` before Linux
+    /// 6.6.
     pub fn poison(&self, start: usize, length: usize) -> Result<(), Errno> {
         /// `_IOWR(0xAA, _UFFDIO_POISON, struct uffdio_poison)`.
         const POISON: u32 = 0xc020_aa00 | linux::_UFFDIO_POISON;
@@ -147,7 +149,7 @@ fn create(flags: u32) -> Result<OwnedDescriptor, Errno> {
     Ok(OwnedDescriptor::from_raw(number as i32))
 }
 
-/// Opens a userfaultfd by /dev/userfaultfd. Access to that device is privilege enough.
+/// Opens a userfaultfd by /dev/userfaultfd, for which access to that device is enough.
 fn create_by_device() -> Result<OwnedDescriptor, Errno> {
     /// `_IO(0xAA, 0)`.
     const NEW: u64 = 0xaa00;

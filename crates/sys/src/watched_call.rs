@@ -1,37 +1,37 @@
-//! Watches system calls that should not sleep but may. A thread, the watchdog, interrupts a call
-//! that sleeps.
+//! Watches system calls that hardly ever sleep, but can. A thread of usring, the watchdog,
+//! interrupts a call that sleeps.
 //!
-//! - [`WatchedCalls`] is the word of one caller. It counts the caller's calls and says whether the
-//!   caller is inside one.
-//! - [`Watcher`] is the state of the watchdog's thread. It sleeps while no thread calls, and a
-//!   caller that finds it asleep wakes it.
+//! - [`WatchedCalls`] is the state of one caller. It counts the caller's calls and says whether the
+//!   caller is inside a call.
+//! - [`Watcher`] is the state of the watchdog. The watchdog sleeps while no thread is inside a
+//!   watched call. A caller that finds it asleep wakes it.
 //!
-//! The watchdog interrupts a call when two checks find the caller inside it:
-//! 1. It announces a signal in the caller's word.
-//! 2. It sends the signal.
-//! 3. It notes in the word that the signal was sent.
+//! The watchdog interrupts a call when two checks find the caller inside the same call:
+//! 1. The watchdog announces a signal in the caller's state.
+//! 2. The watchdog sends the signal.
+//! 3. The watchdog notes in the caller's state that the signal was sent.
 //!
-//! A caller with an announced signal waits for step 3 before it leaves. So the signal never
-//! interrupts another call of the thread.
+//! A caller that finds an announced signal after its call waits for step 3. So the signal never
+//! interrupts a later call of the thread.
 
 use crate::ordering::{Edge, Side};
 use crate::sync::{AtomicU32, Ordering, relax};
 
-/// The caller's state: the low bits of its word. The bits above count its calls.
+/// Values of the two low bits of a caller's state. The bits above count the caller's calls.
 mod phase {
     pub const MASK: u32 = 3;
     pub const OUTSIDE: u32 = 0;
     pub const INSIDE: u32 = 1;
-    /// The watchdog is about to send its signal. The caller may not leave, or the signal would
-    /// interrupt another call.
+    /// The watchdog is about to send its signal. The caller must wait, or the signal would
+    /// interrupt a later call.
     pub const BEING_BROKEN_OFF: u32 = 2;
     /// The signal has been sent.
     pub const BROKEN_OFF: u32 = 3;
-    /// Added for each call.
+    /// Added to the state at the beginning of each call.
     pub const CALL: u32 = 4;
 }
 
-/// One caller, as the watchdog sees it. One thread calls at a time.
+/// The state of one caller, which the watchdog reads. One thread at a time uses it for calls.
 #[derive(Default)]
 pub struct WatchedCalls {
     state: AtomicU32,
@@ -39,10 +39,10 @@ pub struct WatchedCalls {
     cancelled: AtomicU32,
 }
 
-/// A call that has begun.
+/// A watched call that has begun: the caller's state at its beginning.
 pub struct Begun(u32);
 
-/// A caller's word, as the watchdog has read it.
+/// A caller's state, as the watchdog has read it.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Seen(u32);
 
@@ -57,38 +57,39 @@ impl Seen {
 }
 
 impl WatchedCalls {
-    /// Begins a call by this thread. From here on either the caller sees that the watchdog sleeps,
-    /// or the watchdog sees the call.
+    /// Begins a call by the thread with id `thread`. After this either the caller sees that the
+    /// watchdog sleeps, or the watchdog sees the call.
     #[inline]
     pub fn begin(&self, thread: u32) -> Begun {
         self.thread.store(thread, Ordering::Relaxed);
         let inside = (self.state.load(Ordering::Relaxed) & !phase::MASK).wrapping_add(phase::CALL) | phase::INSIDE;
         self.state.swap(inside, Edge::BreakOff.both());
-        // Partner: `Watcher::prepare_sleep`.
+        // The other end of this edge is in `Watcher::prepare_sleep`.
         Edge::Watch.barrier_beside_rmw(Side::Waker);
         Begun(inside)
     }
 
-    /// Returns the word that is set before the signal is sent that interrupts the call.
+    /// Returns the word that the watchdog sets before it sends the signal: the `cancelled` of
+    /// [`crate::wait::briefly`].
     #[inline]
     pub fn cancelled(&self) -> &AtomicU32 {
         &self.cancelled
     }
 
-    /// Ends the call.
+    /// Ends a call. Waits if the watchdog is interrupting it.
     #[inline]
     pub fn end(&self, call: Begun) {
         let outside = call.0 & !phase::MASK;
-        // Partner: the watchdog's announcement, before it sends its signal.
+        // Fails if the watchdog has announced a signal (`break_off`).
         if self.state.compare_exchange(call.0, outside, Edge::BreakOff.both(), Ordering::Relaxed).is_err() {
             self.come_out(outside);
         }
     }
 
-    /// Leaves a call that is being interrupted.
+    /// Ends a call that the watchdog is interrupting, after its signal was sent.
     #[cold]
     fn come_out(&self, outside: u32) {
-        // Partner: the watchdog's note, after it has sent its signal.
+        // The watchdog stores `BROKEN_OFF` after it has sent its signal.
         while self.state.load(Edge::BreakOff.acquire()) & phase::MASK != phase::BROKEN_OFF {
             relax_and_yield();
         }
@@ -99,13 +100,13 @@ impl WatchedCalls {
         self.state.store(outside, Edge::BreakOff.release());
     }
 
-    /// Reads the caller's word, for the watchdog.
+    /// Reads the caller's state, for the watchdog.
     pub fn observe(&self) -> Seen {
         Seen(self.state.load(Edge::BreakOff.acquire()))
     }
 
-    /// Interrupts the call that was seen, unless the caller has left it. `send` sends the signal to
-    /// the given thread.
+    /// Interrupts the call that the watchdog has seen, unless it has ended. `send` sends the signal
+    /// to the thread with the given id.
     #[cold]
     pub fn break_off(&self, seen: Seen, send: impl FnOnce(u32)) {
         let thread = self.thread.load(Ordering::Relaxed);
@@ -114,7 +115,8 @@ impl WatchedCalls {
         if self.state.compare_exchange(seen.0, announced, Edge::BreakOff.both(), Ordering::Relaxed).is_err() {
             return;
         }
-        // The signalled thread reads this in its handler, or before it sleeps.
+        // The signalled thread reads this word before it would sleep, and after its call was
+        // interrupted.
         self.cancelled.store(1, Ordering::Release);
         send(thread);
         self.state.store(call | phase::BROKEN_OFF, Edge::BreakOff.release());
@@ -127,41 +129,42 @@ fn relax_and_yield() {
     relax();
 }
 
-/// The state of the watchdog's thread.
+/// Values of the watchdog's state.
 mod doing {
-    /// There is no thread.
+    /// The watchdog's thread does not exist.
     pub const NOTHING: u32 = 0;
-    /// A caller is about to start the thread.
+    /// A caller is about to start the watchdog's thread.
     pub const STARTING: u32 = 1;
     pub const SLEEPING: u32 = 2;
     pub const CHECKING: u32 = 3;
 }
 
-/// The watchdog's own word, a futex.
+/// The state of the watchdog: a futex word on which it sleeps.
 #[derive(Default)]
 pub struct Watcher {
     state: AtomicU32,
 }
 
-/// A caller's next step with regard to the watchdog.
+/// The step that a caller has to take about the watchdog; the result of [`Watcher::rouse`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rouse {
-    /// Nothing: the watchdog checks, or will.
+    /// Nothing: the watchdog is checking calls.
     Nothing,
-    /// Wake the thread that sleeps on the word.
+    /// Wake the watchdog, which sleeps on [`Watcher::word`].
     Wake,
-    /// Start the thread. `first`: no other caller is about to start it.
+    /// Start the watchdog's thread. If `first` is not set, another caller is about to start it,
+    /// too.
     Start { first: bool },
 }
 
 impl Watcher {
-    /// Returns whether the watchdog checks. Asked by a caller after [`WatchedCalls::begin`].
+    /// Returns whether the watchdog is checking calls. Called after [`WatchedCalls::begin`].
     #[inline]
     pub fn is_checking(&self) -> bool {
         self.state.load(Ordering::Relaxed) == doing::CHECKING
     }
 
-    /// Decides what the caller does about a watchdog that does not check.
+    /// Decides what a caller has to do about a watchdog that is not checking calls.
     #[cold]
     pub fn rouse(&self) -> Rouse {
         if self.change(doing::SLEEPING, doing::CHECKING) {
@@ -176,27 +179,28 @@ impl Watcher {
         }
     }
 
-    /// Notes that the thread could not be started: the next caller tries again.
+    /// Notes that the watchdog's thread could not be started. The next caller tries again.
     pub fn spawn_failed(&self) {
         self.state.store(doing::NOTHING, Ordering::Relaxed);
     }
 
-    /// Begins the watchdog's thread; `false` if there is another one.
+    /// Called by a new watchdog thread. Returns `false` if another thread is the watchdog already.
     pub fn begin(&self) -> bool {
         self.change(doing::STARTING, doing::CHECKING)
     }
 
-    /// Prepares to sleep, unless a last check finds a caller inside a call.
+    /// Announces that the watchdog sleeps. Withdraws this if `check` finds a call.
     pub fn prepare_sleep(&self, check: impl FnOnce() -> bool) {
         self.state.store(doing::SLEEPING, Ordering::Relaxed);
-        // Partner: `WatchedCalls::begin`.
+        // The other end of this edge is in `WatchedCalls::begin`.
         Edge::Watch.barrier(Side::Sleeper);
         if check() {
             self.state.store(doing::CHECKING, Ordering::Relaxed);
         }
     }
 
-    /// Returns the word to sleep on and its value, if the watchdog is to sleep.
+    /// Returns the futex word and the value with which the watchdog sleeps on it. `None` if the
+    /// watchdog must not sleep.
     pub fn asleep(&self) -> Option<(&AtomicU32, u32)> {
         (self.state.load(Ordering::Relaxed) == doing::SLEEPING).then_some((&self.state, doing::SLEEPING))
     }
@@ -206,7 +210,7 @@ impl Watcher {
         &self.state
     }
 
-    /// Ends the watchdog for good; `false` if a caller has just woken it.
+    /// Notes that the watchdog's thread ends. Returns `false` if a caller has just woken it.
     pub fn retire(&self) -> bool {
         self.change(doing::SLEEPING, doing::NOTHING)
     }

@@ -2,13 +2,13 @@
 //!
 //! - The lints for lossy `as` casts are denied in every product crate. A place where a value may
 //!   lose bits uses one of these functions, or gives its reason in an `expect`.
-//! - None of them adds a branch to a release build.
+//! - No function of this file adds a branch to a release build.
 //! - A number that the program chose and that must not lose bits is checked (`try_from`) instead,
 //!   and fails with the errno that Linux gives.
 
 const _: () = assert!(usize::BITS == 64, "usring serves 64-bit targets only");
 
-/// Returns a 64-bit length or address as `usize`. It loses nothing, since targets are 64-bit.
+/// Returns a 64-bit length or address as `usize`. Loses no bits, since all targets are 64-bit.
 #[inline(always)]
 pub const fn size(word: u64) -> usize {
     #[expect(clippy::cast_possible_truncation, reason = "the assertion above: usize has 64 bits")]
@@ -16,7 +16,7 @@ pub const fn size(word: u64) -> usize {
     size
 }
 
-/// Returns C's `int` as the word in which a system call takes it: with its sign in all upper bits.
+/// Returns C's `int` as a system call's argument: sign-extended to 64 bits.
 #[inline(always)]
 pub const fn word(int: i32) -> u64 {
     #[expect(clippy::cast_sign_loss, reason = "the bits are meant")]
@@ -24,20 +24,21 @@ pub const fn word(int: i32) -> u64 {
     word
 }
 
-/// Returns the lower half of a word. Linux reads an `unsigned int` argument so.
+/// Returns the lower 32 bits of a word, as Linux reads an argument of type `unsigned int`.
 #[inline(always)]
 pub const fn low(word: u64) -> u32 {
     (word & 0xffff_ffff) as u32
 }
 
-/// Returns the lower half of a word as C's `int`. Linux reads an `int` argument so. A result that
-/// fits, such as a descriptor or a count of bytes below 2 GiB, keeps its value.
+/// Returns the lower 32 bits of a word as C's `int`, as Linux reads an argument of type `int`. A
+/// value that fits, such as a descriptor or a count of bytes below 2 GiB, is unchanged.
 #[inline(always)]
 pub const fn int(word: u64) -> i32 {
     low(word).cast_signed()
 }
 
-/// Returns an index or count that usring keeps below 2³². Debug builds check the bound.
+/// Returns an index or count as `u32`. The caller guarantees that it is below 2³²; debug builds
+/// check that.
 #[inline(always)]
 pub const fn count(size: usize) -> u32 {
     debug_assert!(size <= u32::MAX as usize, "a count below 2^32");

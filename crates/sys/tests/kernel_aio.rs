@@ -1,4 +1,4 @@
-//! The kernel's AIO under loads that a well-behaved queue pair does not produce.
+//! Tests batches of the kernel's AIO when the ring is full, and when the kernel refuses a request.
 #![cfg(not(loom))]
 
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use usring_uapi::aio::{IOCB_CMD_PREAD, IOCB_CMD_PREADV, Iocb};
 
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// An empty read of a file: completes at once.
+/// Returns a request that reads 0 bytes of a file, and so completes at once.
 fn empty_read(file: &File, data: u64) -> Iocb {
     let aio_fildes = file.as_raw_fd() as u32;
     Iocb { aio_data: data, aio_lio_opcode: IOCB_CMD_PREAD, aio_fildes, ..Iocb::default() }
@@ -36,7 +36,7 @@ fn requests_that_the_kernel_cannot_take_yet_stay_in_the_batch() {
         assert!(start.elapsed() < LONGEST, "{} of {COUNT}", seen.len());
         match batch.submit() {
             Ok(_) if batch.is_empty() => {}
-            // No completion was taken: the ring of a few hundred is full.
+            // The ring, which has room for a few hundred completions, is full: none was taken yet.
             Ok(_) | Err(Errno::EAGAIN) => refusals += 1,
             Err(error) => panic!("{error}"),
         }

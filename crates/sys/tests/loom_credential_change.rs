@@ -1,14 +1,15 @@
-//! Models of a change of credentials while a thread starts. A worker that takes work has the rights
-//! of the generation that the work needs. A new service thread misses no change. A follower never
-//! mixes two orders.
+//! Models of a change of credentials while a thread starts. They check:
+//! - A new worker has the credentials of the generation that it reports.
+//! - A new service thread (a thread of usring that repeats each change) misses no change.
+//! - A service thread never mixes the words of two orders.
 //!
-//! Left out, because the kernel does it:
-//! - the table of threads: clone(2) enters a thread before it runs, and its end frees the slot;
-//! - the signals: here a service thread is signalled when the model says so;
-//! - the copy that fork(2) makes of memory. A forked child has the words as the changing thread's
-//!   stores up to some step left them, and no thread but the forking one. So a model of a child
-//!   begins with a change that ends at each of its steps. The conformance case
-//!   `rights_later.forked_during_a_change` tries real forks.
+//! The models leave out the kernel's part:
+//! - The table of threads. The kernel enters a thread at clone(2), and frees its slot at its end.
+//! - Signals. A model calls `follow` where the service thread would get the signal of a change.
+//! - The copy of memory that fork(2) makes. A forked child has the words as they were after some
+//!   step of a change, and only the forking thread. So a model of a child begins with a change that
+//!   was stopped after one of its steps. The conformance case `rights_later.forked_during_a_change`
+//!   tests real forks.
 #![cfg(loom)]
 
 use loom::cell::Cell;
@@ -29,8 +30,8 @@ impl Process {
         Arc::new(Process { generations: Generations::new(), order: Order::new(), follower: Follower::new() })
     }
 
-    /// Changes the program's thread to the rights of `generation`. Does not wait for followers, so
-    /// a follower may be late.
+    /// Makes a change as a thread of the program does, to the credentials of `generation`. Does not
+    /// wait for the service thread, which may be late.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();
         let order = self.order.give([u64::from(generation); 5]);
@@ -38,8 +39,8 @@ impl Process {
         order
     }
 
-    /// Makes the process of a child that was forked when a thread of its parent had made this step
-    /// of a change. Its first service thread has started.
+    /// Returns a child process that was forked when a thread of its parent had made this step of a
+    /// change. The child's first service thread has started.
     fn forked_at(step: Step) -> Arc<Process> {
         let child = Process::new();
         if step >= Step::Begun {
@@ -63,7 +64,8 @@ impl Process {
         child
     }
 
-    /// Delivers the signal of a change to the service thread, which has these rights.
+    /// Acts as the service thread when it gets the signal of a change. `rights` is the generation
+    /// of its credentials.
     fn follow(&self, rights: &Cell<u32>) {
         self.follow_as(&self.follower, rights);
     }
@@ -105,8 +107,8 @@ fn a_follower_in_a_child_forked_during_a_change_mixes_no_credential_changes() {
     in_each_child(two_changes);
 }
 
-/// The ring watcher starts a thread. The signal of a change comes before or after the watcher reads
-/// the generation.
+/// The ring watcher starts a thread during a change. The watcher gets the signal of the change
+/// before or after it reads the generation.
 fn a_thread_starts_during_a_credential_change(follows_after_looking: bool) {
     loom::model(move || a_thread_starts(Process::new(), follows_after_looking));
 }
@@ -138,8 +140,9 @@ fn a_thread_starts(process: Arc<Process>, follows_after_looking: bool) {
     };
     process.change(asked_for + 1);
     let (follower, generation, inherited) = watcher.join().unwrap();
-    // The signal comes last, if the new thread is a service thread. (A thread of the next
-    // generation has seen the change end, without the late ring watcher's answer.)
+    // If the new thread is a service thread, it gets the signal last. (A thread of the next
+    // generation needs none: the change had ended before it started, because this model does not
+    // wait for the late ring watcher.)
     if generation != Some(asked_for + 1) {
         let rights = Cell::new(inherited);
         process.follow_as(&follower, &rights);
@@ -159,7 +162,7 @@ fn a_thread_that_begins_without_acquire_misses_a_change() {
     weaken(Edge::Change, Side::Acquire, || a_thread_starts_during_a_credential_change(false));
 }
 
-/// A second order follows while a lagging follower reads the first.
+/// A second order is published while a late service thread reads the first.
 fn a_second_change_comes_while_a_follower_reads() {
     loom::model(|| two_changes(Process::new()));
 }
@@ -191,8 +194,8 @@ fn a_credential_change_published_without_release_is_read_in_part() {
     weaken(Edge::Change, Side::Release, a_second_change_comes_while_a_follower_reads);
 }
 
-/// Models a changing thread that reads a follower's answer, and with it what the follower wrote
-/// before.
+/// The changing thread reads a service thread's answer, and then also sees what the service thread
+/// stored before it.
 fn an_acknowledgement_is_awaited() {
     loom::model(|| {
         let process = Process::new();

@@ -1,6 +1,6 @@
-//! Models of the hazard pointers. loom reports a use of an object that is being freed. Each model
-//! checks that the object is freed once. For membarrier(2) there is a fence on both sides
-//! ([`Edge::light_barrier`]).
+//! Models of hazard pointers. loom reports an access to an object that is being freed. Each model
+//! checks that a removed object is freed exactly once. In place of membarrier(2) the models have a
+//! fence on both sides ([`Edge::light_barrier`]).
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
@@ -10,7 +10,7 @@ use usring_sys::mutex::Mutex;
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32, AtomicUsize, Ordering};
 
-/// Rows of the table: the least number.
+/// Number of rows of hazard pointers: the least that the table permits.
 const ROWS: usize = 2;
 
 struct Object {
@@ -18,7 +18,8 @@ struct Object {
     freed: AtomicU32,
 }
 
-/// A place of a table of objects, and the hazard pointers of those that look there.
+/// A table with one entry (`place`), two objects, and the hazard pointers of the threads that find
+/// objects in it.
 struct World {
     place: AtomicUsize,
     pointers: Table<ROWS>,
@@ -29,7 +30,7 @@ struct World {
 unsafe fn free(object: usize) {
     // SAFETY: an object of `World::objects`, which lives until the model is over.
     let object = unsafe { &*(object as *const Object) };
-    // SAFETY: loom reports every access at the same time.
+    // SAFETY: loom reports conflicting accesses to its `UnsafeCell`.
     object.content.with_mut(|content| unsafe { *content = 0 });
     object.freed.fetch_add(1, Ordering::Relaxed);
 }
@@ -56,16 +57,16 @@ impl World {
         self.place.load(Ordering::Acquire)
     }
 
-    /// Uses the object that is found, as a thread with this pointer. `is_inside`: the thread holds
-    /// a lock that an object may contain, and leaves the sweep to another thread. Returns whether
-    /// that sweep is to be made.
+    /// Finds and uses an object as a thread with the thread pointer `thread`. If `is_inside`, the
+    /// thread cannot sweep, because it holds a lock that may be part of an object. Returns whether
+    /// the caller has to have the sweep made.
     fn use_one(&self, thread: usize, is_inside: bool) -> bool {
         let pointer = self.pointers.free_pointer(thread).expect("each thread has a row");
         let (object, is_announced) = Table::<ROWS>::protect(pointer, || self.find());
         if object > 1 {
             // SAFETY: an object of `World::objects`, which lives until the model is over.
             let content = unsafe { &(*(object as *const Object)).content };
-            // SAFETY: loom reports every access at the same time.
+            // SAFETY: loom reports conflicting accesses to its `UnsafeCell`.
             assert_ne!(content.with(|content| unsafe { *content }), 0, "an object is used after its end");
         }
         if !is_announced {
@@ -78,7 +79,7 @@ impl World {
         is_aside && is_inside && self.pointers.request_sweep()
     }
 
-    /// Puts another object, or none (0), in the place of the first one, which is freed.
+    /// Replaces the first object by another one, or by none (0), and retires it.
     fn replace(&self, other: usize) {
         self.place.store(other, Ordering::Release);
         // SAFETY: no thread can find the object any more.
@@ -98,7 +99,7 @@ fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// An object is replaced while a thread looks it up.
+/// One thread replaces an object while another thread finds and uses it.
 fn an_object_is_replaced() {
     bounded(4, || {
         let world = World::new();
@@ -129,7 +130,8 @@ fn a_remover_without_barrier_frees_an_object_in_use_or_leaves_one_behind() {
     weaken(Edge::Hazard, Side::Waker, an_object_is_replaced);
 }
 
-/// Two threads take their rows at the same time, and both begin their search at one row.
+/// Two threads get their rows of hazard pointers at the same time. Both begin their search at the
+/// same row.
 #[test]
 fn threads_that_take_their_rows_together_protect_their_objects() {
     bounded(3, || {
@@ -144,7 +146,8 @@ fn threads_that_take_their_rows_together_protect_their_objects() {
     });
 }
 
-/// Two threads leave the sweep to a third one, and only the first of them asks for it.
+/// Two threads end their uses without a sweep. Only one of them has to have the sweep made, and
+/// that sweep frees the object.
 #[test]
 fn an_object_is_freed_by_the_sweep_that_its_last_user_relies_on() {
     bounded(3, || {

@@ -1,5 +1,5 @@
-//! Models of the mutex: mutual exclusion with sleepers, and the hand-over of work between a holder
-//! and a thread that finds the mutex locked.
+//! Models of the mutex: mutual exclusion with sleeping threads, and the hand-over of work from a
+//! thread that finds the mutex locked to its holder.
 #![cfg(loom)]
 
 use loom::thread;
@@ -30,8 +30,8 @@ fn holders_exclude_each_other_and_a_sleeper_is_woken() {
     two_threads_count();
 }
 
-/// All interleavings of three threads would take hours. Two preemptions at any two places are
-/// enough for two sleepers and a hand-over between them.
+/// All interleavings of three threads would take hours. With two preemptions, at any places, two
+/// threads can sleep on the mutex and be woken one after the other.
 #[test]
 fn both_of_two_sleepers_are_woken() {
     let mut model = loom::model::Builder::new();
@@ -68,8 +68,8 @@ impl Ring {
         Arc::new(Ring { state: Mutex::new(State { taker, done: 0 }), work })
     }
 
-    /// Acts as a holder: does the work, and looks again after each unlock, until there is no work
-    /// or another thread holds the lock.
+    /// Acts as a holder of the ring's lock: does the work, and checks for work again after each
+    /// unlock. Ends when there is no work, or another thread holds the lock.
     fn run(&self) {
         while let Some(mut state) = self.state.try_lock() {
             state.taker.begin();
@@ -120,7 +120,7 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
 }
 
 /// Two threads publish work, one of them in the middle of the other's push. The ring's driver does
-/// not wait for the unfinished push, and all work is done.
+/// not wait for the unfinished push. All work is done all the same.
 #[test]
 fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
     let mut model = loom::model::Builder::new();
@@ -137,18 +137,18 @@ fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
     });
 }
 
-/// A ring in idle watching: the ring watcher watches the ring's files, so a driver that leaves arms
-/// no poll. The watcher may end idle watching at any time. It then does what it does for an event:
-/// it runs the ring, unless a thread drives it.
+/// A ring in idle watching: the ring watcher watches the ring's files, so a driver that unlocks
+/// arms no poll for them. The watcher may end idle watching at any time. It then drives the ring
+/// itself, unless another thread does.
 struct RingOnRound {
-    /// Whether the ring's files are watched.
+    /// Whether a poll for the ring's files is armed.
     state: Mutex<bool>,
     on_round: AtomicBool,
     called: AtomicBool,
 }
 
 impl RingOnRound {
-    /// The driver's last step before it unlocks.
+    /// Acts as a driver before it unlocks: arms the poll unless the ring is in idle watching.
     fn take_over(&self, watched: &mut bool) {
         *watched |= !self.on_round.load(Ordering::SeqCst);
     }

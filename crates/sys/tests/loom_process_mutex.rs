@@ -1,6 +1,6 @@
-//! Models of the mutex that processes share, with each process as a thread. There is one holder at
-//! a time, and a holder may die. Two threads of a process hand over work, while another process
-//! competes for the lock.
+//! Models of the mutex that processes share. Each process is modelled by a thread. At most one
+//! holds the lock, and a holder may die. Two threads of a process hand over work while another
+//! process competes for the lock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -11,12 +11,12 @@ use usring_sys::queue::{Entry, Queue, Taker, Urgency, queue};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
 
-/// The numbers of two processes.
+/// Numbers of two processes, as in the lock's word.
 const FIRST: u32 = 2;
 const SECOND: u32 = 3;
 
 loom::lazy_static! {
-    /// The number of the process that has died; 0: none has.
+    /// Number of the process that has died; 0 if none has.
     static ref DEAD: AtomicU32 = AtomicU32::new(0);
 }
 
@@ -24,7 +24,8 @@ fn is_alive(number: u32) -> bool {
     DEAD.load(Ordering::SeqCst) != number
 }
 
-/// A ring's memory: the word of its lock, and a count that only the lock's holder may touch.
+/// Memory that two processes share: the word of a lock, and a count that only the lock's holder may
+/// access.
 #[derive(Clone)]
 struct Memory {
     word: Arc<AtomicU32>,
@@ -41,7 +42,8 @@ impl Memory {
     }
 }
 
-/// A process's value behind the lock: whether it has caught up with the other process.
+/// One process's view of the lock. Its value counts how often the process has caught up with the
+/// other one.
 type Lock = ProcessMutex<u32, Arc<AtomicU32>>;
 
 fn first(memory: &Memory) -> Lock {
@@ -92,7 +94,8 @@ fn a_lock_without_acquire_shows_partial_writes_of_another_process() {
     weaken(Edge::Lock, Side::Acquire, two_processes_count);
 }
 
-/// The second process dies with the lock. The first one waits for it, or comes later.
+/// The second process dies while it holds the lock. The first one acquires the lock, whether it was
+/// waiting for it or comes later.
 #[test]
 fn the_lock_of_a_dead_process_is_taken() {
     loom::model(|| {
@@ -116,8 +119,8 @@ fn the_lock_of_a_dead_process_is_taken() {
     });
 }
 
-/// Two threads wait for the lock, and the process of one dies: between its wake-up and its use of
-/// the lock, or with the lock. The other waiter gets the lock all the same.
+/// Three threads compete for the lock. One belongs to a process that dies as soon as it holds the
+/// lock. The other two acquire the lock all the same.
 #[test]
 fn a_waiter_that_dies_takes_no_wake_up_along() {
     let mut model = loom::model::Builder::new();
@@ -161,8 +164,8 @@ impl Ring {
         Arc::new(Ring { state, work })
     }
 
-    /// Acts as a holder, as the engine's drivers do: looks again after each unlock, and waits only
-    /// for a holder in another process.
+    /// Acts as a driver of the ring does: checks for work again after each unlock, and waits for
+    /// the lock only if another process holds it.
     fn run(&self) {
         let try_lock = || self.state.try_lock(|_, _| {});
         let wait = || Some(self.state.lock(|_, _| {}));
@@ -184,7 +187,8 @@ impl Ring {
         self.run();
     }
 
-    /// Drives the ring once for something else, and looks for work behind the unlock.
+    /// Acquires and releases the ring's lock for another purpose, and checks for work after the
+    /// unlock.
     fn drive(&self) {
         drop(self.state.lock(|_, _| {}));
         self.run();

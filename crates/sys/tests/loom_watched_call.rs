@@ -1,5 +1,5 @@
-//! Models of watched calls: the signal that interrupts a call interrupts no other, and the watchdog
-//! does not sleep while a thread calls.
+//! Models of watched calls. The watchdog's signal interrupts only the call that it is meant for.
+//! The watchdog does not sleep while a thread is inside a call.
 #![cfg(loom)]
 
 use loom::cell::Cell;
@@ -8,8 +8,8 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, Ordering};
 use usring_sys::watched_call::{Rouse, WatchedCalls, Watcher};
 
-/// A caller, and the signals on their way to its thread. The watchdog may touch `signals` only
-/// while the caller is inside a call, or on its way out.
+/// A caller, and the number of signals sent to its thread and not delivered. loom reports if the
+/// watchdog accesses `signals` while the caller is outside a call.
 struct Caller {
     calls: WatchedCalls,
     signals: Cell<u32>,
@@ -33,7 +33,8 @@ fn a_caller_is_interrupted() {
             assert_eq!(caller.calls.cancelled().load(Ordering::Relaxed), 0, "a call is broken off before it begins");
             let call = caller.calls.begin(1);
             caller.calls.end(call);
-            // The signal has been delivered by now, so none is left for the thread's next call.
+            // `end` returns only after the signal was delivered, so none is left for the thread's
+            // next call.
             caller.signals.set(0);
         }
         watcher.join().unwrap();

@@ -1,4 +1,4 @@
-//! More threads look objects up than there are rows of hazard pointers (1,024).
+//! Tests a table with more reading threads than there are rows of hazard pointers (1,024).
 
 use std::sync::{Arc, Barrier};
 use usring_sys::per_process;
@@ -7,7 +7,8 @@ use usring_sys::shared_table::SharedTable;
 const THREADS: usize = 1100;
 const STACK: usize = 64 << 10;
 
-/// Each thread uses an object of its own, so that two threads on one row lose an object.
+/// Each thread uses an object of its own. If two threads used the same row, one object would be
+/// freed too early.
 #[test]
 fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
     per_process::prepare().unwrap();
@@ -19,7 +20,8 @@ fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
     }
     let (all_hold, over) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
     let use_one = &|place: usize| {
-        // A failed assertion before the barriers would leave the other threads waiting.
+        // The assertion comes after the barriers: if it failed before, the other threads would wait
+        // for ever.
         let found = table.find(place);
         all_hold.wait();
         over.wait();
@@ -39,7 +41,7 @@ fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
         in_use
     });
     assert_eq!(in_use, THREADS, "objects were freed while threads used them");
-    // A last removal frees what the threads have stopped using.
+    // A last removal frees the objects that the threads no longer use.
     table.put(0, Arc::new(0));
     drop(table.take(0, |_| true));
     assert!(objects.iter().all(|object| Arc::strong_count(object) == 1), "a use was never ended");

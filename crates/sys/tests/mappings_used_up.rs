@@ -1,5 +1,5 @@
-//! A process that has as many mappings as the kernel allows. It is alone in this binary, because
-//! all other tests would fail.
+//! Tests a process that has as many mappings as the kernel allows. The test has a binary of its
+//! own, because others in this process would fail.
 #![cfg(not(loom))]
 
 use usring_sys::Errno;
@@ -10,24 +10,26 @@ use usring_sys::paged_memory::PagedMemory;
 fn madvise_without_free_mappings_fails_with_enomem_and_is_not_retried() {
     let window = PagedMemory::anonymous(64 * PAGE, None).unwrap();
     use_up_mappings();
-    // The part lies in the middle of a mapping, which the call would split into three.
+    // The part lies in the middle of a mapping, which madvise(2) would have to split into three.
     assert_eq!(window.memory().set_inherited(8 * PAGE, PAGE, true), Err(Errno::ENOMEM));
     assert_eq!(window.memory().set_inherited(0, 64 * PAGE, true), Ok(()));
 }
 
-/// Gives every other page of a reservation another protection. Each such page is a mapping, and
-/// takes no memory.
+/// Uses up the kernel's limit of mappings: changes the protection of every other page of a
+/// reservation. Each page is then a mapping of its own, without memory.
 fn use_up_mappings() {
     const PAGES: usize = 1 << 24;
     let (length, flags) = (PAGES * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
-    // SAFETY: a new mapping at a free address, which is never accessed.
+    // SAFETY: mmap(2) without an address replaces no existing mapping. The memory is never
+    // accessed.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), length, libc::PROT_NONE, flags, -1, 0) };
     assert_ne!(start, libc::MAP_FAILED);
     let refused = (0..PAGES).step_by(2).any(|page| {
-        // SAFETY: a page of that mapping, which is never accessed.
+        // SAFETY: the page lies in the mapping above, which is never accessed.
         unsafe { libc::mprotect(start.byte_add(page * PAGE), PAGE, libc::PROT_READ) != 0 }
     });
     assert!(refused, "the kernel allows more mappings than can be made here");
-    // (Uses up the last free mapping.) SAFETY: a page of that mapping, which is never accessed.
+    // SAFETY: the page lies in the mapping above, which is never accessed. (This call uses up the
+    // last free mapping.)
     unsafe { libc::mprotect(start.byte_add(length - PAGE), PAGE, libc::PROT_READ) };
 }

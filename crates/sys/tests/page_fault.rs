@@ -1,4 +1,4 @@
-//! Ranges whose faults a server serves.
+//! Tests ranges of memory whose page faults a server serves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use usring_sys::page_fault::{Cause, Fault, FaultServer, Served, register};
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// Counts its faults, and refuses them.
+/// A server that counts its faults and refuses them.
 #[derive(Default)]
 struct Server(AtomicU64);
 
@@ -19,7 +19,8 @@ impl FaultServer for Server {
     }
 }
 
-/// A forked child's range may have the address of a parent's range, which is still in the table.
+/// A new range gets the faults of its addresses, although an older range with the same addresses is
+/// still in the table. (In a forked child the older range is one of the parent's.)
 #[test]
 fn the_newer_of_two_ranges_at_one_address_serves_its_faults() {
     user_memory::install_fault_handler();

@@ -1,8 +1,9 @@
-//! The list of mappings: both ways to read it agree.
+//! Checks that both ways to read the list of mappings agree: the query of one mapping, and the
+//! text.
 
 use usring_sys::process_maps::{Area, Line, Maps};
 
-/// Every mapping whose line stays as it is while the list is read.
+/// Returns all mappings and their names, from the text of the list.
 fn listed(maps: &Maps) -> Vec<(Area, Vec<u8>)> {
     let mut all = Vec::new();
     let mut lines = maps.lines();
@@ -41,7 +42,7 @@ fn are_same_holds_for_two_mappings_of_one_page_only() {
     assert!(!maps.are_same(first, again + 4096));
     let other = usring_sys::mapping::Mapping::shared(4096).unwrap();
     assert!(!maps.are_same(first, other.address()));
-    // Memory without a file shows no other's bytes.
+    // Private memory without a file is never the same as other memory, or as itself.
     let private = [0u8; 64];
     assert!(!maps.are_same(private.as_ptr() as usize, private.as_ptr() as usize));
 }

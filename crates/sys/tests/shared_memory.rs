@@ -1,5 +1,5 @@
-//! Memory shared with the program: a read returns the bytes that were written, and an offset out of
-//! range is refused.
+//! Tests memory that usring shares with the program: a read returns the bytes that were written,
+//! and an offset out of range panics.
 #![cfg(not(loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -56,12 +56,12 @@ fn duplicates_of_neighbouring_parts_are_one_mapping() {
         let second = mapping.duplicate(PAGE..3 * PAGE, PAGE).unwrap();
         let first = mapping.duplicate(0..PAGE, PAGE).unwrap();
         assert!(maps.are_same(first, mapping.address()) && maps.are_same(second, mapping.address() + PAGE));
-        // The addresses beside the duplicates are in use now, so this one lies elsewhere.
+        // The addresses next to the duplicates are in use now, so a third duplicate lies elsewhere.
         let again = mapping.duplicate(0..PAGE, PAGE).unwrap();
         assert!(again != first && maps.are_same(again, mapping.address()));
         maps.area_of(first).unwrap().range == (first..second + PAGE)
     };
-    // The addresses in front of a duplicate may be in use, but not of each.
+    // The addresses before a duplicate may happen to be in use, but not in each of 16 attempts.
     assert!((0..16).any(both_are_one));
 }
 
@@ -114,7 +114,8 @@ fn an_array_index_never_leaves_the_array() {
 fn memory_that_the_program_lends_must_be_mapped() {
     install_fault_handler();
     let start = private_pages(2 * PAGE).unwrap();
-    // Inaccessible, but not free: another test's mapping could take the place of a hole.
+    // The second page is made inaccessible, not unmapped: in a hole, another test's mapping could
+    // appear.
     let forbidden = [(start + PAGE) as u64, PAGE as u64, linux::PROT_NONE.into(), 0, 0];
     SystemCall::new(linux::__NR_mprotect, forbidden).run().unwrap();
     let at = |offset: usize| UserAddress((start + offset) as u64);

@@ -1,4 +1,4 @@
-//! Threads of usring that the program's own libc makes (`set_spawner`).
+//! Tests threads of usring that a spawner makes by the program's libc (`set_spawner`).
 #![cfg(not(loom))]
 
 use std::ffi::c_void;
@@ -20,7 +20,7 @@ fn spawner(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(
     Ok(())
 }
 
-/// One test, because there is one spawner in a process.
+/// Tests a spawner and its refusal together, because a process has one spawner.
 #[test]
 fn the_configured_spawner_starts_threads_and_its_refusal_frees_the_work() {
     thread::set_spawner(spawner);

@@ -1,8 +1,9 @@
-//! Reads a context's completions where the kernel writes them: in a ring that is mapped into the
-//! process at the context's own address. A poll costs one load and no system call.
+//! Reads the completions of an AIO context where the kernel writes them: in a ring in this
+//! process's memory, whose address is the context's id (`aio_context_t`). A poll costs one load and
+//! no system call.
 //!
-//! The kernel writes the tail. usring writes the head, as long as no thread calls io_getevents(2)
-//! on the context. The kernel's side of the orderings is described at [`Edge::AioTail`] and
+//! The kernel writes the tail. usring writes the head; so no thread may call io_getevents(2) on the
+//! context. The kernel's side of the orderings is described at [`Edge::AioTail`] and
 //! [`Edge::AioHead`].
 
 use crate::ordering::Edge;
@@ -11,19 +12,19 @@ use crate::sync::Arc;
 use core::mem::{offset_of, size_of};
 use usring_uapi::aio::{AIO_RING_INCOMPAT_FEATURES, AIO_RING_MAGIC, AioRing, IoEvent};
 
-/// The reader's half of the ring.
+/// The reading end of an AIO context's completion ring.
 pub struct CompletionRing {
     memory: Arc<SharedMemory>,
     entries: u32,
     first_event: usize,
-    /// The next entry to read; `publish_head` stores it to the ring's own head.
+    /// Index of the next entry to read; `publish_head` stores it to the ring's head in memory.
     head: u32,
-    /// The tail as last read.
+    /// The ring's tail as last read from memory.
     tail: u32,
 }
 
 impl CompletionRing {
-    /// Checks the header. `None` unless this is the ring layout of every Linux since 2.6.
+    /// Checks the ring's header. `None` if its layout is not that of every Linux since 2.6.
     pub fn new(memory: Arc<SharedMemory>) -> Option<Self> {
         let header = memory.read::<AioRing>(0);
         let known = header.magic == AIO_RING_MAGIC && header.incompat_features == AIO_RING_INCOMPAT_FEATURES;
@@ -38,8 +39,8 @@ impl CompletionRing {
         Some(CompletionRing { memory, entries: header.nr, first_event, head: header.head, tail: header.head })
     }
 
-    /// Returns whether there is no event to read. Reads the kernel's tail if all known events were
-    /// read.
+    /// Returns whether there is no event to read. Loads the ring's tail from memory only when all
+    /// events before the last known tail were read.
     #[inline]
     pub fn is_empty(&mut self) -> bool {
         if self.head == self.tail {
@@ -48,7 +49,7 @@ impl CompletionRing {
         self.head == self.tail
     }
 
-    /// Takes the next event.
+    /// Reads and removes the next event. The kernel gets its slot back at [`Self::publish_head`].
     #[inline]
     pub fn take(&mut self) -> Option<IoEvent> {
         if self.is_empty() {
@@ -59,7 +60,7 @@ impl CompletionRing {
         Some(event)
     }
 
-    /// Returns the slots of all events that were read to the kernel.
+    /// Returns to the kernel the slots of all events that were read.
     #[inline]
     pub fn publish_head(&mut self) {
         self.memory.word(offset_of!(AioRing, head)).store(self.head, Edge::AioHead.release());

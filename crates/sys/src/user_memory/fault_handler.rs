@@ -1,12 +1,13 @@
 //! The process's SIGSEGV and SIGBUS handler. For each fault, in this order:
-//! 1. If the memory is paged by usring, its server serves the fault ([`crate::page_fault`]).
-//! 2. If one of usring's own copies faulted, the handler repairs it.
-//! 3. Otherwise the handler calls its predecessor.
+//! 1. If usring pages the memory, the memory's server serves the fault ([`crate::page_fault`]).
+//! 2. If the fault is in a copy routine of [`crate::user_memory`], the handler makes that routine
+//!    return an error.
+//! 3. Otherwise the handler calls its predecessor: the handler that was installed before.
 //!
 //! The handler is installed with the flags of its predecessor. Before it calls the predecessor, it
 //! sets the mask that the kernel would have set. So a handler of the program (or of a runtime that
-//! prints a stack) runs as if the kernel had called it. Until then every signal that can be blocked
-//! is blocked: a handler that ran in between could touch the page that is being brought in.
+//! prints a stack) runs as if the kernel had called it. Until then the handler blocks every signal
+//! that can be blocked: another handler could access the page that the server is bringing back.
 
 use super::handle_fault;
 use crate::SystemCall;
@@ -22,7 +23,7 @@ global_asm!(
     ".globl usring_restorer",
     ".hidden usring_restorer",
     ".p2align 4",
-    // Unwinders and debuggers recognise a signal frame by these bytes.
+    // Unwinders and debuggers recognise a signal frame by the bytes of this code.
     "usring_restorer:",
     "mov rax, 15",
     "syscall",
@@ -46,8 +47,8 @@ struct Action {
 const DEFAULT: u64 = 0;
 const IGNORE: u64 = 1;
 
-/// The handler that was installed before. Written once, before usring's handler can run, but read
-/// in handlers: hence atomics.
+/// The handler of a signal that was installed before usring's. The fields are written once, before
+/// usring's handler can run. They are atomics because signal handlers read them.
 struct Predecessor {
     signal: u32,
     handler: AtomicU64,
@@ -63,7 +64,7 @@ impl Predecessor {
 
 static PREDECESSORS: [Predecessor; 2] = [Predecessor::of(linux::SIGSEGV), Predecessor::of(linux::SIGBUS)];
 
-/// Progress of [`install_fault_handler`].
+/// Progress of [`install_fault_handler`]: `NOT_YET`, `BEGUN` or `DONE`.
 static INSTALLED: AtomicU32 = AtomicU32::new(NOT_YET);
 const NOT_YET: u32 = 0;
 const BEGUN: u32 = 1;
@@ -97,37 +98,39 @@ pub fn install_fault_handler() {
     INSTALLED.store(DONE, Ordering::Release);
 }
 
-/// Calls rt_sigaction(2), past usring's own filter. It fails for no signal used here.
+/// Calls rt_sigaction(2), which cannot fail for SIGSEGV and SIGBUS.
 fn exchange(signal: u32, new: Option<&Action>, old: Option<&mut Action>) {
     let new = new.map_or(0, |action| &raw const *action as u64);
     let old = old.map_or(0, |action| &raw mut *action as u64);
     let _ = SystemCall::new(linux::__NR_rt_sigaction, [u64::from(signal), new, old, 8, 0]).run();
 }
 
-/// Offsets in a `siginfo_t`. The code is 0 or less if the signal was sent by a call.
+/// Offsets in a `siginfo_t`, in bytes. The code is 0 or less if a system call, such as kill(2),
+/// sent the signal.
 const SIGINFO_SIGNAL: usize = 0;
 const SIGINFO_CODE: usize = 8;
 const SIGINFO_ADDRESS: usize = 16;
-/// `si_code` of a SIGSEGV: the address is not mapped; the access is not permitted.
+/// Values of `si_code` for SIGSEGV: the address is not mapped; the access is not permitted.
 const SEGV_MAPERR: i32 = 1;
 const SEGV_ACCERR: i32 = 2;
-/// `si_code` of a SIGBUS: the mapping has no memory there; the memory is broken.
+/// Values of `si_code` for SIGBUS: the mapping has no memory there; the memory is broken.
 const BUS_ADRERR: i32 = 2;
 const BUS_MCEERR_AR: i32 = 4;
 
-/// Offsets in a `ucontext_t`: the processor's error word of a page fault, and the mask that was in
-/// force.
+/// Offsets in a `ucontext_t`, in bytes: the processor's error code of a page fault, and the signal
+/// mask that was in force.
 const UCONTEXT_ERROR: usize = 192;
 const UCONTEXT_MASK: usize = 296;
-/// Bits of the error word: the page was present; a write; an instruction fetch.
+/// Bits of the error code: the page was present; the access was a write; it was an instruction
+/// fetch.
 const ERROR_PRESENT: u64 = 1;
 const ERROR_WRITE: u64 = 2;
 const ERROR_FETCH: u64 = 16;
 
 extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_void) {
-    // SAFETY: the pointers are the kernel's arguments to this handler.
+    // SAFETY: `information` is the `siginfo_t` that the kernel passed to this handler.
     let sent = unsafe { *information.byte_add(SIGINFO_CODE).cast::<i32>() } <= 0;
-    // A signal sent by a call is unrelated to the instruction that it interrupted.
+    // A signal that a system call has sent is unrelated to the instruction that it interrupted.
     if !sent {
         match serve(signal, information, context) {
             Served::Again => return,
@@ -135,7 +138,7 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
             Served::Unmapped => return pass_on_as(linux::SIGSEGV, SEGV_MAPERR, information, context),
             Served::Foreign => {}
         }
-        // SAFETY: `context` is the kernel's argument to this handler.
+        // SAFETY: `context` is the `ucontext_t` that the kernel passed to this handler.
         if unsafe { handle_fault(context) } {
             return;
         }
@@ -143,9 +146,10 @@ extern "C" fn on_fault(signal: u32, information: *mut c_void, context: *mut c_vo
     pass_on(signal, sent, information, context);
 }
 
-/// Lets the server of the address serve a fault, if there is one.
+/// Calls the server of the memory at the faulting address, if there is one.
 fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served {
-    // SAFETY: the pointers are the kernel's, for a fault: it has an address and an error word.
+    // SAFETY: both pointers lead into the kernel's signal frame. For a fault it has an address and
+    // an error code.
     let (code, address, error) = unsafe {
         (
             *information.byte_add(SIGINFO_CODE).cast::<i32>(),
@@ -158,21 +162,21 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
         (linux::SIGSEGV, SEGV_ACCERR) => Cause::Forbidden,
         (linux::SIGBUS, BUS_ADRERR) => Cause::Missing,
         (linux::SIGBUS, BUS_MCEERR_AR) => Cause::Broken,
-        // Faults of a protection key or of an instruction concern no page.
+        // A fault of a protection key, or of an instruction, concerns no evicted page.
         _ => return Served::Foreign,
     };
     if error & ERROR_FETCH != 0 {
-        // No server serves code.
+        // A server never serves memory that holds code.
         return Served::Foreign;
     }
     let (write, present) = (error & ERROR_WRITE != 0, error & ERROR_PRESENT != 0);
     page_fault::visit(Fault { address, cause, write, present, slot: 0 })
 }
 
-/// Passes the fault on as another signal. (A fault in usring's own copies becomes EFAULT, as it
-/// does in the kernel's.)
+/// Passes a fault to the handler of another signal. (In usring's own copies the fault becomes
+/// EFAULT, as in the kernel's.)
 fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_void) {
-    // SAFETY: this is the kernel's frame, which the handler may change.
+    // SAFETY: both pointers lead into the kernel's signal frame, which a handler may change.
     unsafe {
         if handle_fault(context) {
             return;
@@ -180,9 +184,9 @@ fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_
         *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = signal;
         *information.byte_add(SIGINFO_CODE).cast::<i32>() = code;
     }
-    // An earlier call of the predecessor may have removed this handler (as std's handler does), to
-    // let the process die of the next fault. If that fault was reported by the other signal, it
-    // still comes here.
+    // On an earlier fault the predecessor may have removed usring's handler for `signal` (as std's
+    // handler does), to make the process die of the next fault. That fault may still come here, by
+    // the other signal.
     let mut now = Action::default();
     exchange(signal, None, Some(&mut now));
     let is_ours = now.handler == on_fault as *const () as u64;
@@ -204,8 +208,8 @@ fn pass_on(signal: u32, sent: bool, information: *mut c_void, context: *mut c_vo
     if handler > IGNORE {
         call(predecessor, information, context);
     } else if handler == DEFAULT || !sent {
-        // The default action: the fault happens again after the return. A signal that was sent is
-        // sent again.
+        // Set the default action. A fault then happens again after this handler returns. A signal
+        // that was sent has to be sent again.
         exchange(signal, Some(&Action::default()), None);
         if sent {
             send_again(signal, information);
@@ -217,12 +221,12 @@ fn call(predecessor: &Predecessor, information: *mut c_void, context: *mut c_voi
     let flags = predecessor.flags.load(Ordering::Acquire);
     let handler = predecessor.handler.load(Ordering::Relaxed);
     let signal = predecessor.signal;
-    // SAFETY: this is the kernel's frame.
+    // SAFETY: `context` is the `ucontext_t` in the kernel's signal frame.
     let before = unsafe { *context.byte_add(UCONTEXT_MASK).cast::<u64>() };
     let own = if flags & u64::from(linux::SA_NODEFER) != 0 { 0 } else { set_of(signal) };
     set_mask(before | predecessor.mask.load(Ordering::Relaxed) | own);
-    // SAFETY: 1. The predecessor was a handler of this signal, and these flags say which arguments
-    // it takes. 2. The arguments are the kernel's own.
+    // SAFETY: 1. The predecessor was installed as a handler of this signal, and its flags say which
+    // arguments it takes. 2. The arguments are those that the kernel passed.
     unsafe {
         if flags & u64::from(linux::SA_SIGINFO) != 0 {
             let handler: extern "C" fn(u32, *mut c_void, *mut c_void) = core::mem::transmute(handler as *const ());
@@ -234,7 +238,8 @@ fn call(predecessor: &Predecessor, information: *mut c_void, context: *mut c_voi
     }
 }
 
-/// Sets the mask while the handler runs. The kernel restores the previous one afterwards.
+/// Sets the signal mask for as long as the handler runs. The kernel restores the previous mask when
+/// the handler returns.
 fn set_mask(mask: u64) {
     let arguments = [u64::from(linux::SIG_SETMASK), &raw const mask as u64, 0, 8, 0];
     let _ = SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run();
