@@ -1,4 +1,4 @@
-//! Passes the identity of this build to the launcher.
+//! Passes the build identity (a hash over the library's sources) to the compiler, for the launcher.
 
 include!("../cli/build_identity.rs");
 

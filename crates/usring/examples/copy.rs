@@ -15,15 +15,15 @@ use usring::{IoUring, opcode, squeue, types};
 
 /// Bytes of a block.
 const BLOCK: usize = 128 * 1024;
-/// Blocks in flight.
+/// Most blocks in flight.
 const DEPTH: usize = 32;
 
-/// The state of one block.
+/// The buffer of one block in flight, and its progress.
 struct Slot {
     buffer: Vec<u8>,
     /// Offset of the block in both files.
     offset: u64,
-    /// Bytes read, of which `written` are written.
+    /// Bytes that were read into the buffer. `written` of these have been written to the new file.
     length: usize,
     written: usize,
     reading: bool,
@@ -33,13 +33,14 @@ struct Copy {
     from: types::Fd,
     to: types::Fd,
     size: u64,
-    /// Offset of the next block.
+    /// Offset of the next block to copy.
     next: u64,
     slots: Vec<Slot>,
 }
 
 impl Copy {
-    /// Starts with the next block, if there is one.
+    /// Assigns the next block to a slot and returns its first request. Returns `None` after the
+    /// last block.
     fn begin(&mut self, index: usize) -> Option<squeue::Entry> {
         if self.next >= self.size {
             return None;
@@ -50,7 +51,8 @@ impl Copy {
         Some(self.request(index))
     }
 
-    /// Returns the request that the block needs now.
+    /// Returns the next request of a slot's block: its read, or a write of bytes that are not
+    /// written yet.
     fn request(&mut self, index: usize) -> squeue::Entry {
         let slot = &mut self.slots[index];
         let entry = if slot.reading {
@@ -64,7 +66,7 @@ impl Copy {
         entry.user_data(index as u64)
     }
 
-    /// Handles the completion of a block's request, and returns the request that follows, if any.
+    /// Handles the completion of a slot's request, and returns the slot's next request, if any.
     fn advance(&mut self, index: usize, result: i32) -> std::io::Result<Option<squeue::Entry>> {
         if result < 0 {
             return Err(std::io::Error::from_raw_os_error(-result));
@@ -101,8 +103,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut ready: Vec<squeue::Entry> = (0..DEPTH).filter_map(|index| copy.begin(index)).collect();
     let mut in_flight = 0;
     while in_flight > 0 || !ready.is_empty() {
-        // SAFETY: buffers and files live until the ring is dropped. A buffer is not touched while a
-        // request names it.
+        // SAFETY: buffers and files live until the ring is dropped. The program does not touch a
+        // buffer while a request uses it.
         unsafe { ring.submission().push_multiple(&ready)? };
         in_flight += ready.len();
         ready.clear();

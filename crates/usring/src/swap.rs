@@ -1,8 +1,8 @@
 //! Memory regions of which only a part is resident, without privileges and without the system's
 //! swap.
 //!
-//! The other pages of a region are in a file or on a device that usring drives, the region's
-//! backing. A thread that touches such an evicted page reads it back itself, by polling.
+//! The region's other pages are on its backing: a file, or a device that usring drives. A thread
+//! that touches an evicted page reads that page back itself, by polling.
 //!
 //! ```
 //! use usring::swap::SwapRegion;
@@ -55,7 +55,7 @@ pub use usring_swap::{Access, Mechanism, Pin, Statistics};
 #[cfg(feature = "vhost-user")]
 use usring_vhost_user::VhostUser;
 
-/// Makes a [`SwapRegion`].
+/// Sets the options of a [`SwapRegion`] and makes it.
 #[derive(Clone, Default)]
 pub struct Builder {
     builder: usring_swap::Builder,
@@ -147,7 +147,7 @@ fn connect(builder: usring_swap::Builder, text: &str) -> io::Result<Builder> {
     let spec = usring_device::spec::parse(text);
     let options = spec.as_ref().ok().and_then(|spec| Options::of(spec.device()));
     let Some(options) = options else { return Ok(Builder { builder, back_end: None }) };
-    // `writeln!` does not panic if standard error is closed; `eprintln!` would.
+    // `writeln!` does not panic if standard error is closed, as `eprintln!` would.
     let report = Box::new(|what: std::fmt::Arguments<'_>| drop(writeln!(io::stderr(), "usring: swap: {what}")));
     let back_end = VhostUser::connect(&options, report);
     let back_end = back_end.map_err(|why| io::Error::new(io::ErrorKind::NotConnected, why))?;
@@ -165,7 +165,7 @@ fn connect(builder: usring_swap::Builder, _: &str) -> io::Result<Builder> {
 #[derive(Debug)]
 pub struct SwapRegion {
     region: usring_swap::SwapRegion,
-    /// Dropped after the region, which uses it.
+    /// The connection must live until the region, which uses it, is dropped.
     back_end: Option<BackEnd>,
 }
 
@@ -201,7 +201,7 @@ impl SwapRegion {
         self.region.as_slice()
     }
 
-    /// Returns the whole region, to be written to.
+    /// Returns the whole region for writing.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.region.as_mut_slice()
     }
@@ -341,12 +341,14 @@ impl SwapAllocator {
 }
 
 // SAFETY: 1. A block comes from the arena, which allocates no byte twice, or from the system's
-// allocator. 2. The block's address alone says from which, because a region's range never changes.
+// allocator. 2. A block's address says which of the two made it, because a region's range never
+// changes.
 unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.allocate(layout) {
             Some((address, _)) => address as *mut u8,
-            // SAFETY: the caller of `alloc` promises the same for this layout.
+            // SAFETY: the caller of `alloc` makes the promises that the system's allocator needs
+            // for this layout.
             None => unsafe { System.alloc(layout) },
         }
     }
@@ -356,7 +358,8 @@ unsafe impl GlobalAlloc for SwapAllocator {
             Some((address, true)) => address as *mut u8,
             Some((address, false)) => {
                 let block = address as *mut u8;
-                // SAFETY: the block has at least this size, and only this thread knows of it.
+                // SAFETY: the block has at least this size, and no other thread has its address
+                // yet.
                 unsafe { block.write_bytes(0, layout.size()) };
                 block
             }
@@ -368,8 +371,8 @@ unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         match self.arena().filter(|arena| arena.contains(block as usize)) {
             Some(arena) => arena.free(block as usize),
-            // SAFETY: the caller's promise. The block is not in the arena, so the system's
-            // allocator made it.
+            // SAFETY: the block is not in the arena, so the system's allocator made it. The caller
+            // promises that `layout` is the block's.
             None => unsafe { System.dealloc(block, layout) },
         }
     }
@@ -377,14 +380,15 @@ unsafe impl GlobalAlloc for SwapAllocator {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let is_arenas = self.arena().is_some_and(|arena| arena.contains(block as usize));
         if !is_arenas && (size < self.least || self.arena().is_none()) {
-            // SAFETY: the caller's promise. The system's allocator made the block, and resizes it.
+            // SAFETY: the system's allocator made the block. The caller promises that `layout` is
+            // the block's and that the size is valid.
             return unsafe { System.realloc(block, layout, size) };
         }
         if is_arenas && self.arena().is_some_and(|arena| (size..2 * size).contains(&arena.size_of(block as usize))) {
             return block;
         }
-        // SAFETY: 1. The caller promises that the size is good for this alignment. 2. The new block
-        // is as large as what is copied, and does not overlap the old block.
+        // SAFETY: 1. The caller promises that the size is valid for this alignment. 2. The new
+        // block has room for the copied bytes and does not overlap the old block.
         unsafe {
             let fresh = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
             if !fresh.is_null() {

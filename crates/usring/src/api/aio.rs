@@ -115,14 +115,14 @@ impl Context {
     fn made_by(setup: impl FnOnce(AddressTrust, UserAddress) -> Result<(), Errno>) -> io::Result<Context> {
         process::prepare();
         let mut address = 0u64;
-        // SAFETY: the caller of `submit` promises that each request's memory is valid.
+        // SAFETY: the callers of `submit` promise that each request's memory is valid.
         let trust = unsafe { AddressTrust::new() };
         setup(trust, UserAddress(&raw mut address as u64)).map_err(os_error)?;
         Ok(Context { address })
     }
 
-    /// Returns the address of the context's ring, in Linux's layout ([`AioRing`]). Completions
-    /// appear in the ring even if the program never calls [`Context::events`]. The ring is valid
+    /// Returns the address of the context's ring of events, in Linux's layout ([`AioRing`]). Events
+    /// appear in the ring even if the program never calls [`Context::events`]. The address is valid
     /// until the context is dropped.
     pub fn ring(&self) -> *const AioRing {
         width::size(self.address) as *const AioRing
@@ -173,7 +173,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // `destroy` fails in a forked child, which does not have the context.
+        // `destroy` fails in a forked child, where the context does not exist.
         let _ = usring_aio::destroy(self.address);
     }
 }

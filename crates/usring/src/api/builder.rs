@@ -11,7 +11,8 @@ use usring_engine::Ring;
 use usring_sys::syscall::AddressTrust;
 use usring_uapi::io_uring as abi;
 
-/// The parameters of a ring to be made. [`IoUring::builder`] returns a builder with the defaults.
+/// Sets the parameters of a ring and makes it. [`IoUring::builder`] returns a builder with the
+/// defaults.
 ///
 /// ```
 /// use usring::IoUring;
@@ -42,7 +43,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Default for Builder<S, C> {
     }
 }
 
-/// Returns a `struct io_uring_params`, all zero.
+/// Returns a `struct io_uring_params` in which every field is zero.
 fn no_parameters() -> abi::io_uring_params {
     abi::io_uring_params {
         sq_entries: 0,
@@ -144,7 +145,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self.flag(abi::IORING_SETUP_R_DISABLED)
     }
 
-    /// Has a submission continue after a request that is refused. The refused request gets a
+    /// Makes a submission go on after a request that is refused. The refused request gets a
     /// completion with its error. By default the submission ends there.
     pub fn setup_submit_all(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_SUBMIT_ALL)
@@ -156,15 +157,15 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Builder<S, C> {
         self.flag(abi::IORING_SETUP_COOP_TASKRUN)
     }
 
-    /// Has [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) report that completions
+    /// Makes [`SubmissionQueue::taskrun`](crate::SubmissionQueue::taskrun) report that completions
     /// are pending until this thread enters the ring. Needs `setup_coop_taskrun` or
     /// `setup_defer_taskrun`.
     pub fn setup_taskrun_flag(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_TASKRUN_FLAG)
     }
 
-    /// Posts completions only when the ring's owner (its single issuer) waits for completions or
-    /// asks for them. Needs `setup_single_issuer`.
+    /// Posts completions only when the ring's owner (its single issuer) enters the ring with
+    /// `GETEVENTS`, as every wait does. Needs `setup_single_issuer`.
     pub fn setup_defer_taskrun(&mut self) -> &mut Self {
         self.flag(abi::IORING_SETUP_DEFER_TASKRUN)
     }

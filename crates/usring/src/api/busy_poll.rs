@@ -1,5 +1,5 @@
 //! The register calls for busy polling of network devices (NAPI). The ring stores the settings and
-//! returns them, but they do not change how it waits.
+//! returns them. They do not change how the ring waits.
 
 use super::submitter::Submitter;
 use crate::types::Napi;
@@ -40,9 +40,9 @@ impl Submitter<'_> {
         self.name_queue(io_uring_napi_op::IO_URING_NAPI_STATIC_DEL_ID, napi_id)
     }
 
-    /// Passes a `struct io_uring_napi` as four words: the time; preference, operation and padding;
-    /// the operation's parameter; reserved. The engine overwrites the words with the previous
-    /// settings.
+    /// Passes a `struct io_uring_napi` to the engine as four words: the time; preference, operation
+    /// and padding; the operation's parameter; reserved. The engine overwrites the words with the
+    /// previous settings.
     fn name_queue(&self, operation: io_uring_napi_op, napi_id: u32) -> io::Result<()> {
         let mut words = [0, (operation as u32) << 8, napi_id, 0];
         self.exchange_napi(op::IORING_REGISTER_NAPI, &mut words)

@@ -12,12 +12,12 @@ use usring_uapi::io_uring::IORING_CQ_EVENTFD_DISABLED;
 
 pub use io_uring::cqueue::{Entry, Entry32, EntryMarker, buffer_more, buffer_select, more, notif, sock_nonempty};
 
-/// The completion queue of a ring: an iterator over the completions that had been posted when the
-/// queue was borrowed or last [`sync`](CompletionQueue::sync)ed.
+/// The completion queue of a ring: an iterator over the completions that were posted before the
+/// last [`sync`](CompletionQueue::sync). Borrowing the queue counts as a sync.
 pub struct CompletionQueue<'a, E: EntryMarker = Entry> {
     half: &'a mut CompletionHalf,
     core: &'a Core,
-    /// Completions that the last `sync` saw and the program has not taken yet.
+    /// Number of completions that the last `sync` found and the program has not taken yet.
     left: u32,
     entries: PhantomData<fn() -> E>,
 }
@@ -60,18 +60,18 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
         self.core.ring.memory().rings().word(self.core.parameters.0.cq_off.flags as usize)
     }
 
-    /// Returns whether new completions leave the registered eventfd unchanged.
+    /// Returns whether new completions leave the counter of the registered eventfd unchanged.
     pub fn eventfd_disabled(&self) -> bool {
         self.flags().load(Ordering::Acquire) & IORING_CQ_EVENTFD_DISABLED != 0
     }
 
-    /// Stops new completions from adding to the eventfd that
-    /// [`register_eventfd`](crate::Submitter::register_eventfd) has registered.
+    /// Makes new completions leave the counter of the registered eventfd
+    /// ([`register_eventfd`](crate::Submitter::register_eventfd)) unchanged.
     pub fn disable_eventfd(&self) {
         self.flags().fetch_or(IORING_CQ_EVENTFD_DISABLED, Ordering::Release);
     }
 
-    /// Lets new completions add to the registered eventfd again.
+    /// Makes new completions raise the counter of the registered eventfd again.
     pub fn enable_eventfd(&self) {
         self.flags().fetch_and(!IORING_CQ_EVENTFD_DISABLED, Ordering::Release);
     }
@@ -83,28 +83,28 @@ impl<'a, E: EntryMarker> CompletionQueue<'a, E> {
     }
 
     /// Returns whether the program has taken every completion that the last
-    /// [`sync`](CompletionQueue::sync) saw.
+    /// [`sync`](CompletionQueue::sync) found.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.left == 0
     }
 
-    /// Returns whether the last [`sync`](CompletionQueue::sync) saw a full queue, and the program
+    /// Returns whether the last [`sync`](CompletionQueue::sync) found a full queue, and the program
     /// has taken nothing since.
     #[inline]
     pub fn is_full(&self) -> bool {
         self.len() == self.capacity()
     }
 
-    /// Takes completions until `entries` is full or none is left, and returns the filled part of
-    /// `entries`.
+    /// Takes completions until `entries` is full or the queue is empty, and returns the filled part
+    /// of `entries`.
     #[inline]
     pub fn fill<'b>(&mut self, entries: &'b mut [MaybeUninit<E>]) -> &'b mut [E] {
         let count = self.len().min(entries.len());
         for slot in &mut entries[..count] {
             slot.write(self.take());
         }
-        // SAFETY: the first `count` entries were just written.
+        // SAFETY: the first `count` entries were just initialised.
         unsafe { std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<E>(), count) }
     }
 
@@ -154,14 +154,14 @@ impl<E: EntryMarker> fmt::Debug for CompletionQueue<'_, E> {
     }
 }
 
-/// Reports whether a ring has completions, by two loads and without a lock or a system call. The
-/// answer may be outdated by the time that the caller gets it.
+/// Reports whether a ring has completions. It takes two loads and neither a lock nor a system call.
+/// The answer may be outdated when the caller gets it.
 pub struct CompletionStatus {
     memory: Memory,
 }
 
 impl CompletionStatus {
-    /// Returns whether the program has taken every posted completion.
+    /// Returns whether the program has taken every completion that was posted.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.memory.ready() == 0

@@ -1,4 +1,4 @@
-//! Converts entries between the `io-uring` crate's types, which programs build and read, and the
+//! Converts queue entries between the `io-uring` crate's types, which programs use, and the
 //! engine's types. Both have the kernel's layout, byte for byte.
 
 use super::{cqueue, squeue};
@@ -6,7 +6,7 @@ use std::mem;
 use usring_uapi::io_uring as abi;
 use usring_uapi::{Cqe, Sqe};
 
-/// The extension of a wide entry: the second 64 bytes of an SQE, or the second 16 of a CQE.
+/// The second half of a wide entry: the second 64 bytes of an SQE, or the second 16 bytes of a CQE.
 pub(super) type SqeExtension = [u64; 8];
 pub(super) type CqeExtension = [u64; 2];
 
@@ -18,7 +18,7 @@ pub(super) const fn is_wide_cqe<C: cqueue::EntryMarker>() -> bool {
     C::BUILD_FLAGS & abi::IORING_SETUP_CQE32 != 0
 }
 
-/// Returns the SQE of an entry.
+/// Returns an entry as the engine's SQE. For a wide entry that is the first half.
 #[inline(always)]
 pub(super) fn sqe<S: squeue::EntryMarker>(entry: &S) -> Sqe {
     const {
@@ -31,7 +31,7 @@ pub(super) fn sqe<S: squeue::EntryMarker>(entry: &S) -> Sqe {
     unsafe { (&raw const *entry).cast::<Sqe>().read() }
 }
 
-/// Returns the second half of a wide entry.
+/// Returns the second half of a wide entry. Panics if the entry is not wide.
 #[inline(always)]
 pub(super) fn sqe_extension<S: squeue::EntryMarker>(entry: &S) -> SqeExtension {
     assert!(is_wide_sqe::<S>(), "only an entry of 128 bytes has a second half");
@@ -40,7 +40,7 @@ pub(super) fn sqe_extension<S: squeue::EntryMarker>(entry: &S) -> SqeExtension {
     unsafe { (&raw const *entry).cast::<SqeExtension>().add(1).read() }
 }
 
-/// Makes an entry of a CQE. `extension` is used only if `C` is a wide entry.
+/// Returns a CQE as an entry of type `C`. `extension` is used only if `C` is a wide entry.
 #[inline(always)]
 pub(super) fn completion<C: cqueue::EntryMarker>(cqe: Cqe, extension: CqeExtension) -> C {
     #[repr(C)]

@@ -36,7 +36,7 @@ pub use submitter::Submitter;
 
 use usring_sys::Errno;
 
-/// Converts an errno of the engine to a `std::io::Error`.
+/// Converts an errno of the engine to a [`std::io::Error`].
 pub(crate) fn os_error(error: Errno) -> std::io::Error {
     std::io::Error::from_raw_os_error(-error.negative())
 }

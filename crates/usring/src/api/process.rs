@@ -5,13 +5,13 @@ use super::descriptor;
 use std::sync::Once;
 use usring_sys::wait;
 
-/// Installs, once per process, everything that rings need.
+/// Installs everything that rings need, once per process.
 pub(super) fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| {
         usring_std_threads::prepare();
-        // Installing the SIGSYS handler fails if the program has one of its own. A cancel then
-        // cannot interrupt a worker's system call, and waits until that call has ended.
+        // The SIGSYS handler is not installed if the program has one of its own. A cancel then
+        // cannot interrupt a worker's system call, and waits until that call returns.
         let _ = wait::catch_worker_interrupts();
         descriptor::become_host();
     });

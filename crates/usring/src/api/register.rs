@@ -15,7 +15,8 @@ use usring_uapi::io_uring::io_uring_register_op as op;
 
 pub use io_uring::register::{Restriction, SKIP_FILE};
 
-/// Returns a number of elements for a call. The ring refuses [`u32::MAX`], which stands for more.
+/// Converts a number of elements for a register call. A number that is too large becomes
+/// [`u32::MAX`], which the ring refuses.
 fn count(elements: usize) -> u32 {
     u32::try_from(elements).unwrap_or(u32::MAX)
 }
@@ -381,12 +382,8 @@ impl Submitter<'_> {
         self.register_with(op::IORING_UNREGISTER_PBUF_RING, &buffers, 1).map(drop)
     }
 
-    /// Cancels the requests that `builder` describes, and waits until they have ended. Without a
-    /// `timeout` the wait has no limit.
-    ///
-    /// # Errors
-    /// - `ENOENT`: no request matches.
-    /// - `ETIME`: the timeout has passed.
+    /// Cancels the requests that `builder` describes, and waits until they have completed. Without
+    /// a `timeout` the wait has no limit.
     pub fn register_sync_cancel(&self, timeout: Option<Timespec>, builder: CancelBuilder) -> io::Result<()> {
         // The builder's fields are private, so their values are read from the SQE that it builds.
         let sqe = super::entry::sqe(&AsyncCancel2::new(builder).build());
@@ -415,14 +412,15 @@ fn sparse(nr: u32) -> abi::io_uring_rsrc_register {
     abi::io_uring_rsrc_register { nr, flags: abi::IORING_RSRC_REGISTER_SPARSE, resv2: 0, data: 0, tags: 0 }
 }
 
-/// Which opcodes are supported. [`Submitter::register_probe`] fills it in.
+/// Says for each opcode whether usring supports it. [`Submitter::register_probe`] fills in the
+/// answers.
 #[repr(C, align(8))]
 pub struct Probe {
     last_opcode: u8,
-    /// Number of records.
+    /// Number of records that the ring has filled in.
     count: u8,
     reserved: [u8; 14],
-    /// Opcode, a reserved byte, two bytes of flags, and four reserved bytes.
+    /// Each record: opcode, a reserved byte, two bytes of flags, and four reserved bytes.
     records: [[u8; 8]; Probe::COUNT],
 }
 

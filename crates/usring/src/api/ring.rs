@@ -1,4 +1,5 @@
-//! The ring: the engine's half, held by an `Arc`, and the application's halves of the two queues.
+//! A ring of the Rust API. It holds the engine's ring by an `Arc`, and the application's ends of
+//! both queues.
 
 use super::cqueue::{self, CompletionQueue};
 use super::descriptor::Descriptor;
@@ -66,7 +67,7 @@ where
 // and their callers promise that one thread at a time uses each. All other fields are `Sync`.
 unsafe impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Sync for IoUring<S, C> {}
 
-/// The parts of a ring that its queues and submitters share.
+/// The parts of a ring that its queues and its submitters share.
 pub(super) struct Core {
     pub ring: Arc<Ring>,
     pub parameters: Parameters,
@@ -76,8 +77,8 @@ pub(super) struct Core {
 impl Drop for Core {
     fn drop(&mut self) {
         if self.ring.is_inherited() {
-            // Leaks the ring, because only the parent process may close it. Its locks may be held
-            // by threads that do not exist in this process.
+            // Leaks the engine's ring, because only the parent process may close it. Threads that
+            // do not exist in this process may hold its locks.
             mem::forget(self.ring.clone());
             return;
         }
@@ -197,7 +198,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> IoUring<S, C> {
 
     /// Applies madvise(2) with MADV_DONTFORK to all of the ring's memory.
     pub(super) fn keep_from_children(&self) -> io::Result<()> {
-        // The mapping holds the SQEs, too.
+        // This mapping includes the SQEs.
         let Some(mapping) = self.core.ring.memory().rings().mapping() else { return Ok(()) };
         let advice = u64::from(linux::MADV_DONTFORK);
         let arguments = [mapping.address() as u64, mapping.length() as u64, advice, 0, 0];

@@ -136,9 +136,9 @@ impl<'a> Submitter<'a> {
         self.core.ring.memory().submitted()
     }
 
-    /// Returns the arguments of the call that submits everything and waits for `want` completions.
-    /// Returns `None` if no call is needed: the SQ thread is awake and the caller waits for no
-    /// completion.
+    /// Returns the arguments of the io_uring_enter that submits everything and waits for `want`
+    /// completions. Returns `None` if no call is needed: the SQ thread is awake and the caller
+    /// waits for no completion.
     #[inline]
     fn prepare(&self, want: usize) -> Option<EnterCall> {
         let memory = self.core.ring.memory();

@@ -11,7 +11,7 @@ fn ring() -> IoUring {
     IoUring::new(64).unwrap()
 }
 
-/// Requests to read empty pipes, which wait for ever.
+/// Reads of empty pipes, which wait until they are cancelled.
 struct Waiting {
     pipes: Vec<(OwnedFd, OwnedFd)>,
     buffers: Vec<[u8; 4]>,
@@ -37,7 +37,7 @@ fn cancel(builder: CancelBuilder) -> squeue::Entry {
 }
 
 /// Runs a cancel request. Returns its result, and the sorted user data of the `targets` requests
-/// that it has cancelled.
+/// that it cancelled.
 #[track_caller]
 fn cancelled(ring: &mut IoUring, builder: CancelBuilder, targets: usize) -> (i32, Vec<u64>) {
     submit(ring, &[cancel(builder)]);
@@ -99,8 +99,8 @@ fn a_request_that_blocks_in_a_worker_is_interrupted() {
         for round in 0..50 {
             submit(&mut ring, &[fifo.open().user_data(1)]);
             if round % 2 == 0 {
-                // Thus the worker sleeps in its call in half of the rounds, and may not have begun
-                // in the others.
+                // In half of the rounds the worker then sleeps in its system call. In the others it
+                // may not have started yet.
                 stays_quiet(&mut ring);
             }
             let (answer, targets) = cancelled(&mut ring, CancelBuilder::user_data(1), 1);
@@ -147,7 +147,7 @@ fn a_synchronous_cancel_interrupts_a_worker() {
     });
 }
 
-/// Accepts ENOENT, because the request may have ended before the second cancel.
+/// Treats ENOENT as success, because the request may have completed before the second cancel.
 fn gone(error: std::io::Error) -> std::io::Result<()> {
     if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
 }

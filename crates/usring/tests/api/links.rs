@@ -1,4 +1,4 @@
-//! Chains of linked requests. What one link does is in the conformance cases.
+//! Chains of linked requests. (The conformance cases cover single links.)
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -12,7 +12,7 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// Returns pairs of user data and result, in the order of completion.
+/// Returns user data and result of each completion, in the order of completion.
 fn outcomes(done: &[Done]) -> Vec<(u64, i32)> {
     done.iter().map(|done| (done.user_data, done.result)).collect()
 }

@@ -17,8 +17,7 @@ use io_uring as ring;
 #[cfg(not(on_kernel))]
 use usring as ring;
 
-/// Whether the tests are to run in this process. (In `tests/doors` this depends on the
-/// environment.)
+/// Whether the tests run in this process. (In `tests/doors` this depends on the environment.)
 const RUNS_HERE: fn() -> bool = || true;
 
 mod bad_input;

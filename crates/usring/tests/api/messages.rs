@@ -1,4 +1,4 @@
-//! MSG_RING between rings made by the API. A sender names the target ring by its descriptor.
+//! MSG_RING between rings of the API. A sender names the target ring by its descriptor.
 
 use crate::ring::{IoUring, cqueue, opcode, squeue, types};
 use crate::support::*;
@@ -51,7 +51,7 @@ fn a_waiting_thread_is_woken_by_messages() {
                     assert_eq!(result(&mut ring, message), 0);
                 }
             });
-            // This returns only after all three messages have come.
+            // The wait returns only after all three messages have been posted.
             target.submit_and_wait(3).unwrap();
             let done: Vec<Done> = target.completion().map(Done::from).collect();
             assert!(done.iter().map(|done| done.user_data).eq(0..3), "{done:?}");

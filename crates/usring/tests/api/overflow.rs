@@ -1,4 +1,4 @@
-//! More completions than the queue has room for.
+//! More completions than the completion queue holds.
 
 use crate::ring::IoUring;
 use crate::support::*;

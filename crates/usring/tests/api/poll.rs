@@ -1,4 +1,4 @@
-//! POLL_ADD and POLL_REMOVE. Single polls and updates are in the conformance cases.
+//! POLL_ADD and POLL_REMOVE. (The conformance cases cover single polls and updates.)
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;

@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Longest time that any step of a test may take. It is far more than needed, because other
-/// processes may use the machine, too.
+/// Time limit of each step of a test. It is far more than a step needs, because the machine may be
+/// busy.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs a test in a thread of its own. Fails if the test takes longer than [`PATIENCE`].
+/// Runs a test in a new thread. Fails if the test takes longer than [`PATIENCE`].
 #[track_caller]
 pub fn bounded(test: impl FnOnce() + Send + 'static) {
     if !crate::RUNS_HERE() {
@@ -35,7 +35,7 @@ pub fn bounded(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// Checks a condition again and again until it is true, and wakes no thread by that. Fails after
+/// Repeats a check until it is true, without a call that could wake another thread. Fails after
 /// [`PATIENCE`].
 #[track_caller]
 pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
@@ -77,8 +77,8 @@ pub const fn negative(errno: i32) -> i32 {
 /// Pushes requests. The calling test keeps their memory alive.
 #[track_caller]
 pub fn push(ring: &mut IoUring, entries: &[squeue::Entry]) {
-    // SAFETY: every test keeps the memory of its requests until they are done or the ring is
-    // dropped, or names a bad address on purpose.
+    // SAFETY: every test keeps the memory of its requests until they have completed or the ring is
+    // dropped. Some name a bad address on purpose.
     unsafe { ring.submission().push_multiple(entries).expect("the ring is large enough for the test") };
 }
 
@@ -131,7 +131,7 @@ pub fn result(ring: &mut IoUring, entry: squeue::Entry) -> i32 {
     run(ring, &[entry])[0].result
 }
 
-/// Checks that no request completes for 20 ms, which is a long time for the engine.
+/// Checks that no request completes within 20 ms.
 #[track_caller]
 pub fn stays_quiet(ring: &mut IoUring) {
     wait_at_most(ring, 1, Duration::from_millis(20));
@@ -143,7 +143,7 @@ pub fn nop(user_data: u64) -> squeue::Entry {
     opcode::Nop::new().build().user_data(user_data)
 }
 
-/// Returns a read request for any descriptor, at the file's own position.
+/// Returns a read request at the file's current position.
 pub fn read(fd: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
     opcode::Read::new(types::Fd(fd.as_raw_fd()), buffer.as_mut_ptr(), buffer.len() as u32).offset(u64::MAX).build()
 }
@@ -156,7 +156,7 @@ pub fn timespec(time: Duration) -> types::Timespec {
     types::Timespec::from(time)
 }
 
-/// Returns a file without a name that contains `content`, positioned at its start.
+/// Returns an unnamed file that contains `content`. Its position is 0.
 pub fn file_with(content: &[u8]) -> File {
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(content).expect("write");
@@ -180,7 +180,7 @@ pub fn put(fd: &OwnedFd, data: &[u8]) {
     assert_eq!(written, data.len() as isize);
 }
 
-/// Reads up to `length` bytes of what the pipe holds.
+/// Reads up to `length` bytes from a pipe.
 pub fn get(fd: &OwnedFd, length: usize) -> Vec<u8> {
     let mut data = vec![0; length];
     // SAFETY: the call writes to the vector's bytes.
@@ -189,9 +189,9 @@ pub fn get(fd: &OwnedFd, length: usize) -> Vec<u8> {
     data
 }
 
-/// A named pipe. A request to open its reading end occupies a worker until a thread opens the other
-/// end. Such an open cannot be polled for. Because of O_CREAT, the engine does not try it without
-/// blocking.
+/// A FIFO. A request to open its reading end occupies a worker until a thread opens the other end,
+/// because no poll can wait for that. With O_CREAT, the engine does not try the open without
+/// blocking first.
 pub struct Fifo {
     directory: tempfile::TempDir,
     path: std::ffi::CString,
@@ -202,12 +202,12 @@ impl Fifo {
         use std::os::unix::ffi::OsStrExt;
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = std::ffi::CString::new(directory.path().join("fifo").as_os_str().as_bytes()).expect("no NUL");
-        // SAFETY: the call reads a string with its NUL.
+        // SAFETY: the call only reads the path, which ends with a NUL.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
         Fifo { directory, path }
     }
 
-    /// Returns a request that waits in a worker.
+    /// Returns an open request that waits in a worker.
     pub fn open(&self) -> squeue::Entry {
         opcode::OpenAt::new(types::Fd(libc::AT_FDCWD), self.path.as_ptr())
             .flags(libc::O_RDONLY | libc::O_CREAT | libc::O_CLOEXEC)
@@ -216,26 +216,26 @@ impl Fifo {
             .flags(squeue::Flags::ASYNC)
     }
 
-    /// Ends the wait of all requests that [`Fifo::open`] has returned.
+    /// Opens the FIFO's other end, so that all requests of [`Fifo::open`] complete.
     pub fn release(&self) {
         let both = File::options().read(true).write(true).open(self.directory.path().join("fifo"));
-        // Keeps the pipe open, for requests that have not started to wait yet.
+        // The end stays open for requests that have not started yet.
         std::mem::forget(both.expect("the pipe is there"));
     }
 }
 
-/// Closes the files that requests have opened.
+/// Closes the files that these requests have opened.
 #[track_caller]
 pub fn close_all(done: &[Done]) {
     for done in done {
         assert!(done.result >= 0, "open: {done:?}");
-        // SAFETY: the ring has just returned the descriptor, and no other code knows it.
+        // SAFETY: a request has just opened the descriptor, and no other code has it.
         drop(unsafe { OwnedFd::from_raw_fd(done.result) });
     }
 }
 
 /// Returns whether a result says that the request's system call was interrupted: ECANCELED, EINTR,
-/// or −512 (ERESTARTSYS), which should stay inside the kernel but comes out here.
+/// or −512 (ERESTARTSYS, an internal number that the kernel shows here).
 pub fn was_broken_off(result: i32) -> bool {
     [negative(libc::ECANCELED), negative(libc::EINTR), -512].contains(&result)
 }
@@ -282,8 +282,8 @@ pub fn take_all_descriptors() {
     }
 }
 
-/// Returns whether the descriptor `number` refers to `file`. This is not the same as being open,
-/// because another thread of the process may have taken the number after it was closed.
+/// Returns whether the descriptor `number` refers to `file`. It may be open and refer to another
+/// file, because another thread can reuse a closed number.
 pub fn is_open_as(number: RawFd, file: &File) -> bool {
     // SAFETY: the structures are plain numbers.
     let (mut found, mut wanted): (libc::stat, libc::stat) = unsafe { std::mem::zeroed() };
@@ -292,7 +292,7 @@ pub fn is_open_as(number: RawFd, file: &File) -> bool {
     answers == (0, 0) && (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino)
 }
 
-/// Returns how many threads of this process have the name `name`. The engine names its threads.
+/// Returns how many threads of this process are named `name`. (The engine names its threads.)
 pub fn threads_named(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("/proc");
     tasks

@@ -13,10 +13,10 @@ fn threads_with_a_ring_each_talk_through_pipes() {
         const THREADS: usize = 6;
         const ROUNDS: u32 = 300;
         let (readers, mut writers): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| pipe()).unzip();
-        // Each thread passes a number on to the next one's pipe.
+        // Each thread passes a number on to the pipe of the next thread.
         writers.rotate_left(1);
         let threads = readers.into_iter().zip(writers).enumerate().map(|(index, (reader, writer))| {
-            // The first thread starts the chain with its own number. So the last number stays in
+            // The first thread starts the chain with its own number, so the last number remains in
             // the second thread's pipe.
             std::thread::spawn(move || {
                 let mut ring = IoUring::new(8).unwrap();
@@ -32,15 +32,14 @@ fn threads_with_a_ring_each_talk_through_pipes() {
                 (reader, writer)
             })
         });
-        // `collect` starts all threads before the first is joined, because they depend on each
-        // other.
+        // `collect` starts all threads before the first is joined: they wait for each other.
         let threads: Vec<_> = threads.collect();
         let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
         assert_eq!(get(&ends[1].0, 4), (THREADS as u32 * ROUNDS).to_ne_bytes());
     });
 }
 
-/// A ring that several threads share. A lock lets one thread at a time push or take.
+/// A ring that several threads share. A lock lets one thread at a time use the queues.
 struct Shared {
     ring: IoUring,
     pushing: Mutex<()>,
@@ -108,7 +107,7 @@ fn several_threads_wait_on_one_ring_and_each_wakes() {
         for round in 0..200u64 {
             let shared = shared(16);
             let ((reader, writer), mut buffer) = (pipe(), [0; 4]);
-            // One read is pending, so that one of the waiting threads also watches files.
+            // A read is in flight, so that one of the waiting threads also watches files.
             shared.push(&read(&reader, &mut buffer).user_data(100));
             shared.ring.submit().unwrap();
             let waiters: Vec<_> = (1..=4)
@@ -203,7 +202,7 @@ fn mixed_work_from_many_threads_is_all_done() {
 }
 
 /// A worker that finds the ring locked leaves its completion to the thread that holds the lock.
-/// That thread must post it even if its own call is refused.
+/// That thread posts the completion even if its own call is refused.
 #[test]
 fn a_completion_during_another_threads_refused_call_is_not_lost() {
     bounded(|| {
@@ -225,7 +224,7 @@ fn a_completion_during_another_threads_refused_call_is_not_lost() {
             let read = opcode::Read::new(types::Fd(file.as_raw_fd()), buffer.as_mut_ptr(), 4).build();
             shared.push(&read.flags(squeue::Flags::ASYNC).user_data(round));
             shared.ring.submit().unwrap();
-            // This thread does not enter the ring again, but only looks at the CQ in memory.
+            // This thread does not enter the ring again. It only reads the CQ in memory.
             eventually("a completion", || shared.take().iter().any(|done| done.user_data == round));
         }
         stop.store(1, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! TIMEOUT: when timeouts expire. Flags, counts and removal are in the conformance cases.
+//! TIMEOUT: when timeouts expire. (The conformance cases cover flags, counts and removal.)
 
 use crate::ring::{IoUring, opcode, types};
 use crate::support::*;
@@ -32,8 +32,8 @@ fn a_timeout_expires_when_its_time_has_come() {
 }
 
 /// Submits four timeouts, the latest first, and checks that they expire in the order of their
-/// times. `order` returns the user data as they expire. On a busy machine the earliest may expire
-/// before all are submitted. The test then tries again with more time.
+/// times. `order` returns their user data in the order of expiry. On a busy machine the earliest
+/// may expire before all are submitted. The test then tries again with later times.
 fn order_of_four(ring: &mut IoUring, mut order: impl FnMut(&mut IoUring) -> Vec<u64>) {
     let mut lead = Duration::from_millis(60);
     loop {
@@ -89,7 +89,7 @@ fn timers_end_in_order_while_no_thread_is_in_enter() {
         order_of_four(&mut ring, |ring| {
             let mut order = Vec::new();
             eventually("four have ended", || {
-                // No thread enters the ring here; the test only looks at the CQ in memory.
+                // No thread enters the ring. The test only reads the CQ in memory.
                 order.extend(ring.completion().map(|done| done.user_data()));
                 order.len() == 4
             });

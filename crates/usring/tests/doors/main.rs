@@ -1,6 +1,6 @@
 //! The tests of `tests/api`, run as an ordinary program that uses the `io-uring` crate and libc and
-//! has no code for usring. It is started under `usring run --deny-kernel`. So every call goes
-//! through the entry points of libusring.so, and none can reach the kernel's io_uring.
+//! has no code for usring. It runs under `usring run --deny-kernel`. So every call goes through the
+//! entry points of libusring.so, and none can reach the kernel's io_uring.
 //!
 //! Needs `cargo xtask build`, or the path of another product's `usring` in `USRING_BIN`.
 
@@ -50,13 +50,13 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Environment variable that is set only in the program under `usring run`.
+/// Environment variable that is set only in the program that runs under `usring run`.
 const INSIDE: &str = "USRING_TEST_INSIDE";
 
-/// Returns whether the tests are to run in this process: only in the program under `usring run`.
+/// Whether the tests run in this process: only in the program under `usring run`.
 const RUNS_HERE: fn() -> bool = || std::env::var_os(INSIDE).is_some();
 
-/// Time limit of the whole program, which takes seconds.
+/// Time limit of the whole program, which normally takes seconds.
 const LONG: Duration = Duration::from_secs(300);
 
 /// Returns the path of `usring`: `USRING_BIN`, or the executable that cargo has built with this
@@ -69,15 +69,16 @@ fn usring() -> PathBuf {
     path
 }
 
-/// Runs this executable again under `usring run`, within the time limit, and returns its output.
+/// Runs this executable under `usring run` with these arguments and the time limit [`LONG`].
+/// Returns its output.
 fn run(arguments: &[&str]) -> Output {
     let program = std::env::current_exe().unwrap();
     let mut command = Command::new(usring());
     command.args(arguments).arg("--").arg(program).env(INSIDE, "1");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let end = Instant::now() + LONG;
-    // Two threads read the output meanwhile. Otherwise a failing program, which prints more than a
-    // pipe holds, would block.
+    // Two threads read the output while the program runs. Otherwise a program that prints more than
+    // a pipe holds would block.
     let readers = (reader(child.stdout.take().unwrap()), reader(child.stderr.take().unwrap()));
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > end {

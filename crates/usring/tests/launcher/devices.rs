@@ -1,6 +1,6 @@
-//! `run --device` and `ctl`, as a user sees them: refusals, the placeholders and the run's socket,
-//! who may access these, and that they are removed with the program. (The library's own tests cover
-//! what programs do on devices.)
+//! `usring run --device` and `usring ctl`, as a user sees them: refusals, the devices' placeholder
+//! files, and the run's socket. Tests who may access these, and that they are removed when the
+//! program ends. (The library's own tests cover what programs do on devices.)
 
 use crate::backend::{Backend, LIMIT};
 use crate::{run, text, usring};
@@ -22,7 +22,7 @@ use usring_device::{
 use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 
-/// A temporary folder: the working directory of the runs, and the folder of their sockets.
+/// A temporary folder: the working directory of the runs, and the place of their sockets.
 struct Place(TempDir);
 
 impl Place {
@@ -48,7 +48,7 @@ impl Place {
         self.usring(&["ctl"]).args(arguments).output().unwrap()
     }
 
-    /// Starts a run whose program is a shell that ends with its standard input.
+    /// Starts a run whose program is a shell, which exits at the end of its standard input.
     fn start(&self, devices: &[&str]) -> Child {
         let mut command = self.usring(&["run"]);
         command.args(devices.iter().map(|device| format!("--device={device}")));
@@ -66,14 +66,15 @@ impl Place {
     }
 }
 
-/// Returns the program's process id, which the shell prints first.
+/// Reads the process id that the program, a shell, prints first.
 fn program(child: &mut Child) -> i32 {
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
     line.trim().parse().unwrap()
 }
 
-/// Makes a socket whose listener never answers. Connections succeed, as the kernel queues them.
+/// Makes a socket that a process listens on but never accepts from. The kernel queues the
+/// connections.
 fn silent(folder: &Path) -> (UnixListener, String) {
     let socket = folder.join("silent").to_str().unwrap().to_owned();
     (UnixListener::bind(&socket).unwrap(), socket)
@@ -99,7 +100,7 @@ fn a_back_end_that_does_not_answer_is_named_and_a_signal_ends_the_wait() {
         while !connected() && start.elapsed() < Duration::from_secs(60) {
             std::thread::yield_now();
         }
-        // SIGTERM, because a shell that runs the tests in the background makes them ignore SIGINT.
+        // The test sends SIGTERM: a background shell that runs the tests makes them ignore SIGINT.
         kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
         assert_eq!(child.wait().unwrap().signal(), Some(15), "{options:?}");
     }
@@ -139,7 +140,7 @@ fn an_existing_file_at_a_devices_path_is_not_changed() {
     std::fs::create_dir(place.path("folder")).unwrap();
     std::os::unix::fs::symlink("elsewhere", place.path("link")).unwrap();
     for name in ["file", "folder", "link", "/dev/null"] {
-        // The second device is refused, and then the first device's file must be removed again.
+        // The launcher refuses the second device, and must then remove the first device's file.
         let second = format!("{name}=ram:size=1M");
         let output = place.run(&["--device", "disk=ram:size=1M", "--device", &second, "true"]);
         assert_eq!(output.status.code(), Some(125));
@@ -173,12 +174,12 @@ fn no_file_or_socket_is_left_however_the_program_ends() {
     assert_eq!(output.status.code(), Some(127));
     place.assert_tidy();
     // In the first round the test kills the program itself. In the others it sends the signal to
-    // usring, which passes the signal on to the program.
+    // the launcher, which passes it on to the program.
     for (signal, to_program) in [(Signal::SIGKILL, true), (Signal::SIGTERM, false), (Signal::SIGUSR1, false)] {
         let mut child = place.start(&["disk=ram:size=1M"]);
         let shell = program(&mut child);
         let target = if to_program { shell } else { child.id().cast_signed() };
-        // Keeps the program's input open. `wait` would close it, and the program would then end by
+        // The program's input stays open. `wait` would close it, and the program would then exit by
         // itself.
         let _input = child.stdin.take();
         kill(Pid::from_raw(target), signal).unwrap();
@@ -233,7 +234,7 @@ fn the_socket_of_a_killed_run_is_removed() {
     let place = Place::new();
     let mut child = place.start(&["disk=ram:size=1M"]);
     let shell = program(&mut child);
-    // Keeps the program's input open. `wait` would close it, and the program would then end by
+    // The program's input stays open. `wait` would close it, and the program would then exit by
     // itself.
     let _input = child.stdin.take();
     child.kill().unwrap();
@@ -274,7 +275,7 @@ fn remote_device(place: &Place, backend: &Backend) -> (Child, RemoteSupply, Box<
     (child, supply(), driver)
 }
 
-/// Writes one block and returns the result.
+/// Writes one block and returns the request's result.
 fn write(queue: &mut dyn QueuePair) -> i32 {
     let bytes = [5u8; 4096];
     let segments = [IoVector { base: bytes.as_ptr() as u64, length: 4096 }];
@@ -307,8 +308,8 @@ fn a_returned_queue_is_not_taken_from_its_next_user() {
     let grant = supply.queue().unwrap();
     supply.return_queue(grant.index, grant.connection.as_ref());
     let mut next = driver.open_queue(options).unwrap();
-    // The first user's connection ends only now, after its queue was returned. The server must not
-    // take the queue from the next user.
+    // The first user returned its queue and only now closes its connection. The server must not
+    // take the queue from the second user.
     drop(grant);
     assert!(text(&place.ctl(&["disk"]).stdout).contains("poll    classic"));
     assert_eq!(write(&mut *next), 4096);

@@ -1,5 +1,5 @@
-//! A program's end under the launcher looks like its end without it. `--stats` reports the counts
-//! however the program ended.
+//! A program ends under the launcher as it does without the launcher. `--stats` reports the
+//! counters however the program ends.
 
 use crate::{IDENTITY, copy, installation, run, stub, text, usring, utf8};
 use std::io::{BufRead, BufReader, Write};
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Starts a shell script that prints `ready` after it has set its traps.
+/// Starts a shell script under the launcher. Returns after the script has set its traps and printed
+/// `ready`.
 fn start(script: &str) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = usring(&["run", "--stats", "sh", "-c", script])
         .stdin(Stdio::piped())
@@ -35,7 +36,7 @@ fn kill(signal: &str, process: u32) {
     assert!(status.success());
 }
 
-/// Returns the state letter of a process, as in /proc/PID/stat (proc(5)).
+/// Returns the state letter of a process from /proc/PID/stat.
 fn state(process: u32) -> char {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
     stat.rsplit(") ").next().unwrap().chars().next().unwrap()
@@ -81,7 +82,7 @@ fn the_launcher_dies_by_the_programs_signal() {
     for (name, number) in [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("INT", 2), ("RTMIN+3", 37)] {
         let script = format!("kill -{name} $$");
         let sent = |arguments: &[&str]| {
-            // Resets the signals that this process ignores, because the shell would inherit that.
+            // Resets signals that this process ignores, because the shell would inherit that.
             let shell = ["env", "--default-signal", "bash", "-c", &script];
             usring(&["run"]).args(arguments).args(shell).output().unwrap().status.signal()
         };
@@ -90,8 +91,8 @@ fn the_launcher_dies_by_the_programs_signal() {
     }
 }
 
-/// Compiles a program that reports each signal from within its handler. A shell would not do: a
-/// signal that comes just before the shell's `read` may run its trap only after the read.
+/// Compiles a program whose signal handler itself reports the signal. (A shell runs its trap only
+/// after its current `read`.)
 fn listener() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(|| {
@@ -129,7 +130,7 @@ fn a_signal_to_the_supervisor_reaches_the_program() {
         assert_eq!(line(&mut lines), "ready\n");
         kill(&format!("-{signal}"), child.id());
         assert_eq!(line(&mut lines), "caught\n");
-        // If the program still runs, it ends at the end of its input.
+        // A program that still runs exits at the end of its input.
         drop(child.stdin.take());
         assert_eq!(child.wait().unwrap().code(), Some(status));
     }
@@ -137,9 +138,8 @@ fn a_signal_to_the_supervisor_reaches_the_program() {
 
 #[test]
 fn the_terminals_interrupt_reaches_the_program_once() {
-    // script(1) gives the program a terminal, at which the test types Ctrl-C. The interrupt also
-    // reaches the shell that script starts, and dash then ends by it, whatever its child does. So
-    // the shell is replaced by `exec`.
+    // script(1) gives the program a terminal, on which the test types Ctrl-C. The shell that
+    // script(1) starts would get SIGINT too and end by it, so `exec` replaces that shell.
     let usring = installation().path("usring");
     let command = format!("exec {} run --stats {}", usring.display(), listener().display());
     let mut child = Command::new("script")
@@ -204,8 +204,8 @@ fn statistics_are_printed_even_after_kill_9() {
 
 #[test]
 fn a_run_whose_program_never_loaded_the_library_fails() {
-    // The library does not fit into the limited address space. The loader then only warns, and runs
-    // the program without it.
+    // The library does not fit into the limited address space, so the loader warns and runs the
+    // program without it.
     let folder = tempfile::tempdir().unwrap();
     let alone = folder.path().join("usring");
     copy(Path::new(env!("CARGO_BIN_EXE_usring")), &alone);

@@ -1,10 +1,10 @@
-//! A program inherits the same from the launcher as it would inherit without the launcher.
+//! Under the launcher a program inherits exactly what it inherits without the launcher.
 
 use crate::{installation, run, text, usring, utf8};
 use std::process::Command;
 
-/// Runs a shell line three times and returns what each prints. `RUN` in the line is replaced by
-/// nothing, by `usring run`, and by `usring run --stats`.
+/// Runs a shell line three times and returns the outputs. In the line, `RUN` becomes nothing,
+/// `usring run`, and `usring run --stats`.
 fn three_ways(line: &str) -> [String; 3] {
     let launcher = installation().path("usring");
     [String::new(), format!("{} run", launcher.display()), format!("{} run --stats", launcher.display())].map(

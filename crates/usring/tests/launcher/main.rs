@@ -1,7 +1,7 @@
 //! Tests of what `usring run` does around a program: which programs it refuses, what they inherit,
-//! how they end. A stub replaces libusring.so, so that only the launcher is tested.
+//! and how they end. A stub replaces libusring.so, so only the launcher is tested.
 
-/// The back end of the vhost-user tests. The tests here use only a part of the module.
+/// The back end that the vhost-user tests use. The tests here use only a part of this module.
 #[allow(dead_code)]
 #[path = "../vhost_user/backend.rs"]
 mod backend;
@@ -22,7 +22,7 @@ use std::process::{Command, Output};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-/// A folder with the launcher and the stub, which every user may enter.
+/// A folder with the launcher and the stub library, which every user may enter.
 struct Installation(TempDir);
 
 fn installation() -> &'static Installation {
@@ -37,11 +37,11 @@ fn installation() -> &'static Installation {
     })
 }
 
-/// Identity of the launcher's build. The launcher refuses a library with another one.
+/// The build identity of the launcher, which refuses a library with another identity.
 const IDENTITY: &str = env!("USRING_BUILD_IDENTITY");
 const STUB: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/launcher/stub.c");
 
-/// Returns the compiler's arguments for a stub with this identity.
+/// Returns the C compiler's arguments for a stub with the build identity `identity`.
 fn stub(identity: &str) -> [String; 4] {
     ["-shared".into(), "-fPIC".into(), format!("-DIDENTITY=\"{identity}\""), STUB.into()]
 }
@@ -51,12 +51,12 @@ impl Installation {
         self.0.path().join(name)
     }
 
-    /// Runs the C compiler, and puts the result in the launcher's folder under the name `name`.
+    /// Compiles a C program or library into the launcher's folder, under the name `name`.
     fn compile(&self, arguments: &[impl AsRef<OsStr> + std::fmt::Debug], name: &str) -> PathBuf {
         let result = self.path(name);
         let status = Command::new("cc").args(arguments).arg("-o").arg(&result).status().expect("a C compiler");
         assert!(status.success(), "cc {arguments:?}");
-        // Lets every user execute the result, independent of umask(2).
+        // Every user may execute the result, whatever the umask is.
         std::fs::set_permissions(&result, std::fs::Permissions::from_mode(0o755)).unwrap();
         result
     }
@@ -72,15 +72,14 @@ impl Installation {
     }
 }
 
-/// Copies a file by a process of its own. If this process wrote the copy, a child that another test
-/// forks at that moment could inherit the open descriptor. The kernel does not execute a file that
-/// is open for writing.
+/// Copies a file by cp(1). If this process wrote the copy, a child that another test forks could
+/// inherit the open descriptor, and the kernel does not execute a file that is open for writing.
 fn copy(from: &Path, to: &Path) {
     let status = Command::new("cp").arg("--preserve=mode").arg(from).arg(to).status().expect("cp");
     assert!(status.success(), "{} cannot be copied", from.display());
 }
 
-/// Returns `usring` with these arguments.
+/// Returns a command that runs `usring` with these arguments.
 fn usring(arguments: &[&str]) -> Command {
     let mut command = Command::new(installation().path("usring"));
     command.args(arguments);

@@ -1,4 +1,4 @@
-//! `usring run` refuses a program that it cannot serve before the program starts.
+//! `usring run` refuses a program that it cannot serve, before the program starts.
 
 use crate::skipped::skip;
 use crate::{STUB, copy, installation, run, stub, text, usring, utf8};
@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Returns the bytes of true(1), a dynamic x86-64 program, which tests then damage.
+/// Returns the bytes of true(1), a dynamically linked x86-64 program. Tests change some of them.
 fn true_bytes() -> Vec<u8> {
     std::fs::read("/usr/bin/true").unwrap()
 }
@@ -126,7 +126,7 @@ fn a_user_with_a_different_effective_id_is_refused() {
     }
     let mut command = usring(&["run", "true"]);
     let own_id = || Ok(nix::unistd::seteuid(nix::unistd::Uid::from_raw(65534))?);
-    // SAFETY: between fork and exec, the closure makes only one system call.
+    // SAFETY: between fork and exec, the closure makes a single system call.
     unsafe { command.pre_exec(own_id) };
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(125));
@@ -163,7 +163,7 @@ fn a_hard_limit_of_open_files_too_low_for_rings_is_refused() {
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{said}");
     assert!(said.contains("rings use descriptors from 600 on, but the limit of open files is 500: raise"), "{said}");
-    // A low soft limit is no reason to refuse, because usring raises it.
+    // The launcher accepts a low soft limit of open files, because usring raises it.
     assert_eq!(limited("400:1024").status.code(), Some(0));
 }
 

@@ -1,5 +1,5 @@
-//! Files that hold swapped memory or devices. The launcher must find conflicts over a file before
-//! the program starts.
+//! Files that hold swapped memory or devices. The launcher finds a conflict over a file before the
+//! program starts.
 
 use crate::{run, text};
 use std::fs::{File, Permissions};
@@ -50,7 +50,7 @@ fn a_swap_file_with_data_is_refused_without_overwrite_on() {
     assert!(std::fs::read(&path).unwrap() == content, "it has been changed");
     let (status, said) = swap_to(&path, ",overwrite=on");
     assert_eq!(status, Some(0), "{said}");
-    // The file now begins with usring's header, so it may be used again.
+    // The file now begins with usring's header, so usring accepts it again.
     assert_eq!(swap_to(&path, ""), (Some(0), String::new()));
 }
 

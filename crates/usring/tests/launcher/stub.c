@@ -32,7 +32,7 @@ static void count(const char *path)
 }
 
 #ifdef IDENTITY
-/* The note by which the launcher recognises the library. */
+/* The ELF note by which the launcher recognises the library. */
 __attribute__((section(".note.usring"), used, aligned(4))) static const struct {
 	uint32_t name_size, content_size, kind;
 	char name[8];

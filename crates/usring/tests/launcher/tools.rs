@@ -1,5 +1,5 @@
-//! `doctor`, `demo` and `bench` with a library that does not serve programs. They must notice that,
-//! and never take the kernel's io_uring for usring's.
+//! `usring doctor`, `demo` and `bench` with a library that serves no program. They must notice
+//! that, and not take the kernel's io_uring for usring's.
 
 use crate::skipped::skip;
 use crate::{installation, text, usring};
@@ -25,7 +25,7 @@ fn the_doctor_tries_each_mechanism_of_swap() {
     assert!(said.contains("swap                userfault ") && said.contains("; usring uses this one"), "{said}");
     // The mechanism mprotect works on every kernel and in every sandbox.
     assert!(said.contains("mprotect works, ") && said.contains(" µs for a page from memory"), "{said}");
-    // `run --swap` cannot work, because the stub serves no program.
+    // `run --swap` fails, because the stub serves no program.
     assert!(said.contains("  run --swap        does not work: "), "{said}");
 }
 
@@ -78,8 +78,8 @@ fn the_demos_program_verifies_what_it_reads() {
 
 #[test]
 fn a_benchmark_never_measures_the_kernel_as_usring() {
-    // Stand-ins for the workloads. `workload-floor` always succeeds. The other two fail under a
-    // seccomp filter, like programs that only the kernel's io_uring serves.
+    // Scripts in place of the workloads. `workload-floor` succeeds. The other two fail under a
+    // seccomp filter, as programs do that only the kernel's io_uring serves.
     installation().write("workload-floor", b"#!/bin/sh\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);
     for name in ["workload-nop", "workload-read"] {
         installation().write(name, b"#!/bin/sh\ngrep -q '^Seccomp:.*2' /proc/self/status && exit 1\necho '{\"operations\": 1, \"nanoseconds\": 1}'\n", 0o755);

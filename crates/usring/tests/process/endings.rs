@@ -88,7 +88,7 @@ fn a_ring_with_everything_in_flight_is_dropped_at_once() {
             ring.submit().unwrap();
             push(&mut ring, &[nop(3)]);
             if round % 2 == 0 {
-                // The drop happens on another thread than the single issuer.
+                // A thread other than the single issuer drops the ring.
                 std::thread::spawn(move || drop(ring)).join().unwrap();
             } else {
                 drop(ring);
@@ -119,7 +119,7 @@ fn a_chain_stops_when_its_ring_is_dropped() {
             let chain = [fifo.open().flags(squeue::Flags::IO_HARDLINK), write(&file, b"never")];
             submit(&mut ring, &chain);
             if round % 2 == 0 {
-                // Waits until a worker has the request.
+                // The wait lets a worker take the request.
                 stays_quiet(&mut ring);
             }
             drop(ring);
@@ -129,7 +129,8 @@ fn a_chain_stops_when_its_ring_is_dropped() {
     });
 }
 
-/// Environment variable that says which part this executable plays if a test has started it.
+/// Environment variable with the name of the part that this executable plays, if a test has started
+/// it.
 const PART: &str = "USRING_TEST_PART";
 
 /// Returns a command that starts this executable again to play the part `part`.
@@ -140,7 +141,7 @@ fn play(part: &str) -> Command {
     command
 }
 
-/// Runs this executable in the part `part`. Returns how it ended, within the time limit.
+/// Runs this executable in the part `part`, within the time limit. Returns its exit status.
 #[track_caller]
 fn end_of(part: &str) -> ExitStatus {
     let mut process = play(part).spawn().unwrap();
@@ -156,7 +157,7 @@ fn end_of(part: &str) -> ExitStatus {
     process.wait().unwrap()
 }
 
-/// The code of the processes that tests start by `play`. Run as a test, it does nothing.
+/// The code of the processes that `play` starts. Without the environment variable it does nothing.
 #[test]
 fn body_of_the_child_process() {
     let Ok(part) = std::env::var(PART) else { return };
@@ -179,7 +180,7 @@ fn body_of_the_child_process() {
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
         "fault" => {
-            // SAFETY: none. The write is the mistake of a faulty program, which must end with
+            // SAFETY: none. The write is the fault of a faulty program, which must end with
             // SIGSEGV.
             unsafe { std::ptr::without_provenance_mut::<u8>(16).write_volatile(1) };
         }

@@ -1,6 +1,6 @@
 //! Tests of a whole process and of its end: workers and other threads, descriptors and memory,
 //! rings dropped with requests in flight, fork, exec and exit. The tests count threads and
-//! descriptors, so only one test runs at a time.
+//! descriptors, so they run one at a time.
 
 #[path = "../api/support.rs"]
 #[allow(dead_code, reason = "each suite uses its part")]
@@ -8,7 +8,7 @@ mod support;
 
 use usring as ring;
 
-/// Returns whether the tests are to run in this process.
+/// Whether the tests run in this process.
 const RUNS_HERE: fn() -> bool = || true;
 
 mod endings;
@@ -18,7 +18,7 @@ mod workers;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Waits until no other test runs. The next test can start after the returned guard is dropped.
+/// Waits until no other test runs. Another test can start after the returned guard is dropped.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! Starts a real back end: Debian's qemu-storage-daemon, with a file as its image.
+//! Starts a real vhost-user back end: Debian's qemu-storage-daemon, with a file as its image.
 
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
@@ -48,18 +48,18 @@ impl Backend {
         self.folder.path().join("socket").to_str().unwrap().to_owned()
     }
 
-    /// Starts a new daemon on the old one's image and socket.
+    /// Starts a new daemon with the previous daemon's image and socket.
     pub fn restart(&mut self) {
         let _ = std::fs::remove_file(self.socket());
         let image = self.image();
-        // Leaves out syncs of the file, because the data need not survive a crash of the machine.
+        // Syncs of the file are left out, because the data need not survive a crash of the machine.
         let file = format!("driver=file,node-name=file,filename={},discard=unmap,cache.no-flush=on", image.display());
         let node = format!("driver={},node-name=node,file=file,discard=unmap,cache.no-flush=on", self.format);
         let export = format!(
             "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on,num-queues={},writethrough={}",
             self.socket(),
             self.queues,
-            // For qcow2 the option is on. Otherwise the daemon caches qcow2's tables, and a kill
+            // With qcow2 the option is on: otherwise the daemon caches qcow2's tables, and a kill
             // would lose them.
             if self.format == "qcow2" { "on" } else { "off" },
         );
@@ -76,7 +76,7 @@ impl Backend {
         }
     }
 
-    /// Stops the daemon by SIGSTOP, so that it exists but answers nothing.
+    /// Stops the daemon by SIGSTOP. It then exists but answers nothing.
     pub fn stop(&self) {
         let daemon = Pid::from_raw(self.daemon.as_ref().unwrap().id().cast_signed());
         kill(daemon, Signal::SIGSTOP).unwrap();
@@ -97,8 +97,8 @@ impl Backend {
     }
 }
 
-/// Returns whether a socket accepts connections, by a flag in /proc/net/unix. A test connection
-/// would not do: the back end would serve that connection and no other.
+/// Returns whether a process listens on the socket, by a flag in /proc/net/unix. (A test connection
+/// would be the only one that the back end serves.)
 fn listens(path: &str) -> bool {
     const ACCEPTS: &str = "00010000";
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
@@ -115,7 +115,7 @@ impl Drop for Backend {
 pub struct Device {
     pub driver: Box<dyn Driver>,
     pub control: VhostUser,
-    /// Receives the control plane's messages for the user.
+    /// Receives the messages that the control plane has for the user.
     pub told: std::sync::mpsc::Receiver<String>,
 }
 

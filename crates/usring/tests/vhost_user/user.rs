@@ -1,4 +1,4 @@
-//! Drives a queue pair: single requests, or many at the same time.
+//! Drives a queue pair: single requests, or many in flight.
 
 use crate::backend::LIMIT;
 use fastrand::Rng;
@@ -10,8 +10,8 @@ pub fn vector(bytes: &[u8]) -> IoVector {
     IoVector { base: bytes.as_ptr() as u64, length: bytes.len() as u64 }
 }
 
-/// Pages that a test registers. They are mapped anew, because another test may have registered
-/// memory of the allocator.
+/// Pages that a test registers. They are a mapping of their own, because another test may have
+/// registered the allocator's memory.
 pub struct Pages(*mut u8, usize);
 
 impl Pages {
@@ -51,7 +51,7 @@ impl Drop for Pages {
     }
 }
 
-/// Returns a request whose other fields have their usual values.
+/// Returns a device request. Its other fields have their usual values.
 pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
     DeviceRequest {
@@ -66,7 +66,7 @@ pub fn request(token: u32, operation: Operation, offset: u64, segments: &[IoVect
     }
 }
 
-/// Polls the queue until `count` requests have completed, and returns their completions.
+/// Polls the queue until `count` requests have completed. Returns their completions.
 pub fn wait(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     let (start, mut all, mut completions) = (Instant::now(), Vec::new(), Completions::new());
     while all.len() < count {
@@ -81,7 +81,8 @@ pub fn wait(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     all
 }
 
-/// Sleeps until an interrupt and then polls, until `count` requests have completed.
+/// Sleeps until an interrupt and then polls, until `count` requests have completed. Returns their
+/// completions.
 pub fn wait_asleep(queue: &mut dyn QueuePair, count: usize) -> Vec<Completion> {
     let (mut all, mut completions) = (Vec::new(), Completions::new());
     loop {
@@ -120,12 +121,12 @@ pub fn read(queue: &mut dyn QueuePair, offset: u64, length: usize) -> Vec<u8> {
 
 const BLOCK: usize = 4096;
 
-/// Writes and reads of blocks at random places. `depth` requests are in flight, but never two on
-/// one block. The content of each block read is compared with what was last written there.
+/// Writes and reads of random blocks. `depth` requests are in flight, but never two on one block.
+/// Each block that is read is compared with what was last written to it.
 pub struct Traffic {
     first: u64,
     blocks: u64,
-    /// For each block, the number that fills it.
+    /// For each block, the number with which it was last filled.
     holds: Vec<u64>,
     lanes: Vec<Lane>,
     numbers: Rng,
@@ -134,7 +135,8 @@ pub struct Traffic {
 
 struct Lane {
     buffer: Box<[u64]>,
-    /// While a request is in flight: its block, and whether it writes.
+    /// The block of the request in flight, and whether the request writes. `None` if none is in
+    /// flight.
     out: Option<(usize, bool)>,
 }
 
@@ -151,8 +153,7 @@ impl Traffic {
         }
     }
 
-    /// Submits a request for every lane that has none in flight. (A lane is a buffer with its
-    /// request.)
+    /// Submits a request for each lane (a buffer with its request) that has none in flight.
     pub fn submit(&mut self, queue: &mut dyn QueuePair) {
         for token in 0..self.lanes.len() {
             if self.lanes[token].out.is_some() {
@@ -194,7 +195,7 @@ impl Traffic {
         }
     }
 
-    /// Runs `count` requests, and then waits until no request is in flight.
+    /// Runs `count` more requests, and then waits until none is in flight.
     pub fn run(&mut self, queue: &mut dyn QueuePair, count: usize) {
         let end = self.answered + count;
         while self.answered < end {
@@ -210,7 +211,7 @@ impl Traffic {
         self.take(&rest);
     }
 
-    /// Reads every block and compares its content.
+    /// Reads every block and compares it with what was last written to it.
     pub fn verify(&mut self, queue: &mut dyn QueuePair) {
         for block in 0..self.blocks {
             let bytes = read(queue, self.first + block * BLOCK as u64, BLOCK);
