@@ -1,16 +1,16 @@
-//! An echo server on io_uring, as one would write it for the kernel: multishot accept, multishot
-//! receive, a ring of provided buffers, one io_uring per thread. The same executable runs on the
-//! kernel's io_uring and under `usring run`.
+//! An echo server on io_uring, written as for the kernel: multishot accept, multishot receive, a
+//! ring of provided buffers, one io_uring per thread. The same executable runs on the kernel's
+//! io_uring and under `usring run`.
 //!
 //! [`Server`] is one thread's server. It owns a ring and everything that its requests point to.
 //! [`Server::run`] waits for completions and hands each to the method for its [`Kind`].
 //! [`Server::advance`] alone decides a connection's next step.
 //!
-//! The server handles these events, each at the place where it occurs:
-//! - a multishot that ended although there is more (the CQ was full);
-//! - a receive that found no buffer;
-//! - an accept that found no free descriptor;
-//! - a send that was cut short;
+//! The server handles these events:
+//! - a multishot that ends early because the CQ is full;
+//! - a receive that finds no buffer;
+//! - an accept that finds no free descriptor;
+//! - a send of fewer bytes than requested;
 //! - a peer that reads nothing, closes one half, or resets.
 //!
 //! The protocol is in `workloads::dialogue`.
@@ -34,12 +34,12 @@ use buffers::{Buffers, GROUP};
 use connection::{Connection, Counts};
 use options::{HELP, Options};
 
-/// Most unsent bytes of a connection whose peer does not read. Beyond that the server stops to
-/// receive from it.
+/// Unsent bytes of a connection at which the server stops receiving from it, because the peer does
+/// not read.
 const PATIENCE: usize = 256 << 10;
-/// Pause before the next accept after an accept has found no free descriptor.
+/// Pause after an accept that found no free descriptor.
 static PAUSE: types::Timespec = types::Timespec::new().nsec(50_000_000);
-/// Time limit for requests to end after they have been cancelled.
+/// Time limit for requests to complete after the server has cancelled them.
 static LIMIT: types::Timespec = types::Timespec::new().sec(5);
 
 fn main() -> ExitCode {
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts the threads, waits for a signal, and ends the threads.
+/// Starts the threads, waits for a signal, and stops the threads.
 fn serve(options: &Options) -> io::Result<ExitCode> {
     sockets::raise_descriptor_limit();
     let signals = Signals::block();
@@ -74,7 +74,7 @@ fn serve(options: &Options) -> io::Result<ExitCode> {
         let start = |(listener, bell)| {
             scope.spawn(move || {
                 let end = Server::new(options, listener, bell).and_then(Server::run);
-                // A thread that fails ends the whole program.
+                // If a thread fails, the whole program ends.
                 end.inspect_err(|_| Signals::send())
             })
         };
@@ -97,8 +97,8 @@ fn event() -> io::Result<OwnedFd> {
     unsafe { checked(libc::eventfd(0, libc::EFD_CLOEXEC)).map(|number| OwnedFd::from_raw_fd(number)) }
 }
 
-/// The kind of request that a completion belongs to: the low byte of its user data. Above it is the
-/// connection's index.
+/// The kind of a request, in the low byte of its user data. The bytes above have the connection's
+/// index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
@@ -106,9 +106,9 @@ enum Kind {
     Receive,
     Send,
     Close,
-    /// Cancels a connection's receive.
+    /// Cancels the receive of a connection.
     Cancel,
-    /// Reads the eventfd with which the main thread asks for the end.
+    /// Reads the eventfd by which the main thread asks this thread to stop.
     Bell,
     CancelAll,
     Pause,
@@ -137,21 +137,23 @@ impl Kind {
     }
 }
 
-/// One thread's server.
+/// The server of one thread: its ring and its connections.
 struct Server<'a> {
     ring: IoUring,
     buffers: Buffers,
     options: &'a Options,
     listener: &'a TcpListener,
     bell: &'a OwnedFd,
-    /// The buffer for reads of the eventfd (`bell`).
+    /// The buffer into which the eventfd `bell` is read.
     rung: Box<u64>,
     connections: Vec<Connection>,
     free: Vec<usize>,
-    /// Connections whose receives are armed again once buffers have been returned.
+    /// Connections whose receives found no buffer. They are submitted again once buffers have been
+    /// returned.
     starved: Vec<usize>,
     accepting: bool,
-    /// Requests in flight, without `Pause` and `Limit`, which the end does not wait for.
+    /// Requests in flight. `Pause` and `Limit` are not counted, because the server does not wait
+    /// for them when it stops.
     under_way: u64,
     stopping: bool,
     overdue: bool,
@@ -188,8 +190,7 @@ impl Server<'_> {
         while !(self.stopping && self.under_way == 0 || self.overdue) {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
-                // EINTR: a signal arrived. EBUSY: part of the overflow still does not fit into the
-                // CQ.
+                // EINTR: a signal arrived. EBUSY: the CQ still has too little room for the backlog.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EBUSY)) => {}
                 Err(error) => return Err(error),
             }
@@ -207,8 +208,8 @@ impl Server<'_> {
 
     /// Puts a request into the SQ, and submits if the SQ is full.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        // SAFETY: the memory that requests point to (answers being sent, the eventfd's word,
-        // timeouts) neither moves nor is freed before they have completed.
+        // SAFETY: the memory that requests name (bytes being sent, the eventfd's word, timeouts)
+        // neither moves nor is freed before they have completed.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.ring.submit()?;
         }
@@ -275,13 +276,13 @@ impl Server<'_> {
                 self.advance(place)
             }
             libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM => {
-                // A close by this thread, or by another one, can free a descriptor.
+                // A descriptor becomes free when this thread or another one closes a connection.
                 self.counts.without_descriptor += 1;
                 let pause = opcode::Timeout::new(&PAUSE).build().user_data(Kind::Pause.of(0));
                 self.push(&pause)
             }
             libc::EINVAL | libc::EOPNOTSUPP | libc::EBADF => Err(io::Error::from_raw_os_error(-result)),
-            // The peer has already gone, or the server is stopping.
+            // The peer has gone before the accept, or the server is stopping.
             _ => self.accept(),
         }
     }
@@ -306,8 +307,8 @@ impl Server<'_> {
             }
             _ if -result == libc::ENOBUFS => {
                 self.counts.without_buffer += 1;
-                // The server returns buffers at once. So there are free buffers once it has handled
-                // all completions that have arrived.
+                // The server returns each buffer at once, so some are free after it has handled all
+                // completions that have arrived.
                 self.starved.push(place);
                 return Ok(());
             }
@@ -385,11 +386,11 @@ impl Server<'_> {
         self.counts.closed += 1;
         self.connections[place].reset();
         self.free.push(place);
-        // The accept may have stopped for lack of a descriptor.
+        // The accept may have stopped because no descriptor was free.
         self.accept()
     }
 
-    /// Cancels all requests. Their completions then close the connections.
+    /// Cancels all requests. The server closes each connection when its last request has completed.
     fn stop(&mut self) -> io::Result<()> {
         self.stopping = true;
         let all = opcode::AsyncCancel2::new(types::CancelBuilder::any().all());

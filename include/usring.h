@@ -1,5 +1,5 @@
-/* Polled AIO for programs on libaio and, further below, swap regions: memory of which only a part
- * is resident.
+/* Polled AIO for programs that use libaio, and swap regions: memory of which only a part is
+ * resident.
  *
  * The AIO interface is that of the kernel patches of late 2018, in their last form without rings.
  * (No release of Linux has it, and earlier forms used other numbers.) io_setup2 takes five
@@ -58,8 +58,8 @@ struct io_context;
 int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring, struct io_context **ctx);
 
 /* Swap regions: memory of which only a part is resident, without the system's swap and without
- * privileges. The other pages of a region are in a file or on a device that usring drives, the
- * region's backing. A thread that touches such an evicted page reads it back itself, by polling.
+ * privileges. The region's other pages are on its backing: a file, or a device that usring drives.
+ * A thread that touches an evicted page reads that page back itself, by polling.
  *
  *     struct usring_swap_options options = {
  *         .size = 1 << 30,
@@ -81,8 +81,8 @@ int io_setup2(unsigned nr_events, unsigned flags, void *sq_ring, void *cq_ring, 
  *   ring.
  *
  * Functions return 0 or a negative errno, unless their comment says otherwise. A handle is valid
- * from the call that returns it until the call that gives it up. Any other value is as wrong as an
- * invalid pointer. */
+ * from the call that returns it until the call that frees it. Passing any other value is undefined
+ * behaviour, like an invalid pointer. */
 struct usring_swap;
 
 struct usring_swap_options {
@@ -131,10 +131,10 @@ void *usring_swap_address(struct usring_swap *swap);
 
 int usring_swap_advise(struct usring_swap *swap, void *start, size_t length, int advice);
 
-/* Brings a range in and keeps it resident, so that system calls can use it. It stays resident until
- * the same range was unpinned as many times as it was pinned. `writes` says whether the memory will
- * be written to. -ENOMEM: more than half of the limit would be pinned. -EIO: a page cannot be read
- * back. */
+/* Brings a range in and keeps it resident, so that system calls can use it. The range stays
+ * resident until it was unpinned as many times as it was pinned. `writes` says whether the memory
+ * will be written to. -ENOMEM: more than half of the limit would be pinned. -EIO: a page cannot be
+ * read back. */
 int usring_swap_pin(struct usring_swap *swap, const void *start, size_t length, int writes);
 int usring_swap_unpin(struct usring_swap *swap, const void *start, size_t length);
 
@@ -156,16 +156,17 @@ struct usring_swap_statistics {
 	/* Pages evicted; evicted pages that had to be written; requests that wrote them; evictions that a
 	 * faulting thread had to make itself. */
 	uint64_t evicted, written, write_requests, direct_evictions;
-	/* Pages that could not be read; requests that could not write; pages that came in above the limit
+	/* Pages that could not be read; write requests that failed; pages that came in above the limit
 	 * because no page could be evicted. */
 	uint64_t read_errors, write_errors, over_limit;
 };
 
 int usring_swap_statistics(struct usring_swap *swap, struct usring_swap_statistics *statistics);
 
-/* An allocator over a region, which it takes over. (If the call fails, it frees the region.) Blocks
- * are aligned to 16 bytes. Allocating and freeing a block brings no page in. When a block larger
- * than half a page is freed, its memory and its room in the backing are released. */
+/* An allocator over a region. The allocator owns the region. (If usring_arena_create fails, it
+ * frees the region.) Blocks are aligned to 16 bytes. Allocating and freeing a block brings no page
+ * in. When a block larger than half a page is freed, its memory and its room in the backing are
+ * released. */
 struct usring_arena;
 
 int usring_arena_create(struct usring_swap *swap, struct usring_arena **arena);

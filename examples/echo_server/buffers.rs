@@ -1,4 +1,4 @@
-//! Provided buffers: a receive takes one when it has data.
+//! Provided buffers: a receive selects one when it has data.
 
 use io_uring::{IoUring, types};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -7,8 +7,8 @@ use std::{io, ptr};
 /// The id of the only buffer group.
 pub const GROUP: u16 = 0;
 
-/// The buffers that receives take when they have data, and the buffer ring in shared memory that
-/// offers them. Both live as long as the process.
+/// The provided buffers, and the buffer ring in shared memory that offers them. Both live as long
+/// as the process.
 pub struct Buffers {
     ring: *mut types::BufRingEntry,
     memory: *mut u8,
@@ -30,15 +30,15 @@ impl Buffers {
     /// Returns the data that was received into this buffer.
     pub fn received(&self, id: u16, length: usize) -> &[u8] {
         debug_assert!(id < self.count && length <= self.size);
-        // SAFETY: the buffer lies in the mapping. The engine does not write to it until it is
-        // offered again.
+        // SAFETY: the buffer lies in the mapping. The engine does not write to it until the server
+        // offers it again.
         unsafe { std::slice::from_raw_parts(self.memory.add(usize::from(id) * self.size), length) }
     }
 
     pub fn give(&mut self, id: u16) {
         let place = self.tail & (self.count - 1);
         self.tail = self.tail.wrapping_add(1);
-        // SAFETY: 1. The entry lies in the ring, and no reader looks at it before the tail has
+        // SAFETY: 1. The entry lies in the ring, and the engine reads it only after the tail has
         // passed it. 2. The tail is a word of the ring that both sides access as an atomic.
         unsafe {
             let entry = &mut *self.ring.add(usize::from(place));
@@ -53,7 +53,7 @@ impl Buffers {
 
 fn map(size: usize) -> io::Result<*mut u8> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping, into which nothing else points.
+    // SAFETY: a new mapping, which replaces no other.
     let address = unsafe { libc::mmap(ptr::null_mut(), size, protection, flags, -1, 0) };
     if address == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(address.cast()) }
 }

@@ -1,30 +1,30 @@
-//! A connection's state, and the server's counts.
+//! A connection's state, and the server's counters.
 
 use std::fmt;
 use std::os::fd::RawFd;
 use workloads::dialogue::Dialogue;
 
-/// Bytes of capacity that a connection keeps after it has sent everything, and when the next
-/// connection takes its slot.
+/// Bytes of buffer capacity that a connection keeps after it has sent everything, and that its slot
+/// keeps for the next connection.
 const KEPT: usize = 4 << 10;
 
-/// One connection. The server closes it when none of its requests is in flight. So no completion
-/// can refer to the old connection after the slot is reused.
+/// One connection. The server closes it only when none of its requests is in flight. So no
+/// completion of the old connection can arrive after the slot is reused.
 #[derive(Default)]
 pub struct Connection {
     pub socket: RawFd,
     dialogue: Dialogue,
-    /// The bytes being sent, and how many of them have been sent.
+    /// The bytes of the current send. `sent` of them have been sent.
     outgoing: Vec<u8>,
     pub sent: usize,
-    /// The bytes to send after `outgoing`.
+    /// The bytes to send after those of `outgoing`.
     queued: Vec<u8>,
     pub received: u64,
     pub receiving: bool,
     pub sending: bool,
     pub cancelling: bool,
     pub closing: bool,
-    /// `ended`: nothing more will be received. `broken`: nothing more can be sent, either.
+    /// `ended`: the peer will send nothing more. `broken`: the server cannot send any more, either.
     pub ended: bool,
     pub broken: bool,
 }
@@ -34,8 +34,8 @@ impl Connection {
         self.outgoing.len() - self.sent + self.queued.len()
     }
 
-    /// Returns the parser and the buffer for answers. During a send that is `queued`, because bytes
-    /// being sent must not move.
+    /// Returns the parser, and the buffer to which it appends answers. During a send that buffer is
+    /// `queued`, because the bytes being sent must not move.
     pub fn answers(&mut self) -> (&mut Dialogue, &mut Vec<u8>) {
         let output = if self.sending { &mut self.queued } else { &mut self.outgoing };
         (&mut self.dialogue, output)
@@ -52,7 +52,7 @@ impl Connection {
         &self.outgoing[self.sent..]
     }
 
-    /// Resets the connection to a new one's state but keeps its memory.
+    /// Resets the state to that of a new connection, and keeps the buffers' memory.
     pub fn reset(&mut self) {
         let (mut outgoing, mut queued) = (std::mem::take(&mut self.outgoing), std::mem::take(&mut self.queued));
         for memory in [&mut outgoing, &mut queued] {
@@ -63,7 +63,7 @@ impl Connection {
     }
 }
 
-/// The counts of one thread.
+/// The counters of one thread.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub accepted: u64,
@@ -71,12 +71,12 @@ pub struct Counts {
     pub received: u64,
     pub sent: u64,
     pub reset: u64,
-    /// Receives that found no buffer, and accepts that found no descriptor.
+    /// Receives that found no provided buffer, and accepts that found no free descriptor.
     pub without_buffer: u64,
     pub without_descriptor: u64,
-    /// Multishots that ended although there was more to come.
+    /// Multishots that ended early and were submitted again.
     pub rearmed: u64,
-    /// Requests whose last completion never arrived.
+    /// Requests whose last completion did not arrive before the server's end.
     pub lost: u64,
 }
 

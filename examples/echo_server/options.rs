@@ -57,7 +57,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Parses the arguments of the process. Returns `None` if they ask for help.
+    /// Parses this process's arguments. Returns `None` if they ask for help.
     pub fn from_arguments() -> Result<Option<Options>, String> {
         let mut options = Options {
             port: 0,

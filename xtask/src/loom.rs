@@ -17,7 +17,7 @@ pub fn tests(tally: &mut Tally) -> Outcome {
     for name in CRATES {
         command.args(["--package", name]);
     }
-    // Without these two, linking takes far longer than the models do.
+    // Without these two settings, linking takes far longer than the models do.
     command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     let (models, outcome) = step::run_tests(command.env("RUSTFLAGS", "--cfg loom").env("LOOM_LOG", "error"));
     let count = models.passed;

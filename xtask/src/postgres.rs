@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 const PACKAGE: &str = "postgresql-18";
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
-/// The parts of the packages that the programs use. The rest is deleted.
+/// The parts of the packages that the programs use. All other files are deleted.
 const KEPT: [&str; 3] = ["usr/lib/postgresql", "usr/lib/x86_64-linux-gnu", "usr/share/postgresql"];
 
 /// Makes the cache folder if it does not exist. A failure is only reported, because another release

@@ -78,8 +78,8 @@ pub fn soak_sockets(seconds: u32, connections: u32, server: &[OsString]) -> Outc
     step::run(&mut command)
 }
 
-/// Runs the program that shares rings between processes and kills some. `numbers`: processes,
-/// rings, seconds.
+/// Runs the program whose processes share rings, and which kills some of the processes. `numbers`:
+/// processes, rings, seconds. Each run takes at most [`LONGEST_ROUND`] seconds.
 pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
     build(true)?;
     let program = folder(true).join("shared_rings");
@@ -99,7 +99,7 @@ pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
     Ok(())
 }
 
-/// Seconds of one run of `shared_rings`, which has room for a bounded number of requests.
+/// Most seconds of one run of `shared_rings`, which has room for a bounded number of requests.
 const LONGEST_ROUND: u32 = 30;
 
 /// Kills processes of PostgreSQL on usring under load.

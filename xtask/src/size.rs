@@ -56,7 +56,7 @@ fn source_files(root: &Path) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Records the file if it is longer than its limit, and each such function of a Rust file.
+/// Records the file if it is longer than its limit, and each function of a Rust file that is.
 fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
     let lines = text.lines().count();
     if lines > FILE_LIMIT {
@@ -73,7 +73,8 @@ fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
 struct Functions<'a> {
     file: &'a str,
     long: &'a mut Lengths,
-    /// Names of the functions that contain the present one.
+    /// Names of the functions around the one that is visited, and its own; the outermost comes
+    /// first.
     within: Vec<String>,
 }
 

@@ -20,7 +20,8 @@ const HEAD: &str = "# Upward arrows between the groups of xtask/module-order, pa
     # to what is there.\n";
 const NAMES: [&str; 3] = ["arrows", "files", "circle"];
 
-/// Three counts, in the order of [`NAMES`].
+/// Numbers of upward arrows, of the file pairs in them, and of the files of the largest circle
+/// ([`NAMES`]).
 type Counts = [usize; NAMES.len()];
 
 /// The groups of a crate's modules, as `xtask/module-order` declares them.
@@ -43,7 +44,7 @@ impl Order {
 /// For each file of a crate, by module path: the modules that it uses.
 type Uses = BTreeMap<Path, BTreeSet<Path>>;
 
-/// The arrows and circles of one crate.
+/// The arrows between the groups of one crate, and the circles of its files.
 #[derive(Default)]
 struct Findings {
     /// For each arrow, as a pair of group indices: the pairs of files that form it.

@@ -13,8 +13,8 @@ const HEAD: &str = "# How many findings of `cargo xtask prose` each part may hav
 /// Numbers of findings, in the order of [`Rule::ALL`].
 pub type Counts = [usize; Rule::ALL.len()];
 
-/// Prints each count that is above its limit, and returns how many these are. With `tighten`,
-/// lowers each limit to its count.
+/// Prints each count that is above its limit, and returns the number of such counts. With
+/// `tighten`, lowers each limit to its count.
 pub fn hold(counts: &BTreeMap<String, Counts>, tighten: bool) -> Result<usize, String> {
     let path = step::root().join(FILE);
     let text = std::fs::read_to_string(&path).map_err(|error| format!("{FILE}: {error}"))?;
