@@ -17,7 +17,7 @@ impl ControlGroup {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("usring-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let groups = read(Path::new("/proc/self/cgroup"))?;
-        // In version 1, memory has a hierarchy of its own.
+        // In cgroup version 1, memory has a hierarchy of its own.
         let own = groups.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
             controllers.split(',').any(|controller| controller == "memory").then_some(path)
@@ -33,7 +33,8 @@ impl ControlGroup {
         Ok(group)
     }
 
-    /// Keeps the group's processes out of the system's swap, if the kernel has such a setting.
+    /// Keeps the memory of the group's processes out of the system's swap, if the kernel has such a
+    /// setting.
     pub fn without_swap(self) -> ControlGroup {
         let limit = read(&self.path.join("memory.limit_in_bytes")).unwrap_or_default();
         let _ = write(&self.path.join("memory.memsw.limit_in_bytes"), limit.trim());
@@ -52,7 +53,7 @@ impl ControlGroup {
         write(members, "0")
     }
 
-    /// Returns the peak memory use in bytes, if the kernel reports it.
+    /// Returns the group's peak memory use in bytes, if the kernel reports it.
     pub fn peak(&self) -> Option<u64> {
         let files = ["memory.max_usage_in_bytes", "memory.peak"];
         files.iter().find_map(|file| read(&self.path.join(file)).ok()?.trim().parse().ok())

@@ -2,10 +2,10 @@
 //! the connection uses that protocol from then on. The server then answers each PING with +PONG,
 //! and echoes any other line. On any other connection the server echoes every byte.
 //!
-//! The bytes may arrive in pieces of any size. The server holds back bytes that may still become a
-//! PING. It need not store them, because they equal the beginning of a known text.
+//! The bytes may arrive in pieces of any size. The parser does not answer bytes that may be the
+//! beginning of a PING until more arrive. It only counts them, because their text is known.
 
-/// PING in both forms: as a user types it, and as clients send it.
+/// PING in both of its forms: as a user types it, and as clients send it.
 const PINGS: [&[u8]; 2] = [b"PING\r\n", b"*1\r\n$4\r\nPING\r\n"];
 const PONG: &[u8] = b"+PONG\r\n";
 
@@ -15,7 +15,7 @@ enum State {
     /// At the beginning of a message.
     #[default]
     Start,
-    /// The first `matched` bytes of `PINGS[ping]` have been received and are held back.
+    /// The first `matched` bytes of `PINGS[ping]` have been received, and are not answered yet.
     Held { ping: u8, matched: u8 },
     /// Inside a line that is not a PING, on a connection that uses Redis's protocol.
     Line,
@@ -23,7 +23,7 @@ enum State {
     Echo,
 }
 
-/// One connection's state.
+/// The state of one connection's parser.
 #[derive(Clone, Debug, Default)]
 pub struct Dialogue {
     state: State,
@@ -48,7 +48,8 @@ impl Dialogue {
         }
     }
 
-    /// Appends the bytes that were held back. Must be called at the end of the input.
+    /// Appends the echo of bytes that were not answered yet. Must be called at the end of the
+    /// input.
     pub fn finish(&mut self, output: &mut Vec<u8>) {
         if let State::Held { ping, matched } = self.state {
             output.extend_from_slice(&PINGS[usize::from(ping)][..usize::from(matched)]);
@@ -57,7 +58,7 @@ impl Dialogue {
     }
 
     fn begin<'a>(&mut self, input: &'a [u8], output: &mut Vec<u8>) -> &'a [u8] {
-        // The PINGs differ in their first byte.
+        // The two PINGs differ in their first byte, so that byte selects one.
         match PINGS.iter().position(|ping| ping[0] == input[0]) {
             Some(ping) => self.go_on(input, ping as u8, 0, output),
             None => {
@@ -67,8 +68,8 @@ impl Dialogue {
         }
     }
 
-    /// Continues a PING of which `matched` bytes have been received. Returns the input that is
-    /// left.
+    /// Goes on with a PING of which `matched` bytes have been received. Returns the input behind
+    /// it.
     fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
         let text = PINGS[usize::from(ping)];
         let wanted = &text[matched..];

@@ -1,9 +1,9 @@
-//! A histogram of durations, to three digits. It needs no list of all samples.
+//! A histogram of durations, with a precision of three digits. It does not store the samples.
 
 use hdrhistogram::Histogram;
 use std::time::Duration;
 
-/// Longest duration, in nanoseconds; a longer one counts as this one.
+/// Longest duration of the histogram, in nanoseconds. Longer ones count as this one.
 const LONGEST: u64 = 100_000_000_000;
 
 /// Counts of operations by duration.

@@ -1,8 +1,8 @@
-//! Test and benchmark programs, which run on usring without changes. They use usring as any user of
-//! the command does. No product crate depends on this crate.
+//! Test and benchmark programs, which run on usring unchanged, as any user's programs do. No
+//! product crate depends on this crate.
 //!
-//! - The programs in `src/bin/` are benchmarks. Each repeats one operation for a while and prints
-//!   how long it took. `usring bench` runs them on the kernel and on usring in turn.
+//! - The programs in `src/bin/` are benchmarks. Each repeats one operation and prints how long it
+//!   takes. `usring bench` runs them on the kernel and on usring in turn.
 //! - The tests in `tests/` run programs of Debian and those in `programs/`. [`harness`] starts
 //!   these programs and waits for them.
 

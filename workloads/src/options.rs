@@ -12,7 +12,7 @@ pub struct Declared {
     help: &'static str,
 }
 
-/// Declares an option, the value that it has if it is absent, and its meaning.
+/// Declares an option: its name, its default value and its meaning.
 pub const fn option(name: &'static str, default: &'static str, help: &'static str) -> Declared {
     Declared { name, default, help }
 }
@@ -27,7 +27,7 @@ const COMMON: [Declared; 2] = [
 pub struct Options(ArgMatches);
 
 impl Options {
-    /// Returns the value of a declared option. Error: the value cannot be a `T`.
+    /// Returns the value of a declared option. Fails if the text of the value is not a `T`.
     pub fn value<T: FromStr>(&self, name: &str) -> Result<T, String> {
         let value: &String = self.0.get_one(name).expect("the option is declared and has a default");
         value.parse().map_err(|_| format!("--{name} cannot be {value}"))
@@ -38,12 +38,12 @@ impl Options {
         self.value::<u8>(name).map(|value| value != 0)
     }
 
-    /// Returns how long to measure.
+    /// Returns the duration to measure, from `--milliseconds`.
     pub fn span(&self) -> Result<Duration, String> {
         self.value("milliseconds").map(Duration::from_millis)
     }
 
-    /// Returns the words after `--`.
+    /// Returns the arguments after `--`.
     pub fn words(&self) -> Vec<String> {
         self.0.get_many(WORDS).unwrap_or_default().cloned().collect()
     }
@@ -51,7 +51,8 @@ impl Options {
 
 const WORDS: &str = "words";
 
-/// Runs a workload's `main` with its options. Prints its error and exits with status 1 if it fails.
+/// Runs `main`, a workload, with its options. If it fails, prints the error and exits with status
+/// 1.
 pub fn run(declared: &[Declared], main: impl FnOnce(&Options) -> Result<(), String>) -> std::process::ExitCode {
     let mut command = Command::new(env!("CARGO_PKG_NAME"));
     for Declared { name, default, help } in COMMON.iter().chain(declared) {

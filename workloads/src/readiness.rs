@@ -4,7 +4,7 @@ use crate::sockets::checked;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A set of watched descriptors, and the events that the last wait returned.
+/// An epoll set, and the events that its last wait returned.
 pub struct Readiness {
     set: OwnedFd,
     events: Vec<libc::epoll_event>,
@@ -26,7 +26,7 @@ impl Readiness {
         Ok(())
     }
 
-    /// Waits for events for up to `milliseconds`; −1 sets no limit.
+    /// Waits for events for up to `milliseconds`. With −1 there is no limit.
     pub fn wait(&mut self, milliseconds: i32) -> io::Result<()> {
         // SAFETY: the array has as many elements as the call says.
         let answer = checked(unsafe {

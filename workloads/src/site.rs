@@ -1,5 +1,4 @@
-//! The kinds of call sites from which a program calls io_uring_enter(2). usring can rewrite only
-//! some of them.
+//! The kinds of call sites of io_uring_enter(2) in programs. usring can rewrite only some of them.
 
 use io_uring::IoUring;
 use std::arch::asm;
@@ -39,14 +38,13 @@ impl FromStr for Site {
 }
 
 impl Site {
-    /// Submits and waits for completions. Returns the call's result: a count, or a negative number.
+    /// Calls io_uring_enter(2) with GETEVENTS. Returns a count or a negative number.
     #[inline]
     pub fn enter(self, ring: i32, to_submit: u32, min_complete: u32) -> i64 {
         self.enter_with(ring, to_submit, min_complete, GETEVENTS)
     }
 
-    /// Submits and waits for completions, with any flags. Returns the call's result: a count, or a
-    /// negative number.
+    /// Calls io_uring_enter(2) with these flags. Returns a count or a negative number.
     #[inline]
     pub fn enter_with(self, ring: i32, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
         match self {
@@ -61,7 +59,7 @@ impl Site {
     }
 }
 
-/// How io_uring_enter(2) names a ring.
+/// The number by which io_uring_enter(2) names a ring, and the flag that says what the number is.
 #[derive(Clone, Copy, Debug)]
 pub struct Entrance {
     number: i32,
@@ -74,8 +72,8 @@ impl Entrance {
         Entrance { number: ring.as_raw_fd(), flags: 0 }
     }
 
-    /// Registers the ring with this thread and names it by its index. The kernel then need not look
-    /// up the descriptor.
+    /// Registers the ring with this thread and names it by its index, which saves the kernel the
+    /// look-up of the descriptor.
     pub fn registered(ring: &IoUring) -> Result<Entrance, String> {
         const REGISTER_RING_FDS: u32 = 20;
         /// The kernel's `struct io_uring_rsrc_update`.
@@ -97,7 +95,7 @@ impl Entrance {
         }
     }
 
-    /// Submits and waits for completions, with any flags. Returns the call's result: a count, or a
+    /// Calls io_uring_enter(2) from this kind of call site, with these flags. Returns a count or a
     /// negative number.
     #[inline]
     pub fn enter(self, site: Site, to_submit: u32, min_complete: u32, flags: u32) -> i64 {
@@ -105,8 +103,8 @@ impl Entrance {
     }
 }
 
-/// Makes a ring. With `best` the ring has the kernel's fastest setup: single issuer, deferred task
-/// work, registered with the thread.
+/// Makes a ring. With `best` it has the setup that is fastest on the kernel: single issuer,
+/// deferred task work, registered with the thread.
 pub fn ring(entries: u32, best: bool) -> Result<(IoUring, Entrance), String> {
     let mut builder = IoUring::builder();
     if best {
@@ -117,7 +115,7 @@ pub fn ring(entries: u32, best: bool) -> Result<(IoUring, Entrance), String> {
     Ok((ring, entrance))
 }
 
-/// Defines a function that makes its system call by the given instructions.
+/// Defines a function that calls io_uring_enter(2) by these instructions.
 macro_rules! enters_by {
     ($name:ident: $($instruction:literal)*) => {
         #[inline(never)]
@@ -148,5 +146,5 @@ macro_rules! enters_by {
 
 const _: () = assert!(libc::SYS_io_uring_enter == 426);
 enters_by!(enter_inline: "mov eax, 426" "syscall");
-// The padding around the instruction consists of `hlt`.
+// The bytes around the instruction are `hlt`.
 enters_by!(enter_bare: "jmp 2f" ".fill 130, 1, 0xf4" "2:" "syscall" "jmp 3f" ".fill 130, 1, 0xf4" "3:");

@@ -1,4 +1,4 @@
-//! Functions by which servers and their clients set up sockets and signals.
+//! Sockets and signals for the servers and clients of this crate.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
-/// Raises the limit of open files to the hard limit.
+/// Raises this process's soft limit of open files to the hard limit.
 pub fn raise_descriptor_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls get one `rlimit` that lives through them.
@@ -32,7 +32,7 @@ pub fn processor_time(process: i32) -> io::Result<Duration> {
     Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
-/// Turns the result of a libc call into a `Result` with errno as the error.
+/// Converts a libc result into a `Result`, with errno as the error.
 pub fn checked(answer: i32) -> io::Result<i32> {
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
 }
@@ -48,7 +48,8 @@ fn local(port: u16) -> libc::sockaddr_in {
 
 const ADDRESS_LENGTH: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
 
-/// Starts a connection to `port` of 127.0.0.1 on a non-blocking socket, and does not wait for it.
+/// Starts a connection to `port` of 127.0.0.1 by a non-blocking socket, and returns before it is
+/// established.
 pub fn connect(port: u16) -> io::Result<TcpStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: the socket is new, and nothing else owns it.
@@ -61,9 +62,9 @@ pub fn connect(port: u16) -> io::Result<TcpStream> {
     }
 }
 
-/// Makes a listening socket on 127.0.0.1, and returns it with its port. If `port` is 0, the kernel
-/// chooses a free one. Other processes may listen on the same port. Accepted connections inherit
-/// TCP_NODELAY.
+/// Makes a listening socket on 127.0.0.1, and returns it with its port. With `port` 0 the kernel
+/// chooses a free port. Other processes may listen on the same port (SO_REUSEPORT). Accepted
+/// connections inherit TCP_NODELAY.
 pub fn listen(port: u16) -> io::Result<(TcpListener, u16)> {
     // SAFETY: the socket is new, and nothing else owns it.
     let socket = unsafe {

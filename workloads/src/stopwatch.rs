@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Runs `step` for about `span` after a warm-up, and prints the result as a line of JSON. `step`
+/// Repeats `step` for about `span` after a warm-up, and prints the result as a line of JSON. `step`
 /// does some operations and returns their number.
 pub fn print(span: Duration, step: impl FnMut() -> Result<u64, String>) -> Result<(), String> {
     println!("{{{}}}", measure(span, step)?);
@@ -20,12 +20,12 @@ pub struct Sample {
     /// Processor time of all threads of this process. If the process has a server
     /// ([`count_server`]), the server's processor time is added.
     pub processor: Duration,
-    /// Processor time of the thread that submits, if it is measured separately.
+    /// Processor time of the submitting thread, if it is measured separately.
     pub thread: Option<Duration>,
 }
 
 impl fmt::Display for Sample {
-    /// Writes the members of a JSON object.
+    /// Writes the fields as members of a JSON object, without braces.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Sample { operations, time, processor, thread } = self;
         let (time, processor) = (time.as_nanos(), processor.as_nanos());
@@ -34,9 +34,9 @@ impl fmt::Display for Sample {
     }
 }
 
-/// Runs `step` for about `span` after a warm-up, and returns the result.
+/// Repeats `step` for about `span` after a warm-up, and returns the result.
 pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) -> Result<Sample, String> {
-    // Number of steps between two readings of the clock, so that reading it costs little.
+    // Steps between two readings of the clock, so that the readings cost little.
     const STEPS: u32 = 16;
     let mut repeat = |span: Duration| {
         let (start, processor, thread, mut operations) = (Instant::now(), all_time(), thread_time(), 0);
@@ -46,7 +46,7 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
             }
             let time = start.elapsed();
             // On a busy machine the time may be over before the first operation. The measurement
-            // then goes on, because it has no result yet.
+            // then goes on until there is one.
             if time >= span && operations > 0 {
                 let (processor, thread) = (all_time() - processor, Some(thread_time() - thread));
                 return Ok(Sample { operations, time, processor, thread });
@@ -60,13 +60,13 @@ pub fn measure(span: Duration, mut step: impl FnMut() -> Result<u64, String>) ->
 /// Process id of the server, such as a device's back end; 0 if there is none.
 static SERVER: AtomicI32 = AtomicI32::new(0);
 
-/// From now on adds the processor time of the process that `--server` names to every result.
+/// Makes every later result include the processor time of the process that `--server` names.
 pub fn count_server(options: &Options) -> Result<(), String> {
     SERVER.store(options.value("server")?, Ordering::Relaxed);
     Ok(())
 }
 
-/// Returns the processor time of this process and its server.
+/// Returns the processor time of this process and of its server.
 fn all_time() -> Duration {
     let server = match SERVER.load(Ordering::Relaxed) {
         0 => Duration::ZERO,
@@ -91,10 +91,10 @@ fn clock(which: libc::clockid_t) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Binds this process to one processor, so that the scheduler's choices do not affect the figures.
+/// Binds this process to one processor, so that the scheduler does not affect the results.
 pub fn pin() {
-    // SAFETY: 1. An all-zero `cpu_set_t` is the empty set. 2. Both calls get
-    // the set and its true size. A refusal only makes the figures less steady.
+    // SAFETY: 1. An all-zero `cpu_set_t` is the empty set. 2. Both calls get the set and its true
+    // size.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         let processor = libc::sched_getcpu();

@@ -1,6 +1,5 @@
-//! `usring bench`: each benchmark must run, measure all rows of usring's, and list them in its
-//! JSON. The test does not check the figures, because other processes may use the machine. No other
-//! test in this file runs for long, so nothing else of usring runs beside a measurement.
+//! `usring bench`: each benchmark runs, measures all rows of usring, and lists them in its JSON.
+//! The tests do not check the figures, because other processes may use the machine.
 
 use serde_json::Value;
 use std::path::Path;
@@ -10,7 +9,7 @@ use workloads::harness::skipped::skip;
 use workloads::harness::{QEMU_STORAGE_DAEMON, Stage, World, on_kernel, require};
 use workloads::postgres::Postgres;
 
-/// Labels of rows that may be missing, because they measure another product or need more than every
+/// Labels of rows that may be missing: they measure another product, or need more than every
 /// machine has.
 const OTHERS: [&str; 10] = [
     "kernel",
@@ -29,7 +28,7 @@ fn bench(stage: &Stage, name: &str, options: &[&Path]) -> Value {
     let report = stage.path("report.json");
     let run = stage.program(World::Bare, stage.path("tools/usring")).args(["bench", name, "--quick", "--json"]);
     let finished = run.arg(&report).args(options).limit(Duration::from_secs(240)).finish();
-    // Status 3 says that a bar does not hold. This is not an error here.
+    // Status 3 says that a result misses its target, which is not an error here.
     assert!(matches!(finished.status.code(), Some(0 | 3)), "{}", finished.report());
     assert!(finished.stdout.contains(&format!("usring bench {name}")), "{}", finished.report());
     let report = serde_json::from_slice::<Value>(&stage.read("report.json")).unwrap();
@@ -50,7 +49,7 @@ fn check(report: &Value, name: &str) {
         ours += 1;
         assert!(row.get("missing").is_none(), "{row:#}");
         let medians = row["medians"].as_object().unwrap();
-        // `wakes` may be 0, because a thread that polls for completions need not be woken.
+        // `wakes` may be 0: a thread that polls for completions need not be woken.
         let is_something =
             |(name, value): (&String, &Value)| value.as_f64().unwrap() > 0.0 || name.starts_with("wakes");
         assert!(medians.keys().eq(units.keys()) && medians.iter().all(is_something), "{row:#}");
@@ -110,7 +109,7 @@ fn the_benchmark_of_postgres_measures_usring() {
     check(&bench(&stage, "postgres", &[Path::new("--postgres"), programs.parent().unwrap()]), "postgres");
 }
 
-/// A mistyped option must not lead to a measurement of something else.
+/// A mistyped option is an error, so that it does not silently measure something else.
 #[test]
 fn workload_refuses_an_unknown_option() {
     let output = Command::new(env!("CARGO_BIN_EXE_workload-nop")).args(["--bach", "32"]).output().unwrap();

@@ -1,6 +1,6 @@
-//! The entry points of libusring.so: which state they preserve, which calls they keep out of the
-//! engine, and which children they serve. Each program runs in two ways: with call sites that
-//! usring rewrites after their first trap, and with call sites that it leaves unchanged.
+//! The entry points of libusring.so: which state of the program they preserve, which calls they
+//! pass to the kernel, and which children they serve. Each program runs in two ways: with call
+//! sites that usring rewrites after their first trap, and with call sites that it leaves unchanged.
 
 use nix::errno::Errno;
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::process::Command;
 use workloads::harness::skipped::skip;
 use workloads::harness::{GO, LIBURING, MUSL, Stage, World, on_kernel, require};
 
-/// Runs a program in both ways, and asserts that all of its `checks` checks hold.
+/// Runs a program in both ways, and fails unless all of its `checks` checks pass.
 #[track_caller]
 fn holds(source: &str, checks: u32) {
     require(&LIBURING);
@@ -72,7 +72,7 @@ fn no_thread_keeps_capabilities_that_the_program_gave_up() {
     said_so(&finished.stdout);
 }
 
-/// Asserts that all checks hold, or skips the test if the program needs a superuser for them.
+/// Fails unless all checks passed. Skips the test if the program needs root for them.
 #[track_caller]
 fn said_so(stdout: &str) {
     if stdout == "needs a superuser\n" {
@@ -107,7 +107,7 @@ fn a_process_ends_when_its_threads_end_without_libc() {
     }
 }
 
-/// The program says how many completions were lost or came twice.
+/// The program prints how many completions were lost or came twice.
 #[test]
 fn processes_share_rings_while_some_of_them_are_killed() {
     let stage = Stage::new();
@@ -119,7 +119,7 @@ fn processes_share_rings_while_some_of_them_are_killed() {
     }
 }
 
-/// Several tries: the ring watcher seldom meets a worker in the moment of its end.
+/// The test makes several tries, because the ring watcher seldom meets a worker just at its end.
 #[test]
 fn an_ending_worker_is_not_taken_for_the_last_thread() {
     if on_kernel() {
@@ -135,8 +135,9 @@ fn an_ending_worker_is_not_taken_for_the_last_thread() {
     }
 }
 
-/// Linux before 6.9 has no descriptors of threads; before 6.15 they do not tell a thread's status.
-/// On any Linux a thread can end after it was found and before it is watched (`thread`).
+/// Linux before 6.9 has no pidfds of threads, and before 6.15 these do not report a thread's
+/// status. On any Linux a thread can end between its discovery and the start of the watch
+/// (`thread`).
 #[test]
 fn a_process_whose_last_status_the_kernel_does_not_tell_ends_without_success() {
     if on_kernel() {
@@ -194,13 +195,14 @@ fn call_sites_are_rewritten_while_threads_run_through_them() {
     };
     assert_eq!(rewritten("1"), (0, 0), "asked to leave them as they are");
     if !on_kernel() {
-        // A few of the 256 sites cross the end of a page. usring does not rewrite those.
+        // Of the 256 call sites a few cross the end of a page. usring does not rewrite those.
         let (sites, others) = rewritten("0");
         assert!(sites >= 250 && others == 4, "{sites} sites and {others} others");
     }
 }
 
-/// Compiles the programs that `unserved.c` executes. Returns the path of the statically linked one.
+/// Compiles the programs that `unserved.c` executes. Returns the path of the statically linked
+/// program.
 fn static_programs(stage: &Stage) -> PathBuf {
     require(&LIBURING);
     let child = stage.compile("unserved_child.c", &["-static"]);
@@ -219,8 +221,8 @@ fn a_static_program_executed_by_a_served_program_runs_unserved() {
     let program = stage.compile("unserved.c", &["-luring"]);
     for (world, error) in [(World::Denied, Errno::EPERM), (World::Unpatched, Errno::EPERM)] {
         let run = stage.program(world, &program).env("UNSERVED_ERROR", (error as i32).to_string());
-        // The program executes its child in three ways once and by the shell twice. Each child
-        // starts four grandchildren, which make one NOP each. The program makes one, too.
+        // The program executes its child in three ways directly and twice by the shell. Each child
+        // starts four grandchildren, which make one NOP each. The program itself makes one, too.
         let finished = run.finish().succeeded().served(&["nop"], 5 * 4 + 1);
         assert!(finished.stdout.ends_with("9 checks hold\n"), "{}", finished.report());
         assert!(finished.stderr.contains("it is statically linked; it runs without usring"), "{}", finished.report());
@@ -261,7 +263,7 @@ fn the_launcher_refuses_a_static_program() {
     assert!(finished.stderr.contains("statically linked"), "{}", finished.report());
 }
 
-/// Runs a compiler that the harness does not know. Fails the test if the compiler fails.
+/// Runs a compiler other than the harness's. Fails the test if the compiler fails.
 #[track_caller]
 fn compile(command: &mut Command) {
     let output = command.output().unwrap();
@@ -299,7 +301,7 @@ fn the_engine_does_not_overflow_a_go_programs_small_stacks() {
     }
 }
 
-/// Returns the lines that a tool prints about the library.
+/// Returns the lines that a tool prints about libusring.so.
 fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec<String> {
     let library = stage.path("tools/libusring.so");
     let output = Command::new(tool).args(arguments).arg(library).output().expect("binutils come with the compiler");
@@ -395,7 +397,7 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
     };
     assert_eq!(of_kind("T"), BTreeSet::from(OFFERED));
     let taken = [
-        // Sanitizer runtimes define these symbols. The library looks them up but never calls them.
+        // Symbols that sanitizer runtimes define. The library looks them up but never calls them.
         "__asan_init",
         "__hwasan_init",
         "__lsan_init",
@@ -403,7 +405,7 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
         "__tsan_init",
         "__environ",
         "__errno_location",
-        // The library calls this at its start, to register a handler for forked children.
+        // The library calls this function at its start, to register a handler for forked children.
         "__register_atfork",
         "pthread_atfork",
         "_dl_debug_addr",
@@ -413,7 +415,7 @@ fn the_library_exports_and_imports_only_the_expected_symbols() {
     ];
     assert_eq!(of_kind("w"), BTreeSet::from(taken));
     assert_eq!(symbols.len(), OFFERED.len() + taken.len(), "{symbols:?}");
-    // The library must not need another library, and must not have a thread-local block.
+    // The library must need no other library, and must have no thread-local block.
     let headers = lines_about_the_library(&stage, "readelf", &["-ldW"]);
     assert!(
         !headers.iter().any(|line| line.contains("(NEEDED)") || line.trim_start().starts_with("TLS")),

@@ -102,7 +102,7 @@ impl Context {
 
     #[inline]
     fn submit(&self, list: &[*mut Iocb]) -> i64 {
-        // SAFETY: the iocbs and their buffers live until the program has collected their events.
+        // SAFETY: the iocbs and their buffers live until their events have been collected.
         unsafe { libc::syscall(libc::SYS_io_submit, self.0, list.len(), list.as_ptr()) }
     }
 
@@ -118,7 +118,7 @@ impl Context {
 struct Generator {
     context: Context,
     blocks: u64,
-    /// Requests per submission.
+    /// Requests per io_submit(2).
     batch: usize,
     /// Completions to wait for in each io_getevents(2).
     wait: usize,
@@ -163,8 +163,8 @@ impl Generator {
         Ok(())
     }
 
-    /// Submits a batch. If `depth` requests are then in flight, collects completions. Returns their
-    /// number.
+    /// Submits a batch. If then `depth` requests are in flight, collects completions. Returns the
+    /// number of completions.
     fn round(&mut self) -> Result<u64, String> {
         let now = self.measures.then(Instant::now);
         self.list.clear();
@@ -181,8 +181,8 @@ impl Generator {
         let mut rest = &self.list[..];
         while !rest.is_empty() {
             match self.context.submit(rest) {
-                // A polled context takes at most 127 requests per call, so the rest needs further
-                // calls.
+                // A polled context takes at most 127 requests per call, so a larger batch needs
+                // several calls.
                 taken if taken > 0 => rest = &rest[taken as usize..],
                 _ => return Err(format!("io_submit: {}", std::io::Error::last_os_error())),
             }

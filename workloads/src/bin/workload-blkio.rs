@@ -1,5 +1,5 @@
 //! Benchmark: the reads of `workload-device`, made by the `blkio` library on a vhost-user-blk back
-//! end. They are the baseline for a ring of usring's on the same back end.
+//! end. The result is the baseline for a ring of usring on the same back end.
 //!
 //! `workload-blkio --path SOCKET [--depth N] [--batch N] [--wait N] [--latencies 0|1]
 //! [--milliseconds N]`
@@ -99,8 +99,8 @@ impl Reader {
         })
     }
 
-    /// Submits a batch. If `depth` requests are then in flight, collects completions. Returns their
-    /// number.
+    /// Submits a batch. If then `depth` requests are in flight, collects completions. Returns the
+    /// number of completions.
     fn round(&mut self) -> Result<u64, String> {
         let now = if self.measured { Some(Instant::now()) } else { None };
         for _ in 0..self.batch.min(self.free.len()) {

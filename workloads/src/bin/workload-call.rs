@@ -36,11 +36,12 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::pin();
     let zero = File::open("/dev/zero").map_err(|error| error.to_string())?;
     let number = zero.as_raw_fd();
-    // A number without an open file, so that only the call's entry and exit are measured.
+    // `closed` is a number without an open file, so its close(2) measures only the entry and the
+    // exit of the system call.
     let closed = zero.try_clone().map_err(|error| error.to_string())?.into_raw_fd();
     let mut byte = 0u8;
-    // SAFETY: an all-zero set is an empty one. Each call gets arguments of its types. `closed` is
-    // not the number of an open file.
+    // SAFETY: an all-zero set is empty. Each call gets arguments of its types. `closed` is not an
+    // open descriptor.
     unsafe {
         libc::close(closed);
         let mut set: libc::sigset_t = std::mem::zeroed();
@@ -72,7 +73,7 @@ fn install_empty_filter() -> Result<(), String> {
     let allow = libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW };
     let program = libc::sock_fprog { len: 1, filter: &raw const allow as *mut _ };
     let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW;
-    // SAFETY: the kernel copies the program.
+    // SAFETY: the kernel copies the filter.
     let answer = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program)

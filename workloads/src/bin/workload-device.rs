@@ -7,10 +7,10 @@
 //! [--registered 0|1] [--order random|sequential] [--latencies 0|1] [--direct 0|1] [--writes 0|1]
 //! [--best 0|1] [--pinned 0|1] [--server PID] [--milliseconds N]`
 //!
-//! - `--by copy --size BYTES` copies blocks from random places of memory instead. No device in
-//!   memory can be faster.
+//! - `--by copy --size BYTES` copies blocks from random places of memory instead: the least cost of
+//!   a device in memory.
 //! - `--fill 1` first writes the whole file.
-//! - `--best 1` sets the ring up in the kernel's fastest way.
+//! - `--best 1` makes the ring with the setup flags that are fastest on the kernel.
 //! - `--pinned 0` does not bind the process to one processor.
 //! - `--server` names the process of the device's back end. The back end's processor time is added
 //!   to the program's.
@@ -76,11 +76,11 @@ fn workload(options: &Options) -> Result<(), String> {
     Generator::new(&shape, file, blocks)?.run(span)
 }
 
-/// The options that shape the load.
+/// The options that determine the load.
 struct Shape {
     path: PathBuf,
     depth: u32,
-    /// Requests per submission.
+    /// Requests per io_uring_enter(2).
     batch: u32,
     /// Completions to wait for in each enter.
     wait: u32,
@@ -149,7 +149,7 @@ impl Shape {
 #[repr(C, align(4096))]
 struct Buffer([u8; BLOCK]);
 
-/// Writes all of a file, so that no read meets a hole.
+/// Writes the whole file, so that reads find no hole.
 fn fill(file: &File, blocks: u64) -> Result<(), String> {
     const TOGETHER: u64 = 64;
     let mut bytes = vec![Buffer([1; BLOCK]); TOGETHER as usize];
@@ -165,13 +165,13 @@ fn fill(file: &File, blocks: u64) -> Result<(), String> {
     file.sync_all().map_err(|error| error.to_string())
 }
 
-/// A slot of the queue: the buffer of its request, and when the request was sent.
+/// A possible request: its buffer, and when the request was submitted.
 struct Slot {
     buffer: *mut u8,
     submitted: Instant,
 }
 
-/// The file, and which of its blocks the next request is for.
+/// The file, and the choice of the next block.
 struct Source {
     file: File,
     registered: bool,
@@ -210,7 +210,7 @@ struct Generator<'a> {
     entrance: Entrance,
     source: Source,
     slots: Vec<Slot>,
-    /// Owns the memory of the slots' buffers, to which the slots have pointers.
+    /// Memory of the slots' buffers. The slots have pointers to it.
     _buffers: Vec<Buffer>,
     free: Vec<u32>,
     latencies: Latencies,
@@ -266,8 +266,8 @@ impl Generator<'_> {
         Ok(())
     }
 
-    /// Submits a batch. If `depth` requests are then in flight, reaps completions. Returns their
-    /// number.
+    /// Submits a batch. If then `depth` requests are in flight, reaps completions. Returns the
+    /// number of completions.
     fn round(&mut self) -> Result<u64, String> {
         let batch = self.shape.batch.min(self.free.len() as u32);
         let now = if self.shape.latencies { Some(Instant::now()) } else { None };
@@ -326,11 +326,11 @@ impl Generator<'_> {
     }
 }
 
-/// Maps memory like that of usring's device in memory: shared, with every page written once.
+/// Maps memory as usring's device in memory does: shared, with every page written once.
 fn shared_memory(size: usize) -> Result<&'static mut [u8], String> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping. Nothing else points into it, and it is never unmapped.
+    // SAFETY: a new mapping, which replaces no other and is never unmapped.
     let memory = unsafe {
         let address = libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0);
         if address == libc::MAP_FAILED {

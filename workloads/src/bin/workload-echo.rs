@@ -4,7 +4,7 @@
 //! `workload-echo --port N [--server PID] [--connections N] [--pipeline N] [--milliseconds N]`
 //!
 //! One thread drives all connections by epoll(7), edge-triggered. A latency is the time from
-//! sending a connection's PINGs until the last of their answers.
+//! sending all PINGs of a connection until the last answer.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -46,7 +46,7 @@ fn workload(options: &Options) -> Result<(), String> {
 
 struct Client {
     socket: TcpStream,
-    /// Bytes of the answer that have been received.
+    /// Received bytes of the current answer.
     answered: usize,
     sent: Instant,
 }
@@ -76,7 +76,7 @@ impl Clients {
         Ok(Clients { all, readiness, question, answer, pipeline: pipeline as u64, latencies: Latencies::default() })
     }
 
-    /// Sends requests for about `span`, then waits for the remaining answers.
+    /// Sends requests for about `span`, then waits for the answers that are still missing.
     fn run(&mut self, span: Duration, server: i32) -> Result<Sample, String> {
         self.latencies.clear();
         let processor = || if server == 0 { Ok(Duration::ZERO) } else { processor_time(server) };
@@ -121,7 +121,8 @@ impl Clients {
         }
     }
 
-    /// Receives bytes from one connection. Returns whether its answer is complete.
+    /// Receives bytes on one connection. Returns whether all answers of that connection have
+    /// arrived.
     fn take(&mut self, place: usize) -> Result<bool, String> {
         let client = &mut self.all[place];
         let mut buffer = [0; 4096];

@@ -4,8 +4,8 @@
 //! `workload-epoll [--port N] [--close-after BYTES]`
 //!
 //! At an event of the listener the server accepts all waiting connections, and registers each one
-//! once. A read that does not fill the buffer has emptied the socket, as epoll(7) states. So the
-//! server saves the further read that would return EAGAIN.
+//! once. After a read that does not fill the buffer, the server makes no further read: the socket
+//! is empty then (epoll(7)).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -124,7 +124,8 @@ impl Connection {
         Ok(!(self.ended || self.received >= close_after) || !self.outgoing.is_empty())
     }
 
-    /// Sends as much as the socket accepts. The rest is sent when the socket is writable again.
+    /// Sends as many bytes as the socket accepts. The remaining bytes are sent when the socket is
+    /// writable again.
     fn send(&mut self) -> io::Result<()> {
         while !self.outgoing.is_empty() {
             match self.socket.write(&self.outgoing) {

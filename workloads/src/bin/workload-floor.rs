@@ -1,7 +1,5 @@
-//! Benchmark: the machine's cost of three basic operations, which no implementation avoids: a
-//! system call, a copy of a block, and a switch to a sleeping thread.
-//!
-//! `workload-floor [--of system-call|copy|hand-over] [--milliseconds N]`
+//! Benchmark: the machine's cost of three operations that every implementation needs: a system
+//! call, a copy of a block, and a switch to a sleeping thread.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -42,8 +40,8 @@ fn workload(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Measures futex wake-ups between two threads on one processor. At any time one of them sleeps;
-/// each thread wakes the other and goes to sleep.
+/// Measures futex wake-ups between two threads on one processor. One of the two threads always
+/// sleeps. A thread wakes the other and goes to sleep.
 fn hand_over(span: Duration) -> Result<(), String> {
     const OURS: u32 = 0;
     const THEIRS: u32 = 1;
@@ -84,6 +82,6 @@ fn sleep(turn: &AtomicU32, while_it_is: u32) {
 
 fn futex(word: &AtomicU32, operation: i32, value: u32) {
     let none = std::ptr::null::<libc::timespec>();
-    // SAFETY: the word is alive, and there is no timeout to read.
+    // SAFETY: the word lives through the call, and the timeout is null.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation | libc::FUTEX_PRIVATE_FLAG, value, none) };
 }

@@ -1,9 +1,9 @@
-//! Benchmark: fork(2) of a process that has many rings, of a child that exits at once.
+//! Benchmark: fork(2) of a process that has many rings. The child exits at once.
 //!
 //! `workload-fork [--rings N] [--memory mapped|own] [--milliseconds N]`
 //!
-//! An operation is fork, _exit and waitpid. Parent and child touch no ring. With `--memory own` the
-//! rings lie side by side in one shared mapping of the program's, as in PostgreSQL.
+//! An operation is fork, _exit and waitpid. Parent and child touch no ring. With `--memory own` all
+//! rings are in one shared mapping of the program (NO_MMAP), as in PostgreSQL.
 
 use io_uring::IoUring;
 use std::io::Error;
@@ -14,7 +14,7 @@ use usring_uapi::io_uring as u;
 use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch;
 
-/// Entries in each ring's SQ: PostgreSQL's largest `io_max_concurrency` of its own choice.
+/// Entries in each ring's SQ: the most that PostgreSQL chooses for `io_max_concurrency` by itself.
 const ENTRIES: u32 = 64;
 const PAGE: usize = 4096;
 
@@ -44,38 +44,39 @@ fn workload(options: &Options) -> Result<(), String> {
     stopwatch::print(span, || fork_and_wait().map(|()| 1))
 }
 
-/// Makes rings in one shared mapping (NO_MMAP): of each ring a page of SQEs, then a page of queues.
+/// Makes rings in one shared mapping (NO_MMAP). Each ring has a page of SQEs, followed by a page of
+/// both queues.
 fn rings_in_own_memory(count: usize) -> Result<Vec<OwnedFd>, Error> {
     let (access, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    // SAFETY: a new anonymous mapping.
+    // SAFETY: a new anonymous mapping, which replaces no other.
     let memory = unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE * count, access, shared, -1, 0) };
     if memory == libc::MAP_FAILED {
         return Err(Error::last_os_error());
     }
     let ring = |index: usize| {
         let sqes = memory as usize + 2 * PAGE * index;
-        // SAFETY: the parameters are plain numbers.
+        // SAFETY: the structure consists of plain numbers, for which zero is valid.
         let mut parameters: u::io_uring_params = unsafe { std::mem::zeroed() };
         parameters.flags = u::IORING_SETUP_NO_MMAP | u::IORING_SETUP_NO_SQARRAY;
         parameters.sq_off.user_addr = sqes as u64;
         parameters.cq_off.user_addr = (sqes + PAGE) as u64;
-        // SAFETY: two pages of the mapping, which stays, belong to this ring alone.
+        // SAFETY: the two pages belong to this ring alone, and the mapping is never removed.
         let number = unsafe { libc::syscall(libc::SYS_io_uring_setup, ENTRIES, &raw mut parameters) };
-        // SAFETY: the number was just made, and belongs to nothing else.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         if number < 0 { Err(Error::last_os_error()) } else { Ok(unsafe { OwnedFd::from_raw_fd(number as i32) }) }
     };
     (0..count).map(ring).collect()
 }
 
 fn fork_and_wait() -> Result<(), String> {
-    // SAFETY: the child does nothing but exit.
+    // SAFETY: the child only exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: the child ends here, and runs no code of the parent's.
+        // SAFETY: the call ends the child, which runs no other code.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: `status` is a word to write to.
+    // SAFETY: the call writes only `status`.
     if child < 0 || unsafe { libc::waitpid(child, &mut status, 0) } != child || status != 0 {
         return Err(format!("a child ended with status {status}: {}", Error::last_os_error()));
     }

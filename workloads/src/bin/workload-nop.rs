@@ -1,8 +1,9 @@
-//! Benchmark: NOPs, submitted and reaped in batches. It shows the cost of a request without work.
+//! Benchmark: NOPs, submitted and reaped in batches. The result is the cost of a request that does
+//! nothing.
 //!
 //! `workload-nop [--batch N] [--site inline|bare|libc] [--best 0|1] [--milliseconds N]`
 //!
-//! `--best 1` sets the ring up in the kernel's fastest way.
+//! `--best 1` makes the ring with the setup flags that are fastest on the kernel.
 
 use io_uring::opcode;
 use std::process::ExitCode;

@@ -1,19 +1,19 @@
-//! Soak test: PostgreSQL 18 with `io_method=io_uring`, whose processes are killed under load again
-//! and again.
+//! Soak test: PostgreSQL 18 with `io_method=io_uring`. Its processes are killed under load, many
+//! times.
 //!
 //! `workload-postgres-soak [--backend-kills N] [--postmaster-kills N] [--seconds N] [--lifetime N]
 //! [--direct 0|1] [--kernel 0|1] [--scale N] [--programs FOLDER]`
 //!
 //! 1. pgbench loads the server, and recorders insert rows and remember which commits were reported.
 //! 2. A child of the postmaster is killed by SIGKILL, mostly one that serves a client. The server
-//!    must recover. This is repeated. PostgreSQL makes new rings and does not close the old ones.
-//!    So the server is stopped and started again after some recoveries.
+//!    must recover. This is repeated. At a recovery PostgreSQL makes new rings and does not close
+//!    the old ones, so the server is restarted after some recoveries.
 //! 3. The postmaster is killed by SIGKILL. All its children must end, and a new server must
 //!    recover. This is repeated.
 //! 4. pgbench runs for the given time without an error.
-//! 5. All indexes and tables are checked, and the sums of all pages.
+//! 5. All indexes and tables are checked, and the checksums of all pages.
 //!
-//! After each kill all rows must be there whose commit was reported.
+//! After each kill, all rows must be there whose commit the server had reported.
 
 use std::path::Path;
 use std::process::{Child, ExitCode, Stdio};
@@ -22,18 +22,18 @@ use workloads::harness::Stage;
 use workloads::options::{self, Declared, Options, option};
 use workloads::postgres::{Client, Cluster, Entry, Method, Postgres, Recorder, Server, Settings};
 
-/// Time limit for steps that take seconds.
+/// Time limit for steps that normally take seconds.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Pause between two looks at the count of commits.
+/// Pause between two checks of the number of commits.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Commits that all recorders together must see between two kills: a random number, so that the
+/// Commits that all recorders together must see before the next kill: a random number, so that the
 /// kills hit the load at different points.
 const COMMITS: std::ops::Range<usize> = 20..400;
 const RECORDERS: u32 = 3;
-/// The time between two lines about the progress of the run without kills.
+/// Time between two progress messages in the run without kills.
 const REPORTED: Duration = Duration::from_secs(30);
-/// Every so many kills, a child is chosen at random from all, and may be a writer or a
-/// checkpointer.
+/// Each time after this many kills, the child to kill is chosen from all children, so it may be a
+/// writer or a checkpointer.
 const ANY_CHILD: u32 = 10;
 
 const OPTIONS: &[Declared] = &[
@@ -79,13 +79,13 @@ fn soak(options: &Options, begin: Instant) -> Result<String, String> {
     run.finish(server)
 }
 
-/// A run, with the clients that live through all kills.
+/// One run of the soak test, with the clients that live through all kills.
 struct Run<'stage> {
     cluster: &'stage Cluster<'stage>,
     client: Client,
     recorders: Vec<Recorder>,
     begin: Instant,
-    /// How many times the server has been killed, or has restarted its children.
+    /// How many times the server has been restarted or has restarted its children.
     restarts: u32,
 }
 
@@ -102,7 +102,7 @@ impl<'stage> Run<'stage> {
         self.recorders.iter_mut().try_for_each(Recorder::check)
     }
 
-    /// Waits until the recorders have seen some commits, which shows that the server works.
+    /// Waits until the recorders have seen more commits, which shows that the server works.
     fn wait_for_commits(&self) -> Result<(), String> {
         let (before, start, more) = (self.commits(), Instant::now(), fastrand::usize(COMMITS));
         while self.commits() < before + more {
@@ -150,7 +150,7 @@ impl<'stage> Run<'stage> {
         Ok(server)
     }
 
-    /// Runs pgbench for `span`. Fails at the first error of any client's or of the server's.
+    /// Runs pgbench for `span`. Fails at the first error of a client or of the server.
     fn without_kills(&mut self, server: &mut Server, span: Duration) -> Result<(), String> {
         let (begin, crashes) = (Instant::now(), server.crashes());
         let mut transactions = 0;
@@ -170,7 +170,7 @@ impl<'stage> Run<'stage> {
         }
     }
 
-    /// Checks everything that the server has stored, and ends it.
+    /// Checks everything that the server has stored, and stops the server.
     fn finish(self, server: Server) -> Result<String, String> {
         let restarts = self.restarts;
         let commits = self.recorders.into_iter().map(Recorder::finish).sum::<Result<usize, String>>()?;
@@ -187,7 +187,7 @@ impl<'stage> Run<'stage> {
     }
 }
 
-/// Chooses the child to kill: mostly one that serves a client of pgbench's or a recorder.
+/// Chooses the child to kill: mostly one that serves a client of pgbench or a recorder.
 fn choose(children: &[String], kill: u32) -> Option<usize> {
     if kill.is_multiple_of(ANY_CHILD) {
         return (!children.is_empty()).then(|| fastrand::usize(..children.len()));
@@ -210,8 +210,8 @@ impl Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        // pgbench ends by itself once its connections are lost. `timeout`, its parent, passes
-        // SIGTERM on, should it still run.
+        // pgbench ends once its connections are lost. If it still runs, `timeout`, its parent,
+        // passes SIGTERM on to it.
         let process = nix::unistd::Pid::from_raw(self.0.id().cast_signed());
         let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGTERM);
         let _ = self.0.wait();

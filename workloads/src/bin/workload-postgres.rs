@@ -1,8 +1,9 @@
-//! PostgreSQL's server under one client that scans a table, or under 8 clients of `pgbench -S`.
-//! Prints the pages read or the transactions, and the processor time of the server's processes.
+//! Benchmark: PostgreSQL's server under one client that scans a table, or under 8 clients of
+//! `pgbench -S`. Prints how many pages were read or transactions made, and the processor time of
+//! the server's processes.
 //!
-//! `workload-postgres --programs FOLDER --folder FOLDER --work scan|select --method METHOD
-//! --direct 0|1`
+//! `workload-postgres --programs FOLDER --folder FOLDER --work scan|select --method METHOD --direct
+//! 0|1`
 //!
 //! The first run makes a cluster in `--folder`, which later runs use again. The table is four times
 //! as large as the server's buffers. The server does not run as root: if this program does, the
@@ -23,9 +24,10 @@ use workloads::stopwatch::Sample;
 const NOBODY: u32 = 65534;
 /// Time limit for each step.
 const LIMIT: Duration = Duration::from_secs(25);
-/// A measurement takes this many times `--milliseconds`, because a server warms up slowly.
+/// Factor for `--milliseconds`: a measurement takes longer than that, because a server warms up
+/// slowly.
 const LONGER: u32 = 5;
-/// pgbench's table of this scale has 64 MiB.
+/// The scale of pgbench's table, with which the table has 64 MiB.
 const SCALE: u32 = 5;
 
 const OPTIONS: &[Declared] = &[
@@ -36,8 +38,8 @@ const OPTIONS: &[Declared] = &[
     option("direct", "0", "Whether data files are open with O_DIRECT (1) or not (0)"),
 ];
 
-/// Scans the table until the time is over, and returns how many pages that were and how long it
-/// took, in nanoseconds.
+/// An SQL function that scans the table until the time is over. It returns the number of scanned
+/// pages and the time in nanoseconds.
 const SCANS: &str = "CREATE FUNCTION scans(milliseconds int) RETURNS text LANGUAGE plpgsql AS $$
     DECLARE
         start timestamptz := clock_timestamp();
@@ -110,7 +112,8 @@ fn select(client: &Client, server: &Server, span: Duration) -> Result<Sample, St
     Ok(Sample { operations: transactions as u64, time, processor, thread: None })
 }
 
-/// Lets the command run as a user that PostgreSQL accepts.
+/// Makes the command run as the user `nobody` if this program runs as root, which PostgreSQL
+/// refuses.
 fn as_user(command: &mut Command) -> &mut Command {
     if is_root() {
         command.uid(NOBODY).gid(NOBODY);
@@ -130,7 +133,7 @@ fn make_cluster(postgres: &Postgres, folder: &Path, data: &Path) -> Result<(), S
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
-/// A running server. Dropping it kills its postmaster, and with it the other processes.
+/// A running server. Dropping it kills the postmaster, whose children then end, too.
 struct Server {
     postmaster: Child,
     log: PathBuf,
@@ -150,7 +153,7 @@ impl Server {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Returns the processor time of the postmaster and of all its children, also of those that
+    /// Returns the processor time of the postmaster and of all its children, including those that
     /// have ended.
     fn processor_time(&self) -> Duration {
         let postmaster = self.postmaster.id().cast_signed();
@@ -158,7 +161,8 @@ impl Server {
             let children = children_of(postmaster);
             let running: u64 = children.iter().map(|child| ticks(*child, &[11, 12])).sum();
             let ended = ticks(postmaster, &[11, 12, 13, 14]);
-            // The time of a child that ends meanwhile moves to the postmaster.
+            // When a child ends, its time moves to the postmaster. So a change of the children
+            // makes another reading necessary.
             if children_of(postmaster) == children {
                 break running + ended;
             }
@@ -168,7 +172,7 @@ impl Server {
         Duration::from_secs_f64(ticks as f64 / per_second.max(1) as f64)
     }
 
-    /// Ends the server as an operator does.
+    /// Stops the server as an operator does.
     fn stop(mut self) -> Result<(), String> {
         let process = nix::unistd::Pid::from_raw(self.postmaster.id().cast_signed());
         let _ = nix::sys::signal::kill(process, nix::sys::signal::Signal::SIGINT);
@@ -184,8 +188,8 @@ impl Drop for Server {
     }
 }
 
-/// Returns the sum of some fields of `/proc/PROCESS/stat`, counted from the one behind the name. A
-/// process that has ended has none.
+/// Returns the sum of some fields of `/proc/PROCESS/stat`. Field 0 is the one after the process's
+/// name. For a process that has ended the sum is 0.
 fn ticks(process: i32, fields: &[usize]) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let rest: Vec<_> = stat.rsplit_once(')').map_or(Vec::new(), |(_, rest)| rest.split_whitespace().collect());

@@ -1,14 +1,14 @@
-//! Benchmark: random 4 KiB reads of a file in the page cache. It shows the cost that a ring adds to
-//! the copy.
+//! Benchmark: random 4 KiB reads of a file in the page cache. The result is the cost that a ring
+//! adds to that of the copy.
 //!
 //! `workload-read [--batch N] [--by ring|pread|preadv2] [--best 0|1] [--milliseconds N] [--folder
 //! DIR]`
 //!
-//! `--best 1` sets the ring up in the kernel's fastest way, with a registered file and registered
-//! buffers.
+//! `--best 1` makes the ring with the setup flags that are fastest on the kernel, and registers the
+//! file and the buffers.
 //!
-//! `preadv2` is called with RWF_NOWAIT. No other ordinary call reads a file without ever waiting,
-//! so usring's rings use it.
+//! `preadv2` is called with RWF_NOWAIT, as usring's rings do: no other system call reads a file
+//! without ever waiting.
 
 use fastrand::Rng;
 use io_uring::{IoUring, opcode, squeue, types};
@@ -53,7 +53,7 @@ fn workload(options: &Options) -> Result<(), String> {
     }
 }
 
-/// Creates an unnamed file and writes it, so that all of it is in the page cache. Each block begins
+/// Makes an unnamed file and writes it, so that all of it is in the page cache. Each block begins
 /// with its number.
 fn make_file(folder: &Path) -> std::io::Result<File> {
     let path = folder.join(format!("usring-workload-{}", std::process::id()));
@@ -71,11 +71,11 @@ fn first_bytes(bytes: &[u8]) -> u64 {
     bytes[..8].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// How the requests name the file and the buffers.
+/// How requests name the file and the buffers.
 #[derive(Clone, Copy)]
 enum Target {
     File(types::Fd),
-    /// By their index, because both are registered.
+    /// By their indices: both are registered.
     Registered,
 }
 
@@ -151,7 +151,7 @@ fn by_call(span: Duration, read: impl Fn(&mut [u8], u64) -> std::io::Result<usiz
 
 fn read_without_waiting(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
     let vector = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: there is one vector. It covers a whole buffer that nothing else uses.
+    // SAFETY: the only vector covers a whole buffer that nothing else uses.
     let length = unsafe { libc::preadv2(file.as_raw_fd(), &vector, 1, offset as i64, libc::RWF_NOWAIT) };
     usize::try_from(length).map_err(|_| std::io::Error::last_os_error())
 }

@@ -10,7 +10,7 @@
 //! - no client waits for ever;
 //! - the server's memory does not grow;
 //! - the server closes each connection's descriptor;
-//! - the server's own counts show no lost request;
+//! - the server's own counters show no lost request;
 //! - the server exits cleanly.
 
 use fastrand::Rng;
@@ -24,12 +24,12 @@ use workloads::options::{self, Declared, Options, option};
 use workloads::readiness::Readiness;
 use workloads::sockets;
 
-/// Timeout for an answer, and for the end of the server.
+/// Timeout for an answer, and for the server's exit.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Most bytes that a client of the kinds `Stall` sends before it reads.
+/// Most bytes that a client of the kind `Stall` or `StallAndReset` sends before it reads.
 const STALL: usize = 1 << 20;
-/// How much the server's memory may grow during the test: `GROWTH` KiB plus one part in
-/// `GROWTH_PARTS`.
+/// Growth of the server's memory that the test allows: `GROWTH` KiB plus one `GROWTH_PARTS`th of
+/// the memory.
 const GROWTH: u64 = 4096;
 const GROWTH_PARTS: u64 = 10;
 
@@ -46,7 +46,7 @@ fn soak(options: &Options) -> Result<(), String> {
     let connections = options.value("connections")?;
     let words = options.words();
     let mut server = Server::start(&words)?;
-    // The first connection makes the server open everything that it needs. The connection then
+    // The first connection makes the server allocate everything that it needs. That connection
     // stays open.
     let witness = Crowd::idle(server.port, 1)?;
     let idle = server.idle_descriptors();
@@ -72,9 +72,9 @@ fn soak(options: &Options) -> Result<(), String> {
     check_account(&said, crowd.answered() + others, crowd.begun + others)
 }
 
-/// Compares the server's memory in the third quarter of the time with that in the last, and fails
-/// if it has grown too much. The first half does not count, because the number of quiet clients
-/// still grows.
+/// Compares the server's memory in the third quarter of the time with that in the last quarter.
+/// Fails if it has grown too much. In the first half it may grow, because the number of quiet
+/// clients still grows.
 fn steady(memory: &[u64]) -> Result<String, String> {
     let quarter = memory.len() / 4;
     let mean = |part: &[u64]| part.iter().sum::<u64>() / part.len().max(1) as u64;
@@ -84,8 +84,8 @@ fn steady(memory: &[u64]) -> Result<String, String> {
     if after > before + GROWTH + before / GROWTH_PARTS { Err(format!("memory grows: {words}")) } else { Ok(words) }
 }
 
-/// Checks the server's own counts, which are in its last line. The counts may lack connections that
-/// were closed before the server accepted them.
+/// Checks the server's own counters, which are in its last line of output. They may lack
+/// connections that were closed before the server accepted them.
 fn check_account(said: &str, certain: u64, begun: u64) -> Result<(), String> {
     let number = |behind: &str| {
         let before = said.split(behind).next().unwrap_or_default();
@@ -127,7 +127,7 @@ impl Server {
         Ok(Server { child, output, port, process })
     }
 
-    /// Returns the number of open descriptors, once that number no longer changes.
+    /// Waits until the number of open descriptors no longer changes, and returns it.
     fn idle_descriptors(&self) -> usize {
         let (mut last, mut same, start) = (self.descriptors(), 0, Instant::now());
         while same < 20 && start.elapsed() < LIMIT {
@@ -143,7 +143,7 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.process)).map_or(0, Iterator::count)
     }
 
-    /// Returns the resident memory in KiB.
+    /// Returns the server's resident memory in KiB.
     fn memory(&self) -> Result<u64, String> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process));
         let status = status.map_err(|error| format!("the server is gone ({error})"))?;
@@ -165,7 +165,7 @@ impl Server {
 
     /// Sends SIGTERM and returns the server's last output.
     fn end(&mut self) -> Result<String, String> {
-        // SAFETY: the call takes no address; the child has not been reaped.
+        // SAFETY: the call takes no address, and the child has not been reaped.
         unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
         let start = Instant::now();
         let status = loop {
@@ -202,9 +202,9 @@ fn child_of(process: u32) -> Option<u32> {
 enum Peer {
     /// Sends a question and reads the answer a few times, then closes.
     Echo,
-    /// Sends, shuts down its sending half, and reads to the end.
+    /// Sends, shuts down its sending direction, and reads to the end.
     HalfClose,
-    /// Sends and resets, without regard to the answer.
+    /// Sends, and resets the connection without reading the answer.
     Reset,
     /// Sends without reading until the socket is full, waits, and then reads.
     Stall,
@@ -279,7 +279,8 @@ impl Crowd {
         self.kinds.iter().filter(to_the_end).map(|(_, count)| count).sum()
     }
 
-    /// Waits up to 10 ms for events and handles them. Every so often goes through all clients.
+    /// Waits up to 10 ms for events and handles them. Goes through all clients now and then.
+    /// `refill`: whether new clients replace those that are done.
     fn turn(&mut self, refill: bool) -> Result<(), String> {
         self.readiness.wait(10).map_err(|error| error.to_string())?;
         for at in 0..self.readiness.count() {
@@ -295,7 +296,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Continues until every client is done.
+    /// Goes on until every client is done.
     fn drain(&mut self) -> Result<(), String> {
         while self.clients.iter().any(Option::is_some) {
             self.turn(false)?;
@@ -323,7 +324,7 @@ impl Crowd {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
         self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
-        // Quiet clients stay the longest, so there are fewer of them.
+        // Quiet clients stay longest, so they are a small part of the new clients.
         let kind = match self.random.u64(..100) {
             0..50 => 0,
             50..70 => 1,
@@ -361,7 +362,7 @@ impl Crowd {
 }
 
 impl Client {
-    /// Makes up a question: PINGs, pieces of PINGs, or random bytes.
+    /// Makes up the bytes to send: PINGs, pieces of PINGs, or random bytes.
     fn ask(&mut self, random: &mut Rng, most: usize) {
         let length = 1 + random.u64(..most as u64) as usize;
         let mut question = Vec::with_capacity(length);
@@ -378,7 +379,7 @@ impl Client {
         (self.question, self.sent, self.received) = (question, 0, 0);
     }
 
-    /// Does everything that is possible without waiting. Returns whether the connection is
+    /// Sends and receives as much as is possible without waiting. Returns whether the connection is
     /// finished.
     fn go_on(&mut self, random: &mut Rng) -> Result<bool, String> {
         let quiet = self.quiet_until.is_some_and(|until| Instant::now() < until);
@@ -437,7 +438,7 @@ impl Client {
     }
 
     /// Receives bytes and compares them with the expected answer. Returns whether the server has
-    /// closed.
+    /// closed the connection.
     fn receive(&mut self) -> Result<bool, String> {
         let mut buffer = [0; 16 << 10];
         loop {
@@ -458,7 +459,7 @@ impl Client {
         }
     }
 
-    /// Closes with a reset instead of an orderly end.
+    /// Closes the connection with a reset (SO_LINGER with 0).
     fn reset(&self) -> Result<bool, String> {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         let length = size_of::<libc::linger>() as libc::socklen_t;

@@ -1,10 +1,11 @@
-//! Benchmark: the first rings of a program, and the first request that waits for a file.
+//! Benchmark: the time to make the first rings of a program, and to complete the first request that
+//! waits for a file.
 //!
 //! `workload-start [--rings N] [--threads N]`
 //!
 //! Makes `N` rings (default: 1), submits a POLL_ADD for a pipe to the first ring, makes the pipe
 //! readable, and waits for the completion. `--threads` starts that many idle threads first. The
-//! program measures a single time, because a process starts only once.
+//! program measures only once, because a process starts only once.
 
 use io_uring::{IoUring, opcode, types};
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! Benchmark: short connections and their cost to the server. Each client connects, sends 128
+//! Benchmark: short connections, and their cost for the server. Each client connects, sends 128
 //! bytes, receives them back and closes. A fixed number of connections is open at any time.
 //!
 //! `workload-storm --port N [--server PID] [--connections N] [--at-once N] [--closes
@@ -42,8 +42,8 @@ fn workload(options: &Options) -> Result<(), String> {
     let (start, before) = (Instant::now(), processor().map_err(words)?);
     storm.run(connections)?;
     let time = start.elapsed();
-    // The server may still work for connections that the clients have closed. `settled` waits for
-    // that.
+    // The server may still be working for connections that the clients have closed. `settled` waits
+    // until it is done.
     let processor = settled(processor).map_err(words)? - before;
     println!("{{{}}}", Sample { operations: connections, time, processor, thread: None });
     Ok(())
@@ -85,7 +85,8 @@ impl Storm {
         Ok(Storm { port, server_closes, readiness, clients, begun: 0 })
     }
 
-    /// Makes `connections` connections in all. Each element of `clients` makes one after another.
+    /// Makes `connections` connections in all. Each element of `clients` makes one connection after
+    /// another.
     fn run(&mut self, connections: u64) -> Result<(), String> {
         let mut open = 0;
         for place in 0..self.clients.len().min(connections as usize) {
@@ -118,7 +119,7 @@ impl Storm {
         let socket = sockets::connect(self.port).map_err(|error| format!("cannot connect ({error})"))?;
         let edges = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET) as u32;
         self.readiness.add(&socket, edges, place as u64).map_err(|error| error.to_string())?;
-        // The bytes differ from connection to connection, and never begin with a PING.
+        // The bytes differ between connections, and never begin with a PING.
         let mut bytes = [0; LENGTH];
         for (at, word) in bytes.chunks_exact_mut(8).enumerate() {
             word.copy_from_slice(&(self.begun << 8 | at as u64 | 1 << 63).to_be_bytes());
@@ -130,8 +131,7 @@ impl Storm {
 }
 
 impl Client {
-    /// Does everything that is possible without waiting. Returns whether the connection is
-    /// finished.
+    /// Goes on as far as is possible without waiting. Returns whether the connection is finished.
     fn go_on(&mut self, server_closes: bool) -> Result<bool, String> {
         if !self.sent {
             match self.socket.write(&self.bytes) {

@@ -1,10 +1,10 @@
-//! Benchmark: threads with a ring each that exchange requests and answers. Each request and each
+//! Benchmark: threads that exchange requests and answers. Each thread has a ring. A request or
 //! answer is a message (MSG_RING) to another thread's ring, and that thread must be notified.
 //!
 //! `workload-tasks [--threads N] [--depth N] [--notified own|signal|shared] [--milliseconds N]`
 //!
-//! Each thread keeps `depth` requests open, all of them with the next thread. `--notified` selects
-//! how a receiver is notified:
+//! Each thread keeps `depth` requests to the next thread unanswered. `--notified` selects how a
+//! receiver is notified:
 //! - `own`: by its ring. The receiver sleeps in io_uring_enter(2).
 //! - `shared`: by a signal, as in kernels before 5.11. The sender takes a lock that all threads
 //!   share, and sends the signal unless one is pending. The receiver sleeps in sigwaitinfo(2),
@@ -35,7 +35,7 @@ const NOT_SENT: u64 = 4 << 32;
 
 const SIGNAL: i32 = libc::SIGUSR1;
 
-/// Limits in microseconds. The output has the share of latencies below each of them.
+/// Limits in microseconds. The output has, for each limit, the share of latencies below it.
 const WITHIN: [u64; 3] = [200, 300, 400];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,8 +74,7 @@ struct Common {
     depth: usize,
     /// Descriptors of the rings.
     rings: Vec<AtomicI32>,
-    /// Thread ids for tgkill(2). `signalled` says of each thread whether a signal is pending that
-    /// the thread has not consumed.
+    /// Thread ids for tgkill(2). `signalled` says for each thread whether a signal is pending.
     threads: Vec<AtomicI32>,
     signalled: Vec<AtomicBool>,
     lock: Mutex<()>,
@@ -141,7 +140,7 @@ struct Party<'a> {
     common: &'a Common,
     index: usize,
     ring: IoUring,
-    /// For each open request, when it was sent.
+    /// When each unanswered request was sent, by its number.
     sent: Vec<Instant>,
     open: usize,
     tally: Tally,
@@ -164,7 +163,7 @@ impl Party<'_> {
         let mut party = Party { common, index, ring: ring?, sent, open: 0, tally: Tally::default(), ended: false };
         let slept = sleeps();
         if let Err(why) = party.exchange() {
-            // The other threads wait for answers of this thread, so the whole process must end.
+            // The other threads wait for answers of this thread, so the whole process exits.
             eprintln!("{why}");
             std::process::exit(1);
         }
@@ -261,10 +260,10 @@ impl Party<'_> {
         self.ask(number, now).map(Some)
     }
 
-    /// Must be called when all requests of this thread are answered. The last thread to call it
-    /// sends every thread the message that ends it. Returns whether this thread was the last.
+    /// Called when all requests of this thread are answered. The last thread that calls it sends
+    /// every thread the message that ends it. Returns whether this thread was the last.
     fn finish(&mut self) -> Result<bool, String> {
-        // `open` now never becomes 0 again, so that this thread is counted once.
+        // With this value `open` never becomes 0 again, so this thread is counted only once.
         self.open = usize::MAX;
         let last = self.common.finished.fetch_add(1, Ordering::Relaxed) + 1 == self.common.rings.len();
         if last {
@@ -287,8 +286,8 @@ impl Party<'_> {
         Ok(())
     }
 
-    /// Sends a signal to a thread. In `shared` mode this happens under the lock that all threads
-    /// share.
+    /// Sends a signal to a thread, unless one is pending. In `shared` mode this happens under the
+    /// lock that all threads share.
     fn tell(&self, other: usize) {
         let signalled = &self.common.signalled[other];
         if signalled.load(Ordering::SeqCst) {

@@ -1,4 +1,4 @@
-//! Runs one program under test: starts it, waits for its end, and kills it if it takes too long.
+//! Runs one program under test: starts it, waits for its end, and kills it at its time limit.
 
 use super::{Statistics, World, on_kernel};
 use crate::control_group::ControlGroup;
@@ -14,12 +14,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Default of a program's time limit.
+/// Time limit of a program that sets none.
 const DEFAULT_LIMIT: Duration = Duration::from_secs(180);
-/// How many bytes of a failed program's output a report shows.
+/// Most bytes of a failed program's output that a report shows.
 const TAIL: usize = 6000;
 
-/// A program and how to start it.
+/// A program that is ready to be started.
 pub struct Run {
     command: Command,
     limit: Duration,
@@ -27,10 +27,9 @@ pub struct Run {
 }
 
 impl Run {
-    /// Makes the command. `options` are further options of `usring run`.
+    /// Prepares the program. `options` are additional options of `usring run`.
     pub(super) fn new(stage: &Path, world: World, options: &[String], program: &Path) -> Run {
-        // env(1) resets the signals that the test process ignores, because the program would
-        // inherit that.
+        // env(1) resets the signals that the test process ignores: the program would inherit that.
         let mut words: Vec<OsString> = vec!["/usr/bin/env".into(), "--default-signal".into()];
         if world.is_confined() {
             words.push(stage.join("tools/confine").into_os_string());
@@ -80,7 +79,7 @@ impl Run {
         self
     }
 
-    /// Starts the program in a control group.
+    /// Makes the program run in a control group.
     pub fn within(mut self, group: &ControlGroup) -> Run {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", "echo 0 >\"$0\" && exec \"$@\""]).arg(group.members());
@@ -98,7 +97,7 @@ impl Run {
     }
 
     pub fn start(mut self) -> Started {
-        // The output goes to files, because a pipe would need a thread that reads it.
+        // The output goes to files. Pipes would need threads that read them.
         let output = || tempfile::tempfile().expect("a temporary file");
         let (stdout, stderr) = (output(), output());
         self.command.stdout(stdout.try_clone().unwrap()).stderr(stderr.try_clone().unwrap());
@@ -124,8 +123,8 @@ pub struct Started {
 }
 
 impl Started {
-    /// Returns the process id of the process that was started. It is the launcher's, if the
-    /// launcher stays as the program's parent.
+    /// Returns the id of the process that was started. If the launcher stays as the program's
+    /// parent, this is the launcher.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -135,7 +134,7 @@ impl Started {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Waits for the program's first line on standard output and returns it.
+    /// Waits for the first line on the program's standard output and returns it.
     pub fn wait_for_line(&mut self, limit: Duration) -> String {
         let begin = Instant::now();
         loop {
@@ -149,8 +148,8 @@ impl Started {
         }
     }
 
-    /// Stops all threads of the program while `look` runs. Works only if the launcher has become
-    /// the program.
+    /// Stops all threads of the program while `look` runs. Works only if the launcher has replaced
+    /// itself by the program.
     pub fn stopped<T>(&self, look: impl FnOnce(u32) -> T) -> T {
         let process = Pid::from_raw(self.child.id().cast_signed());
         signal::kill(process, Signal::SIGSTOP).expect("a process of ours");
@@ -166,7 +165,7 @@ impl Started {
         signal::kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM).expect("a process of ours");
     }
 
-    /// Returns the program's standard error so far.
+    /// Returns what the program has written to standard error so far.
     pub fn stderr_so_far(&self) -> String {
         contents(&self.stderr)
     }
@@ -174,7 +173,8 @@ impl Started {
     pub fn finish(mut self) -> Finished {
         let process = Pid::from_raw(self.child.id().cast_signed());
         let (ended, when_ended) = mpsc::channel();
-        // WNOWAIT leaves the process unreaped, so its id cannot be reused before the wait below.
+        // With WNOWAIT the process stays a zombie, so its id cannot be reused before the wait
+        // below.
         std::thread::spawn(move || {
             let _ = waitid(Id::Pid(process), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
             let _ = ended.send(());
@@ -210,8 +210,8 @@ impl Drop for Started {
     }
 }
 
-/// Returns the whole content of a file. Reads at explicit offsets, because the program writes by
-/// the same open file description, whose position must not move.
+/// Returns the whole content of a file. It reads at explicit offsets, because the program writes
+/// through the same open file, whose position must not change.
 fn contents(file: &File) -> String {
     let length = file.metadata().unwrap().len();
     let mut bytes = vec![0; usize::try_from(length).unwrap()];
@@ -219,12 +219,12 @@ fn contents(file: &File) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The result of a program.
+/// The status and the output of a program that has ended.
 #[derive(Debug)]
 pub struct Finished {
     pub status: ExitStatus,
     pub stdout: String,
-    /// Standard error without the table of `--stats`.
+    /// Standard error, without the table of `--stats`.
     pub stderr: String,
     pub statistics: Option<Statistics>,
     pub elapsed: Duration,
@@ -241,7 +241,7 @@ impl Finished {
     }
 
     /// Fails the test unless the engine completed at least `at_least` requests of these opcodes (of
-    /// all opcodes, if none is named).
+    /// all opcodes if the list is empty).
     #[track_caller]
     pub fn served(self, opcodes: &[&str], at_least: u64) -> Finished {
         if self.world.has_usring() {

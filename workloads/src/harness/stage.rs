@@ -12,7 +12,7 @@ use tempfile::TempDir;
 /// Folder with the sources of the test programs.
 const PROGRAMS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/programs");
 
-/// A test's folder. Every user may write to it, because some programs run as `nobody`.
+/// A test's folder. Every user may write to it, because some programs run as the user `nobody`.
 pub struct Stage {
     folder: TempDir,
 }
@@ -49,7 +49,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// Returns the whole content of a file of the stage.
+    /// Returns the whole content of the file `name` of the stage.
     pub fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.path(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
@@ -70,10 +70,9 @@ impl Stage {
         path
     }
 
-    /// Copies a file to the stage, where the user `nobody` can reach it. The copying is done by
-    /// cp(1): if this process had the copy open for writing, a child that another test forks
-    /// meanwhile would inherit the descriptor. The kernel does not execute a file that is open for
-    /// writing.
+    /// Copies a file to the stage, where the user `nobody` can read it. The copy is made by cp(1).
+    /// If this process wrote the copy, a child that another test forks could inherit the
+    /// descriptor. The kernel does not execute a file that is open for writing.
     pub fn copy(&self, from: &Path, name: &str) -> PathBuf {
         let path = self.path(name);
         let output = Command::new("cp").arg(from).arg(&path).output().expect("cp");
@@ -95,12 +94,12 @@ impl Stage {
         compile(&["-O2", "-pthread", "-Wall", "-Werror"], &Path::new(PROGRAMS).join(source), flags, result);
     }
 
-    /// Prepares a program on this stage. The caller adds arguments and starts the program.
+    /// Prepares a program on this stage, in this world.
     pub fn program(&self, world: World, program: impl AsRef<Path>) -> Run {
         Run::new(&self.path(""), world, &[], program.as_ref())
     }
 
-    /// Prepares a program that runs as in a container whose rules allow the kernel's io_uring.
+    /// Prepares a program without usring, in a container whose rules allow the kernel's io_uring.
     pub fn program_on_kernel(&self, program: impl AsRef<Path>) -> Run {
         let confine = self.path("tools/confine");
         Run::new(&self.path(""), World::Bare, &[], &confine).arg("--allow-io-uring").arg(program.as_ref())
@@ -113,19 +112,19 @@ impl Stage {
         self.program_with(world, &options, program)
     }
 
-    /// Prepares a program with further options of `usring run`.
+    /// Prepares a program with additional options of `usring run`.
     pub fn program_with(&self, world: World, options: &[String], program: impl AsRef<Path>) -> Run {
         assert!(!super::on_kernel(), "the kernel has no devices of usring's");
         Run::new(&self.path(""), world, options, program.as_ref())
     }
 
-    /// Returns the sockets that are left in the folder of the runs' sockets.
+    /// Returns the sockets that runs have left in the folder of their sockets.
     pub fn sockets(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.path("usring")).into_iter().flatten();
         entries.map(|entry| entry.unwrap().path()).collect()
     }
 
-    /// Returns the path of a script in `programs/`, which is run without compiling.
+    /// Returns the path of a script in `programs/`.
     pub fn script(name: &str) -> PathBuf {
         Path::new(PROGRAMS).join(name)
     }
@@ -142,7 +141,7 @@ fn compile(before: &[&str], source: &Path, behind: &[&str], result: &Path) {
     let mut command = Command::new(CC.path);
     let output = command.args(before).arg(source).args(behind).arg("-o").arg(result).output().unwrap();
     assert!(output.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&output.stderr));
-    // Sets the mode explicitly, so that the user `nobody` can run the file under any umask(2).
+    // The mode is set explicitly, so that the user `nobody` can run the file whatever the umask is.
     fs::set_permissions(result, Permissions::from_mode(0o755)).unwrap();
 }
 
@@ -167,12 +166,12 @@ fn takes_direct_io(folder: &Path) -> bool {
     opened
 }
 
-/// Returns the path of the built `usring`: from `USRING_BIN`, or from the folders above this test.
+/// Returns the path of the built `usring`: `USRING_BIN`, or found from the path of this test.
 fn built_usring() -> PathBuf {
     let named = std::env::var_os("USRING_BIN").map(PathBuf::from);
     let path = named.unwrap_or_else(|| {
         let test = std::env::current_exe().unwrap();
-        // Path of this test: target/PROFILE/deps/TEST or target/PROFILE/PROGRAM.
+        // This test's path is target/PROFILE/deps/TEST or target/PROFILE/PROGRAM.
         let folder = test.ancestors().skip(1).find(|folder| folder.join("usring").is_file());
         folder.unwrap_or_else(|| test.parent().unwrap()).join("usring")
     });

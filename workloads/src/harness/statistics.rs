@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-/// The engine's counts by opcode.
+/// The engine's counters by opcode.
 #[derive(Debug, Default)]
 pub struct Statistics {
     rows: BTreeMap<String, BTreeMap<&'static str, u64>>,
@@ -13,9 +13,9 @@ pub struct Statistics {
 const COLUMNS: [&str; 6] = ["submitted", "completed", "errors", "inline", "polled", "by worker"];
 
 impl Statistics {
-    /// Splits `stderr` into the table and the rest. The rest is the program's own output, with
-    /// other messages of usring's. The table is `None` if `stderr` has none, and has no rows if the
-    /// program has made no requests.
+    /// Splits `stderr` into the table and the other text (the program's own output and other
+    /// messages of usring). The table is `None` if `stderr` has none. It has no rows if the program
+    /// made no requests.
     pub fn split(stderr: &str) -> (Option<Statistics>, String) {
         let mut begins = stderr.rmatch_indices("usring: ").map(|(begin, _)| begin);
         let Some(begin) = begins.find(|begin| is_summary(&stderr[*begin..])) else {
@@ -42,7 +42,7 @@ impl Statistics {
     }
 }
 
-/// Returns whether a text begins with `usring: N rings`. The line may go on after that.
+/// Returns whether a text begins with `usring: N rings`, as the table does.
 fn is_summary(text: &str) -> bool {
     let first = text.lines().next().unwrap_or_default();
     let words: Vec<_> = first.split_whitespace().collect();

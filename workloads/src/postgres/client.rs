@@ -10,7 +10,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A server's address, and the programs that connect to it.
+/// A server's address, and the client programs that connect to it.
 #[derive(Clone, Debug)]
 pub struct Client {
     postgres: Postgres,
@@ -18,12 +18,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Takes the server whose socket is in this folder.
+    /// Returns a client for the server whose socket is in the folder `sockets`.
     pub fn new(postgres: &Postgres, sockets: &Path) -> Client {
         Client { postgres: postgres.clone(), sockets: sockets.to_owned() }
     }
 
-    /// Prepares a program that connects to the server. It is ended after `limit`.
+    /// Prepares a program that connects to the server and is killed after `limit`.
     pub fn program(&self, name: &str, limit: Duration) -> Command {
         let mut command = Command::new("timeout");
         command.arg(limit.as_secs().to_string()).arg(self.postgres.program(name));
@@ -31,7 +31,7 @@ impl Client {
         command
     }
 
-    /// Prepares psql, which prints rows alone and ends at the first error.
+    /// Prepares psql. It prints only rows, and exits at the first error.
     pub fn psql(&self, limit: Duration) -> Command {
         let mut command = self.program("psql", limit);
         command.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--set=ON_ERROR_STOP=1"]);
@@ -58,7 +58,7 @@ impl Client {
         }
     }
 
-    /// Waits until the server answers. Fails once `limit` is over or `has_ended` returns true.
+    /// Waits until the server answers. Fails after `limit`, or when `has_ended` returns true.
     pub fn wait(&self, limit: Duration, mut has_ended: impl FnMut() -> bool) -> Result<(), String> {
         let start = Instant::now();
         loop {
@@ -74,8 +74,8 @@ impl Client {
     }
 }
 
-/// Returns the output of a program that exited with status 0. Otherwise the error has what the
-/// program printed.
+/// Returns the output of a program that exited with status 0. Otherwise fails with what the program
+/// printed.
 pub fn finished(output: std::io::Result<Output>) -> Result<Output, String> {
     let output = output.map_err(|error| format!("cannot start ({error})"))?;
     if output.status.success() {

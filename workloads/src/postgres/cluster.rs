@@ -1,4 +1,4 @@
-//! A database cluster on a test's stage, and its server.
+//! A database cluster (a data folder) on a test's stage, and its server.
 
 use super::client::finished;
 use super::{Client, Postgres, Settings};
@@ -10,26 +10,26 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Time limit for a start or a shutdown of the server, and for a recovery.
+/// Time limit for a start, a shutdown or a recovery of the server.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Pause between two looks at whether something has happened.
+/// Pause between two checks of a condition.
 const PAUSE: Duration = Duration::from_millis(5);
-/// File that counts the requests of a server without the launcher.
+/// File with the counters of a server that runs without the launcher.
 const COUNTS: &str = "counts";
 
-/// How usring gets into the server. The server runs as the user `nobody` under Docker's rules,
-/// which deny the kernel's io_uring.
+/// How the server gets its rings. It runs as the user `nobody` under Docker's rules, which deny the
+/// kernel's io_uring except with `Kernel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// By `usring run --deny-kernel`.
+    /// usring, by `usring run --deny-kernel`.
     Launcher,
-    /// By LD_PRELOAD in the environment.
+    /// usring, by LD_PRELOAD in the environment.
     Preload,
-    /// usring is not there, and the server uses the kernel's io_uring.
+    /// The kernel's io_uring, without usring.
     Kernel,
 }
 
-/// A data folder.
+/// A data folder and the settings of its server.
 pub struct Cluster<'stage> {
     stage: &'stage Stage,
     postgres: Postgres,
@@ -52,7 +52,7 @@ impl<'stage> Cluster<'stage> {
         if made.status.success() { Ok(cluster) } else { Err(made.report()) }
     }
 
-    /// Prepares a program of the installation, which runs as the server does.
+    /// Prepares a program of the PostgreSQL installation, which runs as the server does.
     fn program(&self, name: &str) -> Run {
         let program = self.postgres.program(name);
         let run = match self.entry {
@@ -75,8 +75,8 @@ impl<'stage> Cluster<'stage> {
         Client::new(&self.postgres, &self.stage.path(""))
     }
 
-    /// Starts the server and waits until it answers. After a crash of the postmaster the first
-    /// attempts may fail: the server does not start while an old backend is still there.
+    /// Starts the server and waits until it answers. After a kill of the postmaster the first
+    /// attempts may fail, because the server does not start while an old backend still runs.
     pub fn start(&'stage self) -> Result<Server<'stage>, String> {
         let begin = Instant::now();
         loop {
@@ -94,7 +94,7 @@ impl<'stage> Cluster<'stage> {
         }
     }
 
-    /// Checks the sums of all pages. The server must have ended.
+    /// Verifies the checksums of all pages. The server must have ended.
     pub fn verify_checksums(&self) -> Result<(), String> {
         let mut command = Command::new(self.postgres.program("pg_checksums"));
         let output = finished(command.arg("--check").arg(self.data()).env("LC_ALL", "C").output())?;
@@ -102,8 +102,8 @@ impl<'stage> Cluster<'stage> {
         if said.contains("Bad checksums:  0\n") { Ok(()) } else { Err(said.into_owned()) }
     }
 
-    /// Returns how many reads usring has completed for a server that has ended. `None` on the
-    /// kernel's ring, which counts nothing.
+    /// Returns how many reads usring has completed for a server that has ended. `None` with the
+    /// kernel's io_uring, which counts nothing.
     pub fn reads(&self, ended: &Finished) -> Result<Option<u64>, String> {
         const READS: [&str; 2] = ["read", "readv"];
         match self.entry {
@@ -162,9 +162,9 @@ impl Server<'_> {
         Ok(ended)
     }
 
-    /// Kills one of the postmaster's children by SIGKILL and waits until the server has recovered.
-    /// `choose` gets the command lines of all children, and returns the index of the child, or
-    /// `None` if there is none to kill.
+    /// Kills a child of the postmaster by SIGKILL and waits until the server has recovered.
+    /// `choose` gets the command lines of all children and returns the index of one, or `None` to
+    /// kill none.
     pub fn kill_child(&mut self, choose: impl Fn(&[String]) -> Option<usize>) -> Result<String, String> {
         let postmaster = self.postmaster()?;
         let crashes = self.crashes();
@@ -180,7 +180,7 @@ impl Server<'_> {
             }
             std::thread::sleep(PAUSE);
         };
-        // A child that ended meanwhile makes no crash. The caller then tries again.
+        // A child that ended meanwhile causes no crash. The caller then tries again.
         if kill(Pid::from_raw(child), Signal::SIGKILL).is_err() {
             return self.kill_child(choose);
         }
@@ -200,8 +200,8 @@ impl Server<'_> {
         self.process.stderr_so_far().matches("all server processes terminated; reinitializing").count()
     }
 
-    /// Ends the server as an operator does, and returns its log and counts. Clients are
-    /// disconnected.
+    /// Stops the server as an operator does, and returns its log and counters. The server
+    /// disconnects its clients.
     pub fn stop(self) -> Result<Finished, String> {
         send(self.postmaster()?, Signal::SIGINT)?;
         let ended = self.process.finish();
@@ -218,7 +218,7 @@ pub fn children_of(parent: i32) -> Vec<i32> {
 
 fn parent_of(process: i32) -> Option<i32> {
     let stat = fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat")).ok()?;
-    // The name in parentheses may have any character.
+    // The process's name, in parentheses, may contain any character.
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -238,7 +238,7 @@ fn send(process: i32, signal: Signal) -> Result<(), String> {
     kill(Pid::from_raw(process), signal).map_err(|error| format!("cannot send {signal} to {process} ({error})"))
 }
 
-/// Returns the end of a log without the many lines about clients that came during a recovery.
+/// Returns the last lines of a log, without those about clients that came during a recovery.
 fn tail(log: &str) -> String {
     const LINES: usize = 40;
     const EARLY: [&str; 4] = ["in recovery mode", "not yet accepting", "Consistent recovery state", "starting up"];

@@ -1,6 +1,6 @@
 //! PostgreSQL 18, whose processes share rings. With `io_method=io_uring` the postmaster makes a
-//! ring for each backend and then forks the backends. Each backend submits to its own ring, and
-//! any process may wait for any ring's completions.
+//! ring for each backend and then forks the backends. Each backend submits to its own ring, and any
+//! process may wait for completions of any ring.
 //!
 //! - [`Postgres`] is an installation, and [`Settings`] are the options of its server.
 //! - [`Cluster`] is a data folder on a test's stage, and [`Server`] is its running server.
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 
-/// The first version that uses io_uring.
+/// The first version of PostgreSQL that uses io_uring.
 const VERSION: u32 = 18;
 
 /// The user and the database of every cluster.
@@ -34,8 +34,8 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Takes the installation whose programs are in this folder. The error says what is wrong with
-    /// it.
+    /// Returns the installation whose programs are in the folder `programs`. The error says what is
+    /// wrong with it.
     pub fn at(programs: &Path) -> Result<Postgres, String> {
         let postgres = Postgres { programs: programs.to_owned() };
         let path = postgres.program("postgres");
@@ -49,7 +49,7 @@ impl Postgres {
         Err(format!("{} is not PostgreSQL {VERSION} or newer: {}", path.display(), said.trim()))
     }
 
-    /// Takes the installation that `cargo xtask packages` has made.
+    /// Returns the installation that `cargo xtask packages` has made.
     pub fn cached() -> Result<Postgres, String> {
         Postgres::at(&cached::postgres_programs())
             .map_err(|why| format!("no PostgreSQL {VERSION}: {why}; `cargo xtask packages` fetches it"))
@@ -99,14 +99,14 @@ impl FromStr for Method {
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub method: Method,
-    /// Whether data files are open with O_DIRECT. Without it the kernel mostly has the pages in its
-    /// cache, so a read seldom waits.
+    /// Whether data files are open with O_DIRECT. Without it the pages are mostly in the kernel's
+    /// page cache, so a read seldom waits.
     pub direct: bool,
 }
 
 impl Settings {
     /// Returns the arguments of the server. Its socket is in `sockets`. Its buffers are small, so
-    /// that it has to read.
+    /// it has to read pages again.
     pub fn arguments(self, data: &Path, sockets: &Path) -> Vec<String> {
         let mut arguments = vec!["-D".to_owned(), data.display().to_string()];
         let values = [

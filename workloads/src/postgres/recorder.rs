@@ -1,5 +1,5 @@
-//! A client that inserts rows for as long as it lives, and remembers the rows whose commit the
-//! server has reported. If its connection ends, it makes another one.
+//! A client that inserts rows until it is stopped, and remembers the rows whose commit the server
+//! has reported. If its connection ends, it connects again.
 
 use super::Client;
 use std::collections::HashSet;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Time limit of a connection. The recorder then makes another one.
+/// Time limit of a connection, after which the recorder connects again.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -26,17 +26,17 @@ pub struct Recorder {
     number: u32,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// How many of the committed rows have been found in the table, and the last of them.
+    /// Number of committed rows that were found in the table, and the last of these rows.
     checked: (usize, u64),
 }
 
 impl Recorder {
-    /// Makes the table of all recorders.
+    /// Makes the table that all recorders use.
     pub fn make_table(client: &Client) -> Result<(), String> {
         client.ask("CREATE TABLE recorded (recorder int, row bigint, filler text)").map(drop)
     }
 
-    /// Starts to insert rows. `number` is the recorder's own.
+    /// Starts inserting rows. `number` identifies the recorder.
     pub fn start(client: &Client, number: u32) -> Recorder {
         let shared = Arc::new(Shared::default());
         let thread = {
@@ -57,10 +57,10 @@ impl Recorder {
         self.shared.committed.lock().map_or(0, |committed| committed.len())
     }
 
-    /// Fails if a row is missing whose commit was reported since the last check.
+    /// Fails if a row is missing whose commit the server has reported since the last check.
     pub fn check(&mut self) -> Result<(), String> {
         let (checked, last) = self.checked;
-        // The rows are copied before the query, which therefore sees them all.
+        // The list of rows is copied before the query, so the query must find all of them.
         let committed = match self.shared.committed.lock() {
             Ok(committed) => committed[checked..].to_vec(),
             Err(_) => return Err("the recorder's thread has panicked".into()),
@@ -103,15 +103,15 @@ impl Drop for Recorder {
     }
 }
 
-/// Inserts rows over one connection, one row per transaction, until the connection ends or the
-/// recorder stops. psql prints a row's number once the server has reported the commit.
+/// Inserts rows on one connection, one row per transaction, until the connection ends or the
+/// recorder is stopped. psql prints a row's number once the server has reported the commit.
 fn insert(client: &Client, number: u32, row: &mut u64, shared: &Shared) -> std::io::Result<()> {
     let mut psql = client.psql(LIMIT);
     let mut psql = psql.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
     let (Some(mut statements), Some(answers)) = (psql.stdin.take(), psql.stdout.take()) else { return Ok(()) };
     let mut answers = BufReader::new(answers).lines();
     while !shared.stopping.load(Ordering::Relaxed) {
-        // The number is used up even if the commit is never reported.
+        // The number is not used again, even if the commit is never reported.
         *row += 1;
         let statement = format!("INSERT INTO recorded VALUES ({number}, {row}, repeat('x', 300)) RETURNING row;\n");
         if statements.write_all(statement.as_bytes()).is_err() {

@@ -1,28 +1,30 @@
-//! CPython's own regression tests of areas that usring could disturb: processes, signals, threads,
-//! memory maps, select, sockets, posix. A test that passes without usring must also pass under it.
+//! CPython's own regression tests of areas in which usring could interfere: processes, signals,
+//! threads, memory maps, select, sockets, posix. A test that passes without usring must also pass
+//! under it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 use workloads::harness::{self, Finished, Run, Stage, World};
 
-/// Time limit of a test module. Some modules take most of a minute on an idle machine.
+/// Time limit of a test module. Some modules take most of a minute.
 const PATIENCE: Duration = Duration::from_secs(480);
 
-/// A test that needs a hypervisor with a vsock address of its own. Without one it waits for ever.
+/// A test that needs a vsock address, which only a virtual machine has. Elsewhere it waits for
+/// ever.
 const NEEDS_VSOCK: &str = "ThreadedVSOCKSocketStreamTest";
 
 fn python(stage: &Stage, world: World, module: &str, only: &BTreeSet<String>) -> Run {
     let name = |number: usize| format!("{module}-{world:?}-{number}");
     let number = (0..).find(|number| !stage.path(&name(*number)).exists()).expect("numbers do not end");
     let folder = stage.make_folder(&name(number));
-    // -E: Python ignores the environment of this machine's user.
+    // With -E Python ignores the user's environment.
     let run = stage.program(world, harness::python()).args(["-E", "-m", "test", "-v", "-i", NEEDS_VSOCK]);
     let run = only.iter().fold(run, |run, test| run.args(["-m", test]));
     run.arg(module).current_dir(&folder).limit(PATIENCE)
 }
 
 /// Returns the names of the tests that ended as `how` says, such as `ok`. unittest's report has a
-/// line `name (module.Class.name) ... ok` per test. A test's own output may stand in the middle of
+/// line `name (module.Class.name) ... ok` for each test. Output of the test may be in the middle of
 /// that line.
 fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
@@ -44,8 +46,7 @@ fn ended(finished: &Finished, how: &str) -> BTreeSet<String> {
 fn no_test_newly_fails(module: &str, at_least: usize) {
     let stage = Stage::new();
     let everything = BTreeSet::new();
-    // The run without usring and the run under it proceed at the same time, because the tests
-    // mostly sleep.
+    // The runs with and without usring are at the same time, because the tests mostly sleep.
     let bare = python(&stage, World::Bare, module, &everything).start();
     let served = python(&stage, World::Transparent, module, &everything).finish();
     let bare = bare.finish();
@@ -55,8 +56,8 @@ fn no_test_newly_fails(module: &str, at_least: usize) {
     if suspects.is_empty() {
         return;
     }
-    // Some of CPython's tests measure time and fail by chance on a busy machine. So a failed test
-    // is repeated alone, and counts only if it fails again.
+    // Some of CPython's tests measure time, and sometimes fail on a busy machine. So a failed test
+    // runs once more alone, and counts only if it fails again.
     let again = python(&stage, World::Transparent, module, &suspects).finish();
     let passed_again = ended(&again, "ok");
     suspects.retain(|test| !passed_again.contains(test));

@@ -1,4 +1,4 @@
-//! Programs without any code for devices, on a device of their run: shells with redirections,
+//! Programs without code for devices, on a device of their run: shells with redirections,
 //! coreutils, Python, and a C program. The C program makes every kind of call through every entry
 //! point and checks the results.
 
@@ -7,7 +7,7 @@ use workloads::harness::{MUSL, PYTHON, Stage, World, require};
 
 const SIZE: usize = 1 << 20;
 
-/// Returns bytes in which all blocks differ.
+/// Returns bytes with which all blocks are different.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at ^ at >> 9 ^ at >> 14) as u8).collect()
 }
@@ -103,8 +103,7 @@ fn python_uses_a_device_by_every_call_of_its_os_module() {
 #[test]
 fn every_symbol_of_a_call_reaches_a_device() {
     let stage = Stage::new();
-    // Debian builds its programs with _FORTIFY_SOURCE, by which a program calls other symbols of
-    // libc.
+    // With _FORTIFY_SOURCE, as Debian builds its programs, a program calls other symbols of libc.
     let program = stage.compile("device_calls.c", &["-D_FORTIFY_SOURCE=2"]);
     for world in [World::Denied, World::Unpatched] {
         let run = stage.program_on_devices(world, &["disk=ram:size=1M"], &program);

@@ -4,7 +4,7 @@
 use crate::devices::is_tidy;
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Devices that complete a request at once, by a call of the kernel, or by a timer.
+/// SPECs of devices that complete a request at once, by a system call, or by a timer.
 const DEVICES: [&str; 5] = [
     "ram:size=1M",
     "null:size=1M",
@@ -13,7 +13,8 @@ const DEVICES: [&str; 5] = [
     "delay(ram:size=1M,read=uniform(1us,100us))",
 ];
 
-/// A device with poll=interrupt. With --iopoll-fallback, a polled ring on it waits for interrupts.
+/// The SPEC of a device with poll=interrupt. With --iopoll-fallback, a polled ring on that device
+/// waits for interrupts.
 const TOLD: &str = "delay(ram:size=1M,read=uniform(1us,100us)),poll=interrupt";
 
 #[test]
@@ -32,8 +33,8 @@ fn rings_on_devices_lose_no_completion_however_the_program_waits() {
     }
 }
 
-/// All rings of a process share one ring watcher (the thread that polls rings no thread is inside
-/// of). So a device that stalls this thread would delay the other rings.
+/// All rings of a process share one ring watcher (the thread that polls rings that no thread is
+/// inside of). A device that blocked it would delay all other rings.
 #[test]
 fn a_stalled_device_does_not_delay_other_rings() {
     require(&LIBURING);

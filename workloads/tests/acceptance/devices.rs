@@ -1,5 +1,5 @@
-//! fio on devices of a run, by rings that poll for completions (`hipri`) and by plain system calls.
-//! fio reads its writes back and verifies them.
+//! fio on devices of a run, by rings that poll for completions (`hipri`) and by ordinary system
+//! calls. fio reads its writes back and verifies them.
 
 use crate::fio::{job, number, report};
 use nix::sys::signal::{Signal, kill};
@@ -16,18 +16,19 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1024;
 const SIZE: u64 = BLOCK * BLOCKS;
 
-/// fio's options for a polled ring. `TOLD` is for a ring that is notified of completions.
+/// fio's options for a polled ring. `TOLD` has those for a ring that is notified of completions.
 const RING: [&str; 4] = ["ioengine=io_uring", "hipri=1", "direct=1", "bs=4k"];
 const TOLD: [&str; 3] = ["ioengine=io_uring", "direct=1", "bs=4k"];
 
-/// Prepares fio on `disk`, a device with the SPEC `spec`. `options` are fio's options without `--`.
+/// Prepares fio on the device `disk` with the SPEC `spec`. `options` are fio's options without
+/// `--`.
 fn fio(stage: &Stage, world: World, spec: &str, options: &[&str]) -> Run {
     let run = stage.program_on_devices(world, &[&format!("disk={spec}")], require(&FIO));
     let run = run.args(["--output-format=json", "--name=job", "--filename=disk"]);
     run.args(options.iter().map(|option| format!("--{option}")))
 }
 
-/// Asserts that the run has left neither a device's file nor a socket behind.
+/// Fails unless the run has removed its device's file and its socket.
 pub fn is_tidy(stage: &Stage) {
     assert!(!stage.path("disk").exists(), "the device's file is still there");
     assert!(stage.sockets().is_empty(), "the run's socket is still there: {:?}", stage.sockets());
@@ -42,14 +43,15 @@ fn succeeds(stage: &Stage, run: Run) -> (Finished, Value) {
     (finished, document)
 }
 
-/// Returns the sum of fio's figure `place` over all jobs. Fails the test if a job had an error.
+/// Returns the sum of the value at `place` in the report of all jobs. Fails the test if a job had
+/// an error.
 fn sum(document: &Value, place: &str, finished: &Finished) -> u64 {
     let jobs = document["jobs"].as_array().expect("a list of jobs");
     assert!(jobs.iter().all(|job| number(job, "/error") == 0), "{}", finished.report());
     jobs.iter().map(|job| number(job, place)).sum()
 }
 
-/// Returns SPECs of devices that store what is written to them.
+/// Returns SPECs of devices that store data.
 fn keepers(stage: &Stage) -> [String; 2] {
     let file = stage.write("backing", "");
     File::options().write(true).open(&file).unwrap().set_len(SIZE).unwrap();
@@ -98,12 +100,12 @@ fn fio_verifies_its_writes_by_interrupt_driven_rings() {
         for options in [&["iodepth=1"][..], &["iodepth=64"], &["iodepth=32", "sqthread_poll=1"]] {
             verified_by(&stage, World::Denied, spec, &TOLD, options);
         }
-        // fio now uses buffered I/O with requests smaller than a block.
+        // fio now uses buffered I/O, with requests smaller than a block.
         verified_by(&stage, World::Denied, spec, &TOLD, &["iodepth=16", "direct=0", "bs=4k", "fixedbufs=1"]);
     }
 }
 
-/// fio reports errno 95 (EOPNOTSUPP).
+/// Without polling, fio gets errno 95 (EOPNOTSUPP).
 #[test]
 fn a_device_without_polling_refuses_polled_rings_unless_fallback_is_on() {
     const EOPNOTSUPP: u64 = 95;
@@ -157,7 +159,7 @@ fn a_null_device_accepts_every_request() {
     }
 }
 
-/// The calls transfer whole blocks, parts of blocks, and blocks with direct I/O.
+/// fio transfers whole blocks and parts of blocks, and blocks with O_DIRECT.
 #[test]
 fn fio_verifies_its_writes_by_plain_calls() {
     let stage = Stage::new();
@@ -178,7 +180,7 @@ fn fio_verifies_its_writes_by_plain_calls() {
             let run = fio(&stage, World::Denied, &spec, &[call, &job].concat());
             let (finished, document) = succeeds(&stage, run);
             let written = sum(&document, "/write/io_bytes", &finished);
-            // If the device's size is no multiple of fio's block size, fio leaves a part of the
+            // If the device's size is no multiple of fio's block size, fio leaves the end of the
             // device unwritten.
             assert!(written > SIZE / 4 * 3 && written <= SIZE, "{spec} {call:?}: {}", finished.report());
             assert_eq!(sum(&document, "/read/io_bytes", &finished), written, "{spec} {call:?}: {}", finished.report());
@@ -186,7 +188,7 @@ fn fio_verifies_its_writes_by_plain_calls() {
     }
 }
 
-/// fio reports errno 5 (EIO).
+/// fio gets errno 5 (EIO).
 #[test]
 fn an_error_of_the_device_reaches_the_program() {
     const EIO: u64 = 5;
@@ -198,7 +200,7 @@ fn an_error_of_the_device_reaches_the_program() {
         assert!(!finished.status.success(), "{}", finished.report());
         let document = report(&finished);
         assert_eq!(number(&document["jobs"][0], "/error"), EIO, "{}", finished.report());
-        // With continue_on_error fio counts the errors and continues.
+        // With continue_on_error fio counts the errors and goes on.
         let job = [&job[..], &["continue_on_error=all", "ignore_error=,EIO"]].concat();
         let finished = fio(&stage, World::Denied, "error(ram:size=1M,eio=0.5,seed=1)", &job).finish();
         let document = report(&finished);
@@ -213,13 +215,13 @@ fn a_delayed_device_has_its_configured_latency() {
     let job = ["size=64k", "rw=write", "iodepth=1"];
     let run = fio(&stage, World::Denied, "delay(ram:size=1M,write=10ms)", &[&RING[..], &job].concat());
     let (finished, document) = succeeds(&stage, run);
-    // The job makes sixteen writes, one after the other. fio reports the time in whole
+    // The job makes sixteen writes, one after the other. fio reports its runtime in whole
     // milliseconds.
     let runtime = sum(&document, "/write/runtime", &finished);
     assert!((155..60_000).contains(&runtime), "{runtime} ms: {}", finished.report());
 }
 
-/// Calls `look` again and again until it returns a value. Fails the test after a time limit.
+/// Calls `look` repeatedly until it returns a value. Fails the test after a time limit.
 pub fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
@@ -245,7 +247,7 @@ fn a_program_on_a_device_that_never_answers_can_be_killed() {
         assert_eq!(finished.status.signal(), Some(signal as i32), "{}", finished.report());
         is_tidy(&stage);
     }
-    // After a signal that fio handles, fio would wait for its requests. So the test sends SIGKILL.
+    // fio would wait for its requests after a signal that it handles, so the test sends SIGKILL.
     let started =
         fio(&stage, World::Denied, "error(ram:size=1M,never=1)", &[&ring[..], &["thread=1"]].concat()).start();
     let children = format!("/proc/{0}/task/{0}/children", started.id());

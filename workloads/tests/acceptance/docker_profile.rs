@@ -1,6 +1,6 @@
 //! Runs the programs of the other modules as in a container: as the user `nobody`, with
-//! no_new_privs and under Docker's rules. The tests do not pass `--deny-kernel`, because these
-//! rules deny the kernel's io_uring already.
+//! no_new_privs and under Docker's seccomp rules. These rules deny the kernel's io_uring, so the
+//! tests do not pass `--deny-kernel`.
 
 use crate::{fio, io_uring_crate, libaio, liburing, mariadb, node, qemu_img, stress_ng};
 use workloads::harness::World;

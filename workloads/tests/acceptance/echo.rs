@@ -1,8 +1,8 @@
-//! `examples/echo_server.rs` on usring. Its clients are Debian's redis-benchmark, storms of short
-//! connections, and clients that misbehave. They use plain sockets.
+//! `examples/echo_server.rs` on usring. Its clients, which use plain sockets, are Debian's
+//! redis-benchmark, many short connections, and clients that misbehave.
 //!
-//! The server counts its work and prints the counts at its end. If they differ from the clients'
-//! counts, a byte, a descriptor or a completion was lost.
+//! The server prints its counters when it ends. If they differ from the clients' counters, a byte,
+//! a descriptor or a completion was lost.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -17,7 +17,7 @@ struct Server<'a> {
     port: String,
 }
 
-/// The counts in the server's last line, and its result.
+/// The counters in the server's last line.
 struct Account {
     accepted: u64,
     closed: u64,
@@ -50,7 +50,7 @@ impl Server<'_> {
         run.args(arguments).limit(Duration::from_secs(180)).finish().succeeded()
     }
 
-    /// Returns the number of open descriptors, once that number no longer changes.
+    /// Waits until the number of open descriptors no longer changes, and returns it.
     fn idle_descriptors(&self) -> usize {
         let (mut last, mut same) = (self.descriptors(), 0);
         let start = Instant::now();
@@ -75,7 +75,7 @@ impl Server<'_> {
         std::fs::read_dir(format!("/proc/{process}/fd")).unwrap().count()
     }
 
-    /// Waits until the server has at most `descriptors` open descriptors. Fails the test at the
+    /// Waits until the server has at most `descriptors` open descriptors. Fails the test after a
     /// time limit.
     fn comes_to_hold(&self, descriptors: usize) {
         let start = Instant::now();
@@ -109,8 +109,8 @@ impl Server<'_> {
     }
 }
 
-/// Runs redis-benchmark with 50 and 500 connections, each with 1 and 16 PINGs in flight. It sends
-/// PING in both forms: as a user types it and as clients send it.
+/// Runs redis-benchmark with 50 and 500 connections, each with 1 and 16 PINGs in flight. PING is
+/// sent in both forms: as a user types it and as clients send it.
 fn redis_benchmark(world: World, mode: &str) {
     const REQUESTS: u64 = 20_000;
     let benchmark = Path::new(require(&REDIS_BENCHMARK));
@@ -133,15 +133,15 @@ fn redis_benchmark(world: World, mode: &str) {
     }
     server.comes_to_hold(idle);
     let account = server.end();
-    // Four runs send 20,000 PINGs of each form. The tool also sends a request for the
+    // Each of four runs sends 20,000 PINGs of each form. The tool also sends a request for the
     // configuration.
     let least = 4 * REQUESTS * (b"PING\r\n".len() + b"*1\r\n$4\r\nPING\r\n".len()) as u64;
     assert!(account.received >= least, "{}", account.finished.report());
     account.finished.served(&["recv"], 1).served(&["accept"], 1).served(&["send"], 4 * 2 * REQUESTS / 16);
 }
 
-/// Opens a connection and waits for an answer. After that the server has everything open that it
-/// needs.
+/// Opens a connection and waits for an answer. After that the server has all descriptors open that
+/// it needs for itself.
 fn answered(server: &Server) -> TcpStream {
     let mut socket = server.connect();
     socket.write_all(b"known").unwrap();
@@ -170,7 +170,8 @@ fn storm(world: World, closes: &str, arguments: &[&str]) {
     account.finished.served(&["send"], CONNECTIONS).served(&["close"], CONNECTIONS);
 }
 
-/// Runs the clients that misbehave, one at a time. An open connection must not be affected.
+/// Runs the clients that misbehave, one at a time. A connection that is open meanwhile must still
+/// be answered.
 fn peers(world: World, arguments: &[&str]) {
     let stage = Stage::new();
     let server = Server::start(&stage, world, arguments);
@@ -192,7 +193,7 @@ fn peers(world: World, arguments: &[&str]) {
     assert_eq!(open[7].read(&mut answer).unwrap(), 0, "an open connection is closed at the end");
 }
 
-/// Shuts down the sending half of a connection, reads all answers, and then closes.
+/// Shuts down the sending direction of a connection, reads all answers, and then closes.
 fn half_close(server: &Server) {
     let mut socket = server.connect();
     let sent: Vec<u8> = (0..100_000_u32).map(|at| (at * 7) as u8 | 0x80).collect();
@@ -208,8 +209,8 @@ fn half_close(server: &Server) {
     assert!(answer == wanted, "{} bytes came back of {}", answer.len(), wanted.len());
 }
 
-/// Sends without reading. The server must stop receiving from this client, so that the client costs
-/// a bounded amount of memory. When the client reads, the server must continue.
+/// Sends without reading. The server must stop receiving from this client, so that its unsent
+/// answers take a bounded amount of memory. When the client reads, the server must go on.
 fn stall(server: &Server) {
     const MOST: usize = 64 << 20;
     let mut socket = server.connect();
@@ -263,8 +264,8 @@ fn ten_thousand_short_connections_that_the_client_closes_lose_nothing() {
     storm(World::Denied, "client", &[]);
 }
 
-/// With these options multishot requests end early, the CQ overflows, and connections outnumber the
-/// buffers.
+/// With these options multishots end early, the CQ overflows, and there are fewer buffers than
+/// connections.
 #[test]
 fn ten_thousand_short_connections_lose_nothing_with_scarce_resources() {
     storm(World::Denied, "client", &["--entries", "8", "--buffers", "32", "--mode", "default"]);

@@ -1,5 +1,5 @@
-//! fio's io_uring engine. It calls io_uring_enter by inlined instructions and maps the rings in
-//! three pieces. The tests let fio verify its writes.
+//! fio's io_uring engine, which calls io_uring_enter by inlined instructions and makes three
+//! mappings of a ring. fio verifies its writes.
 
 use serde_json::Value;
 use workloads::harness::{FIO, Finished, Run, Stage, World, require};
@@ -11,7 +11,7 @@ const READS: &[&str] = &["read", "readv", "read_fixed"];
 const WRITES: &[&str] = &["write", "writev", "write_fixed"];
 const READS_AND_WRITES: &[&str] = &["read", "readv", "read_fixed", "write", "writev", "write_fixed"];
 
-/// fio's options for the ring that are either on or off.
+/// Options of fio's io_uring engine that are either on or off.
 const RING_OPTIONS: [&str; 4] = ["sqthread_poll", "registerfiles", "fixedbufs", "nonvectored"];
 
 /// Prepares fio on a file of the stage. `options` are fio's options without `--`.
@@ -20,7 +20,7 @@ fn fio(stage: &Stage, world: World, options: &[&str]) -> Run {
     run.arg(format!("--bs={BLOCK}")).args(options.iter().map(|option| format!("--{option}")))
 }
 
-/// Parses fio's JSON report, which follows other output.
+/// Parses fio's JSON report, before which there may be other output.
 pub fn report(finished: &Finished) -> Value {
     let begin = finished.stdout.find('{').unwrap_or_else(|| panic!("no JSON: {}", finished.report()));
     serde_json::from_str(&finished.stdout[begin..]).unwrap_or_else(|error| panic!("{error}: {}", finished.report()))
@@ -40,7 +40,7 @@ pub fn job<'a>(document: &'a Value, name: &str, finished: &Finished) -> &'a Valu
 }
 
 /// Runs fio with two jobs: random writes of `blocks` blocks with verification, then random reads.
-/// The second job starts after the first has ended, and uses a ring of its own.
+/// The second job starts after the first, and has a ring of its own.
 fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str]) {
     let bytes = blocks * BLOCK;
     let size = format!("size={bytes}");
@@ -66,9 +66,9 @@ fn write_verify_read(stage: &Stage, world: World, blocks: u64, options: &[&str])
     }
 }
 
-/// Runs all 16 combinations of the ring options at two queue depths. fio runs one job in a thread
-/// of its process and the other in a forked process. With buffered I/O the job with the deep queue
-/// runs in the thread, with direct I/O the other one.
+/// Runs all 16 combinations of the ring options at two queue depths. Of the two jobs, fio runs one
+/// in a thread of its process and the other in a forked process. With buffered I/O the deep queue
+/// is in the thread, with direct I/O in the forked process.
 pub fn every_combination(world: World, direct: bool) {
     let stage = Stage::new();
     let is_direct = format!("direct={}", u8::from(direct));
@@ -76,7 +76,7 @@ pub fn every_combination(world: World, direct: bool) {
         let chosen = |(bit, option)| format!("{option}={}", combination >> bit & 1);
         let ring_options: Vec<_> = RING_OPTIONS.iter().enumerate().map(chosen).collect();
         let run = |deep: bool| {
-            // Both runs proceed at the same time, because fio mostly sleeps.
+            // The two runs are at the same time, because fio mostly sleeps.
             let place = if deep { ["iodepth=32", "filename=deep"] } else { ["iodepth=1", "filename=shallow"] };
             let thread = if deep != direct { "thread=1" } else { "thread=0" };
             let mut options: Vec<_> = ring_options.iter().map(String::as_str).collect();
@@ -94,9 +94,9 @@ pub fn every_combination(world: World, direct: bool) {
 pub fn sync_mixes(world: World) {
     let stage = Stage::new();
     let size = format!("size={SIZE}");
-    // `syncs` is the least number of syncs. fio syncs once per N requests, and may omit the last
-    // sync. It does not clear a field of the SQE before SYNC_FILE_RANGE, so some of these requests
-    // fail, as they do on the kernel. No other errors are allowed.
+    // `syncs` is the least number of syncs: one per N requests, of which the last may be missing.
+    // Because fio does not clear one field of the SQE before SYNC_FILE_RANGE, some of these
+    // requests fail, as on the kernel. Other errors are not allowed.
     for (mix, opcode, syncs) in [
         ("fsync=8", "fsync", BLOCKS / 8 - 1),
         ("fdatasync=4", "fsync", BLOCKS / 4 - 1),
@@ -151,7 +151,7 @@ pub fn several_jobs(world: World) {
     }
 }
 
-/// Tests blocks of many sizes at offsets that are not aligned to a page.
+/// fio uses blocks of many sizes, at offsets that are not aligned to a page.
 pub fn uneven_blocks(world: World) {
     let stage = Stage::new();
     let options = [
@@ -198,7 +198,8 @@ fn fio_writes_blocks_of_many_sizes() {
     uneven_blocks(World::Denied);
 }
 
-/// The other tests prove something only if the kernel's io_uring does not answer in this setup.
+/// Checks that fio fails without usring in this setup. Otherwise the kernel's io_uring could pass
+/// the other tests.
 #[test]
 fn fio_fails_without_usring_where_the_kernels_io_uring_is_denied() {
     let stage = Stage::new();

@@ -24,7 +24,7 @@ fn fio(run: Run, options: &[&str]) -> Run {
     run.arg(format!("--bs={BLOCK}")).args(options.iter().map(|option| format!("--{option}")))
 }
 
-/// Runs fio with random writes that it verifies, at each of the given queue depths: buffered and
+/// Runs fio with random writes that it verifies, at each queue depth of `depths`: buffered and
 /// direct, with events from io_getevents and from the context's ring.
 fn verified(run: impl Fn() -> Run, options: &[&str], depths: &[&str]) {
     let size = format!("size={SIZE}");
@@ -50,12 +50,12 @@ pub fn on_files(world: World) {
     let stage = Stage::new();
     let run = || stage.program(world, require(&FIO));
     verified(run, &["filename=file"], &["1", "32", "128"]);
-    // fio submits in batches here, and waits for several events at a time.
+    // fio submits in batches, and waits for several events at a time.
     verified(run, &["filename=file", "iodepth_batch=8", "iodepth_batch_complete_min=4"], &["32"]);
     verified(run, &["filename=file", "fdatasync=16"], &["16"]);
 }
 
-/// Runs the programs on devices. `more` are further options of `usring run`.
+/// Runs the programs on devices. `more` are additional options of `usring run`.
 pub fn on_devices(world: World, more: &[&str]) {
     let stage = Stage::new();
     let backing = stage.write("backing", "");
@@ -114,7 +114,7 @@ pub fn qemu(world: World) {
         bench(&["-w", "-d", depth, "--pattern", "90"]).served(WRITES, REQUESTS).without_errors(&[]);
         assert!(stage.read("image").iter().all(|byte| *byte == 90), "a byte that was not written");
         bench(&["-d", depth]).served(READS, REQUESTS).without_errors(&[]);
-        // QEMU flushes on a thread of its own and not by libaio, so `without_errors` would check
+        // QEMU flushes in a thread of its own without libaio, so `without_errors` would check
         // nothing.
         bench(&["-w", "-d", depth, "--flush-interval=64"]).served(WRITES, REQUESTS);
     }
@@ -150,14 +150,14 @@ fn files_are_served_normally_with_aio_poll() {
     let stage = Stage::new();
     let run = || stage.program_with(World::Denied, &["--aio-poll".into()], require(&FIO));
     verified(run, &["filename=file"], &["1", "32", "128"]);
-    // Several jobs run, with more requests in flight than a queue pair takes.
+    // Several jobs run, with more requests in flight than a queue pair can hold.
     verified(run, &["filename=file", "iodepth_batch=64", "iodepth_batch_complete_min=16"], &["300"]);
     let options = ["--aiol", "2", "--aiol-ops", "200", "--timeout", "300", "--verify", "--temp-path", "."];
     let run = stage.program_with(World::Denied, &["--aio-poll".into()], require(&STRESS_NG)).args(options);
     run.limit(Duration::from_secs(330)).finish().succeeded().served(&[], 200);
 }
 
-/// QEMU never calls io_getevents, because an eventfd notifies it of events.
+/// QEMU never calls io_getevents: an eventfd tells it that the ring has events.
 #[test]
 fn an_eventfd_is_signalled_with_aio_poll() {
     let stage = Stage::new();
@@ -178,7 +178,7 @@ fn a_polled_context_keeps_every_rule_of_its_header() {
     let devices = ["disk=ram:size=1M", "slow=null:size=1M,latency=1s", "told=ram:size=1M,poll=interrupt"];
     let finished = stage.program_on_devices(World::Denied, &devices, &program).finish().succeeded();
     assert_eq!(finished.stdout, "16 checks hold\n", "{}", finished.report());
-    // If a program is linked to the library, usring serves it also without `usring run`.
+    // A program that is linked to the library is served without `usring run`, too.
     for check in ["io_setup2 refuses", "ordinary files"] {
         let alone = stage.program(World::Bare, &program).arg(check).finish().succeeded();
         assert_eq!(alone.stdout, "1 checks hold\n", "{}", alone.report());

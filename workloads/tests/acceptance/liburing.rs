@@ -1,12 +1,10 @@
-//! C programs that use Debian's liburing, which inlines the system call instructions. One test
-//! links them to its shared library, another to its static library (the programs are dynamic
-//! otherwise).
+//! C programs that use Debian's liburing, which inlines the system call instructions. The programs
+//! are linked to its shared library, and in another test to its static library.
 
 use workloads::harness::skipped::skip;
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// The programs. Each is listed with its number of checks and with the least number of requests
-/// that it completes.
+/// The programs, each with its number of checks and the least number of requests that it completes.
 const PROGRAMS: [(&str, u32, u64); 5] = [
     ("liburing_files.c", 12, 130),
     ("liburing_waiting.c", 13, 25),
@@ -34,7 +32,8 @@ fn all(world: World, library: &[&str]) {
     }
 }
 
-/// Runs the program that counts what the submitting threads read and write by calls of their own.
+/// Runs the program that counts which direct transfers the submitting threads make by system calls
+/// of their own.
 pub fn direct_transfers(world: World) {
     require(&LIBURING);
     let stage = Stage::new();

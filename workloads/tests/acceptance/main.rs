@@ -1,6 +1,6 @@
 //! Acceptance tests: real programs, most of them from Debian, run under usring as their users would
-//! start them. The tests check from outside what the programs wrote and printed, how they ended,
-//! and what `--stats` counted.
+//! start them. The tests check what the programs wrote and printed, how they ended, and what
+//! `--stats` counted.
 //!
 //! Each module runs one program in `World::Denied`. `docker_profile` repeats all of them in a
 //! sandbox. `transparency` and `cpython` run programs that do not use io_uring. `memory` measures

@@ -39,8 +39,8 @@ impl Interface {
     }
 }
 
-/// Prepares a program of the server with its options. The program reads no configuration of this
-/// machine. Its buffer pool is smaller than the rows, so that it has to read from disk.
+/// Prepares a program of the server with the server's options. It reads no configuration of this
+/// machine. The buffer pool is smaller than the rows, so that the server has to read from disk.
 fn server_program(stage: &Stage, (world, interface): (World, Interface), program: &str) -> Run {
     let run = match interface {
         Interface::PolledLibaio => stage.program_with(world, &["--aio-poll".into()], program),
@@ -50,7 +50,7 @@ fn server_program(stage: &Stage, (world, interface): (World, Interface), program
     let run = run.arg(format!("--datadir={}", stage.path("data").display()));
     let run = run.arg(interface.words().0);
     let run = run.args(["--innodb-use-native-aio=1", "--innodb-buffer-pool-size=6M", "--innodb-log-file-size=8M"]);
-    // Without this option the server refuses to run as root.
+    // As root the server refuses to run without this option.
     let run = if is_root() && world == World::Denied { run.arg("--user=root") } else { run };
     run.limit(PATIENCE)
 }
@@ -85,7 +85,7 @@ impl<'stage> Server<'stage> {
         server
     }
 
-    /// Waits until the server notifies the socket that systemd would listen on.
+    /// Waits for the server's readiness message to the socket (sd_notify(3)).
     fn wait_until_ready(&mut self, socket: &UnixDatagram) {
         let deadline = Instant::now() + PATIENCE;
         socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -103,7 +103,7 @@ impl<'stage> Server<'stage> {
         fs::read_to_string(self.stage.path(&self.log)).unwrap_or_default()
     }
 
-    /// Returns the process id of the server itself, also if a launcher is its parent.
+    /// Returns the process id of the server itself, even if a launcher is its parent.
     fn process_id(&self) -> i32 {
         String::from_utf8(self.stage.read("data/pid")).unwrap().trim().parse().expect("a process id")
     }
@@ -116,7 +116,7 @@ impl<'stage> Server<'stage> {
         client
     }
 
-    /// Runs statements and returns their output as lines.
+    /// Runs statements and returns their output, line by line.
     fn ask(&self, statements: &str) -> Vec<String> {
         let script = self.stage.write("statements", statements);
         let script = fs::File::open(script).unwrap();
@@ -126,8 +126,8 @@ impl<'stage> Server<'stage> {
         String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
-    /// Kills the server while it commits one batch of rows after another. Returns the number of the
-    /// last batch whose commit the server has reported.
+    /// Kills the server while it commits batches of rows. Returns the number of the last batch
+    /// whose commit the server has reported.
     fn kill_while_committing(self) -> u32 {
         let statements: String = (1..100_000).map(batch).collect();
         let script = fs::File::open(self.stage.write("batches", statements)).unwrap();
@@ -163,7 +163,8 @@ impl<'stage> Server<'stage> {
     }
 }
 
-/// Returns the statements of a transaction that prints its number after the commit.
+/// Returns the statements of a transaction that inserts a batch and prints its number after the
+/// commit.
 fn batch(number: u32) -> String {
     let rows: Vec<_> = (0..ROWS_PER_BATCH).map(|row| format!("({number}, {row}, REPEAT('b', 300))")).collect();
     format!("BEGIN; INSERT INTO t.batches VALUES {}; COMMIT; SELECT {number};\n", rows.join(", "))
@@ -197,7 +198,7 @@ fn nothing_committed_was_lost(server: &Server, before: &[String], last_batch: u3
     assert_eq!(contents(server), before, "the loaded rows have changed");
     let committed = format!("SELECT COUNT(*) FROM t.batches WHERE batch <= {last_batch};");
     assert_eq!(server.ask(&committed), [(last_batch * ROWS_PER_BATCH).to_string()]);
-    // A batch whose commit was not reported may be there as a whole or not at all.
+    // A batch whose commit was not reported must be there completely or not at all.
     let torn = format!("SELECT batch FROM t.batches GROUP BY batch HAVING COUNT(*) <> {ROWS_PER_BATCH};");
     assert_eq!(server.ask(&torn), [""; 0]);
     let checked = server.ask("CHECK TABLE t.loaded, t.batches EXTENDED;");

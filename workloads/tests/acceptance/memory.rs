@@ -1,12 +1,12 @@
-//! The memory cost of idle rings.
+//! The memory that idle rings take.
 
 use workloads::harness::{LIBURING, Stage, World, require};
 
-/// Most memory that an idle ring of 256 entries may cost, in bytes.
+/// Most bytes of memory that an idle ring of 256 entries may take.
 const LIMIT: i64 = 256 * 1024;
 
-/// Returns the cost per ring in bytes: of the proportional set size, of the resident set, and of
-/// the resident set that remains after the rings are closed.
+/// Returns the bytes per ring: by proportional set size, by resident set size, and by the resident
+/// set size that remains after the rings are closed.
 fn cost(rings: u64, entries: u32) -> [i64; 3] {
     require(&LIBURING);
     let stage = Stage::new();

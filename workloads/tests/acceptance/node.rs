@@ -1,5 +1,5 @@
-//! Node's file functions. libuv submits them to a ring with an SQ thread. It learns of completions
-//! through another ring, which watches the first one's descriptor by epoll.
+//! Node's file functions. libuv submits them to a ring with an SQ thread, and learns of completions
+//! from another ring that watches the first ring's descriptor by epoll.
 
 use workloads::harness::{self, Stage, World};
 
@@ -7,7 +7,7 @@ const FILES: u64 = 300;
 
 pub fn files(world: World) {
     let stage = Stage::new();
-    // The user `nobody` can only run a copy on the stage.
+    // The user `nobody` cannot reach Debian's or the cached Node, so it runs a copy on the stage.
     let node = stage.copy(&harness::node(), "tools/node");
     let script = stage.copy(&Stage::script("files.js"), "files.js");
     stage.make_folder("many");
@@ -15,8 +15,8 @@ pub fn files(world: World) {
     let finished = run.finish().succeeded();
     let bytes: u64 = (0..FILES).map(|index| 128 * (1 + index % 97)).sum();
     assert_eq!(finished.stdout, format!("{FILES} files, {bytes} bytes\n"), "{}", finished.report());
-    // Only one request of each kind is certain: libuv passes a request to its threads if the ring
-    // is full, and that depends on how soon the SQ thread runs.
+    // Only one request of each kind is certain. If the ring is full, which depends on the SQ
+    // thread, libuv passes a request to its own threads.
     finished.served(&["read", "readv"], 1).served(&["write", "writev"], 1).served(&["statx"], 1);
 }
 

@@ -1,6 +1,6 @@
 //! PostgreSQL 18 with `io_method=io_uring`: pgbench, scans, vacuum, checks of every page and index,
-//! and crashes. Its processes share rings. The reads of a cluster whose data files are open with
-//! O_DIRECT go to the disk, the other cluster's mostly to the page cache.
+//! and crashes. Its processes share rings. One cluster's data files are open with O_DIRECT, so its
+//! reads go to the disk. The other cluster's reads are mostly served from the page cache.
 
 use std::time::Duration;
 use workloads::harness::Stage;
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// Commits that a recorder must see before and after a crash.
 const COMMITS: usize = 50;
 
-/// Runs a test's body, unless there is no PostgreSQL.
+/// Runs a test's body, or skips the test if PostgreSQL 18 is not installed.
 #[track_caller]
 fn with_postgres(body: impl FnOnce(&Postgres) -> Result<(), String>) {
     match Postgres::cached() {
@@ -25,13 +25,13 @@ fn settings(direct: bool) -> Settings {
     Settings { method: Method::IoUring, direct }
 }
 
-/// Fails if the server has logged a message of these kinds.
+/// Fails if the server has logged a message of one of these kinds.
 fn has_not_logged(log: &str, kinds: &[&str]) -> Result<(), String> {
     let wrong = log.lines().find(|line| kinds.iter().any(|kind| line.contains(kind)));
     wrong.map_or(Ok(()), |line| Err(format!("{line}\n{log}")))
 }
 
-/// Loads pgbench's tables, and changes and reads them by 8 clients.
+/// Makes pgbench's tables, and has 8 clients change and read them.
 fn load(client: &Client) -> Result<(), String> {
     client.pgbench("-i -s 20 -q", LIMIT)?;
     client.pgbench("-n -c 8 -j 2 -T 10", LIMIT)?;
@@ -39,8 +39,8 @@ fn load(client: &Client) -> Result<(), String> {
     Ok(())
 }
 
-/// Fails if pgbench's sums do not agree. Each transaction adds the same number to a row of each
-/// table. Several clients scan all tables at once, each by several processes.
+/// Fails if the sums of pgbench's tables differ. (Each transaction adds the same number to a row of
+/// each table.) Several clients scan all tables at once, each by several processes.
 fn sums_agree(client: &Client) -> Result<(), String> {
     const SCAN: &str = "SET max_parallel_workers_per_gather = 2;
         SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0;
@@ -62,14 +62,15 @@ fn sums_agree(client: &Client) -> Result<(), String> {
     })
 }
 
-/// Checks all tables and indexes.
+/// Checks all tables and indexes by pg_amcheck.
 fn amcheck(client: &Client) -> Result<(), String> {
     let mut command = client.program("pg_amcheck", LIMIT);
     let output = command.args(["--install-missing", "--heapallindexed"]).output().map_err(|error| error.to_string())?;
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stdout).into_owned()) }
 }
 
-/// Stops the server, verifies the sums of all pages, and returns how many reads usring completed.
+/// Stops the server, verifies the checksums of all pages, and returns how many reads usring
+/// completed.
 fn stop(cluster: &Cluster, server: Server) -> Result<Option<u64>, String> {
     let ended = server.stop()?;
     has_not_logged(&ended.stderr, &["PANIC", "ERROR", "was terminated by signal", "io_uring"])?;
@@ -92,7 +93,7 @@ fn serves(entry: Entry, direct: bool) {
         amcheck(&client)?;
         sums_agree(&client)?;
         let reads = stop(&cluster, server)?;
-        // The scans read two million rows four times, which needs far more than this many reads.
+        // The scans read two million rows four times, which takes far more than this many reads.
         if reads.is_some_and(|reads| reads < 5000) {
             return Err(format!("usring has made only {reads:?} of the server's reads"));
         }
@@ -112,7 +113,7 @@ fn commits(recorder: &Recorder, more: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the first process that serves a client.
+/// Returns the index of the first process that serves a client.
 fn any_backend(children: &[String]) -> Option<usize> {
     children.iter().position(|name| name.starts_with("postgres: postgres postgres "))
 }

@@ -1,5 +1,5 @@
-//! Programs that load libusring.so by LD_PRELOAD, without the launcher, as containers do. They run
-//! as in a container whose rules deny the kernel's io_uring.
+//! Programs that load libusring.so by LD_PRELOAD, without the launcher. They run as in a container
+//! whose rules deny the kernel's io_uring.
 
 use crate::fio;
 use std::ffi::OsStr;
@@ -7,8 +7,8 @@ use std::process::Command;
 use workloads::harness::skipped::skip;
 use workloads::harness::{FIO, Finished, Run, Stage, World, on_kernel, require};
 
-/// Prepares a program that loads the library. `variables` are further ones, as `NAME=VALUE`. They
-/// are set inside the container, as its configuration sets them.
+/// Prepares a program that preloads the library. `variables` are additional environment variables,
+/// as `NAME=VALUE`, which a container's configuration would set.
 fn preloaded(stage: &Stage, variables: &[String], program: impl AsRef<OsStr>) -> Run {
     let library = format!("LD_PRELOAD={}", stage.path("tools/libusring.so").display());
     stage.program(World::ConfinedBare, "/usr/bin/env").arg(library).args(variables).arg(program)
@@ -23,7 +23,7 @@ fn variable(name: &str, value: impl AsRef<OsStr>) -> String {
 const JOB: [&str; 6] =
     ["--ioengine=io_uring", "--output-format=json", "--name=write", "--rw=randwrite", "--size=1m", "--verify=crc32c"];
 
-/// Asserts that the job has written and verified its megabyte by usring.
+/// Fails unless the job has written its megabyte through usring and verified it.
 #[track_caller]
 fn assert_written(finished: &Finished) {
     let document = fio::report(finished);
@@ -31,7 +31,7 @@ fn assert_written(finished: &Finished) {
     assert_eq!(fio::number(job, "/write/io_bytes"), 1 << 20, "{}", finished.report());
 }
 
-/// Returns what `usring stats` prints about a file.
+/// Returns what `usring stats` prints for a file of the stage.
 #[track_caller]
 fn stats(stage: &Stage, file: &str) -> String {
     let output = Command::new(stage.path("tools/usring")).arg("stats").arg(stage.path(file)).output().unwrap();
@@ -47,7 +47,7 @@ fn completed(table: &str, opcode: &str) -> u64 {
     line.split_whitespace().nth(2).unwrap().parse().unwrap()
 }
 
-/// Returns whether the tests cannot run: they need usring.
+/// Returns whether the tests run without usring. If so, skips the test.
 fn has_no_usring() -> bool {
     if on_kernel() {
         skip("there is no usring");
@@ -68,7 +68,7 @@ fn a_preloaded_program_is_served_and_counted() {
     };
     let first = one();
     assert_eq!(first, 256);
-    // A later run adds to the counts.
+    // A later run adds to the counters in the file.
     assert_eq!(one(), 2 * first);
 }
 
@@ -103,7 +103,7 @@ fn a_preloaded_program_does_not_see_the_variables_but_passes_them_on() {
     assert_eq!(completed(&stats(&stage, "stats"), "write"), 256);
 }
 
-/// Settings that keep the library from serving, and what it says.
+/// Variables with which the library cannot serve, their values, and the library's message.
 const UNUSABLE: [(&str, &str, &str); 4] = [
     ("USRING_SWAP", "ram:size=64M", "limit= is missing"),
     ("USRING_SWAP", "file:path=swap,limit=8M", "must begin with /"),
@@ -121,7 +121,7 @@ fn a_program_that_cannot_be_served_runs_with_a_sentence() {
         let run = preloaded(&stage, &[variable(name, value)], "/bin/sh").args(["-c", "echo $LD_PRELOAD"]);
         let finished = run.finish().succeeded();
         assert!(finished.stderr.contains(sentence) && finished.stderr.contains("runs without usring"), "{finished:?}");
-        // The programs that it executes find the library.
+        // The programs that this one executes find the library in LD_PRELOAD.
         assert!(finished.stdout.contains("libusring.so"), "{finished:?}");
     }
     let run = preloaded(&stage, &[], "/bin/sh").args(["-c", "ulimit -n 256; exec /bin/echo alive"]);

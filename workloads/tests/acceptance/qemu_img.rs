@@ -6,7 +6,7 @@ use workloads::harness::{QEMU_IMG, Run, Stage, World, require};
 
 const REQUESTS: u64 = 2000;
 const BLOCK: u64 = 4096;
-/// Blocks of the image. The bench makes more requests than that, so it starts again at the
+/// Blocks of the image. The benchmark makes more requests than that, so it starts again at the
 /// beginning.
 const IMAGE_BLOCKS: u64 = 1024;
 
@@ -48,8 +48,8 @@ pub fn writes(world: World) {
 pub fn flushes(world: World) {
     let stage = Stage::new();
     image(&stage);
-    // QEMU merges flushes that wait for a running one. With --no-drain many flushes wait, so few
-    // are left.
+    // QEMU merges flushes that wait for a running flush. With --no-drain many flushes wait, so few
+    // are carried out.
     for (options, at_least) in [(&["--flush-interval=64"][..], 15), (&["--flush-interval=40", "--no-drain"], 1)] {
         let all = [&["-w", "-d", "32"], options].concat();
         let finished = bench(&stage, world, "none", &all).finish().succeeded();

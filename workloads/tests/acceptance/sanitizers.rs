@@ -1,13 +1,13 @@
-//! Programs built with a compiler's sanitizers. A sanitizer's runtime must be loaded first, and
-//! must find the same errors in a program as without usring.
+//! Programs built with a compiler's sanitizers. A sanitizer's runtime must be loaded before
+//! libusring.so, and must find the same errors as without usring.
 
 use workloads::harness::{Finished, LIBURING, Stage, World, require};
 
 const ADDRESSES: &str = "-fsanitize=address,undefined";
 const THREADS: &str = "-fsanitize=thread";
 
-/// By default ThreadSanitizer ends a forked child that starts a thread, and rings start threads. It
-/// also waits for a second at exit.
+/// Options of ThreadSanitizer. By default it ends a forked child that starts a thread, as rings do,
+/// and waits for a second at exit.
 const OPTIONS: &str = "die_after_fork=0:atexit_sleep_ms=0";
 
 fn run(sanitizer: &str, source: &str) -> Finished {
@@ -33,8 +33,8 @@ fn address_sanitizer_finds_nothing_in_correct_programs() {
     is_clean(ADDRESSES, &programs);
 }
 
-/// (`liburing_waiting.c` is left out. It needs a signal that interrupts a wait, but ThreadSanitizer
-/// delays signals, also on the kernel's ring.)
+/// (`liburing_waiting.c` is left out: it needs a signal that interrupts a wait, and ThreadSanitizer
+/// delays signals, also on the kernel's io_uring.)
 #[test]
 fn thread_sanitizer_finds_nothing_in_correct_programs() {
     is_clean(THREADS, &[("liburing_files.c", 12), ("liburing_buffers.c", 3), ("liburing_sharing.c", 13)]);
@@ -46,7 +46,7 @@ fn a_sanitized_program_behind_a_shell_is_recognised_and_finds_its_error() {
     let stage = Stage::new();
     let program = stage.compile("freed.c", &["-luring", "-g", "-Wno-use-after-free", ADDRESSES]);
     let text = stage.write("text", [b'x'; 64]);
-    // `env` prints the environment that a child of the program gets.
+    // `env` prints the environment of a child of the program.
     let script = format!("{} {}; echo ended with $?; env", program.display(), text.display());
     let finished = stage.program(World::Denied, "/bin/sh").args(["-c", &script]).finish();
     let (out, report) = (&finished.stdout, finished.report());

@@ -1,5 +1,5 @@
-//! The limits of `usring run --swap`: the memory limit as the kernel counts it, a container, and a
-//! store that is full, returns errors, or cannot be opened.
+//! The limits of `usring run --swap`: the memory limit by the kernel's count, a container, and a
+//! store that is full, fails, or cannot be opened.
 
 use crate::swap_run::{self, MIB, Swapped, within_limit};
 use crate::vhost_user::BackEnd;
@@ -13,7 +13,7 @@ use workloads::harness::skipped::skip;
 use workloads::harness::{Finished, Stage, World, is_root, python};
 
 const LIMIT: u64 = 16;
-/// MiB of memory that the program uses: four times the limit.
+/// MiB that the program uses: four times the limit.
 const MEMORY: u64 = 64;
 const THREADS: &str = "4";
 
@@ -22,7 +22,7 @@ fn mechanisms() -> &'static [&'static str] {
     if is_root() { &["userfault", "guard", "mprotect", "compat"] } else { &["userfault", "guard", "mprotect"] }
 }
 
-/// Compiles `swapped_words.c` on a stage with swapped memory.
+/// Compiles `swapped_words.c` on the stage of `swapped`.
 fn words(swapped: &Swapped) -> PathBuf {
     swapped.stage.compile("swapped_words.c", &[])
 }
@@ -36,8 +36,8 @@ fn adds(finished: Finished) -> Finished {
 
 #[test]
 fn user_nobody_in_a_container_has_swapped_memory() {
-    // The program runs as the user `nobody` under Docker's rules. Without mechanism= usring must
-    // select one that the rules allow.
+    // The program runs as the user `nobody` under Docker's rules. Without `mechanism=` usring must
+    // select a mechanism that these rules allow.
     for mechanism in ["", ",mechanism=mprotect"] {
         let swapped = Swapped::new(256, LIMIT, mechanism);
         let finished = swapped.program_in(World::Confined, words(&swapped));
@@ -52,7 +52,7 @@ fn user_nobody_in_a_container_has_swapped_memory() {
     let program = swapped.stage.compile("forked.c", &[]);
     let finished = within_limit(swapped.program_in(World::Confined, program).arg("10").finish());
     assert!(finished.stdout.ends_with("all is well\n"), "{}", finished.report());
-    // The message names the mechanism that does not work under these rules, and its errno.
+    // The message names the mechanism that does not work under these rules, and the errno.
     let swapped = Swapped::new(256, LIMIT, ",mechanism=userfault");
     let finished = swapped.program_in(World::Confined, "/bin/true").finish();
     assert_eq!(finished.status.code(), Some(125), "{}", finished.report());
@@ -76,13 +76,13 @@ fn the_doctor_names_the_mechanism_of_swapped_memory() {
     }
 }
 
-/// Returns how many bytes swap itself may use beside its limit, as `docs/swap.md` states.
+/// Returns how many bytes swap itself may use beyond its limit, as `docs/swap.md` says.
 fn slack() -> u64 {
     let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u64);
     2 * MIB + processors * (MIB / 4) + MEMORY * MIB / 64
 }
 
-/// Bytes that the program uses beside swapped memory: its stacks and its libraries' variables.
+/// Bytes that the program uses outside of swapped memory: its stacks and its libraries' variables.
 const OF_ITS_OWN: u64 = 2 * MIB;
 
 #[test]
@@ -94,13 +94,13 @@ fn a_control_group_of_limit_plus_slack_holds_four_times_as_much_memory() {
         };
         let swapped = Swapped::new(512, LIMIT, &format!(",mechanism={mechanism}"));
         let run = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "3000"]);
-        // The program prints its result only if the kernel has not killed it.
+        // The program prints its result only if the kernel has not killed it for its memory use.
         adds(run.within(&group).finish());
         println!("{mechanism}: {:?} bytes at most", group.peak());
     }
 }
 
-/// Returns the resident bytes of swapped memory as the kernel counts them.
+/// Returns the resident bytes of a process's swapped memory, by the kernel's count.
 fn resident(process: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{process}/smaps")).unwrap();
     let (mut sum, mut is_window) = (0, false);
@@ -115,8 +115,8 @@ fn resident(process: u32) -> u64 {
     sum.max(of_file(process))
 }
 
-/// Returns the resident bytes of the memory file that some mechanisms map. A part of the file may
-/// be resident without being mapped.
+/// Returns the resident bytes of the memory file that some mechanisms map. Parts of the file may be
+/// resident without being mapped.
 fn of_file(process: u32) -> u64 {
     let files = fs::read_dir(format!("/proc/{process}/fd")).unwrap().map(|entry| entry.unwrap().path());
     let ours = files.filter(|path| fs::read_link(path).is_ok_and(|name| name.starts_with("/memfd:usring-swap")));
@@ -139,7 +139,7 @@ fn no_more_than_the_limit_is_resident_at_any_moment() {
         program.terminate();
         adds(program.finish());
         assert!(looks.iter().all(|bytes| *bytes <= LIMIT * MIB), "{mechanism}: {looks:?}");
-        // The limit must also be used: at some moment more than half of it must be resident.
+        // The program must also use its limit: at some moment more than half of it is resident.
         assert!(looks.iter().any(|bytes| *bytes > LIMIT * MIB / 2), "{mechanism}: {looks:?}");
     }
 }
@@ -167,7 +167,7 @@ fn died_of_a_page(finished: &Finished) {
 #[test]
 fn an_unreadable_page_kills_the_program_and_is_never_invented() {
     for mechanism in mechanisms() {
-        // Writes to this store fail at times, too. That must not lose data.
+        // Writes to this store sometimes fail. No data may be lost.
         let failing = "error(delay(ram:size=256M,read=10us),eio=0.02,seed=3),poll=hybrid";
         let swapped = Swapped::on(failing, LIMIT, &format!(",mechanism={mechanism}"));
         let finished = swapped.bare(words(&swapped)).args([&MEMORY.to_string(), THREADS, "0"]).finish();
@@ -181,14 +181,14 @@ fn a_back_end_in_another_process_holds_swapped_memory_of_one_process() {
     let mut back_end = BackEnd::start(&swapped.stage, "raw");
     let program = words(&swapped);
     let finished = within_limit(adds(swapped.program(&program).args(["14", THREADS, "1000"]).finish()));
-    // Swap would like more queues than the device has, but must not ask for them.
+    // Swap uses as many queues as the device has, and must not ask for more.
     assert!(!finished.stderr.contains("all in use"), "{}", finished.report());
     let nested = "import subprocess, sys\nkept = bytearray(4 << 20)\n\
                   subprocess.run(sys.argv[1:], check=True)\nprint(sum(kept))";
     let finished = swapped.program(python()).args(["-c", nested]).arg(&program).args(["14", "1", "100"]).finish();
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
     assert_eq!(finished.succeeded().stdout, "at work\n100 additions hold\n0\n");
-    // The first process has ended, so its swapped memory was released and another process can use
+    // The first process has ended and its swapped memory is released, so another process can use
     // the device.
     let mut started = swapped.bare(&program).args(["14", THREADS, "0"]).start();
     started.wait_for_line(Duration::from_secs(60));

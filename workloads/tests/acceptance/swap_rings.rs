@@ -1,5 +1,5 @@
-//! Programs on io_uring and libaio whose buffers are swapped (`usring run --swap`). The memory that
-//! a request names must be resident while it is used, however long the request waits and whichever
+//! Programs on io_uring and libaio whose buffers are swapped (`usring run --swap`). The memory of a
+//! request must be resident while the request uses it, however long the request waits and whichever
 //! thread carries it out.
 
 use crate::fio::{job, number, report};
@@ -7,7 +7,7 @@ use crate::swap_run::{Swapped, within_limit};
 use std::fs::File;
 use workloads::harness::{FIO, Finished, LIBURING, Run, World, require};
 
-/// MiB that may be resident. The buffers are larger.
+/// MiB that may be resident. The buffers are larger than that.
 const LIMIT: u64 = 8;
 const BUFFERS: &[&str] = &["--size=24m", "--bs=256k", "--iodepth=64"];
 
@@ -22,7 +22,7 @@ fn verified(run: Run, options: &[&str]) -> Finished {
     let finished = run.args(["--thread", "--output-format=json"]).finish().succeeded();
     let document = report(&finished);
     let done = job(&document, "job", &finished);
-    // The verification reads the written bytes, in addition to the job's own reads.
+    // The verification reads the written bytes in addition to the job's own reads.
     assert_eq!(number(done, "/read/io_bytes"), 24 << 20, "{}", finished.report());
     within_limit(finished)
 }
@@ -33,8 +33,8 @@ fn fio_verifies(options: &[&str]) {
     verified(run, options).served(&[], 90).without_errors(&[]);
 }
 
-/// Lets fio verify its writes on a device of the run: by a ring that is notified of completions, by
-/// a ring that polls, by libaio, and by plain calls.
+/// fio verifies its writes on a device of the run: by a ring that is notified of completions, by a
+/// polled ring, by libaio, and by ordinary calls.
 fn fio_verifies_on_device(device: &str) {
     let swapped = swapped();
     let backing = swapped.stage.write("backing", "");

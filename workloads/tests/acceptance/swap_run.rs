@@ -1,6 +1,6 @@
-//! Programs that use more memory than their limit (`usring run --swap`) and have no code for that.
+//! Programs without code for swap that use more memory than their limit (`usring run --swap`).
 //! Their results must be those of a run without swap. Their resident memory must stay within the
-//! limit, by usring's count and by the kernel's.
+//! limit, by usring's and by the kernel's count.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,15 @@ use workloads::harness::{Finished, REDIS_SERVER, Run, Stage, World, python, requ
 
 pub const MIB: u64 = 1 << 20;
 
-/// A stage with a swap store, and the `--swap` option for it.
+/// A stage, and the `--swap` option that selects the store and the limit.
 pub struct Swapped {
     pub stage: Stage,
     options: String,
 }
 
 impl Swapped {
-    /// Makes a store of `capacity` MiB in a file, and a limit of `limit` MiB. `more` continues the
-    /// option.
+    /// Makes a store of `capacity` MiB in a file, with a limit of `limit` MiB. `more` is appended
+    /// to the option.
     pub fn new(capacity: u64, limit: u64, more: &str) -> Swapped {
         let stage = Stage::new();
         let path = stage.write("swap", "");
@@ -27,8 +27,8 @@ impl Swapped {
         Swapped { stage, options }
     }
 
-    /// Uses the device `device` as the store, with a limit of `limit` MiB. `more` continues the
-    /// option.
+    /// Uses the device `device` as the store, with a limit of `limit` MiB. `more` is appended to
+    /// the option.
     pub fn on(device: &str, limit: u64, more: &str) -> Swapped {
         Swapped { stage: Stage::new(), options: format!("--swap={device},limit={limit}M{more}") }
     }
@@ -38,7 +38,7 @@ impl Swapped {
         self.stage.program_with(World::Transparent, &options, program).limit(Duration::from_secs(600))
     }
 
-    /// Prepares a program in another world, whose options include `--stats`.
+    /// Prepares a program in another world, with `--stats` among its options.
     pub fn program_in(&self, world: World, program: impl AsRef<Path>) -> Run {
         self.stage.program_with(world, std::slice::from_ref(&self.options), program)
     }
@@ -49,13 +49,13 @@ impl Swapped {
         self.stage.program_with(World::Denied, &options, program)
     }
 
-    /// Prepares a program without `--stats`, so that the launcher does not stay as its parent.
+    /// Prepares a program without `--stats`, so that the launcher replaces itself by the program.
     pub fn bare(&self, program: impl AsRef<Path>) -> Run {
         self.program_in(World::Transparent, program)
     }
 }
 
-/// Asserts by the table of `--stats` that pages were evicted and that the limit was kept.
+/// Fails unless the table of `--stats` shows evictions and a peak within the limit.
 #[track_caller]
 pub fn within_limit(finished: Finished) -> Finished {
     let finished = finished.succeeded();
@@ -68,7 +68,7 @@ pub fn within_limit(finished: Finished) -> Finished {
     finished
 }
 
-/// Returns the number that the program has printed after `word`.
+/// Returns the number behind `word` in the program's output.
 #[track_caller]
 fn number_after(finished: &Finished, word: &str) -> u64 {
     let rest = finished.stdout.split(word).nth(1).unwrap_or_else(|| panic!("no {word}: {}", finished.report()));
@@ -87,7 +87,7 @@ fn sort_sorts_a_file_larger_than_its_resident_memory() {
     }
     let input = swapped.stage.write("lines", lines);
     let sorted = swapped.stage.path("sorted");
-    // sort(1) has all of its input in memory at the same time.
+    // sort(1) has all of its input in memory at once.
     let run = swapped.program("/usr/bin/sort").args(["-S", "64M", "-o"]).arg(&sorted).arg(&input);
     within_limit(run.finish());
     let mut expected = std::fs::read_to_string(&input).unwrap().lines().map(str::to_owned).collect::<Vec<_>>();
@@ -107,7 +107,7 @@ assert all(numbers[str(key)] == key for key in range(0, count, 7))
 print('most resident', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 ";
 
-/// Bytes that the Python interpreter may have resident beside swapped memory.
+/// Bytes of the Python interpreter that may be resident in addition to swapped memory.
 const INTERPRETER: u64 = 32 * MIB;
 
 fn python_builds(count: u64, capacity: u64, limit: u64) {
@@ -142,8 +142,8 @@ fn system_calls_signals_and_threads_work_on_swapped_memory_by_every_mechanism() 
 
 const MECHANISMS: [&str; 3] = ["userfault", "guard", "mprotect"];
 
-/// The program makes random calls on mappings. With these seeds and this many steps, each bug known
-/// so far would have been found.
+/// The program makes random calls on mappings. With these seeds and this number of steps, it finds
+/// each bug known so far.
 #[test]
 fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     const STEPS: &str = "1000";
@@ -151,8 +151,8 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
     let program = stage.compile("mappings.c", &[]);
     for seed in 1..=SEEDS {
         for mechanism in MECHANISMS {
-            // mprotect protects the pages of a unit together, so the program changes protections
-            // only in whole units.
+            // The mechanism mprotect protects the pages of a unit together, so the program changes
+            // protections only of whole units.
             let together = if mechanism == "mprotect" { "16" } else { "1" };
             let arguments = [&seed.to_string(), STEPS, together];
             let expected = Command::new(&program).args(arguments).output().unwrap();
@@ -169,8 +169,8 @@ fn calls_on_mappings_have_the_kernels_results_by_every_mechanism() {
 
 const SEEDS: u32 = 3;
 
-/// The limit is the least possible. 64 threads wait in calls whose memory together exceeds it many
-/// times.
+/// The limit is the smallest possible. 64 threads wait in calls whose memory together is many times
+/// larger.
 #[test]
 fn blocking_and_large_calls_work_on_swapped_memory_by_every_mechanism() {
     for mechanism in MECHANISMS {
@@ -196,8 +196,8 @@ fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
     }
 }
 
-/// Meanwhile other threads fork. While a fork copies swapped memory, any new process can get the
-/// copy. A child that should not inherit the memory must still not be able to use it.
+/// Other threads fork meanwhile. While a fork copies swapped memory, every new process may get the
+/// copy. A child that should not inherit the memory must nevertheless be unable to use it.
 #[test]
 fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {
@@ -209,7 +209,7 @@ fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     }
 }
 
-/// Runs Debian's Redis server with values that are computed from their keys.
+/// Runs Debian's Redis server, and checks values that are computed from their keys.
 fn redis_serves(keys: u64, capacity: u64, limit: u64) {
     let swapped = Swapped::new(capacity, limit, "");
     let socket = swapped.stage.path("socket");
@@ -261,7 +261,7 @@ fn a_redis_server_saves_the_data_of_the_moment_of_its_fork() {
     a_redis_server_saves(World::Denied);
 }
 
-/// Starts processes in all ways that Python offers.
+/// Starts processes in every way that Python has.
 pub fn python_starts_processes(world: World) {
     let swapped = Swapped::new(256, 8, ",min=256K");
     let script = swapped.stage.copy(&Stage::script("children.py"), "children.py");
@@ -294,8 +294,8 @@ fn a_second_process_does_not_use_the_firsts_swap_file() {
     assert!(finished.stderr.contains("is in use by another process"), "{}", finished.report());
 }
 
-/// The loader maps the thread-local block before usring's library is initialized, and so before
-/// usring can handle faults.
+/// The loader maps the thread-local block before usring's library is initialised and can handle
+/// faults.
 #[test]
 fn a_program_of_the_run_starts_one_with_large_thread_local_storage() {
     let swapped = Swapped::on("ram:size=64M", 4, "");

@@ -1,5 +1,5 @@
-//! Programs that use no io_uring must behave under `usring run` as without it. Compared are the
-//! output, the exit status, files left behind, and the behaviour of their children.
+//! Programs that use no io_uring behave under `usring run` as without it. The tests compare the
+//! output, the exit status, files left behind, and the behaviour of children.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 use workloads::harness::{self, CC, Finished, MAKE, Run, Stage, World, require};
 
-/// The behaviour that is compared: exit status, standard output, standard error.
+/// The compared behaviour: exit status, standard output, standard error.
 type Behaviour = (ExitStatus, String, String);
 
 fn behaviour(finished: Finished) -> Behaviour {
@@ -108,7 +108,7 @@ fn gcc_builds_an_identical_program_under_make_j2() {
         write_project(&stage, folder, FILES);
         let run = || stage.program(world, make).current_dir(&stage.path(folder));
         let finished = run().arg("-j2").finish().succeeded();
-        // make runs jobs in parallel, so the order of the lines varies.
+        // make runs jobs in parallel, so the order of its lines varies.
         let mut lines: Vec<_> = finished.stdout.lines().map(str::to_owned).collect();
         lines.sort();
         let broken = behaviour(run().args(["-j2", "broken"]).finish());
@@ -157,7 +157,8 @@ fn bash_controls_its_jobs() {
     let (status, said, _) = alike(|world| stage.program(world, "/bin/bash").arg("jobs.sh"));
     assert_eq!(status.code(), Some(11), "{said}");
     assert!(said.contains("first: 143") && said.contains("second: 137"), "{said}");
-    // The shell has its own terminal. It gives the terminal to a job and takes it back afterwards.
+    // The shell has a terminal of its own. It gives the terminal to a job and takes it back
+    // afterwards.
     let terminal = "bash --norc --noprofile -ic 'stty -a > /dev/null && echo has terminal; \
                     sh -c \"kill -STOP \\$\\$; echo goes on\"; echo stopped: $?; fg; echo ended: $?'";
     let (status, said, _) =
@@ -202,7 +203,7 @@ fn a_python_program_with_processes_and_threads_keeps_its_output() {
     assert_eq!(status.code(), Some(12), "{said}");
 }
 
-/// usring must refuse a program that it cannot serve before the program starts.
+/// usring refuses a program that it cannot serve, before the program starts.
 #[test]
 fn a_static_program_is_refused_with_a_message() {
     if harness::on_kernel() {

@@ -1,8 +1,7 @@
-//! Baseline: the kernel's swap, if the process may configure it.
-//!
-//! 1. This module makes a swap area, and a memory cgroup with the limit's size.
+//! Baseline: the kernel's own swap, if the process may configure it.
+//! 1. The program makes a swap area, and a memory cgroup with the limit's size.
 //! 2. A child process of this program runs in the cgroup and does the work.
-//! 3. After the child has ended, the parent removes both.
+//! 3. After the child has ended, the parent removes the cgroup and the swap area.
 //!
 //! Meanwhile the swap area serves the whole system: the kernel may also put other processes' pages
 //! there.
@@ -18,8 +17,8 @@ use std::process::Command;
 use workloads::control_group::ControlGroup;
 use workloads::options::Options;
 
-/// Added to the cgroup's limit, in bytes: the process's memory beside the measured pages, and the
-/// kernel's memory for the process.
+/// Bytes added to the cgroup's limit, for the process's memory beside the measured pages, and for
+/// the kernel's memory for the process.
 const OVERHEAD: usize = 4 << 20;
 
 /// Seconds until an alarm ends the child. The child must end before a test's time limit kills the
@@ -27,7 +26,7 @@ const OVERHEAD: usize = 4 << 20;
 const LONGEST: u32 = 25;
 
 /// If the kernel is to manage the memory, runs the workload in a child process and returns `true`.
-/// In the child, and for other memory, returns `false`: the caller does the work.
+/// In the child, and for other kinds of memory, returns `false`, and the caller runs the workload.
 pub fn starts_another(options: &Options, shape: &Shape) -> Result<bool, String> {
     let group: String = options.value("group")?;
     if !group.is_empty() {
@@ -71,15 +70,15 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A swap area that the kernel uses. Dropping it ends that.
+/// A swap area in use by the kernel. Dropping it ends that use.
 struct Area {
     path: PathBuf,
     /// The number of the zram device, if this program has made one.
     zram: Option<u32>,
 }
 
-/// Switches the system's swap readahead off. Dropping the value restores it. With random accesses,
-/// readahead would only cost time.
+/// Switches the kernel's swap readahead off until the value is dropped. With random accesses
+/// readahead only costs time.
 struct PageCluster(String);
 
 impl PageCluster {
@@ -114,7 +113,7 @@ impl Area {
         area.use_it()
     }
 
-    /// Writes the header that mkswap(8) writes, and calls swapon(2).
+    /// Writes a swap header, as mkswap(8) does, and calls swapon(2).
     fn use_it(self) -> Result<Area, String> {
         const VERSION: u32 = 1;
         let failed = |error| format!("{}: {error}", self.path.display());

@@ -5,10 +5,10 @@
 //! [--size MIB] [--limit MIB] [--visits many|once] [--verify 0|1] [--milliseconds N]`. A region
 //! also takes `--backing SPEC [--mechanism NAME]`; the kinds that use a file take `--path FILE`.
 //!
-//! Each write adds to a word of a page that belongs to the thread, and checks the old value. So a
-//! page that returns with wrong content ends the run. With `--visits once` the program evicts all
-//! pages, lifts the limit, and touches each page once in random order. That measures a fault
-//! without eviction.
+//! Each page belongs to one thread. A write adds to a word of the page and checks the old value, so
+//! a page that returns with wrong content ends the run. With `--visits once` the program evicts all
+//! pages, raises the limit, and touches each page once in random order. That measures faults
+//! without evictions.
 //!
 //! | `--by` | pages managed by |
 //! |---|---|
@@ -32,19 +32,19 @@ use workloads::latencies::Latencies;
 use workloads::options::{self, Declared, Options, option};
 use workloads::stopwatch;
 
-/// A write that takes longer counts as a fault. On the machines measured, a write to a resident
-/// page takes a fifth of this time, and a fault more than twice as long.
+/// A write that takes longer than this counts as a fault. On the measured machines a write to a
+/// resident page takes a fifth of this time, and a fault more than twice as long.
 const FAULTED: Duration = Duration::from_micros(1);
 
-/// Least number of faults or writes per thread. A measurement goes on until each thread has made so
-/// many, because on a busy machine a thread may make no progress in the whole measuring time.
+/// A measurement lasts until each thread has made this many faults or, if it has few, this many
+/// writes. Otherwise a thread that makes no progress on a busy machine would have no result.
 const FEWEST_FAULTS: u64 = 20;
 const MOST_WRITES: u64 = 100_000;
-/// A measurement ends after this time in any case.
+/// Longest time of a measurement.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// Shorter measurements use less memory, which is filled sooner. If the measuring time is below the
-/// duration, the size is divided by the number.
+/// For a measuring time below the duration, the memory's size is divided by the number: less memory
+/// is filled sooner.
 const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
 
 const OPTIONS: &[Declared] = &[
@@ -120,7 +120,7 @@ struct Tally {
     faults: Latencies,
 }
 
-/// The pages of one thread, and how many times the thread has written to each.
+/// The pages of one thread, and how many times it has written to each page.
 struct Share<'a> {
     memory: &'a dyn Memory,
     first: usize,
@@ -136,7 +136,7 @@ impl Share<'_> {
         Share { memory, first: index, step: shape.threads, visits: vec![0; count], verify: shape.verify }
     }
 
-    /// Fills the pages with content that is neither zero nor highly compressible.
+    /// Fills the pages with content that is not zero and hard to compress.
     fn fill(&self) {
         let mut random = Rng::with_seed(1);
         let content: Vec<u64> = (0..PAGE / 16).map(|_| random.u64(..)).collect();
@@ -169,10 +169,10 @@ impl Share<'_> {
     }
 }
 
-/// The phase of a measurement.
+/// The current phase of a measurement: warm-up, measurement or end.
 struct Phase {
     now: AtomicU32,
-    /// Number of threads that have done enough work for a valid measurement.
+    /// Number of threads with enough faults or writes for a valid measurement.
     satisfied: AtomicUsize,
 }
 
@@ -186,7 +186,7 @@ const WARM_UP: u32 = 0;
 const MEASURED: u32 = 1;
 const OVER: u32 = 2;
 
-/// Measures repeated visits to all pages.
+/// Measures writes to random pages, many per page.
 fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, String> {
     let (phase, begin) = (&Phase::new(), &Barrier::new(shape.threads + 1));
     std::thread::scope(|scope| {
@@ -212,7 +212,7 @@ fn visit_often(shape: &Shape, memory: &'static dyn Memory) -> Result<Tally, Stri
     })
 }
 
-/// The loop of one thread.
+/// The work of one thread: writes until the measurement ends.
 fn live(mut share: Share, index: usize, phase: &Phase, begin: &Barrier) -> Result<Tally, String> {
     share.fill();
     let mut random = Rng::with_seed(index as u64 + 1);

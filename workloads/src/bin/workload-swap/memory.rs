@@ -1,5 +1,5 @@
-//! The kinds of memory that the benchmark can measure. A region of usring's, a pager or the kernel
-//! evicts their pages and reads them back.
+//! The kinds of memory that the benchmark can measure. usring's region, a pager or the kernel
+//! evicts pages and reads them back.
 
 use super::umap::Umap;
 use super::{Shape, kernel};
@@ -12,13 +12,13 @@ use workloads::options::Options;
 
 pub const PAGE: usize = 4096;
 
-/// Least limit of a region, in bytes.
+/// Least limit of a region of usring, in bytes.
 const LEAST: usize = 64 * PAGE;
 
 pub trait Memory: Sync {
     fn start(&self) -> *mut u8;
 
-    /// Evicts all pages but a few, and then lifts the limit so that all of them can return.
+    /// Evicts all pages but a few. Then raises the limit, so that all of them can return.
     fn put_out(&self) -> Result<(), String>;
 
     /// Returns whether an evicted page returns with its content.
@@ -27,7 +27,7 @@ pub trait Memory: Sync {
     }
 }
 
-/// Makes the memory that the options name. It is never freed.
+/// Makes the memory that the options select. It is never freed.
 pub fn make(options: &Options, shape: &Shape) -> Result<&'static dyn Memory, String> {
     let path: PathBuf = options.value("path")?;
     match options.value::<String>("by")?.as_str() {
@@ -104,8 +104,8 @@ impl Plain {
         // The workload expects that pages hold zeroes before their first write.
         zero(&file, shape.size)?;
         let memory = Plain::map(shape.size, libc::MAP_SHARED, file.as_raw_fd(), Leaving::ToSwap)?;
-        // Without this advice each fault would also read the pages around it, and so evict further
-        // pages.
+        // Without this advice each fault would also read the neighbouring pages, and so evict
+        // others.
         // SAFETY: the call only gives advice about a mapping of this program's.
         unsafe { libc::madvise(memory.start.cast::<c_void>(), shape.size, libc::MADV_RANDOM) };
         Ok(memory)
@@ -122,7 +122,7 @@ impl Plain {
     }
 }
 
-/// Fills the file with zeroes and syncs it, so that the measurement meets no hole.
+/// Fills the file with zeroes and syncs it, so that reads find no hole.
 fn zero(file: &std::fs::File, size: usize) -> Result<(), String> {
     use std::os::unix::fs::FileExt;
     let zeroes = vec![0u8; 1 << 20];
@@ -141,7 +141,7 @@ impl Memory for Plain {
             Leaving::ToSwap => libc::MADV_PAGEOUT,
             Leaving::ForGood => libc::MADV_DONTNEED,
         };
-        // SAFETY: the call concerns a mapping of this program's, which no thread uses now.
+        // SAFETY: the call affects only a mapping of this program's, which no thread uses now.
         match unsafe { libc::madvise(self.start.cast::<c_void>(), self.size, advice) } {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error().to_string()),

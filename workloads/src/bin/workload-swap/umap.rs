@@ -2,7 +2,7 @@
 //!
 //! - One thread sleeps in poll(2) until userfaultfd(2) has faults. It reads all pending faults,
 //!   sorts them, and passes them to a pool of fillers.
-//! - Each filler fills one page, which wakes the thread that has touched it.
+//! - Each filler fills one page at a time, which wakes the thread that has touched that page.
 //! - A pool of evictors starts when the buffer of resident pages is 90 % full. It evicts the oldest
 //!   pages, one by one, until the buffer is 70 % full. An evictor write-protects a page, writes it
 //!   to the store, and drops it.
@@ -42,7 +42,7 @@ unsafe impl Sync for Store {}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The program has never touched the page, so the store has no content of it.
+    /// The program has never touched the page, so the store has no content for it.
     Untouched,
     Out,
     /// A thread is filling or evicting the page.
@@ -58,7 +58,7 @@ struct Buffer {
     /// Number of pages that are resident or being filled.
     used: usize,
     limit: usize,
-    /// Whether the evictors are at work.
+    /// Whether the evictors are running.
     evicting: bool,
     faults: VecDeque<Touch>,
 }
@@ -77,8 +77,8 @@ pub struct Umap {
 }
 
 impl Umap {
-    /// Makes the memory. Its store is the file at `path` or, if `path` is empty, memory. The
-    /// pager's threads run until the process ends.
+    /// Makes memory with this pager. The store is the file at `path` or, if `path` is empty, in
+    /// memory. The pager's threads run until the process ends.
     pub fn make(path: &Path, size: usize, limit: usize) -> Result<&'static dyn Memory, String> {
         let fault = UserFault::open(Telling::Events).map_err(|error| format!("no userfaultfd: {error}"))?;
         let start = map(size)? as usize;
@@ -152,8 +152,8 @@ impl Umap {
             buffer = match buffer.pages[page] {
                 before @ (State::Untouched | State::Out) => self.bring_in(buffer, page, before, touch, &mut block),
                 _ => {
-                    // Another fault has brought the page in meanwhile, or this is a write to a
-                    // protected page.
+                    // Another fault has brought the page in meanwhile, or the fault is a write to a
+                    // write-protected page.
                     if touch.write {
                         buffer.pages[page] = State::Dirty;
                         let _ = self.fault.protect(self.address(page), PAGE, false);
@@ -225,11 +225,11 @@ impl Umap {
         if is_dirty {
             let protected = self.fault.protect(address, PAGE, true);
             assert!(protected.is_ok(), "a page cannot be protected: {protected:?}");
-            // SAFETY: the page is resident, and it is write-protected now.
+            // SAFETY: the page is resident and write-protected.
             unsafe { (address as *const u8).copy_to_nonoverlapping(block.0.as_mut_ptr(), PAGE) };
             self.write(page, block);
         }
-        // SAFETY: this thread has made the page busy, and its content is in the store.
+        // SAFETY: this thread has marked the page as busy, and the store has the page's content.
         unsafe { libc::madvise(address as *mut libc::c_void, PAGE, libc::MADV_DONTNEED) };
     }
 
@@ -262,7 +262,7 @@ fn wait<'a>(event: &Condvar, guard: MutexGuard<'a, Buffer>) -> MutexGuard<'a, Bu
 fn map(size: usize) -> Result<*mut u8, String> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping, into which nothing else points.
+    // SAFETY: a new mapping, which replaces no other.
     let start = unsafe { libc::mmap(std::ptr::null_mut(), size, protection, flags, -1, 0) };
     if start == libc::MAP_FAILED {
         return Err(std::io::Error::last_os_error().to_string());
