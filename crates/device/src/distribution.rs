@@ -6,12 +6,12 @@ use core::fmt;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 
-/// A distribution of time spans; in nanoseconds as parsed, in ticks after
+/// A distribution of time spans. The parameters are nanoseconds as parsed, and ticks after
 /// [`Distribution::in_ticks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distribution {
     Constant(u64),
-    /// Both ends are included.
+    /// Spans from `from` to `to`, both included.
     Uniform {
         from: u64,
         to: u64,
@@ -19,7 +19,7 @@ pub enum Distribution {
     Exponential {
         mean: u64,
     },
-    /// Negative values become zero.
+    /// A negative span becomes 0.
     Normal {
         mean: u64,
         deviation: u64,
@@ -48,8 +48,8 @@ impl Distribution {
         }
     }
 
-    /// Converts the parameters to ticks, so that a draw needs no conversion. The caller has called
-    /// [`usring_sys::ticks::calibrate`].
+    /// Converts the parameters from nanoseconds to ticks, so that a draw needs no conversion. The
+    /// caller has called [`usring_sys::ticks::calibrate`] before.
     pub fn in_ticks(self) -> Distribution {
         let ticks = |span: Nanoseconds| Ticks(0).after(span).0;
         match self {
@@ -62,7 +62,7 @@ impl Distribution {
         }
     }
 
-    /// Draws a span, in the unit of the parameters.
+    /// Draws a random span, in the unit of the parameters.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -73,7 +73,7 @@ impl Distribution {
         match self {
             Distribution::Constant(span) => span,
             Distribution::Uniform { from, to } => from + random.below((to - from).saturating_add(1)),
-            Distribution::Exponential { mean } => (mean as f64 * minus_logarithm(random.next())) as u64,
+            Distribution::Exponential { mean } => (mean as f64 * minus_logarithm(random.draw())) as u64,
             Distribution::Normal { mean, deviation } => {
                 (mean as f64 + deviation as f64 * standard_normal(random)) as u64
             }
@@ -81,16 +81,16 @@ impl Distribution {
     }
 }
 
-/// Returns −ln(x / 2⁶⁴), the inverse of the exponential distribution; `x | 1` stands for `x`, so
-/// that 0 has a logarithm, too.
+/// Returns −ln(x / 2⁶⁴). For a uniform `x` the result is exponentially distributed with mean 1. The
+/// lowest bit of `x` counts as set, because 0 has no logarithm.
 ///
 /// The core library has no logarithm, so the number is split. Its power of two is counted from the
-/// leading zeros. The remaining factor (1 to 2) uses the series of the inverse hyperbolic tangent,
-/// whose first omitted term is below 10⁻⁶.
+/// leading zeros. The logarithm of the remaining factor (1 to 2) is a series for the inverse
+/// hyperbolic tangent, whose first omitted term is below 10⁻⁶.
 fn minus_logarithm(x: u64) -> f64 {
     let x = x | 1;
     let zeros = x.leading_zeros();
-    // In the range 1 to 2.
+    // Lies in the range 1 to 2.
     let mantissa = (x << zeros) as f64 / (1u64 << 63) as f64;
     let s = (mantissa - 1.0) / (mantissa + 1.0);
     let square = s * s;
@@ -100,15 +100,15 @@ fn minus_logarithm(x: u64) -> f64 {
 }
 
 /// Returns a nearly normal number with mean 0 and variance 1: the sum of twelve uniform numbers,
-/// minus its mean of 6 (Irwin and Hall). That needs neither a logarithm nor a root, never exceeds
-/// six deviations, and suffices for a device's latency.
+/// minus its mean of 6 (Irwin and Hall). This needs neither a logarithm nor a root. The result
+/// never exceeds six deviations, which suffices for a device's latency.
 fn standard_normal(random: &mut Random) -> f64 {
     let mut sum = 0u64;
     for _ in 0..3 {
-        let four = random.next();
+        let four = random.draw();
         sum += (four & 0xffff) + (four >> 16 & 0xffff) + (four >> 32 & 0xffff) + (four >> 48);
     }
-    // Each 16-bit number stands for the middle of its step.
+    // Each 16-bit number stands for the middle of its step, so 12 halves are added.
     (sum as f64 + 6.0) / 65_536.0 - 6.0
 }
 
@@ -186,7 +186,7 @@ mod tests {
         close(deviation(&spans), 2_000.0);
         let within = spans.iter().filter(|span| span.abs_diff(10_000) <= 2_000).count();
         close(within as f64 / DRAWS as f64, 0.6827);
-        assert!(draws("normal(1us,10us)").contains(&0), "less than nothing is nothing");
+        assert!(draws("normal(1us,10us)").contains(&0), "a negative span becomes 0");
     }
 
     #[test]
@@ -197,6 +197,6 @@ mod tests {
                 assert!((minus_logarithm(x) - expected).abs() < 2e-5, "{x}: {expected}");
             }
         }
-        assert!(minus_logarithm(0) < 45.0, "no span is endless");
+        assert!(minus_logarithm(0) < 45.0, "every span is finite");
     }
 }

@@ -1,6 +1,6 @@
-//! A small generator of pseudo-random numbers, so that a device's random behaviour is repeated with
-//! the same seed. The algorithm is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
-//! number generators", 2014). Each 64-bit value appears once in its period of 2⁶⁴. Not for secrets.
+//! A small generator of pseudo-random numbers. With the same seed, a device repeats its random
+//! behaviour. The algorithm is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+//! number generators", 2014). Each 64-bit value appears once in the period of 2⁶⁴. Not for secrets.
 
 /// A sequence of pseudo-random numbers.
 #[derive(Clone, Debug)]
@@ -10,27 +10,27 @@ pub struct Random(u64);
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Random {
-    /// Makes the sequence of a seed.
+    /// Makes the sequence that belongs to a seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// Makes the sequence number `index` of a seed. Each queue pair or call gets a sequence of its
-    /// own, so they share no state.
+    /// Makes sequence number `index` of a seed. Each queue pair or blocking call gets a sequence of
+    /// its own, so they share no state.
     pub fn of(seed: u64, index: u64) -> Random {
         Random(mix(seed ^ mix(index.wrapping_add(1).wrapping_mul(STEP))))
     }
 
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(STEP);
         mix(self.0)
     }
 
-    /// Returns a number below `end`. All are equally likely (to within 2⁻⁶⁴ of `end`).
+    /// Returns a number below `end`. All numbers are equally likely, to within `end` · 2⁻⁶⁴.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
-        share_of(self.next(), end)
+        share_of(self.draw(), end)
     }
 }
 
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn random_numbers_are_those_of_splitmix64() {
         let mut random = Random::new(1_234_567);
-        let first: [u64; 5] = core::array::from_fn(|_| random.next());
+        let first: [u64; 5] = core::array::from_fn(|_| random.draw());
         let reference = [
             6_457_827_717_110_365_317,
             3_203_168_211_198_807_973,
@@ -68,8 +68,8 @@ mod tests {
 
     #[test]
     fn sequences_of_one_seed_differ_by_their_stream_number() {
-        assert_ne!(Random::of(7, 0).next(), Random::of(7, 1).next());
-        assert_ne!(Random::of(7, 0).next(), Random::of(8, 0).next());
-        assert_eq!(Random::of(7, 3).next(), Random::of(7, 3).next());
+        assert_ne!(Random::of(7, 0).draw(), Random::of(7, 1).draw());
+        assert_ne!(Random::of(7, 0).draw(), Random::of(8, 0).draw());
+        assert_eq!(Random::of(7, 3).draw(), Random::of(7, 3).draw());
     }
 }

@@ -1,4 +1,4 @@
-//! The requests that a device takes, and its completions.
+//! The requests that a device serves, and their completions.
 
 use alloc::vec::Vec;
 use usring_sys::Errno;
@@ -17,37 +17,37 @@ pub enum Operation {
     WriteZeroes,
 }
 
-/// A request of whole blocks within the device (see [`crate::Geometry`]). `block_file` serves all
-/// other reads and writes.
+/// A request of whole blocks within the device (see [`crate::Geometry`]). `block_file` splits or
+/// copies all other reads and writes, so that they become such requests.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRequest<'a> {
-    /// Returned with the completion. Below [`crate::QueueOptions::depth`], because queue pairs and
-    /// channels keep arrays that it indexes.
+    /// Number that the completion returns. Below [`crate::QueueOptions::depth`], because queue
+    /// pairs and channels index arrays by it.
     pub token: u32,
     pub operation: Operation,
-    /// For a write: the data is durable when the request completes (FUA).
+    /// For a write: whether the data must be durable when the request completes (FUA).
     pub durable: bool,
-    /// The program says, by this request, that the segments lie in memory that it registered. Then
-    /// the memory shared by [`crate::Driver::share_memory`] is used, even if other memory lies at
-    /// the address by now. Without this flag a driver never uses shared memory for an address.
+    /// Whether the program addresses memory that it has registered. The driver then uses the memory
+    /// shared by [`crate::Driver::share_memory`], even if other memory lies at the address by now.
+    /// Without this flag a driver never uses shared memory for an address.
     pub registered: bool,
-    /// Bytes from the start of the device.
+    /// Offset on the device, in bytes.
     pub offset: u64,
-    /// Bytes; for a read or write, the sum of the segments.
+    /// Length in bytes; for a read or write, the sum of the segments' lengths.
     pub length: u64,
-    /// Memory of the program to transfer from or to; empty for operations without data. The
-    /// addresses stay valid until the completion, the slice only during the call.
+    /// The program's memory for the transfer; empty for operations without data. The addresses must
+    /// stay valid until the completion, the slice only during the call.
     pub segments: &'a [IoVector],
     /// The file to transfer from or to. Only [`crate::driver::file::KernelFiles`] uses it, the
     /// device that stands for all files of the kernel.
     pub file: NamedFile,
 }
 
-/// A file of the kernel, named in a request.
+/// A file of the kernel that a request names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NamedFile {
     pub number: i32,
-    /// `RWF_*` of the transfer.
+    /// `RWF_*` flags of the transfer.
     pub flags: u32,
 }
 
@@ -65,14 +65,14 @@ impl Completion {
     }
 }
 
-/// Completions found by one poll of a queue pair. The list is used again for the next poll, and
-/// allocates its memory with the first completion.
+/// The completions that one poll of a queue pair has found. The list is reused for the next poll.
+/// It allocates its memory with the first completion.
 #[derive(Default)]
 pub struct Completions {
     list: Vec<Completion>,
 }
 
-/// Maximum number of completions per poll.
+/// Most completions per poll.
 const MOST: usize = 256;
 
 impl Completions {
@@ -80,22 +80,25 @@ impl Completions {
         Self::default()
     }
 
-    /// Allocates all memory that the list will ever need, for a user that must not allocate later.
+    /// Allocates all memory that the list will ever need. For a user that must not allocate later.
     pub fn reserve(&mut self) {
         self.list.reserve_exact(MOST);
     }
 
-    /// Returns whether more completions fit. A queue pair keeps the rest for the next poll.
+    /// Returns whether another completion fits. If not, a queue pair keeps its completions for the
+    /// next poll.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.list.len() < MOST
     }
 
+    /// Appends a completion.
+    ///
     /// # Panics
     /// If there is no room.
     #[inline]
     pub fn push(&mut self, completion: Completion) {
-        assert!(self.has_room(), "a queue pair checks for space first");
+        assert!(self.has_room(), "a queue pair checks for room first");
         self.list.push(completion);
     }
 
@@ -117,13 +120,13 @@ impl Completions {
         &self.list
     }
 
-    /// Returns the completions for a wrapper to change.
+    /// Returns the completions, so that a wrapper can change them.
     #[inline]
     pub fn as_mut_slice(&mut self) -> &mut [Completion] {
         &mut self.list
     }
 
-    /// Keeps the completions for which `keep` returns `true`. A wrapper holds the others back.
+    /// Removes the completions for which `keep` returns `false`. A wrapper delivers these later.
     pub fn retain(&mut self, keep: impl FnMut(&Completion) -> bool) {
         self.list.retain(keep);
     }

@@ -1,5 +1,5 @@
 //! Tests of a device as a file. The expected results are those of a Linux block device (each
-//! measured on a loop device), whatever the device itself supports.
+//! measured on a loop device). They must not depend on what the device under test supports.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -23,7 +23,7 @@ fn memory(bytes: &mut [u8]) -> IoVector {
 fn read(file: BlockFile, offset: u64, length: usize, direct: bool) -> Result<Vec<u8>, Errno> {
     let mut bytes = vec![0xee; length];
     let count = file.read(offset, &[memory(&mut bytes)], direct)?;
-    assert!(bytes[count as usize..].iter().all(|byte| *byte == 0xee), "nothing is written behind the answer");
+    assert!(bytes[count as usize..].iter().all(|byte| *byte == 0xee), "no byte behind the returned length is written");
     bytes.truncate(count as usize);
     Ok(bytes)
 }
@@ -36,7 +36,7 @@ fn random_bytes(random: &mut Rng, length: u64) -> Vec<u8> {
     (0..length).map(|_| random.u8(..)).collect()
 }
 
-/// Cuts memory into segments, some of them empty.
+/// Splits memory into segments, some of them empty.
 fn cut(random: &mut Rng, whole: IoVector) -> Vec<IoVector> {
     let (mut parts, mut at) = (vec![], 0);
     while at < whole.length {
@@ -48,7 +48,7 @@ fn cut(random: &mut Rng, whole: IoVector) -> Vec<IoVector> {
     parts
 }
 
-/// Compares random reads and writes of any bytes with the same operations on a vector.
+/// Compares random reads and writes, at any offset and of any length, with those of a vector.
 fn compare_with_a_vector(driver: TestDriver, seed: u64) {
     let (device, controls, _) = driver.device(CLASSIC);
     let (file, mut random) = (device.as_file(), Rng::with_seed(seed));
@@ -123,7 +123,7 @@ fn a_transfer_ends_at_the_end_of_the_device() {
         }
         assert_eq!(read(file, SIZE - 512, 4096, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 4096], direct), Ok(512));
-        // The bytes beyond the device's end need not be whole blocks.
+        // The bytes behind the device's end need not be whole blocks.
         assert_eq!(read(file, SIZE - 512, 700, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 700], direct), Ok(512));
         for offset in [i64::MAX as u64, 1 << 63, u64::MAX] {
@@ -154,7 +154,7 @@ fn direct_transfers_of_partial_blocks_or_unaligned_memory_are_refused() {
     }
     assert_eq!(both(100, base, 0), Ok(0));
     let parts = |first| [IoVector { base, length: first }, IoVector { base: base + first, length: 512 - first }];
-    assert_eq!(file.read(0, &parts(100), true), Ok(512), "it is the sum that counts");
+    assert_eq!(file.read(0, &parts(100), true), Ok(512), "the sum of the lengths must be whole blocks");
     assert_eq!(file.read(0, &parts(101), true), Err(Errno::EINVAL));
     assert_eq!(file.read(0, &parts(101), false), Ok(512));
 }
@@ -185,9 +185,9 @@ fn a_transfer_ends_where_invalid_memory_begins() {
     assert_eq!(file.read(0, &segment(0x1000, 4096), true), Err(Errno::EFAULT));
     assert_eq!(file.read(0, &segment(end - 512, 1024), true), Err(Errno::EFAULT));
     assert_eq!(file.read(0, &segment(0x1000, 1 << 63), true), Err(Errno::EINVAL));
-    assert_eq!(file.read(SIZE, &segment(0x1000, 4096), true), Ok(0), "at the end nobody looks at the memory");
+    assert_eq!(file.read(SIZE, &segment(0x1000, 4096), true), Ok(0), "at the device's end the memory is not checked");
     let direct = half.before_end(700);
-    assert_eq!(file.write(0, &segment(direct, 2048), true, false), Ok(512), "whole blocks only");
+    assert_eq!(file.write(0, &segment(direct, 2048), true, false), Ok(512), "only whole blocks are written");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn a_transfer_uses_the_queue_pair_only_if_it_fits_one_request() {
         assert_eq!(route(Read, 0, &[512], direct), Route::QueuePair { length: 512 });
         assert_eq!(route(Write, SIZE - 1024, &[512, 100, 412], direct), Route::QueuePair { length: 1024 });
         assert_eq!(route(Read, 0, &[8192], direct), Route::QueuePair { length: 8192 });
-        assert_eq!(route(Read, 0, &[8192, 512], direct), Route::BlockFile, "too long");
+        assert_eq!(route(Read, 0, &[8192, 512], direct), Route::BlockFile, "longer than a request may be");
         assert_eq!(route(Read, 0, &[512; 5], direct), Route::BlockFile, "too many segments");
         assert_eq!(route(Read, SIZE - 512, &[1024], direct), Route::BlockFile, "cut at the end");
         assert_eq!(route(Read, SIZE, &[512], direct), Route::Nothing);
@@ -239,10 +239,10 @@ fn a_transfer_with_an_error_in_the_middle_returns_the_bytes_before_it() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     controls.bad_byte.store(20_000, Relaxed);
-    // Blocks after the bad one may have been read, too, because pieces are in flight together.
+    // Blocks behind the bad block may be read, too, because pieces are in flight together.
     assert_eq!(file.read(0, &[memory(&mut [0; SIZE as usize])], true), Ok(16 << 10));
     assert_eq!(read(file, 16 << 10, 8192, true), Err(Errno::EIO));
-    assert_eq!(write(file, 19_500, &[1; 600], false), Ok(19_968 - 19_500), "up to the bad block");
+    assert_eq!(write(file, 19_500, &[1; 600], false), Ok(19_968 - 19_500), "bytes up to the bad block");
     assert_eq!(write(file, 20_010, &[1; 10], false), Err(Errno::EIO));
     assert_eq!(read(file, 24 << 10, 8192, true).map(|bytes| bytes.len()), Ok(8192));
 }
@@ -253,7 +253,7 @@ fn concurrent_writes_to_parts_of_one_block_are_all_kept() {
     controls.latency.store(2_000, Relaxed);
     const THREADS: u64 = 4;
     const PART: u64 = 96;
-    // The parts are adjacent, and some cross a block boundary.
+    // The threads' parts are adjacent, and some parts cross a block boundary.
     thread::scope(|scope| {
         for number in 0..THREADS {
             let file = device.as_file();
@@ -288,7 +288,7 @@ fn more_threads_than_queue_pairs_take_turns() {
     });
     assert_eq!(controls.queues.load(Relaxed), 1);
     drop(device);
-    assert_eq!(controls.queues.load(Relaxed), 0, "they go with the device");
+    assert_eq!(controls.queues.load(Relaxed), 0, "the queue pairs are closed with the device");
 }
 
 #[test]
@@ -310,18 +310,18 @@ fn a_call_waits_as_the_current_poll_policy_says() {
         assert_eq!(read(device.as_file(), 0, 512, true), Ok(vec![0; 512]));
         controls.get(|c| &c.polls) - before
     };
-    // A single attempt fails if this thread waits for a processor the whole time.
+    // An attempt fails if this thread waits for a processor all the time that the device needs.
     let spins = || sooner_or_later(polls, |polls| *polls > 50);
     spins();
     policy.set(PollPolicy::Interrupt);
     for _ in 0..20 {
-        assert!(polls() <= 4, "with interrupts it looks before and after");
+        assert!(polls() <= 4, "a wait for an interrupt polls only before and after");
     }
     assert!(controls.get(|c| &c.interrupts) >= 20);
     policy.set(PollPolicy::HybridFixed(2 * LATENCY));
     polls();
     for _ in 0..20 {
-        assert!(polls() <= 3, "it sleeps as long as was said");
+        assert!(polls() <= 3, "the wait sleeps for the fixed time");
     }
     let interrupts = controls.get(|c| &c.interrupts);
     policy.set(CLASSIC);
@@ -359,7 +359,7 @@ fn missing_device_features_are_emulated_or_refused() {
     let (device, controls, _) = driver.device(CLASSIC);
     let file = device.as_file();
     controls.bytes.lock().unwrap().fill(7);
-    assert_eq!(file.flush(), Ok(()), "what was written is durable");
+    assert_eq!(file.flush(), Ok(()), "without a cache, written data is durable");
     assert_eq!(controls.get(|c| &c.requests), 0);
     assert_eq!(file.discard(0, 512), Err(Errno::EOPNOTSUPP));
     assert_eq!(file.write_zeroes(0, 512, false), Err(Errno::EOPNOTSUPP));

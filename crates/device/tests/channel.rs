@@ -1,5 +1,5 @@
-//! Tests of how a channel waits: the answers of each policy, and their effect on a device whose
-//! latency the test sets.
+//! Tests of how a channel waits: the results of `pause` under each policy, and their effect on a
+//! device whose latency the test sets.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -34,14 +34,14 @@ fn submit(channel: &mut Channel, token: u32) {
     assert_eq!(channel.submit(&request), Submission::Accepted);
 }
 
-/// Serializes tests that measure time, so that they do not take the processor from each other.
+/// Serializes tests that measure time, because they would take the processor from each other.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A typical user: keeps `depth` requests in flight, waits for at least one, and submits as many
-/// again.
+/// A typical user of a channel. It keeps `depth` requests in flight: it waits for at least one
+/// completion, and submits as many requests again.
 struct User {
     _turn: MutexGuard<'static, ()>,
     channel: Channel,
@@ -55,12 +55,12 @@ struct Work {
     looks: u64,
     waits: u64,
     sleeps: Vec<Nanoseconds>,
-    /// Waits whose sleep ended before the device had completed the request.
+    /// Number of waits whose sleep ended before the device had completed the request.
     short: u64,
 }
 
 impl Work {
-    /// Returns the median sleep of all waits; 0 if most waits had none.
+    /// Returns the median sleep of all waits; 0 if most waits did not sleep.
     fn typical_sleep(&self) -> Nanoseconds {
         let mut sleeps = self.sleeps.clone();
         sleeps.resize(self.waits as usize, 0);
@@ -68,8 +68,8 @@ impl Work {
         sleeps[sleeps.len() / 2]
     }
 
-    /// Returns whether most waits sleep at least this long and wake before the device completes. On
-    /// a busy machine the device seems slower than it is.
+    /// Returns whether most waits sleep at least `least` and wake before the request has completed.
+    /// On a busy machine the device seems slower than it is.
     fn sleeps_for_most(&self, least: Nanoseconds) -> bool {
         self.typical_sleep() >= least && 2 * self.short > self.waits
     }
@@ -101,17 +101,18 @@ impl User {
                     std::hint::spin_loop();
                 }
                 Pause::Sleep(span) => {
-                    assert!(!slept, "once for each wait");
+                    assert!(!slept, "a wait sleeps once");
                     slept = true;
                     work.sleeps.push(span);
-                    // Spins, to behave as on a quiet machine. On a busy machine a real sleep would
-                    // measure when the thread gets the processor back, not the device.
+                    // Spins instead of sleeping, to behave as on a quiet machine. After a real
+                    // sleep on a busy machine, the thread would get the processor back late, and
+                    // measure that delay.
                     let start = Instant::now();
                     while start.elapsed() < Duration::from_nanos(span) {
                         std::hint::spin_loop();
                     }
                 }
-                Pause::Interrupt => panic!("nobody asked for interrupts"),
+                Pause::Interrupt => panic!("the queue pair has no interrupts"),
             }
         }
         work.short += u64::from(is_short);
@@ -172,7 +173,7 @@ fn hybrid_sleeps_adapt_to_a_slower_and_to_a_faster_device() {
     let (device, controls, policy) = latency(100);
     policy.set(HybridAdaptive);
     let mut user = User::new(&device, WaiterKind::Ring, 1);
-    // Well above the timer's lateness on a busy machine (at most 60 µs).
+    // These latencies are well above the delay of a timer on a busy machine (at most 60 µs).
     for microseconds in [300, 1_200, 400] {
         controls.latency.store(microseconds * MICROSECOND, Relaxed);
         sooner_or_later(|| user.work(20), |work| work.sleeps_for_most(microseconds * 400));
@@ -191,9 +192,8 @@ fn a_wait_for_a_fast_device_does_not_sleep() {
     user.finish();
 }
 
-/// However many requests are in flight, a wait sleeps at most once. (blk-mq slept once for each
-/// request, which gave 167 requests per second. The tests of `estimate` check the total length of
-/// the sleeps.)
+/// However many requests are in flight, a wait sleeps at most once. The tests of `estimate` check
+/// the total length of the sleeps.
 #[test]
 fn a_hybrid_wait_with_many_requests_in_flight_sleeps_once() {
     let (device, _, policy) = latency(200);
@@ -239,16 +239,16 @@ fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
         pause
     };
     while start.elapsed() < Duration::from_millis(80) {
-        // The call itself may last into the next window.
+        // This call itself may last into the next window.
         let pause = call();
-        assert!(pause == Pause::Spin || start.elapsed() > Duration::from_millis(100), "not in the first window");
+        assert!(pause == Pause::Spin || start.elapsed() > Duration::from_millis(100), "a sleep in the first window");
     }
     let mut last = Pause::Spin;
     while start.elapsed() < Duration::from_millis(350) || last == Pause::Spin {
-        assert!(start.elapsed() < LONGEST, "it never sleeps");
+        assert!(start.elapsed() < LONGEST, "no call sleeps");
         last = call();
     }
-    // On a busy machine some calls take longer than the device.
+    // On a busy machine some calls take longer than the device's latency.
     let halves = LATENCY * 500..=longest.as_nanos() as u64 / 2 + 1;
     assert!(matches!(last, Pause::Sleep(span) if halves.contains(&span)), "{last:?} is not in {halves:?}");
 }
@@ -256,15 +256,15 @@ fn a_calls_wait_sleeps_for_half_the_mean_latency_of_the_last_window() {
 #[test]
 fn a_fixed_sleep_counts_from_the_oldest_request() {
     let (device, controls, policy) = latency(0);
-    // Much longer than a pause of this thread on a busy machine.
+    // Much longer than this thread waits for a processor on a busy machine.
     const SPAN: u64 = 2_000_000_000;
     policy.set(HybridFixed(SPAN));
     let mut channel = device.open_channel(POLLED).unwrap();
-    assert_eq!(channel.pause(&mut channel.begin_wait()), Pause::Spin, "nothing is out");
+    assert_eq!(channel.pause(&mut channel.begin_wait()), Pause::Spin, "no request is in flight");
     let asked = |channel: &mut Channel| {
         let mut wait = channel.begin_wait();
         let first = channel.pause(&mut wait);
-        assert_eq!(channel.pause(&mut wait), Pause::Spin, "once for each wait");
+        assert_eq!(channel.pause(&mut wait), Pause::Spin, "a wait sleeps once");
         match first {
             Pause::Sleep(span) => span,
             _ => 0,
@@ -277,17 +277,17 @@ fn a_fixed_sleep_counts_from_the_oldest_request() {
     sleep_precisely(10_000_000).unwrap();
     submit(&mut channel, 1);
     channel.ring_doorbell();
-    assert!(asked(&mut channel) + 10_000_000 <= young, "the oldest counts");
+    assert!(asked(&mut channel) + 10_000_000 <= young, "the sleep depends on the oldest request");
     sleep_precisely(SPAN).unwrap();
     assert_eq!(asked(&mut channel), 0);
-    // The third request is still in flight when the first two have completed.
+    // The third request is still in flight when the first two requests have completed.
     controls.latency.store(SPAN / 10, Relaxed);
     submit(&mut channel, 2);
     channel.ring_doorbell();
     let mut completions = Completions::new();
     channel.poll(&mut completions);
     assert_eq!((completions.as_slice().len(), channel.in_flight()), (2, 1));
-    assert!(asked(&mut channel) > SPAN / 2, "the oldest of those that are out");
+    assert!(asked(&mut channel) > SPAN / 2, "the sleep depends on the oldest request in flight");
     while channel.in_flight() > 0 {
         channel.poll(&mut completions);
     }
@@ -313,6 +313,6 @@ fn interrupts_are_offered_where_the_queue_pair_has_them() {
     let mut channel = device.open_channel(QueueOptions { depth: 4, interrupts: true }).unwrap();
     assert_eq!(channel.pause(&mut channel.begin_wait()), Pause::Interrupt);
     let mut polled = device.open_channel(POLLED).unwrap();
-    assert_eq!(polled.pause(&mut polled.begin_wait()), Pause::Spin, "the policy was another when it was opened");
+    assert_eq!(polled.pause(&mut polled.begin_wait()), Pause::Spin, "the queue pair was opened without interrupts");
     assert!(Pause::Spin < Pause::Sleep(1) && Pause::Sleep(1) < Pause::Sleep(2) && Pause::Sleep(2) < Pause::Interrupt);
 }

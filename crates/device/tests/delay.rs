@@ -64,7 +64,7 @@ fn reads_writes_and_other_operations_have_separate_delays() {
                 assert!(took >= Duration::from_micros(milliseconds * 999), "{operation:?} took {took:?}");
                 took
             };
-            // The operation does not take as long as the next one in the list, either.
+            // The operation must be faster than the next one in the list, too.
             sooner_or_later(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }
@@ -87,12 +87,12 @@ fn many_requests_are_delayed_concurrently() {
         }
         start.elapsed()
     };
-    // In sequence the requests would take more than a second.
+    // One after the other, the requests would take more than a second.
     sooner_or_later(attempt, |took| *took < Duration::from_millis(20 * 30));
 }
 
-/// One thread may sleep on the interrupt while another polls the queue. A poll that returns no
-/// completion must not consume the interrupt.
+/// One thread may sleep on the interrupt while another thread polls the queue pair. A poll that
+/// returns no completion must leave the interrupt armed.
 #[test]
 fn a_poll_that_finds_nothing_does_not_consume_the_interrupt() {
     let driver = open("delay(null:size=1G,latency=5ms,write=1000s)");
@@ -102,7 +102,7 @@ fn a_poll_that_finds_nothing_does_not_consume_the_interrupt() {
     assert!(queue.arm_interrupt());
     assert_eq!(queue.submit(&transfer(0, Operation::Write, 0, &segments)), Submission::Accepted);
     queue.ring_doorbell();
-    // Long enough for the inner device to complete the write, which is then held back.
+    // Long enough for the inner device to complete the write, which the wrapper then holds back.
     let start = Instant::now();
     let mut completions = Completions::new();
     while start.elapsed() < Duration::from_millis(20) {
@@ -112,7 +112,7 @@ fn a_poll_that_finds_nothing_does_not_consume_the_interrupt() {
     assert_eq!(queue.submit(&transfer(1, Operation::Read, 0, &segments)), Submission::Accepted);
     queue.ring_doorbell();
     let number = queue.interrupt().unwrap();
-    assert!(is_readable(number, LONGEST), "the sleeper was forgotten");
+    assert!(is_readable(number, LONGEST), "no interrupt");
 }
 
 #[test]

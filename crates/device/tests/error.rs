@@ -1,4 +1,4 @@
-//! Tests of the faulty wrapper: random errors, repeated with the same seed.
+//! Tests of the wrapper that makes random errors and repeats them with the same seed.
 
 mod common;
 
@@ -56,8 +56,8 @@ fn look(queue: &mut dyn QueuePair) -> Vec<Completion> {
     }
 }
 
-/// Returns the results of a thousand reads of eight blocks, by token; `None` for a read that does
-/// not complete immediately.
+/// Returns the results of 1000 reads of eight blocks, by token; `None` for a read that does not
+/// complete at once.
 fn results(text: &str) -> Vec<Option<i32>> {
     let driver = open(text);
     let memory = Memory::new(512 * BLOCKS);
@@ -69,7 +69,7 @@ fn results(text: &str) -> Vec<Option<i32>> {
     queue.ring_doorbell();
     let mut results = vec![None; DEPTH as usize];
     for completion in look(&mut *queue) {
-        assert_eq!(results[completion.token as usize].replace(completion.result), None, "answered twice");
+        assert_eq!(results[completion.token as usize].replace(completion.result), None, "a request completed twice");
     }
     results
 }
@@ -105,12 +105,12 @@ fn a_short_transfer_is_any_number_of_whole_blocks() {
         let mut seen = [0; BLOCKS + 1];
         for _ in 0..200 {
             memory.set(0, &vec![0xee; length]);
-            // Two segments, so that the shortened length may end in either.
+            // There are two segments, and the shortened length may end in either of them.
             let segments = [memory.segment(0, 3 * block), memory.segment(3 * block, length - 3 * block)];
             let result = rig.transfer(Operation::Read, 0, &segments) as usize;
             assert!(result.is_multiple_of(block) && (block..length).contains(&result));
             assert_eq!(memory.get(0, result), vec![0; result]);
-            assert_eq!(memory.get(result, length - result), vec![0xee; length - result], "beyond what is said");
+            assert_eq!(memory.get(result, length - result), vec![0xee; length - result], "more bytes than reported");
             seen[result / block] += 1;
         }
         assert!(seen[1..BLOCKS].iter().all(|times| *times > 0), "{seen:?}");

@@ -1,4 +1,4 @@
-//! Tests of the three estimates with given latencies.
+//! Tests of the three latency estimates, with latencies that the tests choose.
 #![cfg(not(loom))]
 
 use usring_device::Operation::{Flush, Read, Write};
@@ -7,15 +7,15 @@ use usring_sys::ticks::{self, Ticks};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
-/// Overshoot of the timer, as measured on ordinary machines.
+/// How much longer than requested a sleep takes, as measured on ordinary machines.
 const OVERSHOOT: u64 = 3 * MICROSECOND;
 
 fn reads(length: u64) -> Bucket {
     Bucket::of(Read, length)
 }
 
-/// Serves requests one at a time on a device of constant latency. Returns the time slept and the
-/// time polled for the last request.
+/// Simulates requests, one at a time, on a device of constant latency. Returns how long the user
+/// slept, and how long it polled, for the last request.
 fn serve(expectations: &mut Expectations, requests: usize, latency: u64) -> (u64, u64) {
     let bucket = reads(4096);
     let mut last = (0, 0);
@@ -54,14 +54,14 @@ fn the_sleep_is_half_the_mean_latency_of_the_last_window() {
     assert_eq!(mean.sleep(reads(4096)), 0, "the first window has not ended");
     mean.record(reads(4096), 500 * MICROSECOND, at(101 * MILLISECOND));
     assert_eq!(mean.sleep(reads(4096)), 50 * MICROSECOND);
-    assert_eq!(mean.sleep(reads(512)), 0, "nothing of that size was read");
+    assert_eq!(mean.sleep(reads(512)), 0, "no request of that size has completed");
     assert_eq!(mean.sleep(Bucket::of(Write, 4096)), 0);
     mean.record(reads(512), MICROSECOND, at(210 * MILLISECOND));
-    assert_eq!(mean.sleep(reads(4096)), 250 * MICROSECOND, "it rises with the device");
+    assert_eq!(mean.sleep(reads(4096)), 250 * MICROSECOND, "the estimate rises with the latency");
     mean.record(reads(512), MICROSECOND, at(320 * MILLISECOND));
-    assert_eq!(mean.sleep(reads(4096)), 250 * MICROSECOND, "and stays where nothing was read");
+    assert_eq!(mean.sleep(reads(4096)), 250 * MICROSECOND, "without completions the estimate stays");
     mean.record(Bucket::of(Flush, 0), 9 * MILLISECOND, at(330 * MILLISECOND));
-    assert_eq!(mean.sleep(Bucket::of(Flush, 0)), 0, "blk-mq has no estimate of it");
+    assert_eq!(mean.sleep(Bucket::of(Flush, 0)), 0, "blk-mq has no estimate for a flush");
 }
 
 #[test]
@@ -71,15 +71,15 @@ fn a_rings_estimate_starts_without_sleep_and_only_falls() {
     estimate.record(80 * MICROSECOND, 0);
     assert_eq!(estimate.sleep(), 40 * MICROSECOND);
     estimate.record(82 * MICROSECOND, 40 * MICROSECOND);
-    assert_eq!(estimate.sleep(), 21 * MICROSECOND, "what was slept does not count");
+    assert_eq!(estimate.sleep(), 21 * MICROSECOND, "the time slept is subtracted");
     estimate.record(900 * MICROSECOND, 0);
-    assert_eq!(estimate.sleep(), 21 * MICROSECOND, "a slower device is not learnt");
+    assert_eq!(estimate.sleep(), 21 * MICROSECOND, "the estimate does not rise");
 }
 
 #[test]
 fn a_wait_for_a_constant_latency_sleeps_until_shortly_before_its_end() {
     let mut expectations = Expectations::default();
-    assert_eq!(expectations.sleep(reads(4096), 0, true, OVERSHOOT), 0, "nothing is known");
+    assert_eq!(expectations.sleep(reads(4096), 0, true, OVERSHOOT), 0, "no request has completed");
     for latency in [60, 100, 5_000] {
         let latency = latency * MICROSECOND;
         let (slept, spun) = serve(&mut expectations, 200, latency);
@@ -111,7 +111,7 @@ fn the_sleep_for_an_old_request_is_only_its_remaining_time() {
     let young = expectations.sleep(reads(4096), 0, false, OVERSHOOT);
     let half = expectations.sleep(reads(4096), 50 * MICROSECOND, false, OVERSHOOT);
     assert_eq!(young - half, 50 * MICROSECOND);
-    assert_eq!(expectations.sleep(reads(4096), 95 * MICROSECOND, false, OVERSHOOT), 0, "it would not pay");
+    assert_eq!(expectations.sleep(reads(4096), 95 * MICROSECOND, false, OVERSHOOT), 0, "too short to sleep");
     assert_eq!(expectations.sleep(reads(4096), 200 * MICROSECOND, false, OVERSHOOT), 0);
 }
 
@@ -122,7 +122,7 @@ fn a_wait_for_several_requests_of_variable_latency_does_not_sleep() {
         expectations.begin_look();
         expectations.record(reads(4096), (10 + request * 37 % 180) * MICROSECOND, 0);
     }
-    assert_eq!(expectations.sleep(reads(4096), 0, false, OVERSHOOT), 0, "the next may be done at any moment");
+    assert_eq!(expectations.sleep(reads(4096), 0, false, OVERSHOOT), 0, "the next request may complete at any moment");
     let alone = expectations.sleep(reads(4096), 0, true, OVERSHOOT);
     assert!((30..60).contains(&(alone / MICROSECOND)), "{alone} ns is not half the mean");
 }
@@ -131,7 +131,7 @@ fn a_wait_for_several_requests_of_variable_latency_does_not_sleep() {
 fn sleeps_with_many_requests_in_flight_do_not_exceed_the_device_time() {
     const EVEN: u64 = 200 * MICROSECOND;
     let mut expectations = Expectations::default();
-    // One sleep and one poll for all 32 requests; the poll comes no earlier than the sleep ends.
+    // The user sleeps once and polls once for all 32 requests. The poll comes after the sleep.
     let mut serve = |latency: u64| {
         let slept = match expectations.sleep(reads(4096), 0, false, OVERSHOOT) {
             0 => 0,
@@ -144,7 +144,7 @@ fn sleeps_with_many_requests_in_flight_do_not_exceed_the_device_time() {
     };
     let all = (0..100).map(|_| serve(EVEN)).sum::<u64>();
     assert!((50 * EVEN..100 * EVEN).contains(&all), "{all} ns");
-    // After a delay of the whole machine the estimate recovers soon.
+    // After the whole machine was delayed, the estimate must recover soon.
     serve(300 * EVEN);
     let all = (0..20).map(|_| serve(EVEN)).sum::<u64>();
     assert!(all < 30 * EVEN, "{all} ns");

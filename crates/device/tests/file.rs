@@ -37,7 +37,7 @@ fn open(text: &str) -> Box<dyn Driver> {
     try_open(text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Makes a device in a sparse file. The file's name is removed as soon as the device is open.
+/// Returns a device in a sparse file. The file is removed as soon as the device is open.
 fn subject(place: fn() -> Place, options: &'static str) -> Subject {
     let open = move || {
         let file = place();
@@ -99,7 +99,7 @@ fn a_block_device_passes_the_tests_of_a_file() {
 fn direct_io_is_the_default_where_the_file_supports_it() {
     let file = Place::on_disk();
     file.make(SIZE);
-    // The geometry shows the choice: O_DIRECT requires aligned memory.
+    // The geometry shows whether O_DIRECT is used, because it requires aligned memory.
     let geometry = |options| open(&file.text(options)).geometry();
     assert_eq!(geometry(",direct=off").alignment, 1);
     assert!(geometry(",direct=on").alignment > 1);
@@ -147,7 +147,7 @@ fn a_device_keeps_working_after_its_file_is_removed() {
     file.remove();
     rig.write(8192, &[2; 4096]);
     assert!(rig.read(4096, 4096) == [1; 4096]);
-    // So does a queue pair that is opened afterwards.
+    // A queue pair that is opened after the removal works, too.
     assert!(Rig::new(&*driver, POLLED).read(8192, 4096) == [2; 4096]);
     let mut found = [0; 4096];
     disk.read_exact_at(&mut found, 8192).unwrap();
@@ -165,7 +165,7 @@ fn reads_beyond_the_end_of_a_truncated_file_fail() {
         let memory = Memory::new(8192);
         let result = rig.transfer(Operation::Read, 1 << 20, &[memory.segment(0, 4096)]);
         assert!(is_error(result, Errno::EIO), "{result}");
-        assert_eq!(rig.transfer(Operation::Read, 4096, &[memory.segment(0, 8192)]), 4096, "up to the end");
+        assert_eq!(rig.transfer(Operation::Read, 4096, &[memory.segment(0, 8192)]), 4096, "bytes up to the file's end");
         assert_eq!(rig.read(0, 4096), [0; 4096]);
     }
 }
@@ -182,7 +182,7 @@ fn writes_to_a_full_file_system_fail_with_enospc() {
             let mut write = |at: u64| rig.transfer(Operation::Write, at * (64 << 10), &[memory.segment(0, 64 << 10)]);
             let results: Vec<i32> = (0..32).map(&mut write).collect();
             assert!(results[0] == 64 << 10 && is_error(results[31], Errno::ENOSPC), "{results:?}");
-            assert_eq!(write(0), 64 << 10, "blocks that are there can be written");
+            assert_eq!(write(0), 64 << 10, "allocated blocks can be written");
             assert_eq!(rig.range(Operation::Discard, 0, 8 << 20), 0);
             rig.write(7 << 20, &[7; 4096]);
         }
@@ -197,14 +197,14 @@ fn the_device_size_is_that_of_the_file_or_of_the_size_option() {
     let file = Place::on_disk();
     let disk = file.make(10_000);
     let size = |options: &str| try_open(&file.text(options)).map(|driver| driver.geometry().size);
-    assert_eq!(size(""), Ok(9728), "whole blocks of it");
+    assert_eq!(size(""), Ok(9728), "the size is rounded down to whole blocks");
     assert_eq!(size(",size=4096"), Ok(4096));
     assert_eq!(size(",size=1M,read-only=on"), Err(Errno::ENOSPC));
-    assert_eq!(disk.metadata().unwrap().len(), 10_000, "nothing so far made it longer or shorter");
+    assert_eq!(disk.metadata().unwrap().len(), 10_000, "the file's length has not changed");
     assert_eq!(size(",size=1M"), Ok(1 << 20));
     assert_eq!(disk.metadata().unwrap().len(), 1 << 20);
     disk.set_len(511).unwrap();
-    assert_eq!(size(""), Err(Errno::EINVAL), "not a single block");
+    assert_eq!(size(""), Err(Errno::EINVAL), "the file is shorter than a block");
 }
 
 #[test]
@@ -224,10 +224,10 @@ fn a_device_on_part_of_a_file_leaves_the_rest_unchanged() {
 fn paths_other_than_regular_files_and_block_devices_are_refused() {
     let file = Place::on_disk();
     let refused = |path: &str| try_open(&format!("file:path={path}")).err();
-    assert_eq!(refused(&file.path), Some(Errno::ENOENT), "it is never made");
+    assert_eq!(refused(&file.path), Some(Errno::ENOENT), "a missing file is not created");
     assert_eq!(refused("/dev/null"), Some(Errno::EINVAL));
     assert_eq!(refused(&std::env::temp_dir().display().to_string()), Some(Errno::EISDIR));
-    // The fifo has no other end: an open that waits for one would never return.
+    // The fifo has no writer. If opening the device waited for one, it would never return.
     let path = std::ffi::CString::new(file.path.as_str()).unwrap();
     let mode = u64::from(linux::S_IFIFO | 0o600);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, mode, 0, 0];
@@ -235,7 +235,7 @@ fn paths_other_than_regular_files_and_block_devices_are_refused() {
     let (sender, receiver) = mpsc::channel();
     let texts = [file.text(""), file.text(",read-only=on")];
     thread::spawn(move || sender.send(texts.map(|text| try_open(&text).err())));
-    let answers = receiver.recv_timeout(LONGEST).expect("a request waits for a writer");
+    let answers = receiver.recv_timeout(LONGEST).expect("opening a fifo waits for a writer");
     assert_eq!(answers, [Some(Errno::EINVAL); 2]);
 }
 
@@ -265,7 +265,7 @@ fn a_refused_request_does_not_stop_the_rest_of_its_batch() {
     let driver = open(&file.text(""));
     let mut rig = Rig::new(&*driver, POLLED);
     let memory = Memory::new(64 << 10);
-    // The kernel finds these invalid vectors while it takes the batch.
+    // The kernel notices the invalid vectors only within io_submit(2).
     let bad = [IoVector { base: 1 << 62, length: 4096 }; 2];
     for token in 0..16 {
         let good = [memory.segment(token as usize * 4096, 2048), memory.segment(token as usize * 4096 + 2048, 2048)];
@@ -296,7 +296,8 @@ fn a_request_that_the_kernel_refuses_raises_the_interrupt() {
     assert!(is_error(rig.wait()[0].result, Errno::EFAULT));
 }
 
-/// A sandbox may answer instead of the kernel. The kernel never returns 0 here.
+/// In a sandbox a filter may answer io_submit(2) instead of the kernel. The kernel never returns 0
+/// here.
 #[test]
 fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
     let file = Place::on_disk();
@@ -313,11 +314,11 @@ fn an_io_submit_that_returns_0_is_not_retried_for_ever() {
         rig.queue.ring_doorbell();
         sender.send(rig.wait().iter().map(|completion| completion.result).collect::<Vec<_>>())
     });
-    assert_eq!(receiver.recv_timeout(LONGEST).expect("no answer"), [Errno::EAGAIN.negative(); 2]);
+    assert_eq!(receiver.recv_timeout(LONGEST).expect("io_submit is retried for ever"), [Errno::EAGAIN.negative(); 2]);
 }
 
-/// Reads alone and then in pairs, in a thread for which `refuse` changes io_submit(2). Returns the
-/// results, and whether the pairs were left to workers.
+/// Runs one read alone and then two together, in a thread for which `refuse` changes io_submit(2).
+/// Returns the results, and whether the two reads were left to workers.
 fn read_when(refuse: impl FnOnce() + Send + 'static) -> (i32, Vec<i32>, bool) {
     let file = Place::on_disk();
     file.make(SIZE);
@@ -339,10 +340,11 @@ fn read_when(refuse: impl FnOnce() + Send + 'static) -> (i32, Vec<i32>, bool) {
         }
         sender.send((alone, pair, by_workers))
     });
-    receiver.recv_timeout(LONGEST).expect("no answer")
+    receiver.recv_timeout(LONGEST).expect("a read does not complete")
 }
 
-/// A security module refuses a request, and a filter the call: both may answer EPERM.
+/// EPERM may come from a security module, which refuses a request, or from a seccomp filter, which
+/// refuses every io_submit(2).
 #[test]
 fn a_refused_request_leaves_the_others_to_the_kernel_and_a_refused_call_to_workers() {
     let refused = Errno::EPERM.negative();
@@ -369,8 +371,8 @@ fn a_batch_holds_the_largest_number_of_segments_of_a_request() {
     }
 }
 
-/// A misaligned request behind a full batch is refused at once, because a refused request needs no
-/// room in a batch.
+/// A misaligned request behind a full batch is refused at once, because it needs no room in a
+/// batch.
 #[test]
 fn a_refused_request_behind_a_full_batch_does_not_block_it() {
     let file = Place::on_disk();
@@ -411,7 +413,7 @@ fn a_forked_child_does_not_disturb_its_parents_requests() {
         let mut completions = Completions::new();
         queue.as_mut().unwrap().poll(&mut completions);
         let sees_nothing = completions.as_slice().is_empty();
-        // A queue pair of the child's own, which may lie at the address of the parent's.
+        // The child's own queue pair. Its AIO context may lie at the address of the parent's.
         let mut own = Rig::new(&*driver, POLLED);
         drop(queue.take());
         let works = own.read(0, 4096) == [0; 4096];
@@ -434,11 +436,11 @@ fn opening_a_device_without_free_descriptors_fails_with_emfile() {
     let text = file.text("");
     let status = in_child(|| {
         let limit = libc::rlimit { rlim_cur: 3, rlim_max: 1024 };
-        // SAFETY: the limit is the child's own, and is read from a local variable.
+        // SAFETY: the call reads `limit`, and changes only the child's limit.
         let set = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
         let refused = try_open(&text).err() == Some(Errno::EMFILE);
         let limit = libc::rlimit { rlim_cur: 64, rlim_max: 1024 };
-        // SAFETY: the limit is the child's own, and is read from a local variable.
+        // SAFETY: the call reads `limit`, and changes only the child's limit.
         let raised = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0;
         let works = try_open(&text).is_ok();
         i32::from(!(set && refused && raised && works))
@@ -452,7 +454,7 @@ fn closing_a_device_keeps_the_programs_record_locks_on_its_file() {
     let disk = file.make(SIZE);
     let locked = |pid_sees: bool| in_child(|| i32::from(file::place::lock(&disk, libc::F_SETLK).is_ok() != pid_sees));
     file::place::lock(&disk, libc::F_SETLK).unwrap();
-    assert_eq!(locked(false), 0, "another process finds it locked");
+    assert_eq!(locked(false), 0, "another process finds the file locked");
     drop(open(&file.text("")));
     assert_eq!(locked(false), 0, "the device's own close has dropped the program's lock");
 }
@@ -472,19 +474,20 @@ fn many_jobs_on_many_queues_keep_their_data_apart() {
     });
 }
 
-/// Returns the number of AIO contexts' rings that this process has mapped.
+/// Returns how many AIO contexts this process has, by the mappings of their rings.
 fn contexts() -> usize {
     fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains("[aio]")).count()
 }
 
-/// The kernel takes tens of milliseconds to destroy a context, so unused contexts are kept.
+/// The kernel takes tens of milliseconds to destroy an AIO context, so usring keeps unused
+/// contexts.
 #[test]
 fn an_idle_aio_context_is_reused_by_the_next_queue_but_not_by_a_child() {
     let file = Place::on_disk();
     file.make(SIZE).write_all_at(&[7; 4096], 0).unwrap();
     let driver = open(&file.text(""));
     let used = |depth| Rig::new(&*driver, QueueOptions { depth, interrupts: false }).read(0, 4096) == [7; 4096];
-    // In a child, because there no other test has contexts.
+    // This runs in a child, where no other test has AIO contexts.
     let status = in_child(|| {
         let first = contexts();
         let one = (0..8).all(|_| used(64)) && contexts() == first + 1;

@@ -36,7 +36,7 @@ mod after_a_drawn_time {
 
 const POLLED: QueueOptions = QueueOptions { depth: 64, interrupts: false };
 
-/// An address that cannot be accessed.
+/// Memory that cannot be accessed.
 static NOWHERE: IoVector = IoVector { base: 8, length: 4096 };
 
 fn read(token: u32) -> DeviceRequest<'static> {
@@ -63,11 +63,11 @@ fn latencies_of_many_requests_run_concurrently_from_the_doorbell() {
             let mut done = 0;
             while done < POLLED.depth as usize {
                 done += rig.wait().len();
-                assert!(start.elapsed() >= Duration::from_micros(19_980), "too early, by more than ticks are off");
+                assert!(start.elapsed() >= Duration::from_micros(19_980), "a completion before its latency");
             }
             start.elapsed()
         };
-        // In sequence the requests would take more than a second.
+        // One after the other, the requests would take more than a second.
         sooner_or_later(attempt, |took| *took < Duration::from_millis(20 * 30));
     }
 }
@@ -141,7 +141,7 @@ fn the_interrupt_comes_early_for_a_later_request_that_is_due_first() {
     rig.submit(&read(0));
     rig.queue.ring_doorbell();
     assert!(rig.queue.arm_interrupt());
-    // Among 255 requests at least one is due soon.
+    // Of 255 requests with random latency, at least one is due soon.
     (1..256).for_each(|token| rig.submit(&read(token)));
     rig.queue.ring_doorbell();
     let number = rig.queue.interrupt().unwrap();

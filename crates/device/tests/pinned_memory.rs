@@ -1,5 +1,5 @@
-//! Memory whose pages come and go (`usring_sys::pinned_memory`) is never passed to a device that
-//! gives it to the kernel until completion. Every other device gets it directly.
+//! Memory whose pages are evicted and brought back (`usring_sys::pinned_memory`) must not be passed
+//! to a device that lends it to the kernel until completion. Other devices may access it directly.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -12,11 +12,11 @@ use usring_sys::pinned_memory::{self, PinHook};
 use usring_sys::plain::IoVector;
 
 const SIZE: usize = 32 << 10;
-/// The part of the memory whose pages come and go.
+/// The part of the memory that the pin hook covers: its pages may be evicted.
 const WITHIN: std::ops::Range<usize> = 16 << 10..24 << 10;
 
-/// Returns this process's memory. Its middle belongs to the pin hook (`PinHook`); its content stays
-/// from test to test.
+/// Returns memory that all tests share. Its middle is covered by the pin hook (`PinHook`). The
+/// tests never change its content.
 fn memory() -> u64 {
     static START: OnceLock<u64> = OnceLock::new();
     *START.get_or_init(|| {
@@ -45,8 +45,8 @@ fn a_request_skips_the_queue_pair_if_its_memory_is_in_the_pin_hook() {
     };
     let straight = |length| Route::QueuePair { length };
     let block = BLOCK as usize;
-    assert_eq!(route(true, &[segment(WITHIN.start - block, block)]), straight(512), "it ends where that begins");
-    assert_eq!(route(true, &[segment(WITHIN.end, block)]), straight(512), "it begins where that ends");
+    assert_eq!(route(true, &[segment(WITHIN.start - block, block)]), straight(512), "it ends before the window");
+    assert_eq!(route(true, &[segment(WITHIN.end, block)]), straight(512), "it begins behind the window");
     for (from, length) in [
         (WITHIN.start - block, 2 * block),
         (WITHIN.start, block),
@@ -54,7 +54,7 @@ fn a_request_skips_the_queue_pair_if_its_memory_is_in_the_pin_hook() {
         (WITHIN.start + block, block),
     ] {
         assert_eq!(route(true, &[segment(from, length)]), Route::BlockFile, "{length} bytes from {from} on");
-        assert_eq!(route(true, &[segment(0, block), segment(from, length)]), Route::BlockFile, "behind another");
+        assert_eq!(route(true, &[segment(0, block), segment(from, length)]), Route::BlockFile, "as the second segment");
         assert_eq!(route(false, &[segment(from, length)]), straight(length as u64));
     }
 }

@@ -1,10 +1,10 @@
-//! Tests of a device's text: parsing, writing, and messages to the user.
+//! Tests of a device's text: parsing, printing, and messages to the user.
 
 use fastrand::Rng;
 use usring_device::spec::parse;
 use usring_device::{Distribution, OwnSupply, PollPolicy};
 
-/// Parses a text, and checks that the written form parses to the same device.
+/// Parses a text, and checks that the printed device parses to the same device.
 fn read(text: &str) -> usring_device::Spec {
     let spec = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     let written = spec.to_string();
@@ -130,7 +130,7 @@ fn error_messages_name_the_mistake_and_its_column() {
     assert_eq!(complaint("null:size=0"), "null at column 1: a device must have at least one block");
     assert_eq!(complaint("null:size=4608,block=4096"), "null at column 1: the size is not a whole number of blocks");
     assert!(complaint("nul:size=1G").starts_with("unknown device 'nul' at column 1; there are: null"));
-    assert!(complaint("\u{1b}[31m").contains("'\\u{1b}[31m'"), "nothing reaches a terminal as it is");
+    assert!(complaint("\u{1b}[31m").contains("'\\u{1b}[31m'"), "control characters are escaped");
     assert!(complaint("ä").contains("at column 1"));
 }
 
@@ -154,8 +154,8 @@ fn a_parsed_device_can_be_opened() {
     assert_eq!((driver.geometry().size, driver.geometry().block), (1 << 40, 4096));
 }
 
-/// Random bytes, and random changes of valid texts. Each text is refused with a message, or keeps
-/// its meaning when it is written and parsed again.
+/// Random bytes, and random changes of valid texts. A text is either refused with a message, or its
+/// device is the same after printing and parsing.
 #[test]
 fn random_texts_are_refused_or_survive_a_round_trip() {
     let seeds = [
@@ -195,5 +195,5 @@ fn random_texts_are_refused_or_survive_a_round_trip() {
             }
         }
     }
-    assert!(good > 1000 && bad > 1000, "{good} good, {bad} bad: a test of one of them only is none");
+    assert!(good > 1000 && bad > 1000, "{good} good and {bad} bad texts: the test needs many of both");
 }

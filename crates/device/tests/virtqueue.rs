@@ -9,7 +9,7 @@ use usring_sys::mapping::Mapping;
 use usring_sys::shared::SharedMemory;
 
 const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 256, used: 516, size: 16 };
-/// Offsets of the used ring's flags and of the available event that follows that ring.
+/// Offsets of the used ring's flags, and of the available event behind that ring.
 const USED_FLAGS: usize = 516;
 const AVAILABLE_EVENT: usize = 516 + 4 + 8 * 16;
 const USED_EVENT: usize = 256 + 4 + 2 * 16;
@@ -27,17 +27,18 @@ fn publish(queue: &mut VirtQueue, count: u16) -> bool {
 #[test]
 fn a_polling_device_is_never_notified() {
     let (memory, mut queue_by_flag) = queue(false);
-    assert!(publish(&mut queue_by_flag, 1), "a device that sets no flag wants notifications");
+    assert!(publish(&mut queue_by_flag, 1), "a device that has set no flag wants notifications");
     memory.half_word(USED_FLAGS).store(1, Ordering::Relaxed);
     assert!(!publish(&mut queue_by_flag, 3));
 
     let (memory, mut queue_by_event) = queue(true);
-    assert!(publish(&mut queue_by_event, 1), "a device that says nothing waits for the first");
-    // The device has seen one entry and polls from then on.
+    assert!(publish(&mut queue_by_event, 1), "event index 0 asks for the first entry's notification");
+    // The event index is still 0, as that of a device that has seen one entry and polls from then
+    // on.
     assert!(!publish(&mut queue_by_event, 3));
     memory.half_word(AVAILABLE_EVENT).store(4, Ordering::Relaxed);
     assert!(publish(&mut queue_by_event, 1));
-    assert!(!publish(&mut queue_by_event, 0), "nothing new is nothing to tell");
+    assert!(!publish(&mut queue_by_event, 0), "without new entries there is no notification");
 }
 
 #[test]
@@ -55,8 +56,8 @@ fn a_polling_driver_disables_interrupts_and_a_sleeping_one_enables_them() {
     assert_eq!((flags(&memory), event(&memory)), (0, 0xffff));
     assert!(queue_by_event.ask_for_interrupt());
     assert_eq!(event(&memory), 0);
-    // There is a completion already, so the request for an interrupt is too late; the next one is
-    // for the completion after it.
+    // A head is used already, so the request for an interrupt is too late. The next request is for
+    // the head after it.
     memory.half_word(516 + 2).store(1, Ordering::Relaxed);
     assert!(!queue_by_event.ask_for_interrupt());
     assert_eq!(queue_by_event.take(), Some(0));

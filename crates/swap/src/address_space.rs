@@ -1,22 +1,22 @@
-//! The address allocator of a region: which addresses a program has mapped.
+//! The address allocator of a region: which of the region's addresses the program has mapped.
 //!
-//! - Adjacent extents of one kind are merged, so there are few.
-//! - The lowest room that is large enough is allocated, so mappings stay together.
-//! - A unit (bytes that are brought in and evicted together) is allocated only when no
-//!   extent is left in it.
+//! - Adjacent extents of one kind are merged, so the list of extents stays short.
+//! - An allocation gets the lowest free addresses that are large enough, so mappings stay together.
+//! - A unit (the bytes that are brought in and evicted together) is allocated again only when no
+//!   extent lies in it.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// Kind of an extent.
+/// The state of a range of addresses. A range in no extent is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentKind {
-    /// Mapped by the program, and paged.
+    /// Mapped by the program, and paged by the region.
     Mapped,
-    /// Unmapped by the program, while a system call still uses it.
+    /// Unmapped by the program while a system call had its pages pinned. Not yet free.
     Leaving,
-    /// Mapped by the program, and released to the kernel.
+    /// Mapped by the program, and released to the kernel, which manages it.
     Unmanaged,
 }
 
@@ -24,7 +24,7 @@ pub enum ExtentKind {
 pub struct AddressSpace {
     range: Range<usize>,
     unit: usize,
-    /// Extents by start address: their end and kind.
+    /// By the extent's start address: its end address and its kind.
     extents: BTreeMap<usize, (usize, ExtentKind)>,
 }
 
@@ -42,7 +42,8 @@ impl AddressSpace {
         self.range.start + (address - self.range.start).next_multiple_of(self.unit)
     }
 
-    /// Allocates `length` bytes in the lowest room that is large enough. `None` if there is none.
+    /// Allocates the lowest free addresses for `length` bytes, from the start of a unit. `None` if
+    /// no free range is large enough.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let mut room = self.range.start;
         for (start, (end, _)) in &self.extents {
@@ -58,8 +59,9 @@ impl AddressSpace {
         Some(room)
     }
 
-    /// Extends the mapping that ends at `end`, if the addresses behind it are free. Returns whether
-    /// they are. The rest of the mapping's last unit may hold content of an earlier mapping.
+    /// Extends the mapping that ends at `end` by `length` bytes, if the addresses behind it are
+    /// free. Returns whether they are. The bytes from `end` to the end of its unit may hold content
+    /// of an earlier mapping.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.up(stop);
@@ -86,7 +88,7 @@ impl AddressSpace {
         self.extents.insert(start, (end, kind));
     }
 
-    /// Returns the parts of a range that are of this kind, in order.
+    /// Returns the parts of a range that are of the given kind, in order of address.
     pub fn parts(&self, range: &Range<usize>, kind: ExtentKind) -> Vec<Range<usize>> {
         let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
         let extents = self.extents.range(first..range.end.max(first)).filter(|(_, (_, other))| *other == kind);
@@ -94,7 +96,7 @@ impl AddressSpace {
         parts.filter(|part| part.start < part.end).collect()
     }
 
-    /// Returns the free parts of a range, in order.
+    /// Returns the parts of a range in which no extent lies, in order of address.
     pub fn holes(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let mut holes = Vec::new();
         let mut start = range.start;
@@ -111,7 +113,7 @@ impl AddressSpace {
         holes
     }
 
-    /// Returns the range of whole units that a range touches.
+    /// Returns a range extended to whole units.
     pub fn units(&self, range: &Range<usize>) -> Range<usize> {
         self.down(range.start)..self.up(range.end)
     }
@@ -122,13 +124,14 @@ impl AddressSpace {
             .all(|kind| self.parts(range, *kind).is_empty())
     }
 
-    /// Returns the mapped extent around an address.
+    /// Returns the mapped extent that contains an address, if there is one.
     pub fn around(&self, address: usize) -> Option<Range<usize>> {
         let (start, (end, kind)) = self.extents.range(..=address).next_back()?;
         (*kind == ExtentKind::Mapped && address < *end).then_some(*start..*end)
     }
 
-    /// Frees the parts of a range that are of this kind; returns them, in order.
+    /// Removes the parts of a range that are of the given kind. Returns these parts, in order of
+    /// address.
     pub fn free(&mut self, range: &Range<usize>, kind: ExtentKind) -> Vec<Range<usize>> {
         let parts = self.parts(range, kind);
         for part in &parts {
@@ -145,12 +148,13 @@ impl AddressSpace {
         parts
     }
 
-    /// Inserts a freed part under another kind.
+    /// Adds an extent of the given kind. No extent lies in the range.
     pub fn keep(&mut self, range: &Range<usize>, kind: ExtentKind) {
         self.insert(range.start, range.end, kind);
     }
 
-    /// Returns the units that a range touches and that are free as a whole.
+    /// Returns the units of a range that the caller has freed, without the first or the last unit
+    /// if an extent lies in it.
     pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
         let (mut start, mut end) = (self.down(range.start), self.up(range.end));
         let is_idle = |unit: usize| self.is_free(&(unit..unit + self.unit));
@@ -163,12 +167,12 @@ impl AddressSpace {
         start..end
     }
 
-    /// Returns all extents of this kind, in order.
+    /// Returns all extents of the given kind, in order of address.
     pub fn all(&self, kind: ExtentKind) -> Vec<Range<usize>> {
         self.parts(&self.range.clone(), kind)
     }
 
-    /// Returns the end of the last extent.
+    /// Returns the end address of the last extent.
     pub fn end(&self) -> usize {
         self.extents.last_key_value().map_or(self.range.start, |(_, (end, _))| *end)
     }
@@ -190,9 +194,9 @@ mod tests {
         assert_eq!(space.take(50), Some(1100));
         assert_eq!(space.take(30), Some(1150));
         assert_eq!(space.free(&(1100..1150), ExtentKind::Mapped), [1100..1150]);
-        assert_eq!(space.take(60), Some(1180), "does not fit into the hole");
+        assert_eq!(space.take(60), Some(1180), "60 bytes do not fit into the hole of 50");
         assert_eq!(space.take(50), Some(1100));
-        assert_eq!(space.all(ExtentKind::Mapped), [1000..1240], "neighbours are one");
+        assert_eq!(space.all(ExtentKind::Mapped), [1000..1240], "adjacent extents are merged");
         assert_eq!(space.take(761), None);
         assert_eq!(space.take(760), Some(1240));
         assert_eq!(space.take(1), None);
@@ -217,7 +221,7 @@ mod tests {
         assert!(space.extend(1100, 50));
         assert_eq!(space.around(1000), Some(1000..1150));
         space.take(10);
-        assert!(!space.extend(1150, 10), "its neighbour, though they are one extent");
+        assert!(!space.extend(1150, 10), "the addresses behind the extent are allocated");
         assert_eq!(space.all(ExtentKind::Mapped), [1000..1160]);
     }
 

@@ -1,17 +1,18 @@
-//! The evictions of a region that are under way: a thread that found nothing to evict sleeps
-//! until one of them ends. `evict` begins and ends them; `background` and `discard` wait, too.
+//! Counts the evictions of a region that are under way. A thread that found nothing to evict sleeps
+//! until one of them completes. `evict` begins and completes evictions; `background` and `discard`
+//! wait for them, too.
 //!
-//! Order: an eviction adds to `ended` before it leaves `running`. So a thread that read `ended`
-//! first and then finds nothing running sees the eviction in `ended`.
+//! Order: a completing eviction increments `ended` before it decrements `running`. So if a thread
+//! reads `ended` and afterwards finds `running` at 0, its next read of `ended` counts the eviction.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// Counts evictions; see the head of this file.
+/// Counts the evictions of a region. A thread that needs room sleeps on the count.
 pub struct Evictions {
     running: AtomicU32,
-    /// Evictions that have made room; the word that waiters sleep on.
+    /// Number of evictions that have made room; the futex word that waiters sleep on.
     ended: AtomicU32,
 }
 
@@ -24,8 +25,8 @@ impl Evictions {
         self.running.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends an eviction and wakes every waiter. An eviction that has made no room wakes them,
-    /// too: they look again, and may have to evict themselves.
+    /// Notes that an eviction has completed, and wakes every waiter. Waiters also wake if the
+    /// eviction has made no room: they may then have to evict themselves.
     pub fn end(&self, has_made_room: bool) {
         self.ended.fetch_add(u32::from(has_made_room), Ordering::Release);
         self.running.fetch_sub(1, Ordering::Release);
@@ -37,13 +38,13 @@ impl Evictions {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Returns whether an eviction has made room since `ended` was read, or is under way.
+    /// Returns whether an eviction has made room since the caller read `ended`, or is under way.
     pub fn any_since(&self, ended: u32) -> bool {
         self.running.load(Ordering::Acquire) != 0 || self.ended() != ended
     }
 
-    /// Sleeps until an eviction ends, for `patience` at most. Returns at once if one has made
-    /// room since `ended` was read.
+    /// Sleeps until an eviction completes, for `patience` at most. Returns at once if an eviction
+    /// has made room since the caller read `ended`.
     pub fn wait(&self, ended: u32, patience: Nanoseconds) {
         let _ = futex::wait(&self.ended, ended, Some(patience));
     }
@@ -58,8 +59,8 @@ mod tests {
 
     const LONG: Nanoseconds = 3_600_000_000_000;
 
-    /// An eviction that made no room leaves `ended` as it was, so only its wake-up ends the sleep.
-    /// The waiter may not be asleep yet when an eviction ends, so the test ends many.
+    /// An eviction that makes no room wakes a waiter although `ended` stays unchanged. The test
+    /// repeats the eviction, because the waiter may not be asleep at the first one.
     #[test]
     fn each_end_of_an_eviction_wakes_a_waiter() {
         let evictions = Arc::new(Evictions::new());
@@ -85,13 +86,13 @@ mod tests {
         let ended = evictions.ended();
         assert!(!evictions.any_since(ended));
         evictions.begin();
-        assert!(evictions.any_since(ended), "one is running");
+        assert!(evictions.any_since(ended), "an eviction is running");
         evictions.end(true);
-        assert!(evictions.any_since(ended), "one has made room");
+        assert!(evictions.any_since(ended), "an eviction has made room");
         evictions.wait(ended, LONG);
         let ended = evictions.ended();
         evictions.begin();
         evictions.end(false);
-        assert!(!evictions.any_since(ended), "it has made no room");
+        assert!(!evictions.any_since(ended), "the eviction has made no room");
     }
 }

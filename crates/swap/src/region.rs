@@ -1,5 +1,5 @@
-//! [`SwapRegion`] and its [`Builder`]: the interface of a region to Rust programs.
-//! `interpose` builds the interface to C programs on it. `pager` has the region's state.
+//! [`SwapRegion`] and its [`Builder`]: the interface of a region to Rust programs. `interpose`
+//! builds the C interface on [`SwapRegion`]. `pager` has the region's state.
 
 use crate::background::Background;
 use crate::backing::{self, Refusal};
@@ -23,19 +23,18 @@ use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
 use usring_sys::{Errno, processor, thread, user_memory};
 
-/// Least limit in units: a few clusters, so that one thread does not evict the pages that
-/// another is bringing in.
+/// Least limit in units. It is a few clusters, so that one thread does not evict the pages that
+/// another thread is bringing in.
 pub const LEAST_LIMIT: usize = 64;
 
-/// Bytes read ahead by default.
+/// Most bytes that are read ahead by default.
 const READAHEAD: usize = 128 << 10;
-/// Store queues for each processor by default.
+/// Number of store queues for each processor, by default.
 const QUEUES: usize = 4;
 
-/// Queue pairs that the region uses itself: one for the evictor, one for the thread that reads
-/// ahead.
+/// Queue pairs for the region's own threads: one for the evictor, one for the reader.
 const OWN_QUEUES: u32 = 2;
-/// Queue pairs that a region needs: its own, and one for faulting threads.
+/// Least queue pairs of a region's device: two for its own threads, one for faulting threads.
 pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;
 
 /// How the caller uses memory that is kept resident.
@@ -62,13 +61,13 @@ pub struct Builder {
     statistics: Option<CString>,
 }
 
-/// The backing store.
+/// The backing store that the builder was given.
 #[derive(Clone, Default)]
 enum Backing {
     #[default]
     None,
     Text(Spec),
-    /// A device, and the bytes in front of its first slot.
+    /// An open device, and the number of bytes in front of its first slot.
     Open(Arc<Device>, u64),
 }
 
@@ -79,21 +78,21 @@ impl Builder {
         self
     }
 
-    /// Sets the most bytes of the region that are resident.
+    /// Sets the limit: the most bytes of the region that may be resident.
     pub fn limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Sets the backing store by a SPEC, as `usring run --device` takes it:
-    /// `file:path=/var/tmp/swap,size=1G`. With `overwrite=on` the region also takes a file or
-    /// device that holds other data.
+    /// Sets the backing store by a SPEC, in the form of `usring run --device`:
+    /// `file:path=/var/tmp/swap,size=1G`. With `overwrite=on`, a file or device that holds other
+    /// data is accepted, too.
     pub fn backing(mut self, text: &str) -> Result<Self, SpecError> {
         self.backing = Backing::Text(spec::parse(text)?);
         Ok(self)
     }
 
-    /// Sets the source of what a device needs from another process: a back end's queues.
+    /// Sets where a vhost-user device gets its queues from: another process has the back end.
     pub fn supply(mut self, supply: Arc<dyn Supply>) -> Self {
         self.supply = Some(supply);
         self
@@ -111,7 +110,7 @@ impl Builder {
         self
     }
 
-    /// Sets the mechanism; by default, the best that works here.
+    /// Sets the mechanism. Default: the first of [`MechanismKind::BY_ITSELF`] that works here.
     pub fn mechanism(mut self, mechanism: MechanismKind) -> Self {
         self.mechanism = Some(mechanism);
         self
@@ -131,20 +130,21 @@ impl Builder {
         self
     }
 
-    /// Prepares the region of an unmodified program, which may call from inside libc's malloc. The
+    /// Prepares the region of an unmodified program, which may touch it inside libc's malloc. The
     /// region lies at `address`, a multiple of 2 MiB where nothing is mapped. It counts in the file
-    /// `statistics` (`counters::run`). libc does not know the region's threads.
+    /// `statistics` (`counters::run`). Its threads are unknown to libc.
     pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
         (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
         self
     }
 
-    /// Makes the region. The content of the backing store means nothing once the region is gone.
+    /// Makes the region. When the region is dropped, the content of its backing store becomes
+    /// meaningless.
     ///
     /// Errors:
     /// - [`Refusal`]: the store cannot be used, or has no room for all of the region.
-    /// - `EINVAL`: the size is 0, the limit is below 64 pages, or the device cannot be
-    ///   written in pages.
+    /// - `EINVAL`: the size is 0, the limit is below 64 pages, or the device cannot be written in
+    ///   pages.
     /// - `EOPNOTSUPP`: no mechanism works here.
     /// - `ENOMEM`.
     /// - The error of opening the device, its queue pairs, or the chosen mechanism.
@@ -168,8 +168,8 @@ impl Builder {
         }
         let queues = self.queues.unwrap_or_else(|| QUEUES * processor::count() as usize);
         let queues = queues.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
-        // The evictor's and the reader's queues come first: the store takes all queue pairs that
-        // are left.
+        // The evictor's and the reader's queues are opened first, because the store opens all other
+        // queue pairs of the device.
         let evictor = StoreQueue::new(&device, unit)?;
         let reader = StoreQueue::new(&device, run::MOST * unit)?;
         let store = Store::new(device, header, unit, queues, self.unknown_threads)?;
@@ -219,8 +219,8 @@ impl Builder {
                 for kind in MechanismKind::BY_ITSELF {
                     match prepare(kind) {
                         Ok(prepared) => return Ok(prepared),
-                        // The caller can remedy a lack of memory, so that is reported rather than
-                        // the lack of a mechanism.
+                        // The user can free memory, but cannot add a mechanism. So a lack of memory
+                        // is the error that is reported.
                         Err(Errno::ENOMEM) => failed = Errno::ENOMEM,
                         Err(_) => {}
                     }
@@ -231,19 +231,19 @@ impl Builder {
     }
 }
 
-/// Returns the counters of the run in `file`, or counters of this process alone.
+/// Returns counters in the run's file, or counters of this process alone if that fails.
 pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
     file.and_then(counters::run::take).map_or_else(Counters::new, Ok)
 }
 
 /// Memory of which only a part is resident.
 ///
-/// A program uses it like any memory: an evicted page comes back when a thread touches it. Three
-/// things differ:
-/// - **System calls** do not bring pages back, except with the mechanism `compat`. They answer
-///   `EFAULT`, or transfer a part. [`SwapRegion::with_resident`] and [`SwapRegion::pin`] keep
+/// A program uses a region like any memory: an evicted page comes back when a thread touches it.
+/// Three things differ:
+/// - **System calls** do not bring pages back, except with the mechanism `compat`. They return
+///   `EFAULT`, or transfer only a part. [`SwapRegion::with_resident`] and [`SwapRegion::pin`] keep
 ///   memory resident for them.
-/// - **A forked child** does not have the memory: a touch ends the child.
+/// - **A forked child** does not have the memory: a touch of it ends the child.
 /// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. Standard error names
 ///   the slot.
 ///
@@ -251,20 +251,20 @@ pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
 /// neither memory nor room on the device.
 ///
 /// Use [`SwapRegion::discard`] for content that is no longer needed, not MADV_DONTNEED.
-/// MADV_DONTNEED does not free slots, and an evicted page comes back with its content. If a page is
-/// just being evicted, it may end the process.
+/// MADV_DONTNEED does not free slots, and an evicted page comes back with its content. If it drops
+/// a page that is just being evicted, it may end the process.
 ///
 /// Threads that touch the memory must not block SIGBUS or SIGSEGV. The program must not replace the
 /// handlers of these signals.
 pub struct SwapRegion {
     window: Window,
-    /// Pages that are pinned at least once.
+    /// Number of pages that are pinned at least once.
     pinned: AtomicUsize,
     registration: Option<Registration>,
     background: Background,
-    /// The polling policy of the device, if the region opened it.
+    /// The polling policy of the device. `None` if the region did not open the device itself.
     policy: Option<PolicyWord>,
-    /// The lock that keeps other regions from the backing store, if this region opened the store.
+    /// The open file or block device, which keeps other processes from the store, if there is one.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }
@@ -274,7 +274,7 @@ impl SwapRegion {
         Builder::default()
     }
 
-    /// Registers the pager for faults on the memory, and starts the evictor and the reader.
+    /// Registers the pager for the memory's faults. Starts the evictor and, if needed, the reader.
     pub(crate) fn start(
         window: Window,
         pager: Pager,
@@ -327,8 +327,8 @@ impl SwapRegion {
         self.window.as_mut_slice()
     }
 
-    /// Sets the polling policy, in the words of `poll=`. `false` if `policy` is not one, or if the
-    /// region did not open the device.
+    /// Sets the device's polling policy, in the words of `poll=`. Returns `false` if `policy` is no
+    /// such word, or if the region did not open the device itself.
     pub fn set_policy(&self, policy: &str) -> bool {
         match (self.policy, PollPolicy::parse(policy)) {
             (Some(word), Some(policy)) => {
@@ -344,10 +344,10 @@ impl SwapRegion {
         self.pager.store.device()
     }
 
-    /// Changes the limit. A lower limit holds when this returns.
+    /// Changes the limit. If the limit falls, pages are evicted before this function returns.
     ///
     /// Errors: `EINVAL` for less than 64 pages; `ENOSPC` if the backing store is full; `EBUSY` if
-    /// too much is pinned; the device's errors.
+    /// too many pages are pinned; the device's errors.
     pub fn set_limit(&self, bytes: usize) -> Result<(), Errno> {
         let limit = bytes / self.pager.unit();
         if limit < LEAST_LIMIT {
@@ -358,7 +358,7 @@ impl SwapRegion {
         self.pager.evict_down_to(limit)
     }
 
-    /// Returns the limit in units.
+    /// Returns the limit in units of the region.
     pub(crate) fn limit(&self) -> usize {
         self.pager.limit.get()
     }
@@ -371,8 +371,8 @@ impl SwapRegion {
         Ok(range.start / unit..range.end.div_ceil(unit))
     }
 
-    /// Brings a range of bytes in and keeps it resident until the pin is dropped. Evicted pages are
-    /// read by requests of up to 128 KiB; the thread sleeps meanwhile.
+    /// Brings a range of bytes in and keeps it resident until the result is dropped. Evicted pages
+    /// are read by requests of up to 128 KiB; the calling thread sleeps meanwhile.
     ///
     /// Errors: `EINVAL` for a range outside the region; `ENOMEM` if more than half of the limit
     /// would be pinned; `EIO` if a page cannot be read back.
@@ -380,7 +380,7 @@ impl SwapRegion {
         self.pin_among(range, access, self.pager.limit.get() / 2)
     }
 
-    /// Pins a range as [`SwapRegion::pin`] does, but permits up to `most` pinned pages in all.
+    /// Pins a range as [`SwapRegion::pin`] does, but permits `most` pinned pages in the region.
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
@@ -391,7 +391,7 @@ impl SwapRegion {
         Ok(pin)
     }
 
-    /// Pins the first of `pages`, and may bring in the pages behind it with the same request.
+    /// Pins the first page of `pages`, and may bring in the pages behind it by the same request.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
         let touch = Touch { write, present: true, fault_slot: page_fault::fault_slot() };
@@ -408,7 +408,7 @@ impl SwapRegion {
                 Pinned::TooOften => return Err(Errno::ENOMEM),
                 Pinned::No(State::Unmanaged) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
-                    // A signal handler could touch the page that this thread owns.
+                    // Signals are blocked: a handler's touch would wait for this thread itself.
                     let _closed = thread::close_signals();
                     if self.pager.bring_in_together(pages.clone(), touch) {
                         continue;
@@ -425,8 +425,8 @@ impl SwapRegion {
         }
     }
 
-    /// Removes a [`Pin`] of this range that was forgotten: for languages that cannot hold one.
-    /// Errors: `EINVAL` for a range outside the region.
+    /// Unpins a range whose [`Pin`] was forgotten, for languages that cannot store a `Pin`. Errors:
+    /// `EINVAL` for a range outside the region.
     ///
     /// # Panics
     /// If a page of the range is not pinned.
@@ -441,15 +441,15 @@ impl SwapRegion {
         }
     }
 
-    /// Calls `work` with a part of the memory that stays resident meanwhile: for system calls,
-    /// which do not bring pages back. Errors: those of [`SwapRegion::pin`].
+    /// Calls `work` with a part of the memory, which stays resident during the call. System calls
+    /// need this, because they do not bring pages back. Errors: those of [`SwapRegion::pin`].
     pub fn with_resident<R>(
         &mut self,
         range: Range<usize>,
         access: Access,
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, Errno> {
-        // A `Pin` would borrow the whole region.
+        // A `Pin` would borrow the whole region, so it is forgotten.
         let pages = self.pages(&range)?;
         let pin = self.pin(range.clone(), access)?;
         core::mem::forget(pin);
@@ -479,11 +479,11 @@ impl SwapRegion {
         self.pager.discard(pages)
     }
 
-    /// Releases whole pages to the kernel with their content: ordinary memory takes their place,
-    /// and no limit counts them.
+    /// Releases whole pages to the kernel with their content. Ordinary memory takes their place,
+    /// and the region's limit no longer counts them.
     ///
-    /// Errors, which change nothing: `EBUSY` if a page is pinned or released already; `EIO`;
-    /// `ENOMEM`.
+    /// Errors, after which the pages stay in the region: `EBUSY` if a page is pinned or released
+    /// already; `EIO`; `ENOMEM`.
     pub(crate) fn release_to_kernel(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.release_to_kernel(self.pages(&range)?)
     }
@@ -493,43 +493,44 @@ impl SwapRegion {
         self.pager.set_first_touch(first_touch);
     }
 
-    /// Releases whole pages to the kernel without their content: `act` maps something there. Some
-    /// pages may be released already. Errors, which change nothing: `EBUSY` if a page is pinned;
-    /// the error of `act`.
+    /// Releases whole pages to the kernel without their content. `act` maps something else there.
+    /// Some pages may be released already. Errors, after which no page is released: `EBUSY` if a
+    /// page is pinned; the error of `act`.
     pub(crate) fn replace<R>(&self, range: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.pager.replace(self.pages(&range)?, act)
     }
 
-    /// Takes released pages back; they hold zeroes. Errors: `ENOMEM`; `EINVAL` for a page that was
-    /// not released.
+    /// Takes back pages that were released to the kernel. They hold zeroes. Errors: `ENOMEM`;
+    /// `EINVAL` for a page that was not released.
     pub(crate) fn reclaim(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.reclaim(self.pages(&range)?)
     }
 
-    /// Returns whether the page at an offset is in memory.
+    /// Returns whether the page at an offset is resident.
     pub(crate) fn is_resident(&self, offset: usize) -> bool {
         self.pager.page(offset / self.pager.unit()).state().is_resident()
     }
 
-    /// Declares only the first `bytes` bytes used. Eviction looks no further, and touches beyond
-    /// the largest extent ever set are not served. For one thread at a time.
+    /// Declares only the first `bytes` bytes used. Pages behind them are not evicted. Touches
+    /// behind the largest extent ever set are not served. Only one thread may call this at a time.
     ///
-    /// Errors, which change nothing: `ENOMEM`.
+    /// Errors, after which the extent is unchanged: `ENOMEM`.
     pub(crate) fn set_extent(&self, bytes: usize) -> Result<(), Errno> {
         self.pager.mechanism.extend(bytes)?;
         self.pager.set_extent(bytes.div_ceil(self.pager.unit()));
         Ok(())
     }
 
-    /// Marks whole pages as mapped or unmapped for the program (`beneath_program`): a touch of an
-    /// unmapped page raises SIGSEGV.
+    /// Marks whole pages as mapped or not mapped by the program, for a region made by
+    /// `beneath_program`. A touch of a page that is not mapped raises SIGSEGV.
     pub(crate) fn set_in_use(&self, range: Range<usize>, in_use: bool) {
         let unit = self.pager.unit();
         self.pager.set_in_use(range.start / unit..range.end.div_ceil(unit), in_use);
     }
 
-    /// Moves the content of whole pages to pages that hold nothing. An evicted page moves without
-    /// being read; a pinned page also stays. Errors, which change nothing: `ENOMEM`.
+    /// Moves the content of whole pages to pages that hold nothing, from offset `to` on. An evicted
+    /// page moves without being read. A pinned page is copied, and stays. Error: `ENOMEM`; nothing
+    /// has moved then.
     pub(crate) fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let unit = self.pager.unit();
         self.pager.move_pages(self.pages(&from)?, to / unit)
@@ -569,7 +570,7 @@ impl Drop for SwapRegion {
         if self.pager.memory.is_ours() {
             self.background.stop();
         } else if let Some(registration) = registration {
-            // In a forked child: it has neither the threads nor the memory.
+            // A forked child has neither the region's threads nor its memory.
             registration.forget();
         }
     }
@@ -584,8 +585,8 @@ impl fmt::Debug for SwapRegion {
     }
 }
 
-/// Pages that stay resident until this is dropped.
-#[must_use = "the pages may go when this is dropped"]
+/// A range of pages that stays resident until this value is dropped.
+#[must_use = "the pages may be evicted once this is dropped"]
 #[derive(Debug)]
 pub struct Pin<'a> {
     region: &'a SwapRegion,

@@ -1,11 +1,11 @@
-//! The allocator of slots: one bit for each slot of the backing store. Slots are
-//! allocated in runs, beginning where the last run ended. So pages that are evicted
-//! together are written, and later read ahead, by one request.
+//! The allocator of slots: one bit for each slot of the backing store. Slots are allocated in runs
+//! (consecutive slots), beginning where the last run ended. So pages that are evicted together are
+//! written by one request, and later read ahead by one.
 //!
 //! Invariants:
 //! - Any thread allocates and frees at any time, by one atomic operation on a word.
-//! - An allocated slot belongs to the page that has its number, and so to the thread that
-//!   has taken the page.
+//! - An allocated slot belongs to the page that stores its number, and so to the thread that has
+//!   taken the page.
 //! - Processes related by fork may share the slots (`crate::slot_users`).
 
 use crate::slot_users::{SlotUser, SlotUsers};
@@ -15,30 +15,30 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// Longest run; the slots of a word.
+/// Most slots in a run: those of one word of the table.
 pub const LONGEST: u32 = 64;
 
-/// Words that are searched for a run of the wanted length before a shorter one is taken.
+/// Words that are searched for a run of the wanted length. After that a shorter run is allocated.
 const LOOKED_AT: usize = 64;
 
 pub struct Slots {
     table: Arc<Table>,
     count: u32,
-    /// The word at which the next search begins.
+    /// Index of the word at which the next search begins.
     next: AtomicUsize,
-    /// This process among those that share the slots; `None` if no other process does.
+    /// The user number of this process in the shared table; `None` if the slots cannot be shared.
     user: Option<SlotUser>,
 }
 
-/// The part that all processes share.
+/// The part of the allocator that processes related by fork share.
 struct Table {
     words: PageArray<AtomicU64>,
-    /// Allocated slots, if no other process shares them; else `users` counts.
+    /// Number of allocated slots. Unused if the table is shared; then `users` has the number.
     taken: AtomicU64,
     users: Option<SlotUsers>,
 }
 
-/// Consecutive slots.
+/// Consecutive slots of one word of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     pub first: u32,
@@ -52,7 +52,7 @@ impl Slots {
         Ok(Self::of(table, count, None))
     }
 
-    /// Makes an allocator that forked children can share.
+    /// Makes an allocator that forked children can share with this process.
     ///
     /// Errors: those of making shared memory.
     pub fn shareable(count: u32) -> Result<Self, Errno> {
@@ -74,16 +74,17 @@ impl Slots {
         self.table.users.as_ref().zip(self.user.as_ref())
     }
 
-    /// Adds a child that is about to be forked. The child's slots are freed once no process has the
-    /// user's descriptor open. Errors: `EOPNOTSUPP` if the slots cannot be shared; those of
-    /// [`SlotUsers::admit`].
+    /// Adds a child that is about to be forked as a user of the slots. The child's slots are freed
+    /// once no process has the result's descriptor open. Errors: `EOPNOTSUPP` if the slots cannot
+    /// be shared; those of [`SlotUsers::admit`].
     pub fn admit(&self) -> Result<SlotUser, Errno> {
         self.reap();
         let (users, own) = self.sharing().ok_or(Errno::EOPNOTSUPP)?;
         users.admit(own)
     }
 
-    /// Shares slots of this process with a child. Ascending order costs least.
+    /// Makes a child another user of slots of this process. Slots in ascending order cost the
+    /// fewest atomic operations.
     pub fn lend(&self, user: &SlotUser, slots: impl Iterator<Item = u32>) {
         let Some((users, _)) = self.sharing() else { return };
         let (mut word, mut bits) = (0, 0);
@@ -97,13 +98,13 @@ impl Slots {
         users.lend(user, word, bits);
     }
 
-    /// Returns, in the child, the child's allocator on the shared slots.
+    /// Returns the allocator of a forked child on the shared slots. Called in the child.
     pub fn inherit(&self, user: SlotUser) -> Slots {
         let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
         Slots { table: self.table.clone(), count: self.count, next, user: Some(user) }
     }
 
-    /// Frees the slots of processes that have ended.
+    /// Frees the slots of processes that have ended, if the slots are shared.
     pub fn reap(&self) {
         if let Some((users, own)) = self.sharing() {
             users.reap(own, |slot| self.release(slot));
@@ -122,8 +123,8 @@ impl Slots {
         width::size(self.count_taken().load(Ordering::Relaxed))
     }
 
-    /// Returns whether the count says that no slot is free. A process that was killed while it
-    /// changed the table may have left the count wrong.
+    /// Returns whether all slots are allocated, as far as the count of allocated slots tells. The
+    /// count may be wrong after a process was killed while it changed the table.
     pub fn are_all_taken(&self) -> bool {
         self.taken() >= self.count as usize
     }
@@ -133,8 +134,9 @@ impl Slots {
         let wanted = wanted.clamp(1, LONGEST);
         loop {
             let found = self.find(wanted).or_else(|| {
-                // Reaps whatever the count says: a process that was killed in an allocation may
-                // have left it too low.
+                // The slots of ended processes are freed even if the count of allocated slots says
+                // that slots are free. A process that was killed while it allocated may have left
+                // the count too low.
                 self.reap();
                 self.find(wanted)
             });
@@ -142,7 +144,8 @@ impl Slots {
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                // Counted before the slots have a user, who may free them and lower the count.
+                // The count is raised before the slots have a user, because that user may free them
+                // at once and lower the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((users, own)) = self.sharing() {
                     users.take(own, index, bits);
@@ -154,7 +157,8 @@ impl Slots {
         }
     }
 
-    /// Returns a free run, the index of its word, and the value of that word.
+    /// Returns the index of a word with a free run, the word's value, and the run. Prefers a run of
+    /// `wanted` slots.
     fn find(&self, wanted: u32) -> Option<(usize, u64, Run)> {
         let start = self.next.load(Ordering::Relaxed);
         let all = &self.table.words;
@@ -180,7 +184,7 @@ impl Slots {
         }
     }
 
-    /// Frees a slot that no process uses.
+    /// Frees a slot that no process uses any more.
     fn release(&self, slot: u32) {
         let bit = 1 << (slot % 64);
         let before = self.table.words[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
@@ -193,7 +197,7 @@ fn mask(length: u32) -> u64 {
     if length >= 64 { u64::MAX } else { (1 << length) - 1 }
 }
 
-/// Returns the bits at which runs of `length` free bits begin.
+/// Returns a word whose set bits are the positions at which `length` free bits begin.
 #[inline]
 fn starts(free: u64, length: u32) -> u64 {
     let (mut starts, mut known) = (free, 1);
@@ -205,8 +209,8 @@ fn starts(free: u64, length: u32) -> u64 {
     starts
 }
 
-/// Returns the first run of `wanted` bits, else the longest run of at least `least` bits. `None` if
-/// there is no such run.
+/// Returns the first run of `wanted` free bits. If there is none, returns the longest run of at
+/// least `least` bits. `None` if there is no such run.
 #[inline]
 fn longest_run(free: u64, least: u32, wanted: u32) -> Option<Run> {
     let (mut found, mut length) = (starts(free, least), least);
@@ -252,18 +256,18 @@ mod tests {
         let childs = slots.inherit(child);
         let own = childs.take(5).unwrap();
         (5..20).for_each(|slot| slots.free(slot));
-        assert_eq!(slots.taken(), 64 + 5 - 10, "those up to 9 are the child's, still");
+        assert_eq!(slots.taken(), 64 + 5 - 10, "the child still uses slots 0 to 9");
         (0..3).for_each(|slot| childs.free(slot));
         childs.free(9);
         childs.free(own.first);
-        assert_eq!(slots.taken(), 64 + 4 - 11, "9 is nobody's");
+        assert_eq!(slots.taken(), 64 + 4 - 11, "slot 9 has no user left");
         let grandchild = childs.admit().unwrap();
         childs.lend(&grandchild, 3..5);
         slots.reap();
-        assert_eq!(slots.taken(), 64 + 4 - 11, "both are there");
+        assert_eq!(slots.taken(), 64 + 4 - 11, "both processes are alive");
         drop(childs);
         slots.reap();
-        assert_eq!(slots.taken(), 64 - 15 + 4 - 4, "of 5 to 8 the child was the last");
+        assert_eq!(slots.taken(), 64 - 15 + 4 - 4, "the child was the last user of slots 5 to 8");
         assert_eq!(slots.take(1), Some(Run { first: own.first, length: 1 }));
     }
 
@@ -274,7 +278,7 @@ mod tests {
         let childs = slots.inherit(child);
         childs.take(60).unwrap();
         slots.take(64).unwrap();
-        // A user that was killed between the bits and the count.
+        // As after a process that was killed between setting the bits and raising the count.
         slots.table.words[0].fetch_or(u64::MAX << 60, Ordering::Relaxed);
         assert_eq!(slots.take(1), None);
         drop(childs);
@@ -292,7 +296,7 @@ mod tests {
         drop(first);
         childs.reap();
         assert_eq!(childs.taken(), 10);
-        // The number of the first user is assigned to other processes, one after the other.
+        // The number of the first process is assigned to later processes, one after the other.
         for _ in 0..2 {
             let other = childs.admit().unwrap();
             childs.lend(&other, 3..5);

@@ -1,6 +1,6 @@
-//! Threads without a libc: their name, mask and thread pointer, and that no stack or thread of
-//! theirs remains. They must not touch libc's allocator or thread-locals, so this test has an
-//! allocator of its own, as usring has in a program.
+//! Tests threads that usring makes without libc: their name, signal mask and thread pointer, and
+//! that their stacks are unmapped at their end. Such threads must not use libc's allocator or
+//! thread-local variables. So this test has an allocator of its own, as usring has in a program.
 #![cfg(not(loom))]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -13,12 +13,12 @@ use usring_uapi::general as linux;
 #[path = "../../../xtask/src/skipped.rs"]
 mod skipped;
 
-/// Allocates pieces of one large mapping and frees none.
+/// An allocator that allocates parts of one large mapping, and frees nothing.
 struct Bump(AtomicUsize);
 
 const ROOM: usize = 1 << 30;
 
-// SAFETY: every piece is fresh, aligned, and allocated once.
+// SAFETY: every part is mapped, aligned, and allocated once.
 unsafe impl GlobalAlloc for Bump {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if self.0.load(Ordering::Acquire) == 0 {
@@ -35,12 +35,12 @@ unsafe impl GlobalAlloc for Bump {
 #[global_allocator]
 static ALLOCATOR: Bump = Bump(AtomicUsize::new(0));
 
-/// A thread's report about itself.
+/// A thread's report about its identity, signal mask and name.
 #[derive(Default)]
 struct Report {
     id: AtomicUsize,
     mask: AtomicU64,
-    /// The thread's name, or two of its sets of capabilities.
+    /// The thread's name, or its effective and permitted capabilities.
     name: [AtomicU64; 2],
     done: AtomicU32,
 }
@@ -93,7 +93,7 @@ fn a_service_thread_keeps_only_the_capabilities_to_change_its_user() {
     finished(&report);
     let [in_force, permitted] = [0, 1].map(|set| u64::from(own[0][set] & KEPT) << 32);
     assert_eq!(report.name.each_ref().map(|word| word.load(Ordering::Relaxed)), [in_force, permitted]);
-    assert_eq!(capability::get(), Ok(own), "its creator keeps all");
+    assert_eq!(capability::get(), Ok(own), "the creator keeps all capabilities");
 }
 
 fn finished(report: &Report) {
@@ -103,7 +103,7 @@ fn finished(report: &Report) {
     }
 }
 
-/// Checks the condition again and again, for at most a minute.
+/// Waits, for at most a minute, until `condition` returns `true`. Returns whether it did.
 fn eventually(condition: impl Fn() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(60);
     while Instant::now() < end {
@@ -115,7 +115,7 @@ fn eventually(condition: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Returns how many stacks there are: each has a guard page below it.
+/// Returns the number of guard pages in the process. Each thread stack has one below it.
 fn guard_pages() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(" ---p 00000000 00:00 0")).count()
@@ -136,11 +136,12 @@ fn a_bare_thread_has_a_name_a_thread_id_and_blocked_signals() {
     assert_eq!(name, b"usring-a-long-n\0");
     let id = report.id.load(Ordering::Relaxed);
     assert!(id != 0 && id != thread::current().0);
-    // The signals of its own faults, the two that cannot be blocked, and the one that libc needs.
+    // The signals that are not blocked: those of the thread's own faults, the two that cannot be
+    // blocked, and the one by which libc changes a thread's user.
     let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, linux::SIGKILL, linux::SIGSTOP, 33];
     let open = open.iter().fold(0u64, |mask, signal| mask | 1 << (signal - 1));
     assert_eq!(report.mask.load(Ordering::Relaxed), !open);
-    assert_eq!(signal_mask(), before, "the creator's mask is what it was");
+    assert_eq!(signal_mask(), before, "the creator's mask is unchanged");
 }
 
 #[test]
@@ -149,6 +150,6 @@ fn a_bare_thread_unmaps_its_stack_when_it_ends() {
     let reports: Vec<_> = (0..50).map(|_| start("usring-gone")).collect();
     reports.iter().for_each(|report| finished(report));
     assert!(eventually(|| threads_named("usring-gone") == 0), "threads are left");
-    // A test that runs at the same time has threads, too, but fewer.
+    // Another test at the same time may have a few threads, too.
     assert!(guard_pages() < before + 10, "stacks are left: {before} before, {} now", guard_pages());
 }

@@ -1,5 +1,5 @@
-//! Hazard pointers: a thread uses only an object that was still in its place after the
-//! announcement.
+//! Tests hazard pointers: a thread uses an object only if the object was still in its table after
+//! the thread stored its hazard pointer.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,8 +16,8 @@ unsafe fn free_early(object: usize) {
     FREED_EARLY.fetch_add(object, Ordering::Relaxed);
 }
 
-/// The object is replaced and freed between the look-up and the announcement. The user gets its
-/// replacement, which stays until the use is over.
+/// The object is replaced and freed after it was found and before the hazard pointer is stored. The
+/// user gets the new object, which is not freed until its use has ended.
 #[test]
 fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
     const OLD: usize = 0x100;
@@ -30,7 +30,7 @@ fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
         if looks.get() > 1 {
             return NEW;
         }
-        // SAFETY: no thread can find the object any more, and it is no real memory.
+        // SAFETY: no thread can find the object any more, and the callback accesses no memory.
         unsafe { hazard::retire(OLD, free) };
         OLD
     };
@@ -38,18 +38,18 @@ fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
         println!("skipped: membarrier(2) is refused here");
         return;
     };
-    assert_eq!(FREED.load(Ordering::Relaxed), OLD, "nobody had announced its use");
+    assert_eq!(FREED.load(Ordering::Relaxed), OLD, "no hazard pointer had the object");
     assert_eq!(object, NEW);
     assert!(used.is_some());
-    // SAFETY: no thread can find the object any more, and it is no real memory.
+    // SAFETY: no thread can find the object any more, and the callback accesses no memory.
     unsafe { hazard::retire(NEW, free) };
-    assert_eq!(FREED.load(Ordering::Relaxed), OLD, "it is in use");
+    assert_eq!(FREED.load(Ordering::Relaxed), OLD, "the object is in use");
     drop(used);
     assert_eq!(FREED.load(Ordering::Relaxed), OLD + NEW);
 }
 
-/// The object is removed between the announcement and the second look-up. No later use follows that
-/// could free it.
+/// The object is removed after the hazard pointer was stored, and before the second look-up. No use
+/// of an object follows, so the end of this look-up must free the object.
 #[test]
 fn an_object_that_is_removed_during_a_look_up_is_freed_when_the_look_up_is_over() {
     const OBJECT: usize = 0x10000;
@@ -61,7 +61,7 @@ fn an_object_that_is_removed_during_a_look_up_is_freed_when_the_look_up_is_over(
         if looks.get() == 1 {
             return OBJECT;
         }
-        // SAFETY: no thread can find the object any more, and it is no real memory.
+        // SAFETY: no thread can find the object any more, and the callback accesses no memory.
         unsafe { hazard::retire(OBJECT, free_early) };
         0
     };
@@ -71,5 +71,5 @@ fn an_object_that_is_removed_during_a_look_up_is_freed_when_the_look_up_is_over(
     };
     assert_eq!((object, FREED_EARLY.load(Ordering::Relaxed)), (0, 0));
     drop(used);
-    assert_eq!(FREED_EARLY.load(Ordering::Relaxed), OBJECT, "the object stays");
+    assert_eq!(FREED_EARLY.load(Ordering::Relaxed), OBJECT, "the object was not freed");
 }

@@ -1,4 +1,4 @@
-//! A lock of a process that a vfork child may take, and hold when it dies.
+//! Tests the lock that a child in its parent's memory may hold when it dies.
 #![cfg(not(loom))]
 
 use std::ffi::c_void;
@@ -7,10 +7,10 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use usring_sys::owner_lock::OwnerLock;
 
-/// Long enough for a busy machine.
+/// Longest wait of a test, long enough on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The data of a child that shares its parent's memory.
+/// Data that a child and its parent share: a lock, and two flags for the child's progress.
 struct Shared {
     lock: OwnerLock,
     has_it: AtomicBool,
@@ -26,7 +26,7 @@ impl Shared {
 }
 
 extern "C" fn dies_with_it(shared: *mut c_void) -> i32 {
-    // SAFETY: the value is leaked, so it lives for ever.
+    // SAFETY: the argument is a leaked `Shared`, which lives for ever.
     let shared = unsafe { &*shared.cast::<Shared>() };
     core::mem::forget(shared.lock.lock());
     shared.has_it.store(true, Ordering::Release);
@@ -36,13 +36,13 @@ extern "C" fn dies_with_it(shared: *mut c_void) -> i32 {
     0
 }
 
-/// Starts a child in this process's memory.
+/// Starts a child in this process's memory, and waits until it holds the lock.
 fn child(shared: &'static Shared) -> i32 {
     let stack = Box::leak(vec![0u8; 64 << 10].into_boxed_slice());
     let top = stack.as_mut_ptr_range().end.cast();
     let argument = core::ptr::from_ref(shared).cast_mut().cast();
-    // SAFETY: 1. The child has its own stack. 2. Of the parent's data it touches only a lock and
-    // two flags.
+    // SAFETY: 1. The child has a stack of its own. 2. Of the parent's data it accesses only the
+    // lock and two atomic flags.
     let child = unsafe { libc::clone(dies_with_it, top, libc::CLONE_VM | libc::SIGCHLD, argument) };
     assert!(child > 0);
     while !shared.has_it.load(Ordering::Acquire) {
@@ -52,7 +52,7 @@ fn child(shared: &'static Shared) -> i32 {
 }
 
 fn ended(child: i32, flags: i32) {
-    // SAFETY: all zeroes are a `siginfo_t`, which the call fills.
+    // SAFETY: a zeroed `siginfo_t` is valid, and waitid(2) fills it.
     let waited = unsafe {
         let mut what: libc::siginfo_t = core::mem::zeroed();
         libc::waitid(libc::P_PID, child as u32, &raw mut what, libc::WEXITED | flags)
@@ -60,12 +60,13 @@ fn ended(child: i32, flags: i32) {
     assert_eq!(waited, 0);
 }
 
-/// Takes and releases the lock on a new thread; returns that thread's number.
+/// Acquires and releases the lock on a new thread. Returns a channel that gets a message after
+/// that, and the thread's id.
 fn locks(shared: &'static Shared) -> (mpsc::Receiver<()>, u32) {
     let (done, waits) = mpsc::channel();
     let (says, said) = mpsc::channel();
     std::thread::spawn(move || {
-        // SAFETY: no arguments.
+        // SAFETY: gettid(2) has no arguments.
         let number = unsafe { libc::gettid() } as u32;
         says.send(number).unwrap();
         drop(shared.lock.lock());
@@ -81,7 +82,7 @@ fn the_lock_of_a_dead_holder_can_be_taken_before_and_after_its_wait() {
         let child = child(shared);
         ended(child, if is_reaped { 0 } else { libc::WNOWAIT });
         for _ in 0..2 {
-            locks(shared).0.recv_timeout(PATIENCE).expect("the lock of a dead one");
+            locks(shared).0.recv_timeout(PATIENCE).expect("the lock of a dead holder is acquired");
         }
     }
 }
@@ -91,19 +92,19 @@ fn a_thread_that_sleeps_on_the_lock_gets_it_when_the_holder_dies() {
     let shared = Shared::leaked(false);
     let child = child(shared);
     let (waits, number) = locks(shared);
-    // Wait until the thread sleeps, most likely for the lock.
+    // Wait until the thread sleeps. It most likely waits for the lock then.
     let status = format!("/proc/self/task/{number}/status");
     let sleeps = || std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tS"));
     let end = Instant::now() + PATIENCE;
     while !sleeps() {
-        assert!(Instant::now() < end, "it does not sleep");
+        assert!(Instant::now() < end, "the thread does not sleep");
         std::thread::yield_now();
     }
-    assert!(waits.try_recv().is_err(), "the child has it");
+    assert!(waits.try_recv().is_err(), "the child still holds the lock");
     shared.goes_on.store(true, Ordering::Release);
-    waits.recv_timeout(PATIENCE).expect("the lock of who has just died");
+    waits.recv_timeout(PATIENCE).expect("the lock of a holder that has just died");
     ended(child, 0);
-    locks(shared).0.recv_timeout(PATIENCE).expect("a lock as any other");
+    locks(shared).0.recv_timeout(PATIENCE).expect("the lock can be acquired again");
 }
 
 #[test]

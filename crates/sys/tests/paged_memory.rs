@@ -1,11 +1,11 @@
-//! Memory that is mapped twice, as a pager uses it.
+//! Tests memory that is mapped twice, as the pager of swapped memory uses it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use usring_sys::mapping::PAGE;
 use usring_sys::paged_memory::PagedMemory;
 use usring_sys::{Errno, UserAddress, processor, user_memory};
 
-/// Sets its flag when it is dropped, also by a panic.
+/// Sets its flag when it is dropped, even by a panic.
 struct Finally<'a>(&'a AtomicBool);
 
 impl Drop for Finally<'_> {
@@ -14,8 +14,8 @@ impl Drop for Finally<'_> {
     }
 }
 
-/// The first page is filled and freed again and again behind its marker. Meanwhile another thread
-/// evicts the second page, which was touched for the first time.
+/// One thread fills and frees the first page again and again, while the program's view has a guard
+/// marker there. Meanwhile another thread brings in and evicts the second page.
 #[test]
 fn a_freed_page_keeps_its_guard_marker_while_its_neighbour_is_evicted() {
     user_memory::install_fault_handler();
@@ -25,7 +25,7 @@ fn a_freed_page_keeps_its_guard_marker_while_its_neighbour_is_evicted() {
     let second = UserAddress((memory.address() + PAGE) as u64);
     let end = AtomicBool::new(false);
     match memory.guard(0, 2 * PAGE) {
-        Err(Errno::EINVAL) => return eprintln!("not looked at: this Linux has no guard markers for files"),
+        Err(Errno::EINVAL) => return eprintln!("skipped: this Linux has no guard markers for files"),
         answer => answer.unwrap(),
     }
     std::thread::scope(|scope| {

@@ -1,11 +1,12 @@
-//! Values of one process, which a forked child makes anew.
+//! Tests values of one process, which a forked child makes anew.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use usring_sys::per_process::{self, OwnedPerProcess};
 
-/// More than the words of the shared page (512), so that some values have pages of their own.
+/// Number of values that is larger than the number of words of the shared page (512). So some
+/// values have pages of their own.
 const MANY: usize = 600;
-/// Fewer than the words of the shared page.
+/// Number of values that is smaller than the number of words of the shared page.
 const FEW: usize = 400;
 
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
@@ -31,7 +32,7 @@ fn hold(numbers: &Numbers, offset: usize) -> bool {
     let is_own = |(index, owner): (usize, &OwnedPerProcess<Number>)| {
         owner.get_or_make(|| Number::new(index + offset)).0 == index + offset
     };
-    // All are made before the first is looked at again.
+    // In the first pass all values are made; in the second each is checked once more.
     [(); 2].iter().all(|()| numbers.iter().enumerate().all(is_own))
 }
 
@@ -47,29 +48,31 @@ fn each_owner_has_a_word_of_its_own_and_returns_it() {
     per_process::prepare().unwrap();
     let mut numbers: Numbers = (0..MANY).map(|_| OwnedPerProcess::new()).collect();
     assert!(hold(&numbers, 0), "two values had one word");
-    // Every third value goes, on the shared page and beyond, and a new owner takes its place.
+    // Drop every third value, on the shared page and on pages of their own. A new owner takes its
+    // place.
     for index in (0..MANY).step_by(3) {
         numbers[index] = OwnedPerProcess::new();
     }
     assert_eq!(ALIVE.load(Ordering::Relaxed), MANY - MANY.div_ceil(3));
     assert!(hold(&numbers, 0), "a word was given to two values");
 
-    // SAFETY: the child only makes values and ends.
+    // SAFETY: the child only makes values, and ends by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let status = i32::from(!hold(&numbers, 1_000_000));
-        // SAFETY: ends the child without running the test harness.
+        // SAFETY: `_exit` has no requirement. It ends the child without running the test harness.
         unsafe { libc::_exit(status) };
     }
     let mut status = -1;
-    // SAFETY: `status` is a local variable.
+    // SAFETY: `status` is a valid place for the result.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0, "the child saw a value of its parent's");
+    assert_eq!(status, 0, "the child saw a value of its parent");
     assert!(hold(&numbers, 0));
 
     numbers.clear();
     assert_eq!(ALIVE.load(Ordering::Relaxed), 0, "values outlived their owners");
-    // A word or page that is not returned would make the process grow by a page each time.
+    // If dropped values did not free their words and pages, the process would grow by pages in each
+    // round.
     let before = pages();
     for round in 0..20 {
         numbers.extend((0..FEW).map(|_| OwnedPerProcess::new()));

@@ -1,5 +1,5 @@
-//! Numbers of processes: each forked child gets another one, a process's end is seen, and each
-//! process can wake all others.
+//! Tests the numbers of processes: each forked child gets another number, other processes see its
+//! end, and each process can wake all others.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -7,7 +7,8 @@ use usring_sys::epoll::{Epoll, Event};
 use usring_sys::process_mutex::{ProcessMutex, Since};
 use usring_sys::{per_process, process_number};
 
-/// Forks a child that reports its number by a pipe, and ends when a byte comes by `end`.
+/// Forks a child that reports its number through a pipe, and ends when it can read a byte from
+/// `end`. Returns its process id and its number.
 fn child(end: &std::io::PipeReader) -> (libc::pid_t, u32) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     // SAFETY: the child makes system calls only, and ends by _exit.
@@ -29,7 +30,7 @@ fn child(end: &std::io::PipeReader) -> (libc::pid_t, u32) {
 }
 
 fn wait_for(child: libc::pid_t) {
-    // SAFETY: the status is not asked for.
+    // SAFETY: a null pointer for the status is allowed.
     assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
 }
 
@@ -43,13 +44,13 @@ fn each_process_has_its_own_number_until_it_ends() {
     let (ends, second) = child(&end);
     assert!(own != first && first != second && own != second);
     assert!(process_number::is_alive(first) && process_number::is_alive(second));
-    // SAFETY: it is this test's own child.
+    // SAFETY: kill(2) accesses no memory. `killed` is this test's own child.
     unsafe { libc::kill(killed, libc::SIGKILL) };
     wait_for(killed);
     assert!(!process_number::is_alive(first));
     assert!(process_number::is_alive(second));
-    // One byte ends the other child. (Its own copy of `open` keeps the pipe from being closed.)
-    // SAFETY: one byte of a local.
+    // One byte ends the other child. (Closing `open` would not, because the child has a copy of
+    // it.) SAFETY: the buffer is one byte of a local variable.
     unsafe { libc::write(open.as_raw_fd(), [0u8].as_ptr().cast(), 1) };
     wait_for(ends);
     assert!(!process_number::is_alive(second));
@@ -59,7 +60,7 @@ fn each_process_has_its_own_number_until_it_ends() {
 fn a_lock_of_a_killed_process_is_taken_from_it() {
     per_process::prepare().unwrap();
     let own = process_number::own().unwrap();
-    // SAFETY: new memory, shared with the child.
+    // SAFETY: mmap(2) without an address replaces no existing mapping.
     let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, 3, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0) };
     assert!(page != libc::MAP_FAILED);
     // SAFETY: the page stays mapped, and every process uses the word as an atomic.
@@ -70,7 +71,7 @@ fn a_lock_of_a_killed_process_is_taken_from_it() {
     if child == 0 {
         let own = process_number::own().unwrap_or(0);
         std::mem::forget(ProcessMutex::join(word, own, process_number::is_alive, ()).lock(|(), _| {}));
-        // SAFETY: ends the child.
+        // SAFETY: `_exit` has no requirement. It ends the child.
         unsafe { libc::_exit(0) };
     }
     wait_for(child);
@@ -81,14 +82,14 @@ fn a_lock_of_a_killed_process_is_taken_from_it() {
     assert!(start.elapsed().as_millis() < 1000, "{:?}", start.elapsed());
 }
 
-/// Waits for an event of the set, at most for 10 s. Returns its data.
+/// Waits for an event of the set, for 10 s at most. Returns the event's data.
 fn event_of(set: &Epoll) -> Option<u64> {
     let mut events = [Event::default(); 4];
     (set.wait(&mut events, Some(10_000)) == Ok(1)).then(|| events[0].data)
 }
 
-/// A child watches the wake-ups, says so by `ready`, and ends with 0 once it has seen two. It asks
-/// for the second one by `ready`, too.
+/// Forks a child that watches wake-ups, and ends with status 0 once it has seen two. Before each it
+/// writes a byte to `ready`.
 fn sleeping_child(ready: &std::io::PipeWriter) -> libc::pid_t {
     // SAFETY: the child makes system calls only, and ends by _exit.
     let child = unsafe { libc::fork() };
@@ -96,12 +97,12 @@ fn sleeping_child(ready: &std::io::PipeWriter) -> libc::pid_t {
         let set = Epoll::new();
         let watches = set.as_ref().is_ok_and(|set| process_number::watch_wake_ups(set, 7).is_ok());
         let mut seen = 0;
-        // SAFETY: one byte of a local.
+        // SAFETY: the buffer is one byte of a local variable.
         let tell = || unsafe { libc::write(ready.as_raw_fd(), [0u8].as_ptr().cast(), 1) };
         while watches && seen < 2 && tell() == 1 && set.as_ref().is_ok_and(|set| event_of(set) == Some(7)) {
             seen += 1;
         }
-        // SAFETY: ends the child.
+        // SAFETY: `_exit` has no requirement. It ends the child.
         unsafe { libc::_exit(2 - seen) };
     }
     child
@@ -121,16 +122,16 @@ fn a_process_wakes_its_parent_and_its_siblings_each_time() {
         let caller = unsafe { libc::fork() };
         if caller == 0 {
             process_number::wake_all();
-            // SAFETY: ends the child.
+            // SAFETY: `_exit` has no requirement. It ends the child.
             unsafe { libc::_exit(0) };
         }
         wait_for(caller);
-        assert_eq!(event_of(&set), Some(9), "this process is woken, too");
+        assert_eq!(event_of(&set), Some(9), "the parent of the waking process is woken, too");
         assert_eq!(set.ready(&mut [Event::default()]), Ok(0), "a wake-up is reported once");
     }
     for sleeper in sleepers {
         let mut status = 0;
-        // SAFETY: the status is a local.
+        // SAFETY: `status` is a valid place for the result.
         assert_eq!(unsafe { libc::waitpid(sleeper, &raw mut status, 0) }, sleeper);
         assert_eq!(status, 0, "the child has seen both wake-ups");
     }

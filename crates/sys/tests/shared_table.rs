@@ -1,11 +1,11 @@
-//! A table that some threads read while others put objects in and take them out.
+//! Tests a table that some threads read while others put objects in and remove them.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
 use usring_sys::per_process;
 use usring_sys::shared_table::SharedTable;
 
-/// An object that records whether it is alive, and how many objects exist.
+/// An object that records whether it is alive, and counts how many objects exist.
 struct Thing {
     place: usize,
     alive: AtomicBool,
@@ -28,7 +28,7 @@ impl Drop for Thing {
 
 #[test]
 fn found_objects_are_alive_and_removed_objects_are_freed_later() {
-    // Places in several segments.
+    // Indices (places) in several segments of the table.
     const PLACES: [usize; 4] = [0, 63, 64, 5000];
     const ROUNDS: usize = if cfg!(debug_assertions) { 2000 } else { 20_000 };
     per_process::prepare().unwrap();
@@ -43,8 +43,8 @@ fn found_objects_are_alive_and_removed_objects_are_freed_later() {
                 while !over.load(Ordering::Relaxed) || found == 0 {
                     for place in PLACES {
                         let Some(thing) = table.find(place) else { continue };
-                        // Two more uses at the same time. A thread has only two hazard pointers, so
-                        // the third use takes the lock.
+                        // The thread uses two more objects at the same time. It has only two hazard
+                        // pointers, so the third look-up acquires the lock.
                         let others = [table.find(PLACES[0]), table.find(PLACES[1])];
                         assert!(thing.alive.load(Ordering::Relaxed) && thing.place == place);
                         assert!(others.iter().flatten().all(|other| other.alive.load(Ordering::Relaxed)));
@@ -71,10 +71,10 @@ fn found_objects_are_alive_and_removed_objects_are_freed_later() {
         }
     });
     drop(table.take(0, |_| true));
-    assert_eq!(count.load(Ordering::Relaxed), 0, "things that were taken out and never went");
+    assert_eq!(count.load(Ordering::Relaxed), 0, "removed objects were never freed");
 }
 
-/// In a child, the copies of the parent's hazard pointers keep no object alive.
+/// In a forked child, hazard pointers of the parent's threads keep no object alive.
 #[test]
 fn a_forked_child_ignores_its_parents_hazard_pointers() {
     per_process::prepare().unwrap();
@@ -91,24 +91,24 @@ fn a_forked_child_ignores_its_parents_hazard_pointers() {
             assert!(used.alive.load(Ordering::Relaxed));
         });
         uses.wait();
-        // SAFETY: the child takes one object out, which at most frees memory, and ends.
+        // SAFETY: the child only removes one object, which may free memory, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             drop(table.take(0, |_| true));
-            // SAFETY: ends this process.
+            // SAFETY: `_exit` has no requirement. It ends the child.
             unsafe { libc::_exit(count.load(Ordering::Relaxed) as i32) };
         }
         let mut status = 0;
-        // SAFETY: it is this process's own child; the call writes the number.
+        // SAFETY: `status` is a valid place for the result.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         over.wait();
-        assert_eq!(status, 0, "things that are left in the child");
+        assert_eq!(status, 0, "objects are left in the child");
     });
     drop(table.take(0, |_| true));
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
 
-/// Without the barrier the object might still be in use, so it is never freed.
+/// If membarrier(2) fails, the removed object might still be in use, so it is never freed.
 #[test]
 fn an_object_removed_without_a_membarrier_is_never_freed() {
     per_process::prepare().unwrap();
@@ -125,7 +125,7 @@ fn an_object_removed_without_a_membarrier_is_never_freed() {
     assert_eq!(count.load(Ordering::Relaxed), 1);
 }
 
-/// Lets membarrier(2) answer EPERM to this thread.
+/// Makes membarrier(2) fail with EPERM in this thread, by a seccomp filter.
 fn deny_barrier() {
     let statement = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let mut filter = [
@@ -135,7 +135,7 @@ fn deny_barrier() {
         statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: concerns this thread alone, with a filter that is copied.
+    // SAFETY: `program` is a valid filter, which the kernel copies. It applies to this thread only.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);

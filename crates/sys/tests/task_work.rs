@@ -1,5 +1,5 @@
-//! The lock, the task-work list and the sleep word on real threads and in real memory. (The models
-//! in `loom_*.rs` check the interleavings.)
+//! Tests the mutex, the task-work list and the sleep word on real threads and in real memory. (The
+//! loom models in `loom_*.rs` check the interleavings.)
 #![cfg(not(loom))]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use usring_uapi::general as linux;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Counts itself, so that a test sees how many were freed.
+/// A value that counts how many of its kind exist, so that a test sees how many were freed.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -33,7 +33,8 @@ fn push<T>(queue: &Queue<T>, value: T) -> Pushed {
     queue.push(Entry::new(value), Urgency::Urgent)
 }
 
-/// Takes all marked entries, oldest first.
+/// Takes all entries that the taker can reach, oldest first, if any were pushed since it last
+/// began.
 fn take<T>(taker: &mut Taker<T>) -> Vec<T> {
     let mut taken = Vec::new();
     if taker.begin() {
@@ -89,7 +90,7 @@ fn entries_that_a_taker_leaves_are_reported_as_the_rest() {
     assert_eq!(taker.take().map(Entry::into_inner), Some(0));
     assert_eq!(taker.leave(), Rest::Entries);
     assert!(!queue.is_empty());
-    assert!(!push(&queue, 3).first, "who leaves something announces it");
+    assert!(!push(&queue, 3).first, "a taker that leaves entries announces them itself");
     assert_eq!(take(&mut taker), [1, 2, 3]);
     assert_eq!(taker.leave(), Rest::Nothing);
     assert!(queue.is_empty());
@@ -101,7 +102,7 @@ fn a_push_to_a_sealed_queue_reports_the_seal() {
     assert!(!push(&queue, 1).sealed && !queue.is_sealed());
     taker.seal();
     assert!(queue.is_sealed());
-    assert_eq!(take(&mut taker), [1], "what was there is the sealer's");
+    assert_eq!(take(&mut taker), [1], "the sealing thread takes the earlier entries");
     assert!(queue.is_empty());
     assert!(push(&queue, 2).sealed);
     assert_eq!(take(&mut taker), [2]);
@@ -117,7 +118,7 @@ fn a_dropped_queue_frees_its_entries() {
     drop(taker.take());
     assert_eq!(count.load(Ordering::Relaxed), 4);
     drop(queue);
-    assert_eq!(count.load(Ordering::Relaxed), 4, "the taker's end keeps them");
+    assert_eq!(count.load(Ordering::Relaxed), 4, "the taker's end keeps the entries");
     drop(taker);
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
@@ -145,7 +146,7 @@ fn many_pushers_lose_no_entry() {
                 next[pusher] += 1;
                 taken += 1;
             }
-            assert!(Instant::now() < end, "entries are lost: {taken} came");
+            assert!(Instant::now() < end, "entries are lost: only {taken} were taken");
         }
     });
 }
@@ -157,7 +158,7 @@ fn try_lock_fails_while_the_lock_is_held() {
     let guard = lock.lock();
     assert!(lock.is_locked() && lock.try_lock().is_none());
     drop(guard);
-    let mut guard = lock.try_lock().expect("nobody holds it");
+    let mut guard = lock.try_lock().expect("no thread holds the lock");
     *guard += 1;
     assert!(std::ptr::eq(Guard::mutex(&guard), &lock));
     drop(guard);
@@ -182,8 +183,7 @@ fn threads_that_hold_the_mutex_exclude_each_other() {
     assert_eq!(*lock.lock(), (200_000, 200_000));
 }
 
-/// Waits until a thread of this process sleeps in the kernel, for at most a
-/// minute.
+/// Waits, for at most a minute, until a thread of this process sleeps in the kernel.
 fn until_it_sleeps(thread: u64) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -191,7 +191,7 @@ fn until_it_sleeps(thread: u64) {
         if status.rsplit(") ").next().unwrap().starts_with('S') {
             return;
         }
-        assert!(Instant::now() < end, "it does not sleep: {status}");
+        assert!(Instant::now() < end, "the thread does not sleep: {status}");
         std::thread::yield_now();
     }
 }
@@ -236,7 +236,7 @@ fn an_announcement_causes_exactly_one_wake_up() {
         let ticket = word.announce(kind, 1);
         assert_eq!(word.wake_target(1), wake);
         assert_eq!(word.wake_target(1), Wake::Nobody);
-        assert!(word.retract(ticket), "it was claimed");
+        assert!(word.retract(ticket), "a waker has claimed the announcement");
         assert_eq!(word.wake_target(1), Wake::Nobody);
     }
 }
@@ -251,7 +251,7 @@ fn a_sleeper_is_not_woken_before_it_has_enough_entries() {
     for too_much in [0x1_0000, u32::MAX] {
         let ticket = word.announce(Sleeper::Futex, too_much);
         assert_eq!(word.wake_target(0xfffe), Wake::Nobody);
-        assert_eq!(word.wake_target(0xffff), Wake::Futex, "it counts no further");
+        assert_eq!(word.wake_target(0xffff), Wake::Futex, "larger needs count as 0xffff");
         assert!(word.retract(ticket));
     }
 }
@@ -262,12 +262,12 @@ fn the_smaller_need_of_two_sleepers_decides_on_the_wake_up() {
     let modest = word.announce(Sleeper::Futex, 2);
     let greedy = word.announce(Sleeper::Epoll, 9);
     assert_eq!(word.wake_target(1), Wake::Nobody);
-    assert_eq!(word.wake_target(2), Wake::Futex, "the leader goes on watching");
+    assert_eq!(word.wake_target(2), Wake::Futex, "the futex sleeper is woken before the leader");
     assert_eq!(word.wake_target(9), Wake::Epoll);
     assert_eq!(word.wake_target(9), Wake::Nobody);
     assert!(word.retract(modest) && word.retract(greedy));
     let fresh = word.announce(Sleeper::Futex, 5);
-    assert_eq!(word.wake_target(4), Wake::Nobody, "what earlier sleepers needed is forgotten");
+    assert_eq!(word.wake_target(4), Wake::Nobody, "the need of an earlier sleeper no longer counts");
     assert!(!word.retract(fresh));
 }
 
@@ -279,11 +279,11 @@ fn a_retracted_announcement_leaves_the_others_valid() {
     assert!(!word.retract(first));
     assert_eq!(word.wake_target(1), Wake::Futex);
     let third = word.announce(Sleeper::Futex, 1);
-    assert!(word.retract(second), "claimed, whatever was announced since");
+    assert!(word.retract(second), "the second announcement was claimed, in spite of the third");
     assert_eq!(word.wake_target(1), Wake::Futex);
     let fourth = word.announce(Sleeper::Futex, 1);
     assert!(word.retract(third) && !word.retract(fourth));
-    assert_eq!(word.wake_target(1), Wake::Nobody, "nobody is left");
+    assert_eq!(word.wake_target(1), Wake::Nobody, "no sleeper is left");
 }
 
 #[test]
@@ -304,7 +304,7 @@ fn a_claimed_sleeper_does_not_fall_asleep() {
     let word = SleepWord::new();
     let ticket = word.announce(Sleeper::Futex, 1);
     assert_eq!(word.wake_target(1), Wake::Futex);
-    assert_eq!(word.sleep(&ticket, Some(60 * SECOND)), Ok(()), "at once, before anybody wakes it");
+    assert_eq!(word.sleep(&ticket, Some(60 * SECOND)), Ok(()), "a claimed sleeper does not fall asleep");
     assert!(word.retract(ticket));
 }
 
@@ -332,8 +332,8 @@ fn a_ring_has_one_leader_whose_resignation_wakes_a_follower() {
     assert_eq!(word.resign(), Wake::Nobody);
 }
 
-/// A ring's traffic, simplified: pushers wake the sleeper when there is as much as it needs. It
-/// must never sleep while there is work for it.
+/// Runs pushers and one sleeper. A pusher wakes the sleeper when as many entries are queued as the
+/// sleeper needs. Checks that the sleeper never sleeps while that many are queued.
 fn traffic(needed: u32) {
     const WAKERS: usize = 3;
     const EACH: usize = 20_000;

@@ -1,5 +1,5 @@
-//! Short sleeps: they last as long as requested, a signal ends them, and the thread's timer slack
-//! is restored.
+//! Tests short sleeps: they are not too short, a signal ends them, and the thread's timer slack is
+//! restored.
 #![cfg(not(loom))]
 
 use std::sync::mpsc;
@@ -43,11 +43,12 @@ fn an_interrupted_precise_sleep_restores_the_programs_timer_slack() {
     }
     while !sleeper.is_finished() {
         assert!(start.elapsed() < LONGEST, "the sleep was not interrupted");
-        // A signal that comes before the sleep, or while it is set up, ends nothing.
+        // A signal that arrives before the sleep begins does not end it, so the signal is sent
+        // again.
         wait::interrupt_worker(thread);
         thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(sleeper.join().unwrap(), (Err(Errno::EINTR), SLACK), "the program's slack is its own");
+    assert_eq!(sleeper.join().unwrap(), (Err(Errno::EINTR), SLACK), "the sleep ends with EINTR and restores the slack");
 }
 
 #[test]
@@ -64,5 +65,5 @@ fn a_precise_sleep_is_never_too_short() {
 fn the_sleep_overshoot_is_measured_only_once() {
     let measured = overshoot();
     assert!(measured <= 60_000, "{measured} ns");
-    assert!((0..1000).all(|_| overshoot() == measured), "no two measurements are the same");
+    assert!((0..1000).all(|_| overshoot() == measured), "the overshoot was measured again");
 }

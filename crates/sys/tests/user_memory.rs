@@ -1,4 +1,4 @@
-//! Copies from and to good and bad addresses that a program could name.
+//! Tests copies from and to valid and invalid addresses that a program could name.
 #![cfg(not(loom))]
 
 use std::os::unix::process::ExitStatusExt;
@@ -60,7 +60,7 @@ fn bytes_of_every_length_and_alignment_are_copied() {
             let mut target = vec![0xee; length + 1];
             user_memory::copy_in(&mut target[..length], UserAddress(source[start..].as_ptr() as u64)).unwrap();
             assert_eq!(target[..length], source[start..start + length]);
-            assert_eq!(target[length], 0xee, "not a byte too many");
+            assert_eq!(target[length], 0xee, "no byte after the end was written");
             target.fill(0);
             user_memory::copy_out(UserAddress(target.as_mut_ptr() as u64), &source[start..start + length]).unwrap();
             assert_eq!(target[..length], source[start..start + length]);
@@ -68,7 +68,7 @@ fn bytes_of_every_length_and_alignment_are_copied() {
     }
 }
 
-/// Lengths around those at which the method of copying changes.
+/// Tests lengths around 512 bytes, where the copy routine changes, and around the size of pages.
 #[test]
 fn a_long_copy_writes_exactly_its_length() {
     install_fault_handler();
@@ -98,11 +98,14 @@ fn a_long_copy_that_runs_into_a_bad_page_fails_with_efault() {
     }
 }
 
+/// An address far below this position-independent program and far above the first pages.
+/// A page that was just unmapped would not do: other tests of this process map memory meanwhile.
+const NEVER_MAPPED: u64 = 1 << 30;
+
 #[test]
 fn an_unmapped_address_fails_with_efault() {
     install_fault_handler();
-    let gone = TwoPages::new(linux::PROT_NONE).before_border(PAGE);
-    for bad in [UserAddress::NULL, UserAddress(8), gone] {
+    for bad in [UserAddress::NULL, UserAddress(8), UserAddress(NEVER_MAPPED)] {
         assert_eq!(user_memory::read::<u64>(bad), Err(Errno::EFAULT));
         assert_eq!(user_memory::read::<u8>(bad), Err(Errno::EFAULT));
         assert_eq!(user_memory::write::<Sqe>(bad, Sqe::default()), Err(Errno::EFAULT));
@@ -158,7 +161,7 @@ fn a_mapping_beyond_the_end_of_its_file_fails_with_efault() {
     let file = SystemCall::new(linux::__NR_memfd_create, [name, 0, 0, 0, 0]).run().unwrap();
     let arguments = [0, PAGE as u64, u64::from(linux::PROT_READ), u64::from(linux::MAP_SHARED), file, 0];
     let at = SystemCall::with_six(linux::__NR_mmap, arguments).run().unwrap();
-    // This fault raises SIGBUS instead of SIGSEGV.
+    // This access raises SIGBUS instead of SIGSEGV.
     assert_eq!(user_memory::read::<u64>(UserAddress(at)), Err(Errno::EFAULT));
     unmap(at as usize, PAGE).unwrap();
     SystemCall::new(linux::__NR_close, [file, 0, 0, 0, 0]).run().unwrap();
@@ -215,16 +218,17 @@ unsafe extern "C" {
 const SIGSEGV: i32 = 11;
 
 extern "C" fn exit_with_42(_: i32) {
-    // SAFETY: ends the process.
+    // SAFETY: `_exit` has no requirement. It ends the process.
     unsafe { _exit(42) }
 }
 
 fn touch_null() {
-    // SAFETY: none; the fault is the purpose of the test.
+    // SAFETY: the write is invalid on purpose. It faults, and changes no memory.
     unsafe { std::hint::black_box(std::ptr::null_mut::<u8>()).write_volatile(1) };
 }
 
-/// Plays the part of a child process, by the name of its test.
+/// Acts as the child process of a test: `role` says which handler it installs first, and how it
+/// gets a SIGSEGV.
 fn play(role: &str) {
     let before = match role {
         "with_handler" => exit_with_42 as *const () as usize,
@@ -238,7 +242,7 @@ fn play(role: &str) {
     install_fault_handler();
     assert_eq!(user_memory::read::<u64>(UserAddress::NULL), Err(Errno::EFAULT));
     if role == "sent" || role == "ignored" {
-        // SAFETY: a signal to this thread.
+        // SAFETY: raise(3) accesses no memory.
         unsafe { raise(SIGSEGV) };
     } else {
         touch_null();
@@ -246,7 +250,8 @@ fn play(role: &str) {
     std::process::exit(0);
 }
 
-/// Runs `play(role)` in a process of its own; returns its exit code or its signal.
+/// Runs `play(role)` in a process of its own. Returns the exit code of the process, and the signal
+/// that killed it.
 fn child(role: &str) -> (Option<i32>, Option<i32>) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "body_of_the_child_process", "--test-threads=1"]).env("USRING_TEST_ROLE", role);

@@ -1,4 +1,4 @@
-//! Checks that docs/compatibility.md promises exactly the opcodes that PROBE reports.
+//! Checks that docs/compatibility.md lists exactly the opcodes that REGISTER_PROBE reports.
 
 use std::collections::BTreeSet;
 use usring::{IoUring, Probe};
@@ -9,7 +9,7 @@ fn documented() -> BTreeSet<String> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/compatibility.md");
     let page = std::fs::read_to_string(page).expect("docs/compatibility.md");
     let section = page.split("## Opcodes").nth(1).expect("a section on opcodes");
-    let section = section.split("\n## ").next().expect("the section itself");
+    let section = section.split("\n## ").next().expect("the text of the section");
     let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| opcode"));
     let names = rows.flat_map(|row| row.split('|').nth(1).expect("a first column").split(','));
     names.map(|name| name.trim().to_lowercase()).collect()

@@ -1,5 +1,5 @@
-//! The queue pairs of blocking calls: at most sixteen calls at a time in a process, each with a
-//! queue pair of its own.
+//! The queue pairs of blocking calls. A process runs at most sixteen blocking calls on a device at
+//! a time, each with a queue pair of its own.
 
 use super::caller::Caller;
 use crate::device::Device;
@@ -11,33 +11,33 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::{Errno, spread, thread, width};
 
 const MOST: usize = 16;
-/// Number of locks for writes to parts of blocks. Blocks that share a lock only wait for each
-/// other.
+/// Number of locks for writes to parts of blocks. Blocks with the same lock wait for each other
+/// needlessly, and nothing else.
 const TURNS: usize = 64;
 
 pub(crate) struct Callers {
-    /// A queue pair for each of these seats. A call locks a seat for its duration. A thread tries
-    /// its home seat first ([`home`]).
+    /// At most one queue pair for each entry (*seat*). A call locks a seat until it returns. A
+    /// thread first tries its home seat ([`home`]).
     seats: [Mutex<Option<Caller>>; MOST],
-    /// Seats that have a queue pair, or had one a moment ago, one bit each.
+    /// One bit for each seat, set once the seat has got a queue pair.
     open: AtomicU32,
     turns: [Mutex<()>; TURNS],
 }
 
-/// A caller, held for the duration of a call.
+/// A locked seat, whose queue pair the call uses.
 pub(super) struct Seat<'a>(Guard<'a, Option<Caller>>);
 
 impl Deref for Seat<'_> {
     type Target = Caller;
 
     fn deref(&self) -> &Caller {
-        self.0.as_ref().expect("`take` gives out occupied seats only")
+        self.0.as_ref().expect("`take` returns only seats that have a queue pair")
     }
 }
 
 impl DerefMut for Seat<'_> {
     fn deref_mut(&mut self) -> &mut Caller {
-        self.0.as_mut().expect("`take` gives out occupied seats only")
+        self.0.as_mut().expect("`take` returns only seats that have a queue pair")
     }
 }
 
@@ -48,9 +48,9 @@ impl Default for Callers {
 }
 
 impl Callers {
-    /// Takes a caller that no other call uses; waits if necessary.
+    /// Locks a seat and returns its caller. If all seats are locked, waits for one.
     ///
-    /// Errors: those of [`crate::Driver::open_queue`] for the first queue pair.
+    /// Errors: those of [`crate::Driver::open_queue`], if no seat has a queue pair.
     pub(super) fn take(&self, device: &Device) -> Result<Seat<'_>, Errno> {
         let own = home(thread::current().0);
         for index in (own..MOST).chain(0..own) {
@@ -60,7 +60,7 @@ impl Callers {
                     self.open.fetch_or(1 << index, Ordering::Relaxed);
                     return Ok(Seat(seat));
                 }
-                // The device has no further queue pair, so the call waits for a seat that has one.
+                // The device has no further queue pair, so this call waits for a seat that has one.
                 Err(error) if self.open.load(Ordering::Relaxed) == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -68,11 +68,11 @@ impl Callers {
         self.wait(device, own)
     }
 
-    /// Waits for the seat of another call.
+    /// Waits until another call unlocks its seat.
     #[cold]
     fn wait(&self, device: &Device, own: usize) -> Result<Seat<'_>, Errno> {
         let open = self.open.load(Ordering::Relaxed);
-        // The first open seat from the thread's home on, wrapping around.
+        // The first seat with a queue pair, from the thread's home seat on, wrapping around.
         let first = (open >> own).trailing_zeros() as usize + own;
         let index = if first < MOST { first } else { open.trailing_zeros() as usize % MOST };
         let mut seat = self.seats[index].lock();
@@ -80,19 +80,20 @@ impl Callers {
         Ok(Seat(seat))
     }
 
-    /// Excludes other writers of parts of this block.
+    /// Locks a block against other writes to parts of it.
     pub(super) fn turn(&self, block: u64) -> Guard<'_, ()> {
         self.turns[width::size(block % TURNS as u64)].lock()
     }
 }
 
-/// Gives the seat a queue pair. It has interrupts if the device's policy is now `interrupt`.
+/// Opens a queue pair for the seat if it has none. The queue pair has interrupts if the device's
+/// policy is now `interrupt`.
 fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     let interrupts = device.policy() == PollPolicy::Interrupt;
     match seat {
         Some(caller) if !interrupts || caller.has_interrupts() => Ok(()),
         Some(caller) => {
-            // If this fails, the old queue pair still works, by polling.
+            // If no other queue pair can be opened, the old one still works, by polling.
             if let Ok(other) = Caller::new(device, interrupts) {
                 *caller = other;
             }
@@ -105,7 +106,8 @@ fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     }
 }
 
-/// Returns a thread's home seat. The control blocks of threads lie pages apart.
+/// Returns the number of a thread's home seat. `thread` is the address of the thread's control
+/// block; these lie pages apart.
 fn home(thread: usize) -> usize {
     spread::row(thread >> 12, MOST)
 }

@@ -1,5 +1,5 @@
-//! Values of options: sizes, times, probabilities, distributions. Each is written in the form in
-//! which it is read.
+//! Values of options: sizes, times, probabilities, distributions. A value is printed in the form in
+//! which it was parsed.
 
 use crate::distribution::Distribution;
 use crate::policy::PollPolicy;
@@ -8,7 +8,7 @@ use alloc::string::String;
 use core::fmt::{self, Write};
 use usring_sys::clock::Nanoseconds;
 
-/// The kind of value that an option takes.
+/// The kind of value that an option has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
     Size,
@@ -39,7 +39,7 @@ pub enum Value {
 }
 
 impl ValueKind {
-    /// Returns the end of the sentence "… which is".
+    /// Returns what such a value looks like, to complete the sentence "… which is".
     pub fn description(self) -> &'static str {
         match self {
             ValueKind::Size => "a size like 4096, 64K, 1M, 1G or 1T",
@@ -58,7 +58,7 @@ impl ValueKind {
 }
 
 impl Value {
-    /// Parses a value. `None` if the text is not a value of this kind.
+    /// Parses a value. `None` if the text is not a value of the given kind.
     pub fn read(kind: ValueKind, text: &str) -> Option<Value> {
         match kind {
             ValueKind::Size => size(text).map(Value::Size),
@@ -99,14 +99,14 @@ impl fmt::Display for Value {
     }
 }
 
-/// Accepts digits only: `parse` alone would accept a sign.
+/// Parses a number of digits only: `str::parse` alone would accept a sign.
 fn number(text: &str) -> Option<u64> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
 const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
-/// Maximum length of a file.
+/// Largest size: the greatest length of a file.
 const LARGEST: u64 = i64::MAX as u64;
 
 /// Parses a number of bytes, optionally with K, M, G or T (1K is 1024).
@@ -136,6 +136,11 @@ impl Probability {
     /// Returns the probability in units of 10⁻⁹.
     pub fn per_billion(self) -> u32 {
         self.0
+    }
+
+    /// Makes a probability of so many billionths, at most [`Probability::ALWAYS`].
+    pub fn from_billionths(parts: u64) -> Probability {
+        Probability(u32::try_from(parts).unwrap_or(Self::ALWAYS).min(Self::ALWAYS))
     }
 
     /// Parses `0.01` or `1%`, with at most nine digits after the point (seven for a percentage).

@@ -1,8 +1,8 @@
 //! A wrapper that makes random errors, and repeats them with the same seed. Requests fail, transfer
 //! fewer bytes than requested, never complete, or complete late.
 //!
-//! Each request draws its fate once, in the order in which a queue pair accepts them. A request
-//! that the inner device leaves to a worker draws again there.
+//! A random draw decides the fate of each request, in the order in which a queue pair accepts
+//! requests. For a request that the inner device passes to a worker, the worker draws again.
 
 use super::held::Held;
 use crate::batches::AT_ONCE;
@@ -40,11 +40,12 @@ pub static KIND: DeviceKind = DeviceKind {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Well,
-    /// Fails with EIO; the inner device does not get the request.
+    /// Fails with EIO. The inner device does not get the request.
     Fails,
-    /// Transfers at least one block, but not all.
+    /// Transfers at least one block, but not all blocks.
     Short,
-    /// Never completes. The inner device does not get the request, so its memory is not touched.
+    /// Never completes. The inner device does not get the request, so the request's memory is not
+    /// accessed.
     Never,
     Late,
 }
@@ -61,11 +62,11 @@ fn chance(layer: &Layer, name: &str) -> u32 {
 
 struct Faulty {
     inner: Box<dyn Driver>,
-    /// In units of 10⁻⁹, in the order of [`CHANCES`].
+    /// Probabilities in units of 10⁻⁹, in the order of [`CHANCES`].
     chances: [u32; CHANCES.len()],
     late_by: Nanoseconds,
     seed: u64,
-    /// Number of random sequences used: one per queue pair and one per blocking call.
+    /// Number of random sequences used so far: one per queue pair and one per blocking call.
     sequences: AtomicU64,
 }
 
@@ -86,26 +87,26 @@ impl Faulty {
     }
 }
 
-/// The draw for a request.
+/// The random draw for a request.
 #[derive(Clone, Copy)]
 struct Drawn {
     fate: Fate,
-    /// Share of the request to transfer if it is short, in units of 2⁻⁶⁴.
+    /// How much of a short request to transfer, in units of 2⁻⁶⁴ of the request.
     share: u64,
 }
 
-/// Source of the fates.
+/// Draws the fates of requests.
 struct Dice {
     chances: [u32; CHANCES.len()],
     random: Random,
 }
 
 impl Dice {
-    /// Draws a fate. Always uses two random numbers, so a request's fate does not depend on the
-    /// fates before it.
+    /// Draws a fate. Always uses two random numbers, so the fates of earlier requests do not affect
+    /// it.
     fn draw(&mut self) -> Drawn {
         let mut number = width::low(self.random.below(u64::from(Probability::ALWAYS)));
-        let share = self.random.next();
+        let share = self.random.draw();
         for (chance, (_, fate)) in self.chances.into_iter().zip(CHANCES) {
             if number < chance {
                 return Drawn { fate, share };
@@ -117,8 +118,8 @@ impl Dice {
 }
 
 impl Drawn {
-    /// Returns the bytes to transfer of a short request: whole blocks, at least one, and not all.
-    /// `None` if the request is transferred as a whole.
+    /// Returns how many bytes of a short request to transfer: whole blocks, at least one, and not
+    /// all. `None` if the request is to be transferred as a whole.
     fn length(&self, request: &DeviceRequest, block: u64) -> Option<u64> {
         let blocks = match request.operation {
             Operation::Read | Operation::Write => request.length / block,
@@ -128,7 +129,7 @@ impl Drawn {
     }
 }
 
-/// Collects the first `length` bytes of the segments.
+/// Replaces `into` by the first `length` bytes of the segments.
 fn cut(segments: &[IoVector], mut length: u64, into: &mut Vec<IoVector>) {
     into.clear();
     for segment in segments {
@@ -160,7 +161,7 @@ impl Driver for Faulty {
     }
 
     /// Executes a request according to its fate. A request that never completes blocks its thread
-    /// until a signal (`EINTR`).
+    /// until a signal arrives (`EINTR`).
     fn execute(&self, request: &DeviceRequest) -> Result<u32, Errno> {
         let drawn = self.dice().draw();
         match drawn.fate {
@@ -202,16 +203,17 @@ struct FaultyQueue {
     lateness: Lateness,
     dice: Dice,
     block: u64,
-    /// The draw for the next request, if the inner device had no room for that request.
+    /// The draw for the next request, if that request was drawn before and the inner device had no
+    /// room.
     drawn: Option<Drawn>,
-    /// Segments of a shortened request.
+    /// Segments of the shortened request that is being submitted.
     segments: Vec<IoVector>,
 }
 
 struct Lateness {
-    /// Indexed by token.
+    /// By token: whether the completion is late.
     late: Vec<bool>,
-    /// In ticks.
+    /// Added latency of a late completion, in ticks.
     by: u64,
 }
 

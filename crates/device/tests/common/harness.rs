@@ -1,5 +1,5 @@
-//! A queue pair with time limits, memory that a device may write, and random traffic that is
-//! compared with a model.
+//! Helpers for tests of drivers: a queue pair with time limits, memory that a device may write, and
+//! random traffic that is compared with a model.
 
 pub use super::patience::LONGEST;
 use fastrand::Rng;
@@ -12,21 +12,21 @@ use usring_sys::plain::IoVector;
 use usring_sys::{Errno, SystemCall};
 use usring_uapi::general as linux;
 
-/// Memory that a device reads and writes without the compiler's knowledge. The test only copies
-/// from and to it.
+/// Memory that a device reads and writes without the compiler's knowledge. So the test accesses it
+/// only by copies, and never by references.
 pub struct Memory {
     start: *mut u8,
     length: usize,
 }
 
-// SAFETY: the memory is only accessed by copies. A test that shares it with a device waits for the
-// completions.
+// SAFETY: moving a `Memory` moves the only pointer to its allocation. The bytes are accessed by
+// copies only. A test that lends them to a device waits for the completions first.
 unsafe impl Send for Memory {}
 
 impl Memory {
     /// Allocates zeroed memory, aligned to a page.
     pub fn new(length: usize) -> Memory {
-        // SAFETY: the length is not zero.
+        // SAFETY: `layout` never returns a layout of size 0.
         let start = unsafe { alloc_zeroed(Memory::layout(length)) };
         assert!(!start.is_null());
         Memory { start, length }
@@ -47,14 +47,16 @@ impl Memory {
 
     pub fn set(&mut self, from: usize, bytes: &[u8]) {
         assert!(from + bytes.len() <= self.length);
-        // SAFETY: the range lies within the allocation.
+        // SAFETY: the assertion keeps the range within the allocation. `bytes` is another
+        // allocation, so the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.add(from), bytes.len()) };
     }
 
     pub fn get(&self, from: usize, length: usize) -> Vec<u8> {
         assert!(from + length <= self.length);
         let mut bytes = vec![0; length];
-        // SAFETY: the range lies within the allocation.
+        // SAFETY: the assertion keeps the range within the allocation. `bytes` is another
+        // allocation, so the two do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.start.add(from), bytes.as_mut_ptr(), length) };
         bytes
     }
@@ -62,19 +64,19 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the memory was allocated with this layout.
+        // SAFETY: `new` has allocated the memory with this layout, and nothing uses it afterwards.
         unsafe { dealloc(self.start, Memory::layout(self.length)) };
     }
 }
 
-/// Returns whether a descriptor becomes readable within this time.
+/// Returns whether a descriptor becomes readable within the time `within`.
 pub fn is_readable(number: i32, within: Duration) -> bool {
     let mut one = (number, linux::POLLIN as u16, 0u16);
     let arguments = [&raw mut one as u64, 1, within.as_millis() as u64, 0, 0];
     SystemCall::new(linux::__NR_poll, arguments).run() == Ok(1)
 }
 
-/// Returns a read or write of all segments.
+/// Returns a read or write of the total length of the segments.
 pub fn transfer(token: u32, operation: Operation, offset: u64, segments: &[IoVector]) -> DeviceRequest<'_> {
     let length = segments.iter().map(|segment| segment.length).sum();
     DeviceRequest {
@@ -94,7 +96,7 @@ pub struct Rig<'a> {
     pub driver: &'a dyn Driver,
     pub queue: Box<dyn QueuePair>,
     options: QueueOptions,
-    /// Completions that the test has not taken yet.
+    /// Completions that [`Rig::wait`] has not returned yet.
     found: Vec<Completion>,
     completions: Completions,
     pub in_flight: usize,
@@ -107,7 +109,8 @@ impl<'a> Rig<'a> {
         Rig { driver, queue, options, found: Vec::new(), completions: Completions::new(), in_flight: 0 }
     }
 
-    /// Submits a request by any route. The caller rings the doorbell.
+    /// Submits a request to the queue pair, or executes it if the queue pair needs a worker. The
+    /// caller rings the doorbell.
     pub fn submit(&mut self, request: &DeviceRequest) {
         let start = Instant::now();
         loop {
@@ -117,7 +120,7 @@ impl<'a> Rig<'a> {
                     return;
                 }
                 Submission::Full => {
-                    assert!(start.elapsed() < LONGEST, "full for ever");
+                    assert!(start.elapsed() < LONGEST, "the queue stays full");
                     self.queue.ring_doorbell();
                     self.look();
                     continue;
@@ -134,8 +137,8 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Returns whether a completion is there without another poll: from a worker, a refusal, or an
-    /// earlier poll.
+    /// Returns whether a completion is known without another poll: of a request that was executed
+    /// by a worker, was refused, or was found by an earlier poll.
     pub fn is_answered(&self) -> bool {
         !self.found.is_empty()
     }
@@ -146,8 +149,8 @@ impl<'a> Rig<'a> {
         self.found.extend_from_slice(self.completions.as_slice());
     }
 
-    /// Waits for at least one completion, by interrupts or by polling as the queue's options say. A
-    /// polling test only polls when the queue pair reports completions.
+    /// Waits for at least one completion, by interrupts if the queue has them, otherwise by
+    /// polling. When polling, polls only if the queue pair reports completions.
     pub fn wait(&mut self) -> Vec<Completion> {
         let start = Instant::now();
         loop {
@@ -166,7 +169,7 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Makes one request and waits for it. No other request is in flight.
+    /// Submits one request and waits for it. No other request may be in flight.
     pub fn run(&mut self, request: &DeviceRequest) -> i32 {
         assert_eq!(self.in_flight, 0);
         self.submit(request);
@@ -194,13 +197,14 @@ impl<'a> Rig<'a> {
         memory.get(0, length)
     }
 
-    /// Makes a request without data over a range.
+    /// Runs an operation without data on a range of the device.
     pub fn range(&mut self, operation: Operation, offset: u64, length: u64) -> i32 {
         self.run(&DeviceRequest { length, ..transfer(0, operation, offset, &[]) })
     }
 }
 
-/// Random reads and writes within a part of a device that has no other user, compared with a model.
+/// Random reads and writes within a part of a device, compared with a model. The part has no other
+/// user.
 pub struct Traffic {
     pub part: std::ops::Range<u64>,
     pub options: QueueOptions,
@@ -211,15 +215,15 @@ pub struct Traffic {
 
 struct Slot {
     memory: Memory,
-    /// Offset, length and operation of the request in flight.
+    /// Offset, length and operation of the request in flight. `None`: the slot is free.
     out: Option<(u64, usize, Operation)>,
 }
 
-/// Maximum length of a transfer, in blocks.
+/// Longest transfer, in blocks.
 const LONGEST_BLOCKS: u64 = 16;
 
 impl Traffic {
-    /// Runs the traffic. Returns the tokens in the order of completion.
+    /// Runs the traffic and checks each result. Returns the tokens in the order of completion.
     pub fn run(&self, driver: &dyn Driver) -> Vec<u32> {
         let geometry = driver.geometry();
         let block = u64::from(geometry.block);
@@ -256,7 +260,7 @@ impl Traffic {
             }
         }
         rig.look();
-        assert_eq!((rig.in_flight, rig.found.len()), (0, 0), "something was answered twice");
+        assert_eq!((rig.in_flight, rig.found.len()), (0, 0), "a request completed twice");
         order
     }
 
@@ -284,7 +288,7 @@ impl Traffic {
     }
 
     fn check(&self, slot: &mut Slot, completion: Completion, model: &[u8]) {
-        let (start, length, operation) = slot.out.take().expect("an answer to a request that is not out");
+        let (start, length, operation) = slot.out.take().expect("a completion of a request that is not in flight");
         assert_eq!(completion.result, length as i32, "{operation:?} of {length} at {start}");
         if operation == Operation::Read && self.keeps_data {
             let (found, expected) = (slot.memory.get(0, length), &model[start as usize..start as usize + length]);
@@ -293,7 +297,7 @@ impl Traffic {
     }
 }
 
-/// Returns whether a result is this errno.
+/// Returns whether a result is the given errno.
 pub fn is_error(result: i32, error: Errno) -> bool {
     result == error.negative()
 }

@@ -54,7 +54,7 @@ pub fn a_full_queue_refuses_requests_and_then_continues(subject: &Subject) {
         }
         if rig.in_flight == POLLED.depth as usize {
             let segments = [memory.segment(0, block)];
-            // Requests that a worker has executed take no room in the queue.
+            // Requests that a worker has executed need no room in the queue.
             let answer = rig.queue.submit(&transfer(0, Operation::Read, 0, &segments));
             assert!(matches!(answer, Submission::Full | Submission::NeedsWorker), "{answer:?}");
         }
@@ -63,7 +63,7 @@ pub fn a_full_queue_refuses_requests_and_then_continues(subject: &Subject) {
         while rig.in_flight > 0 {
             for completion in rig.wait() {
                 assert_eq!(completion.result, block as i32);
-                assert!(!std::mem::replace(&mut seen[completion.token as usize], true), "answered twice");
+                assert!(!std::mem::replace(&mut seen[completion.token as usize], true), "a request completed twice");
             }
         }
         assert!(seen.iter().all(|one| *one));
@@ -77,12 +77,12 @@ pub fn segments_of_any_length_are_filled_in_order(subject: &Subject) {
     if geometry.segments < 4 {
         return;
     }
-    // If buffers must be aligned, so must all lengths but the last.
+    // If a device needs aligned buffers, all lengths but the last must be aligned, too.
     let unit = geometry.alignment as usize;
     let total = 8 * geometry.block as usize;
     let lengths = [unit, 3 * unit, 2 * unit, total - 6 * unit];
     let mut memory = Memory::new(total + 4 * 4096);
-    // Each segment lies below the one that precedes it, with a gap between them.
+    // Each segment lies below the segment in front of it in the list, with a gap between the two.
     let mut segments = Vec::new();
     let mut end = total + 4 * 4096;
     for length in lengths {
@@ -113,7 +113,7 @@ pub fn segments_of_any_length_are_filled_in_order(subject: &Subject) {
         expected[at..at + length].copy_from_slice(&data[from..from + length]);
         from += length;
     }
-    assert!(memory.get(0, expected.len()) == expected, "a segment got the wrong bytes, or what lies between some");
+    assert!(memory.get(0, expected.len()) == expected, "wrong bytes in a segment, or changed bytes between segments");
     assert!(rig.read(4096, total) == data);
 }
 
@@ -123,7 +123,7 @@ pub fn discard_write_zeroes_and_flush_take_effect(subject: &Subject) {
     let features = driver.geometry().features;
     let block = u64::from(driver.geometry().block);
     let mut rig = Rig::new(&*driver, POLLED);
-    // From small to large, aligned to pages or not.
+    // The ranges go from small to large. Some are aligned to pages, some are not.
     for (offset, length) in [(0, block), (block, 3 * block), (4096, 8192), (block, 64 * 1024 + block), (0, 1 << 20)] {
         let whole = 2 << 20;
         let data: Vec<u8> = (0..whole).map(|index| 1 + (index % 251) as u8).collect();
@@ -156,11 +156,11 @@ pub fn an_interrupt_comes_for_a_request_submitted_after_arming(subject: &Subject
     let mut rig = Rig::new(&*driver, INTERRUPTS);
     let number = rig.queue.interrupt().unwrap();
     for round in 0..20u64 {
-        assert!(rig.queue.arm_interrupt(), "nothing is out: nothing can be there already");
+        assert!(rig.queue.arm_interrupt(), "no request is in flight, so none can have completed");
         let (segments, offset) = ([memory.segment(0, block)], round * block as u64);
         rig.submit(&transfer(0, Operation::Write, offset, &segments));
         rig.queue.ring_doorbell();
-        // A worker's completion needs no interrupt.
+        // A request that a worker has executed needs no interrupt.
         assert!(rig.is_answered() || is_readable(number, LONGEST), "no interrupt");
         assert_eq!(rig.wait()[0].result, block as i32);
     }
@@ -174,9 +174,9 @@ pub fn no_interrupt_comes_without_requests(subject: &Subject) {
     assert!(!is_readable(number, Duration::ZERO));
     for _ in 0..20 {
         rig.write(0, &vec![7; driver.geometry().block as usize]);
-        // The descriptor must not stay readable, or a user with an epoll set would spin.
+        // A descriptor that stayed readable would make a user with an epoll set spin.
         assert!(rig.queue.arm_interrupt());
-        assert!(!is_readable(number, Duration::ZERO), "an interrupt for what is done already");
+        assert!(!is_readable(number, Duration::ZERO), "an interrupt for a request that has completed");
     }
 }
 
@@ -200,11 +200,11 @@ pub fn a_dropped_queue_no_longer_changes_memory(subject: &Subject) {
         drop(rig);
         let mine = vec![0x5a; block * depth];
         memory.set(0, &mine);
-        // Long enough for requests in flight to end; meanwhile the device serves others.
+        // This traffic takes long enough for the requests in flight to end.
         let options = POLLED;
         let part = LEAST_SIZE / 2..LEAST_SIZE;
         Traffic { part, options, requests: 200, keeps_data: false, seed: 77 }.run(&*driver);
-        assert!(memory.get(0, block * depth) == mine, "memory was written after its queue was gone");
+        assert!(memory.get(0, block * depth) == mine, "memory was written after its queue was dropped");
     }
 }
 
@@ -237,7 +237,7 @@ pub fn an_invalid_address_fails_with_efault(subject: &Subject) {
         assert!(is_error(result, Errno::EFAULT), "{operation:?} with a bad address: {result}");
         if driver.geometry().segments > 1 {
             let result = rig.transfer(operation, 0, &[good.segment(0, block as usize), bad]);
-            // As with pwritev(2), the data before the bad address may have been transferred.
+            // As with pwritev(2), the data in front of the bad address may have been transferred.
             let is_short = result == block as i32;
             let is_answer = is_short || is_error(result, Errno::EFAULT);
             assert!(is_answer, "{operation:?} with a bad second address: {result}");

@@ -1,4 +1,4 @@
-//! A device for tests: memory behind a queue pair. The test sets its limits, latency and failures,
+//! A device for tests, with its blocks in memory. The test sets its limits, latency and failures,
 //! and reads its counters.
 #![allow(dead_code)]
 
@@ -19,12 +19,12 @@ use usring_sys::{Errno, SystemCall, UserAddress, eventfd, user_memory};
 
 pub const BLOCK: u32 = 512;
 
-/// State shared by the test and the device.
+/// State that the test and the device share.
 pub struct Controls {
     pub bytes: Mutex<Vec<u8>>,
     /// Time from the doorbell to the completion, in nanoseconds.
     pub latency: AtomicU64,
-    /// Polls of all queue pairs.
+    /// Number of polls of all queue pairs.
     pub polls: AtomicU64,
     pub requests: AtomicU64,
     pub durable_writes: AtomicU64,
@@ -32,16 +32,16 @@ pub struct Controls {
     /// Number of times that an interrupt was armed.
     pub interrupts: AtomicU64,
     pub most_in_flight: AtomicU64,
-    /// Number of open queue pairs, and the maximum.
+    /// Number of open queue pairs, and the most that may be open.
     pub queues: AtomicU32,
     pub most_queues: AtomicU32,
-    /// A request that touches this byte fails; none does for `u64::MAX`.
+    /// A request that covers this byte of the device fails. `u64::MAX`: no request fails.
     pub bad_byte: AtomicU64,
-    /// One request in this many is left to `Driver::execute`.
+    /// Every n-th request needs a worker (`Driver::execute`).
     pub worker_every: AtomicU64,
-    /// Capacity of a queue pair, whatever depth was requested.
+    /// Most requests in flight in a queue pair, however deep it is.
     pub room: AtomicU32,
-    /// Addresses that no request may use.
+    /// Addresses that no request may use. `None`: all may be used.
     pub forbidden: Mutex<Option<Range<u64>>>,
 }
 
@@ -58,7 +58,7 @@ impl Controls {
         if let Some(forbidden) = &*self.forbidden.lock().unwrap() {
             let named =
                 |segment: &IoVector| segment.base < forbidden.end && segment.base + segment.length > forbidden.start;
-            assert!(!request.segments.iter().any(named), "a request names what it may not");
+            assert!(!request.segments.iter().any(named), "a request uses forbidden memory");
         }
         let mut bytes = self.bytes.lock().unwrap();
         let mut at = range.start;
@@ -77,7 +77,7 @@ impl Controls {
                     }
                     at += segment.length as usize;
                 }
-                assert_eq!(at, range.end, "segments and length agree");
+                assert_eq!(at, range.end, "the request's length is the sum of its segments");
             }
         }
         Ok((at - range.start) as u32)
@@ -89,7 +89,7 @@ pub struct TestDriver {
     pub controls: Arc<Controls>,
 }
 
-/// Returns a driver of this many bytes. It takes small requests from any address.
+/// Returns a driver with `size` bytes. Its requests are short, and may use memory at any address.
 pub fn driver(size: u64) -> TestDriver {
     user_memory::install_fault_handler();
     let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, ..Features::default() };
@@ -189,7 +189,7 @@ impl QueuePair for TestQueue {
 
     fn ring_doorbell(&mut self) {
         let due = Clock::Monotonic.now() + self.controls.latency.load(Ordering::Relaxed);
-        // The latest request completes first, because completions may come in any order.
+        // The last request completes first, because users must accept completions in any order.
         self.pending.extend(self.accepted.drain(..).rev().map(|completion| (due, completion)));
     }
 
@@ -214,7 +214,7 @@ impl QueuePair for TestQueue {
 
     fn arm_interrupt(&mut self) -> bool {
         self.controls.interrupts.fetch_add(1, Ordering::Relaxed);
-        let earliest = self.pending.iter().map(|(due, _)| *due).min().expect("somebody waits for nothing");
+        let earliest = self.pending.iter().map(|(due, _)| *due).min().expect("a request is in flight");
         let left = earliest.saturating_sub(Clock::Monotonic.now());
         left > 0 && usring_sys::timerfd::arm(self.interrupt().unwrap(), left).is_ok()
     }
@@ -223,12 +223,12 @@ impl QueuePair for TestQueue {
 impl Drop for TestQueue {
     fn drop(&mut self) {
         let clean = self.accepted.is_empty() && self.pending.is_empty();
-        assert!(clean || std::thread::panicking(), "a call left requests behind");
+        assert!(clean || std::thread::panicking(), "a request is in flight");
         self.controls.queues.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// A page that may be accessed, followed by one that may not.
+/// A page that may be accessed, followed by pages that may not.
 pub struct HalfUsable(usize);
 
 const PAGE: usize = usring_sys::mapping::PAGE;
@@ -242,7 +242,7 @@ impl HalfUsable {
         HalfUsable(address)
     }
 
-    /// Returns the address at which this many bytes may be accessed.
+    /// Returns the address of the last `bytes` bytes that may be accessed.
     pub fn before_end(&self, bytes: u64) -> u64 {
         (self.0 + PAGE) as u64 - bytes
     }

@@ -1,5 +1,5 @@
-//! Which stores a region accepts: a store must keep what is written, have room for all of the
-//! region, and hold no data of others.
+//! Which backing stores a region accepts. A store must keep what is written, have room for all of
+//! the region, and hold no data that usring did not write.
 
 use crate::common::{MIB, PAGE, region, word};
 use std::fs::File;
@@ -88,7 +88,7 @@ fn a_read_only_store_is_refused() {
 #[test]
 fn a_file_of_zeroes_is_accepted_and_later_recognised_by_its_header() {
     let store = Store::new();
-    // A file of zeroes that is not sparse, as dd(1) makes it.
+    // The file has zeroes and no holes, as dd(1) makes it.
     store.write(&vec![0; ROOM], 0);
     use_all(&build(&store.text()).unwrap());
     let left = std::fs::read(store.path()).unwrap();
@@ -108,7 +108,7 @@ fn a_store_that_holds_data_is_refused_and_left_unchanged() {
         assert_eq!(refusal, Refusal::HoldsData(offset));
         assert!(refusal.to_string().contains("overwrite=on"), "{refusal}");
         assert_eq!(refusal.errno(), Errno::EEXIST);
-        assert!(std::fs::read(store.path()).unwrap() == before, "it has been changed");
+        assert!(std::fs::read(store.path()).unwrap() == before, "the refused store was changed");
         use_all(&build(&format!("{},overwrite=on", store.text())).unwrap());
         use_all(&build(&store.text()).unwrap());
     }

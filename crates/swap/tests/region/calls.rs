@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use usring_swap::{Access, Mechanism, SwapRegion};
 use usring_sys::Errno;
 
-/// Returns a region whose pages were all written to, in ascending order. So the first pages are
+/// Returns a region whose pages were all written, in ascending order. So the first pages are
 /// evicted.
 fn used(mechanism: Mechanism) -> SwapRegion {
     let limit = MIB * factor(mechanism);
@@ -24,7 +24,7 @@ fn resident_pages_can_be_read_and_written_by_system_calls() {
         let range = 10..10 + 40_000;
         let content = region.as_slice()[range.clone()].to_vec();
         for round in 0..3 {
-            // Evict the pages of the range again.
+            // Evicts the pages of the range again.
             region.as_mut_slice()[MIB..].iter_mut().step_by(PAGE).for_each(|byte| *byte = 8 + round);
             let written = region.with_resident(range.clone(), Access::Read, |bytes| writer.write_all(bytes));
             written.unwrap().unwrap();
@@ -45,7 +45,8 @@ fn a_system_call_on_an_evicted_page_fails_unless_a_thread_serves_it() {
     for mechanism in mechanisms() {
         let region = used(mechanism);
         let (_reader, writer) = std::io::pipe().unwrap();
-        // SAFETY: the bytes are within the region, and the kernel checks its access to them.
+        // SAFETY: the 100 bytes are within the region. The kernel checks each access to them, and
+        // no reference to them is used meanwhile.
         let answer = unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&writer), region.as_ptr().cast(), 100) };
         match mechanism {
             Mechanism::Thread => assert_eq!(answer, 100),
@@ -65,7 +66,7 @@ fn pinned_pages_stay_resident_and_at_most_half_the_limit_can_be_pinned() {
         for page in 0..limit / 4 / region.page_size() {
             word(&region, page * region.page_size()).store(3, Ordering::Relaxed);
         }
-        assert_eq!(region.statistics().swap_ins, faults, "{mechanism}: a pinned page was out");
+        assert_eq!(region.statistics().swap_ins, faults, "{mechanism}: a pinned page was evicted");
         assert_eq!(region.pin(0..limit, Access::Read).err(), Some(Errno::ENOMEM));
         assert_eq!(region.statistics().pinned as usize, limit / 4 / region.page_size());
         drop(pin);
@@ -110,7 +111,7 @@ fn pages_that_are_pinned_together_are_read_together() {
         };
         let pinned = limit / 2 / unit;
         for access in [Access::Read, Access::Write] {
-            // The last pages are resident now, and the first are evicted.
+            // After the fill, the last pages are resident and the first pages are evicted.
             fill(0);
             let before = (switch.reads.load(Ordering::Relaxed), region.statistics());
             let pin = region.pin(0..pinned * unit, access).unwrap();
@@ -123,7 +124,7 @@ fn pages_that_are_pinned_together_are_read_together() {
             (0..pinned).for_each(|page| assert_eq!(word(&region, page * unit).load(Ordering::Relaxed), page as u64));
             drop(pin);
         }
-        // A failed read must not lose a page either.
+        // A failed read must not lose a page.
         fill(0);
         switch.fails_reads.store(true, Ordering::Relaxed);
         assert_eq!(region.pin(0..pinned * unit, Access::Read).err(), Some(Errno::EIO), "{mechanism}");

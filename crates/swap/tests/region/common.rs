@@ -1,4 +1,4 @@
-//! Helpers that several tests of regions use.
+//! Helpers for the tests of regions.
 
 use std::ffi::c_void;
 use std::process::{Command, Output};
@@ -13,7 +13,7 @@ pub const PAGE: usize = 4096;
 
 struct Argument(*mut c_void);
 
-// SAFETY: only one thread receives the argument.
+// SAFETY: the argument is moved to one new thread, which alone uses it.
 unsafe impl Send for Argument {}
 
 impl Argument {
@@ -28,7 +28,7 @@ fn spawn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(),
     Ok(())
 }
 
-/// Makes usring start its threads by the standard library. Only the first call has an effect.
+/// Makes usring start its threads through the standard library. Only the first call has an effect.
 pub fn prepare() {
     static PREPARED: Once = Once::new();
     PREPARED.call_once(|| thread::set_spawner(spawn));
@@ -37,10 +37,10 @@ pub fn prepare() {
 /// Returns a builder of a region on the device that the SPEC `backing` describes.
 pub fn region(size: usize, limit: usize, backing: &str) -> Builder {
     prepare();
-    SwapRegion::builder().size(size).limit(limit).backing(backing).expect("a device in words")
+    SwapRegion::builder().size(size).limit(limit).backing(backing).expect("a SPEC")
 }
 
-/// Returns the mechanisms that work here. Panics if `mprotect` does not, because it needs no
+/// Returns the mechanisms that work here. Panics if `mprotect` does not work, because it needs no
 /// privilege.
 pub fn mechanisms() -> Vec<Mechanism> {
     prepare();
@@ -50,8 +50,8 @@ pub fn mechanisms() -> Vec<Mechanism> {
     works
 }
 
-/// Returns the factor for a region's size and limit: `mprotect` has larger units, and therefore a
-/// higher minimum limit.
+/// Returns the factor for a region's size and limit. It is above 1 for `mprotect`, which has larger
+/// units, and therefore a higher least limit.
 pub fn factor(mechanism: Mechanism) -> usize {
     if mechanism == Mechanism::Protect { 16 } else { 1 }
 }
@@ -59,21 +59,21 @@ pub fn factor(mechanism: Mechanism) -> usize {
 /// Returns the word at a byte offset of a region.
 pub fn word(region: &SwapRegion, offset: usize) -> &AtomicU64 {
     assert!(offset + 8 <= region.size() && offset.is_multiple_of(8));
-    // SAFETY: the region is mapped while it is borrowed. Any bytes are a valid word. Tests that
-    // share a region access it by atomic operations only.
+    // SAFETY: the 8 bytes are aligned, and lie within the region, which is mapped while it is
+    // borrowed. Tests that share a region access it only by atomic operations.
     unsafe { &*region.as_ptr().add(offset).cast() }
 }
 
 /// Opens the device that the SPEC `text` describes. Returns it with its polling policy.
 pub fn device(text: &str) -> (Arc<Device>, PolicyWord) {
-    let spec = usring_device::spec::parse(text).expect("a device in words");
+    let spec = usring_device::spec::parse(text).expect("a SPEC");
     let policy = PolicyWord::leaked(spec.policy());
-    let driver = spec.open(Box::new(OwnSupply)).expect("a device that opens");
+    let driver = spec.open(Box::new(OwnSupply)).expect("the device opens");
     prepare();
     (Arc::new(Device::new(driver, policy, true)), policy)
 }
 
-/// Runs a test of this binary in a new process, in which [`is_child`] is true.
+/// Runs a test of this binary in a new process, where [`is_child`] returns true.
 pub fn run_child(test: &str, prepare: impl FnOnce(&mut Command)) -> Output {
     let mut command = Command::new(std::env::current_exe().expect("this binary"));
     command.args([test, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, "1");

@@ -1,5 +1,5 @@
-//! Failing devices, full stores, and programs that interfere. No content is lost, and no page ever
-//! shows content that was not written to it.
+//! Failing devices, full stores, and programs that unmap, lock or protect parts of a region
+//! themselves. No content may be lost, and no page may show content that was not written to it.
 
 use crate::common::{MIB, PAGE, device, factor, is_child, mechanisms, region, run_child, word};
 use crate::switch;
@@ -78,7 +78,8 @@ fn pages_stay_resident_while_all_writes_fail_and_are_evicted_later() {
 #[test]
 fn a_lowered_limit_is_kept_while_the_evictor_runs() {
     for mechanism in mechanisms() {
-        // Few clusters, so that the evictor and this thread often want the same one.
+        // A small limit has few clusters, so the evictor and this thread often want the same
+        // cluster.
         let limit = 128 * PAGE * factor(mechanism);
         let region = region(2 * limit, limit, "ram:size=64M").mechanism(mechanism).build().unwrap();
         for _ in 0..100 {
@@ -102,9 +103,9 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
         let region = builder.mechanism(mechanism).build().unwrap();
         number_pages(&region);
         switch.fails_reads.store(true, Ordering::Relaxed);
-        // Some of these pages are evicted.
+        // Some of these pages are evicted, and reading them back fails.
         let sum: u64 = (0..64).map(|page| word(&region, page * region.page_size()).load(Ordering::Relaxed)).sum();
-        panic!("read {sum}, which nobody can know");
+        panic!("read {sum} although some pages are unreadable");
     }
     for mechanism in mechanisms() {
         let output = run_child("failures::an_unreadable_page_raises_sigbus_and_a_message_names_its_slot", |command| {
@@ -116,11 +117,11 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
     }
 }
 
-/// Runs `work` once for each mechanism, in a new process, on a region whose pages are numbered.
-/// `check` judges how the process ended.
+/// Runs `work` once for each mechanism, in a new process. `work` gets a region whose pages hold
+/// different numbers. `check` gets the output and exit status of that process.
 fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
     if is_child() {
-        // SAFETY: a plain system call. The alarm ends a test that hangs.
+        // SAFETY: the call passes no memory. The alarm ends a test that hangs.
         unsafe { libc::alarm(60) };
         let mechanism = Mechanism::of_name(&std::env::var("MECHANISM").unwrap()).unwrap();
         let limit = MIB / 2 * factor(mechanism);
@@ -136,8 +137,8 @@ fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
     }
 }
 
-/// A touch beyond the end of a truncated memory file raises SIGBUS, as does a kernel that has no
-/// memory left.
+/// A touch beyond the end of a truncated memory file raises SIGBUS, as does a touch for which the
+/// kernel has no memory.
 #[test]
 fn memory_that_the_kernel_refuses_raises_sigbus() {
     let cut_off = |region: SwapRegion| {
@@ -157,7 +158,7 @@ fn memory_that_the_kernel_refuses_raises_sigbus() {
             Mechanism::Guard | Mechanism::Protect => {
                 assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{mechanism}: {:?} {said}", output.status);
             }
-            // These mechanisms use no file.
+            // The regions of these mechanisms have no file.
             Mechanism::UserFault | Mechanism::Thread => assert!(output.status.success(), "{mechanism}: {said}"),
         }
     });
@@ -168,7 +169,8 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     let protect = |region: SwapRegion| {
         // The last page was used last, so it is resident.
         let last = region.size() - region.page_size();
-        // SAFETY: the page is within the region, and no reference to it exists.
+        // SAFETY: the page is within the region, and no reference to it exists while its protection
+        // changes.
         unsafe {
             libc::mprotect(region.as_ptr().add(last).cast(), region.page_size(), libc::PROT_READ);
         }
@@ -177,7 +179,7 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     };
     let test = "failures::a_write_to_pages_that_the_program_protected_raises_sigsegv";
     in_child(test, protect, |mechanism, output| {
-        // `mprotect` cannot distinguish the program's protection from its own.
+        // The mechanism `mprotect` cannot distinguish the program's protection from its own.
         if mechanism != Mechanism::Protect {
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{mechanism}: {:?} {said}", output.status);
@@ -188,8 +190,8 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
 #[test]
 fn mlockall_by_the_program_loses_no_page() {
     let lock = |region: SwapRegion| {
-        // SAFETY: a plain system call. It fails if pages are evicted, but locks the others
-        // nevertheless.
+        // SAFETY: the call passes no memory and changes no content. It fails if pages are evicted,
+        // but locks the resident pages nevertheless.
         unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
         check_pages(&region);
         number_pages(&region);
@@ -201,8 +203,8 @@ fn mlockall_by_the_program_loses_no_page() {
     });
 }
 
-/// The pager is not informed of madvise(2). It notices when a thread, perhaps the evictor, next
-/// reads the page.
+/// The pager does not see the program's madvise(2) calls. It notices a missing page when a thread,
+/// perhaps the evictor, next reads the page.
 #[test]
 fn madv_dontneed_by_the_program_loses_no_other_page() {
     let throw_away = |region: SwapRegion| {
@@ -210,12 +212,13 @@ fn madv_dontneed_by_the_program_loses_no_other_page() {
         for round in 0..4 {
             for page in (round..pages).step_by(3) {
                 word(&region, page * unit).store(1, Ordering::Relaxed);
-                // SAFETY: the page is within the region, and no reference to it exists.
+                // SAFETY: the page is within the region, and no reference to it exists while its
+                // content is dropped.
                 let answer =
                     unsafe { libc::madvise(region.as_ptr().add(page * unit).cast(), unit, libc::MADV_DONTNEED) };
                 assert_eq!(answer, 0);
             }
-            // A page that was thrown away holds zero, or its content if it was evicted before.
+            // A page that was dropped holds 0. It still has its content if it was evicted before.
             for page in 0..pages {
                 let found = word(&region, page * unit).load(Ordering::Relaxed);
                 assert!([0, 1, page as u64 + 1].contains(&found), "page {page} holds {found}");

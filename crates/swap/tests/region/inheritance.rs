@@ -1,4 +1,4 @@
-//! Forks that give the child a copy of swapped memory, if a step of the fork fails.
+//! Forks that would give the child a copy of swapped memory, when a step of the fork fails.
 
 use crate::common::{MIB, PAGE};
 use crate::mappings::{LIMIT, check, in_child, numbered, word};
@@ -9,11 +9,11 @@ use usring_swap::Mechanism;
 use usring_swap::mappings::Mappings;
 use usring_sys::Errno;
 
-/// In nanoseconds.
+/// One second in nanoseconds.
 const ONE_SECOND: u64 = 1_000_000_000;
 
-/// Touches enough pages to start the evictor, but not so many that this thread has to evict pages
-/// itself. Returns the range of these pages.
+/// Touches enough pages to start the evictor, but too few for this thread to evict pages itself.
+/// Returns the range of these pages.
 fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
     let start = mappings.change().map(LIMIT).unwrap();
     let touched = start..start + LIMIT - LIMIT / 40;
@@ -25,8 +25,8 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 fn a_fork_does_not_wait_for_a_stalled_device() {
     in_child("inheritance::a_fork_does_not_wait_for_a_stalled_device", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
-            // There are few large units, so a thread that needs one evicts another itself. The
-            // evictor has nothing to do.
+            // Units are large here, so there are few. A thread that needs one evicts another
+            // itself, and the evictor has nothing to do.
             return;
         }
         let mappings: &'static Mappings = Box::leak(Box::new(mappings));
@@ -40,15 +40,15 @@ fn a_fork_does_not_wait_for_a_stalled_device() {
         let held = std::thread::spawn(|| mappings.hold(ONE_SECOND).err());
         assert_eq!(held.join().unwrap(), Some(Errno::EBUSY));
         switch.stalls_writes.store(false, Ordering::Relaxed);
-        assert_ne!(mappings.hold(60 * ONE_SECOND).err(), Some(Errno::EBUSY), "it has answered");
-        // The eviction that the fork stopped continues.
+        assert_ne!(mappings.hold(60 * ONE_SECOND).err(), Some(Errno::EBUSY), "the device answers again");
+        // The eviction during which `hold` failed continues.
         let more = numbered(mappings, 4 * MIB);
         check(&range, 0);
         check(&more, 0);
     });
 }
 
-/// From now on, madvise(2) with MADV_DONTFORK fails with EPERM in this process.
+/// Makes madvise(2) with MADV_DONTFORK fail with EPERM in this process from now on.
 fn deny_keeping_from_children() {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let unless = |k: u32, skip| libc::sock_filter {
@@ -68,18 +68,20 @@ fn deny_keeping_from_children() {
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the program names the instructions of `filter`, which exists during the call.
+    // SAFETY: `program` points to the instructions of `filter`, which lives until both calls
+    // return.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 
-/// Forks a child that runs `begin`. Returns how many pages of `range` are mapped in the child: all
-/// or 0.
+/// Forks a child that runs `begin`. Returns how many pages of `range` are mapped in the child,
+/// which is all of them or 0.
 fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
     let (start, length) = (range.start as *mut libc::c_void, range.len());
-    // SAFETY: the child only makes system calls and exits.
+    // SAFETY: the forked child only makes system calls and exits, so it needs no lock of another
+    // thread.
     unsafe {
         let child = libc::fork();
         if child == 0 {
@@ -107,7 +109,7 @@ fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
             Err(error) => panic!("{error}"),
         }
         assert!(mappings.withhold(true).is_none());
-        assert_eq!(pages_of_child(&few, || {}), 0, "it is kept from them");
+        assert_eq!(pages_of_child(&few, || {}), 0, "a child does not inherit the memory");
         deny_keeping_from_children();
         drop(mappings.hold(60 * ONE_SECOND).unwrap());
         if mappings.region().mechanism() != Mechanism::UserFault {
@@ -115,12 +117,12 @@ fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
             assert!(pages_of_child(&few, || {}) == 0 && mappings.withhold(true).is_none());
             return check(&range, 0);
         }
-        assert_eq!(pages_of_child(&few, || {}), 16, "it is not any more");
-        let withheld = mappings.withhold(true).expect("something to give up");
-        assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "it is given up");
-        let borrowed = mappings.withhold(false).expect("something to give up");
-        assert!(mappings.around(few.start).is_some(), "mappings are looked at meanwhile");
-        assert_eq!(pages_of_child(&few, || borrowed.renounce().unwrap()), 0, "it is given up there, too");
+        assert_eq!(pages_of_child(&few, || {}), 16, "a child inherits the memory now");
+        let withheld = mappings.withhold(true).expect("memory that a child inherits");
+        assert_eq!(pages_of_child(&few, || withheld.renounce().unwrap()), 0, "the child has unmapped the memory");
+        let borrowed = mappings.withhold(false).expect("memory that a child inherits");
+        assert!(mappings.around(few.start).is_some(), "the mappings are not locked");
+        assert_eq!(pages_of_child(&few, || borrowed.renounce().unwrap()), 0, "the child has unmapped the memory");
         check(&range, 0);
     });
 }

@@ -1,5 +1,5 @@
-//! A program's mappings in a region, as `usring run --swap` makes them. Each test runs in its own
-//! process, because the mappings have fixed addresses.
+//! The mappings of a program in a region, as `usring run --swap` makes them. Each test runs in its
+//! own process, because a region for mappings has a fixed address.
 
 use crate::common::{MIB, PAGE, is_child, mechanisms, run_child};
 use crate::switch::{self, Switch};
@@ -13,11 +13,11 @@ use usring_sys::Errno;
 
 pub const LIMIT: usize = 8 * MIB;
 
-/// Runs `work` once for each mechanism, in a new process. `work` can make the device fail by the
-/// switch.
+/// Runs `work` once for each mechanism, in a new process. The `Switch` that `work` gets makes the
+/// region's device fail.
 pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     if is_child() {
-        // SAFETY: a plain system call. The alarm ends a test that hangs.
+        // SAFETY: the call passes no memory. The alarm ends a test that hangs.
         unsafe { libc::alarm(120) };
         let (device, switch) = switch::device(64 * MIB);
         let mechanism = std::env::var("MECHANISM").unwrap();
@@ -35,11 +35,12 @@ pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
 }
 
 pub fn word(address: usize) -> &'static AtomicU64 {
-    // SAFETY: the tests pass addresses of mapped words, and access these by atomic operations only.
+    // SAFETY: the tests pass addresses of mapped and aligned words, and access these words by
+    // atomic operations only.
     unsafe { &*(address as *const AtomicU64) }
 }
 
-/// Maps this many bytes, and writes a different number to each page. Returns the range.
+/// Maps `length` bytes, and writes a different number to each page. Returns the range.
 pub fn numbered(mappings: &Mappings, length: usize) -> Range<usize> {
     let start = mappings.change().map(length).unwrap();
     number(&(start..start + length), 0);
@@ -50,7 +51,7 @@ fn number(range: &Range<usize>, more: u64) {
     range.clone().step_by(PAGE).for_each(|page| word(page).store((page as u64 ^ 0x5555) + more, Ordering::Relaxed));
 }
 
-/// Checks that each page holds the number that belongs to the page at a distance of `away` bytes.
+/// Checks that each page holds the number of the page that lies `away` bytes behind it.
 #[track_caller]
 pub fn check(range: &Range<usize>, away: usize) {
     for page in range.clone().step_by(PAGE) {
@@ -69,7 +70,8 @@ fn addresses_released_to_the_kernel_are_reusable_once_unmapped() {
             let given = range.start + 4 * MIB..range.start + 5 * MIB + round * PAGE;
             mappings.change().release_to_kernel(&given).unwrap();
             check(&range, 0);
-            // SAFETY: the range is mapped and belongs to the test.
+            // SAFETY: the range is mapped and belongs to the test. A read-only page keeps its
+            // content.
             assert_eq!(unsafe { libc::mprotect(given.start as _, MIB, libc::PROT_READ) }, 0);
             check(&range, 0);
             mappings.change().unmap(&range).unwrap();
@@ -84,13 +86,13 @@ fn addresses_released_to_the_kernel_are_reusable_once_unmapped() {
     });
 }
 
-/// Makes as many mappings as the kernel allows, minus `but`.
+/// Makes as many mappings as the kernel allows the process, and then unmaps `but` of them.
 fn use_up_mappings(but: usize) {
     let mut made = Vec::new();
     loop {
-        // The protection alternates, so that the kernel does not merge neighbours.
+        // The protection alternates, so that the kernel does not merge adjacent mappings.
         let protection = if made.len() % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
-        // SAFETY: the kernel chooses a free address.
+        // SAFETY: the kernel chooses a free address, so no existing memory changes.
         let page = unsafe {
             libc::mmap(std::ptr::null_mut(), PAGE, protection, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0)
         };
@@ -100,7 +102,7 @@ fn use_up_mappings(but: usize) {
         made.push(page);
     }
     for page in made.iter().rev().take(but) {
-        // SAFETY: this function mapped the page.
+        // SAFETY: this function mapped the page, and nothing uses it.
         unsafe { libc::munmap(*page, PAGE) };
     }
 }
@@ -109,13 +111,13 @@ fn use_up_mappings(but: usize) {
 fn a_release_to_the_kernel_without_free_mappings_loses_no_page() {
     in_child("mappings::a_release_to_the_kernel_without_free_mappings_loses_no_page", |mappings, _| {
         if mappings.region().mechanism() == Mechanism::Protect {
-            // This mechanism needs more mappings itself.
+            // The mechanism `mprotect` itself needs more mappings.
             return;
         }
         let range = numbered(&mappings, 20 * MIB);
         let refused = (0..8).filter(|but| {
             use_up_mappings(*but);
-            // One evicted page and one resident page.
+            // Releases one evicted page and one resident page.
             let answers = [2 * MIB, 19 * MIB].map(|offset| {
                 let given = range.start + offset + but * MIB / 8;
                 mappings.change().release_to_kernel(&(given..given + PAGE))
@@ -123,7 +125,7 @@ fn a_release_to_the_kernel_without_free_mappings_loses_no_page() {
             check(&range, 0);
             answers.iter().any(Result::is_err)
         });
-        assert!(refused.count() > 0, "there are mappings without end");
+        assert!(refused.count() > 0, "no release fails for lack of mappings");
         number(&range, 0);
         check(&range, 0);
     });
@@ -142,7 +144,7 @@ fn an_unreadable_page_is_neither_released_to_the_kernel_nor_lost() {
     });
 }
 
-/// System calls of a program may pin more pages than the limit allows.
+/// The system calls of a program may pin more pages than the limit allows.
 #[test]
 fn threads_do_not_wait_for_each_other_while_all_pages_are_pinned() {
     in_child("mappings::threads_do_not_wait_for_each_other_while_all_pages_are_pinned", |mappings, _| {
@@ -173,7 +175,7 @@ fn a_remapped_range_keeps_its_contents() {
         mappings.pin(&pin, Access::Write, Pins::Fitting, |_| {}).unwrap();
         let by_memory = mappings.region().page_size() > PAGE;
         switch.fails_reads.store(by_memory, Ordering::Relaxed);
-        // If a unit is one page of the kernel, evicted pages move without being read. Then failing
+        // If a unit is one page of the kernel, evicted pages move without being read, so failing
         // reads do not matter.
         let failed = mappings.change().remap(&range, 24 * MIB, true);
         switch.fails_reads.store(false, Ordering::Relaxed);
@@ -181,7 +183,7 @@ fn a_remapped_range_keeps_its_contents() {
             Err(error) => {
                 assert!(by_memory && error == Errno::EFAULT, "{error}");
                 check(&range, 0);
-                assert_eq!(mappings.mapped().len(), 1, "what was to be its place is free again");
+                assert_eq!(mappings.mapped().len(), 1, "the new addresses are free again");
                 mappings.change().remap(&range, 24 * MIB, true).unwrap()
             }
             Ok(start) => start,

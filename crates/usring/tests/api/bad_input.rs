@@ -1,5 +1,5 @@
-//! Bad addresses and senseless numbers. The ring must answer with an errno, and must not crash or
-//! hang.
+//! Bad addresses and random values in requests and calls. The ring answers with an errno, and
+//! neither crashes nor hangs.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -9,20 +9,20 @@ use std::ptr::without_provenance_mut as at;
 
 const FAULT: i32 = negative(libc::EFAULT);
 
-/// Addresses without usable memory: null, the first page, an unmapped page, the kernel's half, an
-/// address that is not canonical, and the last word.
+/// Addresses without usable memory: null, the first page, an unmapped page, the kernel's half, a
+/// non-canonical address, and the last word of the address space.
 const NOWHERE: [usize; 6] = [0, 8, 0x10_0000_0000, 0xffff_ffff_8000_0000, 0x8000_0000_0000_0000, usize::MAX - 7];
 
 fn ring() -> IoUring {
     IoUring::builder().setup_submit_all().build(64).unwrap()
 }
 
-/// Two pages, of which the second must not be accessed.
+/// Two pages. The second page is inaccessible.
 struct Edge(*mut u8);
 
 impl Edge {
     fn new() -> Edge {
-        // SAFETY: the calls make a new mapping and take the rights to its second page away.
+        // SAFETY: the calls make a new mapping and protect its second page.
         unsafe {
             let protection = libc::PROT_READ | libc::PROT_WRITE;
             let pages =
@@ -33,7 +33,7 @@ impl Edge {
         }
     }
 
-    /// Returns the address `bytes` bytes before the end of the accessible page.
+    /// Returns the address that is `bytes` bytes before the end of the accessible page.
     fn before_end(&self, bytes: usize) -> *mut u8 {
         self.0.wrapping_add(4096 - bytes)
     }
@@ -126,7 +126,7 @@ fn data_that_ends_at_an_unmapped_page_is_short_or_fails_with_efault() {
         // SAFETY: these are the last four bytes of the first page.
         unsafe { path_end.copy_from_nonoverlapping(b"/dev".as_ptr(), 4) };
         let here = types::Fd(libc::AT_FDCWD);
-        assert_eq!(result(&mut ring, opcode::OpenAt::new(here, path_end.cast()).build()), FAULT, "no end");
+        assert_eq!(result(&mut ring, opcode::OpenAt::new(here, path_end.cast()).build()), FAULT, "no NUL");
         // SAFETY: this is the last byte of the first page.
         unsafe { path_end.add(3).write(0) };
         assert_eq!(result(&mut ring, opcode::OpenAt::new(here, path_end.cast()).build()), negative(libc::ENOENT));
@@ -149,14 +149,14 @@ fn registration_of_unmapped_memory_fails_with_efault() {
         let ring = ring();
         for address in NOWHERE.into_iter().filter(|&address| address != 0) {
             let buffer = [libc::iovec { iov_base: at(address), iov_len: 4096 }];
-            // SAFETY: the call must refuse the buffer, so it does not use the memory.
+            // SAFETY: the ring refuses the buffer, so it does not use the memory.
             let error = unsafe { ring.submitter().register_buffers(&buffer) }.unwrap_err();
             assert!(
                 [Some(libc::EFAULT), Some(libc::EOVERFLOW)].contains(&error.raw_os_error()),
                 "{address:#x}: {error}"
             );
             let page = address & !4095;
-            // SAFETY: the call must refuse the address, so it does not use the memory.
+            // SAFETY: the ring refuses the address, so it does not use the memory.
             let error = unsafe { ring.submitter().register_buf_ring_with_flags(page as u64, 8, 1, 0) }.unwrap_err();
             let number = error.raw_os_error();
             assert!(
@@ -171,14 +171,14 @@ fn one_of<T: Copy>(random: &mut Rng, choices: &[T]) -> T {
     choices[random.usize(..choices.len())]
 }
 
-/// Returns files to which random requests can do no harm.
+/// Returns files that random requests may read, write and close without harm.
 fn harmless() -> Vec<OwnedFd> {
     let ((reader, writer), (other_reader, other_writer)) = (pipe(), pipe());
     put(&writer, b"something");
     vec![reader, writer, other_reader, other_writer, event(), file_with(&[3; 5000]).into()]
 }
 
-/// Returns an entry of random numbers, some of which are valid descriptors, flags or addresses.
+/// Returns an SQE of random numbers. Some of these are valid descriptors, flags or addresses.
 fn nonsense(random: &mut Rng, files: &[OwnedFd], memory: usize) -> squeue::Entry {
     let opcodes = [
         opcode::Nop::CODE,
@@ -225,8 +225,8 @@ fn nonsense(random: &mut Rng, files: &[OwnedFd], memory: usize) -> squeue::Entry
 fn random_sqes_complete_without_harm() {
     bounded(|| {
         let mut random = Rng::with_seed(1);
-        // The only valid memory that a random entry can name, with room for the largest length
-        // behind it.
+        // The only accessible memory that a random SQE can name. Its size allows for the largest
+        // length.
         let memory = vec![0u64; 1 << 16].into_boxed_slice();
         for round in 0..40 {
             let files = harmless();

@@ -1,4 +1,4 @@
-//! Setting a ring up, pushing and submitting requests, and the entries themselves.
+//! Making a ring, pushing and submitting requests, and the types of entries.
 
 use crate::ring::{IoUring, Probe, cqueue, opcode, squeue};
 use crate::support::*;
@@ -62,7 +62,7 @@ fn a_full_sq_refuses_entries_until_it_is_submitted() {
         push(&mut ring, &[nop(0), nop(1), nop(2)]);
         // SAFETY: NOPs name no memory.
         let refused = unsafe { ring.submission().push_multiple(&[nop(3), nop(4)]) };
-        assert!(refused.is_err(), "two do not fit, so none is pushed");
+        assert!(refused.is_err(), "there is no room for both, so none is pushed");
         assert_eq!(ring.submission().len(), 3);
         push(&mut ring, &[nop(3)]);
         assert!(ring.submission().is_full());
@@ -90,7 +90,7 @@ fn entries_that_are_not_synced_are_not_submitted() {
     });
 }
 
-/// Returns an entry of an opcode that no kernel has.
+/// Returns an entry with an opcode that neither usring nor any kernel has.
 fn unknown(user_data: u64) -> squeue::Entry {
     let mut entry = nop(user_data);
     // SAFETY: an entry is a `struct io_uring_sqe`, which starts with the opcode.
@@ -167,7 +167,7 @@ fn probe_reports_the_supported_opcodes() {
     bounded(|| {
         let ring = IoUring::new(1).unwrap();
         let mut probe = Probe::new();
-        assert!(!probe.is_supported(opcode::Nop::CODE), "not asked yet");
+        assert!(!probe.is_supported(opcode::Nop::CODE), "the probe is not filled in yet");
         ring.submitter().register_probe(&mut probe).unwrap();
         let families = [
             opcode::Nop::CODE,

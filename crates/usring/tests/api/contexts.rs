@@ -16,7 +16,7 @@ fn iocb(command: u16, file: &impl AsRawFd, data: u64) -> Iocb {
 
 fn submit(context: &Context, iocbs: &mut [Iocb]) -> std::io::Result<usize> {
     let list: Vec<*mut Iocb> = iocbs.iter_mut().map(|iocb| &raw mut *iocb).collect();
-    // SAFETY: each test keeps the memory of its requests until these have completed.
+    // SAFETY: each test keeps the memory of its requests until they have completed.
     unsafe { context.submit(&list) }
 }
 
@@ -74,7 +74,7 @@ fn context_errors_are_those_of_linux() {
 
 const BLOCK: usize = 4096;
 
-/// A block aligned as O_DIRECT transfers require.
+/// A buffer of one block, aligned as O_DIRECT requires.
 #[repr(C, align(4096))]
 struct Block([u8; BLOCK]);
 
@@ -103,7 +103,8 @@ fn a_polled_context_transfers_blocks_of_any_direct_file() {
         for command in [IOCB_CMD_PWRITE, IOCB_CMD_PREAD] {
             let iocb_of = |(place, block)| of_block(command, &file, place, block);
             let mut iocbs: Vec<Iocb> = blocks.iter_mut().enumerate().map(iocb_of).collect();
-            // There are more requests than the context was made for, and more than one call takes.
+            // The program submits more requests than the context was made for, and more than one
+            // call takes.
             let first = submit(&context, &mut iocbs).unwrap();
             assert_eq!(first, 127);
             assert_eq!(submit(&context, &mut iocbs[first..]).unwrap(), 200 - first);
@@ -115,7 +116,7 @@ fn a_polled_context_transfers_blocks_of_any_direct_file() {
                 assert!(count > 0, "after {taken} events");
                 for event in &events[..count] {
                     assert_eq!(event.res, BLOCK as i64);
-                    assert!(!core::mem::replace(&mut seen[event.data as usize], true), "twice");
+                    assert!(!core::mem::replace(&mut seen[event.data as usize], true), "an event came twice");
                 }
                 taken += count;
             }
@@ -138,8 +139,8 @@ fn a_polled_context_refuses_requests_that_cannot_be_polled() {
     assert_eq!(refused(Iocb { aio_lio_opcode: IOCB_CMD_FSYNC, ..read }), libc::EINVAL);
     assert_eq!(refused(of_block(IOCB_CMD_PREAD, &buffered, 0, &mut block)), libc::EOPNOTSUPP);
     assert_eq!(code(Context::with_flags(8, 2).unwrap_err()), libc::EINVAL);
-    // The cases above refuse requests without IOCB_FLAG_HIPRI. A context made without
-    // IOCTX_FLAG_IOPOLL refuses requests that have the flag.
+    // A context made without IOCTX_FLAG_IOPOLL refuses requests with IOCB_FLAG_HIPRI. The polled
+    // contexts above refuse requests without the flag.
     let plain = Context::with_flags(8, 0).unwrap();
     assert_eq!(code(submit(&plain, &mut [read]).unwrap_err()), libc::EINVAL);
     let mut events = [IoEvent::default(); 1];
@@ -148,8 +149,8 @@ fn a_polled_context_refuses_requests_that_cannot_be_polled() {
     assert_eq!(events[0].res, 0, "the file is empty");
 }
 
-/// An eventfd whose counter is at its maximum would block a write to it. A completion must not wait
-/// for that, and does not in the kernel.
+/// A write to an eventfd at its maximum would block. As in the kernel, a completion does not wait
+/// for that.
 #[test]
 fn an_eventfd_at_its_maximum_blocks_no_completion() {
     bounded(|| {
@@ -175,12 +176,13 @@ fn an_eventfd_at_its_maximum_blocks_no_completion() {
     });
 }
 
-/// The kernel may be out of AIO contexts for a moment, which must not mark the file as one that
-/// cannot be polled.
+/// The kernel may temporarily refuse another AIO context. usring must then not mark the file as one
+/// that cannot be polled.
 #[test]
 fn polling_of_a_file_is_retried_after_a_temporary_refusal() {
     bounded(|| {
-        // No other test uses this size, so usring has no cached kernel context of this size.
+        // No other test makes a context of this size, so usring has no cached kernel context that
+        // fits.
         let context = Context::polled(777).unwrap();
         let file = direct_file();
         let mut block = Block([0; BLOCK]);
@@ -199,7 +201,7 @@ fn polling_of_a_file_is_retried_after_a_temporary_refusal() {
     });
 }
 
-/// Installs a filter by which io_setup(2) answers EAGAIN to this thread.
+/// Installs a seccomp filter that denies io_setup(2) to this thread with EAGAIN.
 fn refuse_contexts() {
     let statement = |code: u32, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf, k };
     let mut filter = [
@@ -209,7 +211,7 @@ fn refuse_contexts() {
         statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the calls concern only this thread, and copy the filter.
+    // SAFETY: the calls affect only this thread, and the kernel copies the filter.
     unsafe {
         assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
         assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);

@@ -17,8 +17,8 @@ fn is_readable(ring: &IoUring, milliseconds: i32) -> bool {
 
 const LONG: i32 = 20_000;
 
-/// Checks that the descriptor becomes unreadable. This may take a second look: a thread that has
-/// posted a completion may signal the descriptor after the test has taken the completion.
+/// Checks that the descriptor becomes unreadable. A thread that has posted a completion may signal
+/// the descriptor after the test has taken that completion, so the check is repeated.
 #[track_caller]
 fn becomes_unreadable(ring: &mut IoUring) {
     eventually("the descriptor is not readable", || {
@@ -35,9 +35,9 @@ fn the_descriptor_is_readable_while_there_are_completions() {
         assert!(!is_readable(&ring, 0));
         submit(&mut ring, &[nop(1), nop(2)]);
         assert!(is_readable(&ring, LONG));
-        assert!(is_readable(&ring, LONG), "until they are taken");
+        assert!(is_readable(&ring, LONG), "readable until the completions are taken");
         assert_eq!(ring.completion().next().unwrap().user_data(), 1);
-        assert!(is_readable(&ring, LONG), "one is left");
+        assert!(is_readable(&ring, LONG), "one completion is left");
         assert_eq!(ring.completion().next().unwrap().user_data(), 2);
         assert!(!is_readable(&ring, 0));
         submit(&mut ring, &[nop(3)]);
@@ -68,7 +68,7 @@ fn epoll_reports_each_completion_by_level_and_by_edge() {
             // SAFETY: the call names no memory, and the descriptor is new.
             let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
             let mut event = libc::epoll_event { events: libc::EPOLLIN as u32 | trigger, u64: 42 };
-            // SAFETY: the call reads the structure.
+            // SAFETY: the call only reads the structure.
             let added = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.as_raw_fd(), &mut event) };
             assert_eq!(added, 0);
             for round in 0..20 {
@@ -83,7 +83,7 @@ fn epoll_reports_each_completion_by_level_and_by_edge() {
     });
 }
 
-/// An edge-triggered event loop, as tokio-uring's, with far more completions than the queue holds.
+/// An edge-triggered event loop, as in tokio-uring, with far more completions than the CQ holds.
 #[test]
 fn moving_the_backlog_into_the_cq_is_an_edge_for_epoll() {
     bounded(|| {
@@ -91,7 +91,7 @@ fn moving_the_backlog_into_the_cq_is_an_edge_for_epoll() {
         // SAFETY: the call names no memory, and the descriptor is new.
         let set = unsafe { OwnedFd::from_raw_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC)) };
         let mut event = libc::epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: 0 };
-        // SAFETY: the call reads the structure.
+        // SAFETY: the call only reads the structure.
         let added = unsafe { libc::epoll_ctl(set.as_raw_fd(), libc::EPOLL_CTL_ADD, ring.as_raw_fd(), &mut event) };
         assert_eq!(added, 0);
         for number in 0..50 {
@@ -118,7 +118,7 @@ fn a_ring_polls_another_ring() {
         stays_quiet(&mut watcher);
         submit(&mut watched, &[nop(1)]);
         assert_eq!(collect(&mut watcher, 1)[0].result, libc::POLLIN as i32);
-        assert_eq!(result(&mut watcher, poll.clone()), libc::POLLIN as i32, "it is still there");
+        assert_eq!(result(&mut watcher, poll.clone()), libc::POLLIN as i32, "the completion is still in the CQ");
         collect(&mut watched, 1);
         submit(&mut watcher, &[poll]);
         stays_quiet(&mut watcher);
@@ -137,8 +137,8 @@ fn rings_that_watch_each_other_do_not_deadlock() {
             submit(&mut first, &[to_second]);
             submit(&mut second, &[to_first]);
             submit(&mut first, &[nop(2)]);
-            // The test takes completions only after all are posted, because a poll of a ring may
-            // miss a completion that is taken at once.
+            // The test takes no completion before all are posted: a poll of a ring may miss a
+            // completion that is taken at once.
             eventually("both polls are done", || first.completion().len() == 2 && second.completion().len() == 1);
             let mut seen = collect(&mut second, 1);
             seen.extend(collect(&mut first, 2));

@@ -1,4 +1,4 @@
-//! Opening, closing, examining and arranging files.
+//! Requests that open, close, examine, rename and remove files.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -24,11 +24,11 @@ fn fd(file: &impl AsRawFd) -> types::Fd {
     types::Fd(file.as_raw_fd())
 }
 
-/// Returns the file whose descriptor is a request's result.
+/// Returns the file of the descriptor that is a request's result.
 #[track_caller]
 fn opened(result: i32) -> OwnedFd {
     assert!(result >= 0, "open: {}", std::io::Error::from_raw_os_error(-result));
-    // SAFETY: the ring has just returned the descriptor, and no other code knows it.
+    // SAFETY: a request has just opened the descriptor, and no other code has it.
     unsafe { OwnedFd::from_raw_fd(result) }
 }
 
@@ -44,12 +44,13 @@ fn openat_opens_and_creates() {
             .mode(0o640)
             .build();
         let file = File::from(opened(result(&mut ring, create.clone())));
-        // Only the owner's rights are checked, because umask(2) may remove others.
+        // umask(2) may remove the rights of group and others, so only the owner's rights are
+        // checked.
         assert_eq!(file.metadata().unwrap().mode() & 0o700, 0o600);
         assert_eq!(result(&mut ring, create), negative(libc::EEXIST));
         // SAFETY: the call names no memory.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-        assert_eq!(flags & libc::O_NONBLOCK, 0, "nobody asked for it");
+        assert_eq!(flags & libc::O_NONBLOCK, 0, "no O_NONBLOCK was requested");
         let root = File::open(directory.path()).unwrap();
         let relative = opcode::OpenAt::new(fd(&root), c"new".as_ptr()).build();
         drop(opened(result(&mut ring, relative)));
@@ -93,8 +94,8 @@ fn close_closes_before_it_completes() {
     bounded(|| {
         let mut ring = ring();
         let file = file_with(b"");
-        // Tests that run at the same time take the lowest free numbers, so a number from 500 on
-        // stays free after the close.
+        // Other tests take the lowest free numbers, so a number from 500 on stays free after the
+        // close.
         // SAFETY: the call names no memory.
         let number = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 500) };
         assert!(is_open_as(number, &file));
@@ -112,7 +113,7 @@ fn files_are_opened_into_and_closed_from_slots() {
         let path = c_path(&directory.path().join("file"));
         let open_into = |slot| opcode::OpenAt::new(HERE, path.as_ptr()).file_index(Some(slot)).build();
         let slot = |number| types::DestinationSlot::try_from_slot_target(number).unwrap();
-        assert_eq!(result(&mut ring, open_into(slot(1))), negative(libc::ENXIO), "no table");
+        assert_eq!(result(&mut ring, open_into(slot(1))), negative(libc::ENXIO), "no files are registered");
         ring.submitter().register_files_sparse(3).unwrap();
         assert_eq!(result(&mut ring, open_into(slot(1))), 0);
         assert_eq!(result(&mut ring, open_into(slot(3))), negative(libc::EINVAL));
@@ -121,7 +122,7 @@ fn files_are_opened_into_and_closed_from_slots() {
         assert_eq!(result(&mut ring, read.clone()), 7);
         assert_eq!(&buffer, b"content");
         let any = types::DestinationSlot::auto_target();
-        assert_eq!(result(&mut ring, open_into(any)), 2, "the next that is free");
+        assert_eq!(result(&mut ring, open_into(any)), 2, "the next free slot");
         assert_eq!(result(&mut ring, open_into(any)), 0, "and round again");
         assert_eq!(result(&mut ring, open_into(any)), negative(libc::ENFILE));
         assert_eq!(result(&mut ring, opcode::Close::new(types::Fixed(1)).build()), 0);
@@ -157,7 +158,8 @@ fn statx_works_on_paths_and_descriptors() {
             .mask(libc::STATX_BASIC_STATS)
             .build();
         assert_eq!(result(&mut ring, of_file), 0);
-        // SAFETY: the structure is plain numbers, zeroed and then filled.
+        // SAFETY: the structure consists of plain numbers. It was zeroed, and the request has
+        // filled it.
         assert_eq!(unsafe { answer.assume_init() }.stx_size, 1234);
         let of_path = opcode::Statx::new(HERE, c"/nowhere/at all".as_ptr(), answer.as_mut_ptr().cast()).build();
         assert_eq!(result(&mut ring, of_path), negative(libc::ENOENT));
@@ -205,7 +207,7 @@ fn fadvise_and_madvise_requests_work() {
         // SAFETY: the mapping has 8,192 bytes, and only this test uses it.
         unsafe { pages.cast::<u8>().write(9) };
         assert_eq!(result(&mut ring, opcode::Madvise::new(pages, 8192, libc::MADV_DONTNEED).build()), 0);
-        // SAFETY: the mapping still has 8,192 bytes; the advice has only dropped their content.
+        // SAFETY: the mapping still has 8,192 bytes. MADV_DONTNEED has dropped only their content.
         assert_eq!(unsafe { pages.cast::<u8>().read_volatile() }, 0);
         // SAFETY: the mapping was made above, and is not used any more.
         unsafe { libc::munmap(pages, 8192) };

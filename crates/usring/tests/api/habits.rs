@@ -1,5 +1,5 @@
-//! Shortcuts that the engine takes after a program or a connection has behaved alike for long. If
-//! the behaviour then changes, the shortcut may cost time, but no completion may be lost.
+//! Shortcuts that the engine takes after a program or a connection has long behaved in one way. If
+//! the behaviour then changes, a completion may be late but not lost.
 
 use crate::provided_buffers::{Buffers, GROUP};
 use crate::ring::{IoUring, opcode, types};
@@ -9,13 +9,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-/// More waits in a row than after which the engine expects that the program will wait again.
+/// Waits in a row, more than the number after which the engine expects the program to wait again.
 const MANY: u64 = 3000;
-/// Within this number of calls, the engine must look at files and timers, even if the program finds
-/// a completion in every call.
+/// Calls within which the engine must check files and timers, even if the program finds a
+/// completion in every call.
 const SOON: usize = 100;
 
-/// Waits many times, each time for a completion that is posted at once.
+/// Waits `MANY` times in a row, each time for a completion that is posted at once.
 fn keep_waiting(ring: &mut IoUring) {
     for round in 0..MANY {
         push(ring, &[nop(round)]);
@@ -57,8 +57,8 @@ fn a_program_that_only_submits_sees_completions_of_files_and_timers() {
             wait_for_both(&mut ring, &reader, &mut buffer, &time);
             put(&writer, b"data");
             let mut ended = 0;
-            // The program keeps submitting. If the engine never looks at its files, only the time
-            // limit ends this loop.
+            // The program keeps submitting. The time limit ends this loop if the engine never
+            // checks files and timers.
             let start = Instant::now();
             while ended < 2 && start.elapsed() < PATIENCE / 2 {
                 submit(&mut ring, &[nop(0)]);
@@ -89,10 +89,10 @@ fn waits_with_enough_completions_still_see_those_of_files_and_timers() {
     });
 }
 
-/// Connections whose peers send a message as soon as their last one was received.
+/// Connections whose peers answer each message with the next one.
 struct Crowd {
     theirs: Vec<UnixStream>,
-    /// The ends of the connections that the ring receives from, kept open.
+    /// The ends of the connections on which the ring receives. They stay open.
     _ours: Vec<UnixStream>,
     buffers: Buffers,
     round: u8,
@@ -114,8 +114,8 @@ impl Crowd {
         Crowd { theirs, _ours: ours, buffers, round: 0 }
     }
 
-    /// Lets all peers except those in `silent` send one message, and receives the messages. Returns
-    /// completions of other requests that came meanwhile.
+    /// Makes each peer except those in `silent` send one message, and receives these messages.
+    /// Returns the completions of other requests that came meanwhile.
     fn speaks(&mut self, ring: &mut IoUring, silent: std::ops::Range<usize>) -> Vec<Done> {
         self.round = self.round.wrapping_add(1);
         for (place, socket) in self.theirs.iter_mut().enumerate() {
@@ -131,9 +131,9 @@ impl Crowd {
                 continue;
             };
             *count += 1;
-            let buffer = done.buffer().expect("what was received is in a buffer");
+            let buffer = done.buffer().expect("a receive names its buffer");
             assert!(done.has_more() && done.result == 1);
-            assert_eq!(self.buffers.content(buffer, 1), [self.round], "its own, and this round's");
+            assert_eq!(self.buffers.content(buffer, 1), [self.round], "the connection's own message of this round");
             self.buffers.add(buffer);
         }
         let spoke = |place| usize::from(!silent.contains(&place));
@@ -142,7 +142,8 @@ impl Crowd {
     }
 }
 
-/// Runs a test on a crowd of connections that has been busy for long, on both kinds of rings.
+/// Runs a test on connections that have long been busy, on a ring with and one without deferred
+/// task work.
 fn busy(test: fn(IoUring, Crowd)) {
     bounded(move || {
         let rings =

@@ -51,7 +51,7 @@ fn file_tags_and_allocation_ranges_work() {
         stays_quiet(&mut ring);
         put(&writer, b"last");
         let order: Vec<u64> = collect(&mut ring, 2).iter().map(|done| done.user_data).collect();
-        assert_eq!(order, [1, 91], "the tag tells that nobody uses the file any more");
+        assert_eq!(order, [1, 91], "the tag is posted after the last request on the file");
         ring.submitter().register_file_alloc_range(2, 2).unwrap();
         assert_eq!(error_of(ring.submitter().register_file_alloc_range(3, 2)), libc::EINVAL);
         let any = types::DestinationSlot::auto_target();
@@ -94,13 +94,13 @@ fn a_link_timeout_reaches_a_request_in_a_worker() {
             let mut found = chain(&mut ring, &entries);
             found.sort_unstable();
             assert!(was_broken_off(found[0].1), "{found:?}");
-            // The link timeout does not find a request that a worker is carrying out, as on the
-            // kernel.
+            // As on the kernel, the link timeout does not find a request that a worker is carrying
+            // out.
             if found[1] == (2, negative(libc::ENOENT)) {
                 break;
             }
-            // The timeout came before a worker had taken the request. So the test tries again with
-            // more time.
+            // The timeout expired before a worker took the request. The test tries again with a
+            // longer time.
             assert_eq!(found[1], (2, negative(libc::ETIME)));
             time *= 2;
         }

@@ -1,4 +1,4 @@
-//! Provided buffers, one by one and in rings.
+//! Provided buffers: classic ones (PROVIDE_BUFFERS) and buffer rings.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -13,7 +13,7 @@ fn ring() -> IoUring {
     IoUring::new(16).unwrap()
 }
 
-/// Returns a read that takes its buffer from the group.
+/// Returns a read that selects a buffer of the tests' group.
 fn select(file: &impl AsRawFd, length: u32) -> squeue::Entry {
     opcode::Read::new(types::Fd(file.as_raw_fd()), std::ptr::null_mut(), length)
         .offset(u64::MAX)
@@ -105,8 +105,8 @@ fn a_buffers_length_limits_the_read() {
         let (mut ring, file) = (ring(), file_with(&[1; 100]));
         provide(&mut ring, &mut memory, 8, 0);
         assert_eq!(result(&mut ring, select(&file, 100)), 8, "the buffer's length");
-        assert_eq!(result(&mut ring, select(&file, 3)), 3, "the request's");
-        assert_eq!(result(&mut ring, select(&file, 0)), 8, "none: the buffer's");
+        assert_eq!(result(&mut ring, select(&file, 3)), 3, "the request's length");
+        assert_eq!(result(&mut ring, select(&file, 0)), 8, "without a length: the buffer's length");
     });
 }
 
@@ -132,7 +132,7 @@ fn opcodes_without_buffer_selection_refuse_the_flag() {
     });
 }
 
-/// A ring of provided buffers, in memory of the test or of the engine.
+/// A buffer ring and its buffers. The ring's memory is the test's or the engine's.
 pub struct Buffers {
     entries: *mut BufRingEntry,
     count: u16,
@@ -164,8 +164,8 @@ impl Buffers {
     pub fn add(&mut self, id: u16) {
         let address = self.memory[usize::from(id) * LENGTH..].as_mut_ptr() as u64;
         let slot = usize::from(self.tail & (self.count - 1));
-        // SAFETY: the slot is in the mapping. The engine reads it only after the tail has moved
-        // past it.
+        // SAFETY: the slot is in the mapping. The engine reads it only after the tail has passed
+        // it.
         let entry = unsafe { &mut *self.entries.add(slot) };
         entry.set_addr(address);
         entry.set_len(LENGTH as u32);
@@ -198,12 +198,12 @@ fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
     outcome.unwrap_err().raw_os_error().unwrap()
 }
 
-/// Checks that the ring of buffers is empty, adds its four buffers, and takes them all; twice.
+/// Twice: checks that no buffer is left, adds the four buffers, and uses all of them up by reads.
 pub fn use_up(ring: &mut IoUring, buffers: &mut Buffers) {
     let (reader, writer) = pipe();
     for round in 0..2u8 {
         put(&writer, &[round; 4]);
-        assert_eq!(result(ring, select(&reader, 4)), NO_BUFFERS, "there is none");
+        assert_eq!(result(ring, select(&reader, 4)), NO_BUFFERS, "no buffer is left");
         (0..4).for_each(|id| buffers.add(id));
         for id in 0..4 {
             let done = run(ring, &[select(&reader, 4)])[0];
@@ -253,7 +253,7 @@ fn invalid_buffer_rings_are_refused() {
     bounded(|| {
         let (buffers, ring) = (Buffers::new(4), ring());
         let register = |address: u64, count: u16, flags: u16| {
-            // SAFETY: if the call does not refuse the group, the test unregisters it at once.
+            // SAFETY: if the ring accepts the group, the test unregisters it at once.
             unsafe { ring.submitter().register_buf_ring_with_flags(address, count, GROUP, flags) }
         };
         let address = buffers.entries as u64;

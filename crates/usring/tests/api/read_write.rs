@@ -71,7 +71,7 @@ fn vectors_are_filled_and_written_in_order() {
         (first, second) = (std::hint::black_box(first), std::hint::black_box(second));
         assert_eq!((&first, &second[..7]), (b"one tw", b"o three".as_slice()));
         let nothing = opcode::Readv::new(fd(&file), target.as_ptr(), 0).build();
-        assert_eq!(result(&mut ring, nothing), 0, "no member, no byte");
+        assert_eq!(result(&mut ring, nothing), 0, "no vector, no byte");
         let too_many = opcode::Readv::new(fd(&file), target.as_ptr(), 1025).build();
         assert_eq!(result(&mut ring, too_many), negative(libc::EINVAL));
     });
@@ -174,7 +174,7 @@ fn a_read_of_an_empty_pipe_waits_for_data() {
         assert_eq!(&buffer[..4], b"late");
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         drop(writer);
-        assert_eq!(collect(&mut ring, 1)[0].result, 0, "the end");
+        assert_eq!(collect(&mut ring, 1)[0].result, 0, "the end of the file");
     });
 }
 
@@ -242,8 +242,8 @@ fn a_request_fails_with_the_error_of_its_file() {
         assert_eq!(result(&mut ring, write(&reader, b"data")), negative(libc::EBADF));
         drop(reader);
         assert_eq!(result(&mut ring, write(&writer, b"data")), negative(libc::EPIPE));
-        // SAFETY: no descriptor with this number is open, and `ManuallyDrop` keeps the number from
-        // being closed.
+        // SAFETY: no descriptor with this number is open. `ManuallyDrop` keeps the value from
+        // closing the number.
         let nobody = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(1 << 20) });
         assert_eq!(result(&mut ring, read(&*nobody, &mut buffer)), negative(libc::EBADF));
         let directory = File::open("/").unwrap();
@@ -296,8 +296,9 @@ fn a_waiting_request_keeps_its_file() {
         let mut buffer = [0; 16];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let (other_reader, other_writer) = pipe();
-        // The call closes the first pipe's reading end and gives its number to the second pipe's.
-        // SAFETY: both numbers are descriptors of this test.
+        // The call closes the first pipe's reading end, and its number then means the second
+        // pipe's.
+        // SAFETY: this test owns both descriptors.
         assert!(unsafe { libc::dup2(other_reader.as_raw_fd(), reader.as_raw_fd()) } >= 0);
         let reused = reader;
         put(&other_writer, b"wrong");

@@ -21,7 +21,7 @@ fn read_fixed(file: &impl AsRawFd, buffer: *const u8, length: u32, index: u16) -
     opcode::ReadFixed::new(types::Fd(file.as_raw_fd()), buffer.cast_mut(), length, index).build()
 }
 
-/// Registers buffers, which the calling test keeps until the ring is dropped.
+/// Registers buffers. The calling test keeps them until the ring is dropped.
 fn register(ring: &IoUring, buffers: &[libc::iovec]) -> std::io::Result<()> {
     // SAFETY: the test keeps the buffers until the ring is dropped.
     unsafe { ring.submitter().register_buffers(buffers) }
@@ -47,7 +47,7 @@ fn a_transfer_outside_of_its_buffer_is_refused() {
     bounded(|| {
         let (buffer, mut ring, file) = (vec![0u8; 4096], ring(), file_with(&[1; 8192]));
         let fault = negative(libc::EFAULT);
-        assert_eq!(result(&mut ring, read_fixed(&file, buffer.as_ptr(), 1, 0)), fault, "no table");
+        assert_eq!(result(&mut ring, read_fixed(&file, buffer.as_ptr(), 1, 0)), fault, "no buffers are registered");
         register(&ring, &[iovec(&buffer[1024..2048])]).unwrap();
         let inside = buffer[1024..].as_ptr();
         assert_eq!(result(&mut ring, read_fixed(&file, inside, 1024, 0)), 1024);
@@ -148,7 +148,7 @@ fn file_slots_are_updated() {
         assert_eq!(result(&mut ring, read_slot(2, &mut buffer)), 3);
         assert_eq!(error_of(update(&ring, 2, &[number(0), number(1)])), libc::EINVAL);
         assert_eq!(error_of(update(&ring, 0, &[1 << 20])), libc::EBADF);
-        assert_eq!(update(&ring, 0, &[number(1), 1 << 20]).unwrap(), 1, "up to the first that fails");
+        assert_eq!(update(&ring, 0, &[number(1), 1 << 20]).unwrap(), 1, "slots updated before the first failure");
     });
 }
 

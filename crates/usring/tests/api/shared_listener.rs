@@ -1,5 +1,5 @@
-//! ACCEPT on a blocking listener on which other threads call accept, too. If another thread takes
-//! the connection first, the ring must not block.
+//! ACCEPT on a blocking listener on which other threads call accept(2), too. The ring does not
+//! block if another thread takes a connection first.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -9,11 +9,11 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A test fails if a ring blocks for longer.
+/// Time for which a ring may block before the test fails.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Number of connections in a contest. Only with many connections is it likely that the ring and
-/// the rival thread once see the same one. A contest ends earlier if it has taken `SPAN`.
+/// Connections in a contest. Many are needed until the ring and the rival thread happen to see the
+/// same one. A contest ends after `SPAN` even if fewer were made.
 const ROUNDS: usize = 5000;
 const SPAN: Duration = Duration::from_secs(3);
 
@@ -36,7 +36,7 @@ fn shut_down(listener: &TcpListener) {
     assert_eq!(unsafe { libc::shutdown(listener.as_raw_fd(), libc::SHUT_RDWR) }, 0);
 }
 
-/// Returns a client's connection. The ring or the rival thread will accept it and send a byte.
+/// Connects a client. The ring or the rival thread accepts the connection and sends a byte.
 fn client(address: SocketAddr) -> TcpStream {
     let client = TcpStream::connect(address).unwrap();
     client.set_nonblocking(true).unwrap();
@@ -53,8 +53,8 @@ fn is_greeted(client: &mut TcpStream) -> bool {
     }
 }
 
-/// Offers connections to a ring and to a rival thread. `arm` makes the accept request that the ring
-/// must have pending at each connection. Returns how many connections the ring has got.
+/// Offers connections to a ring and to a rival thread. `arm` makes the ACCEPT that must be in
+/// flight for each connection. Returns how many connections the ring accepted.
 fn contest(ring: &mut IoUring, listener: &TcpListener, arm: impl Fn() -> squeue::Entry) -> usize {
     let address = listener.local_addr().unwrap();
     let rival = rival(listener);
@@ -74,12 +74,12 @@ fn contest(ring: &mut IoUring, listener: &TcpListener, arm: impl Fn() -> squeue:
             push(ring, &[opcode::Nop::new().build().user_data(2)]);
             ring.submit_and_wait(1).unwrap();
             let entries: Vec<Done> = ring.completion().map(Done::from).collect();
-            assert!(start.elapsed() < LONG, "the ring was held up");
+            assert!(start.elapsed() < LONG, "the ring was blocked");
             for done in entries.iter().filter(|done| done.user_data == 1) {
                 assert!(done.result >= 0, "{done:?}");
                 armed = done.has_more();
                 taken += 1;
-                // SAFETY: the ring has just returned the descriptor, and no other code knows it.
+                // SAFETY: the ACCEPT has just opened the descriptor, and no other code has it.
                 let connection = unsafe { OwnedFd::from_raw_fd(done.result) };
                 let _ = TcpStream::from(connection).write_all(b"r");
             }
@@ -115,8 +115,7 @@ fn a_rival_thread_does_not_block_multishot_accept() {
     });
 }
 
-/// Two rings on one listener, whose owners accept whenever they can. One of them must take each
-/// connection.
+/// Two rings accept on one listener. Each connection is accepted by one of them.
 #[test]
 fn each_connection_is_accepted_by_one_of_two_rings() {
     bounded(|| {
@@ -132,13 +131,13 @@ fn each_connection_is_accepted_by_one_of_two_rings() {
                     let entries: Vec<Done> = ring.completion().map(Done::from).collect();
                     for done in entries {
                         if done.result < 0 {
-                            assert_eq!(done.result, negative(libc::EINVAL), "the listener's end");
+                            assert_eq!(done.result, negative(libc::EINVAL), "the listener was shut down");
                             return count;
                         }
                         assert!(done.has_more());
                         count += 1;
-                        // SAFETY: the ring has just returned the descriptor, and no other code
-                        // knows it.
+                        // SAFETY: the ACCEPT has just opened the descriptor, and no other code has
+                        // it.
                         let connection = unsafe { OwnedFd::from_raw_fd(done.result) };
                         let _ = TcpStream::from(connection).write_all(b"r");
                     }
@@ -158,8 +157,8 @@ fn each_connection_is_accepted_by_one_of_two_rings() {
     });
 }
 
-/// The cancel must work in both cases: if the driver waits for the connection, and if a worker
-/// does.
+/// After a cancel, the ACCEPT takes no connection: neither if the ring polls for it nor if a worker
+/// waits for it.
 #[test]
 fn a_cancelled_accept_takes_no_connection() {
     bounded(|| {
@@ -185,12 +184,12 @@ fn a_cancelled_accept_takes_no_connection() {
         }
         assert_eq!(entries.len(), 2);
 
-        // A request that is pending when its ring is dropped must not take a connection, either.
+        // An ACCEPT that was in flight when its ring was dropped takes no connection, either.
         push(&mut ring, &[opcode::AcceptMulti::new(types::Fd(listener.as_raw_fd())).build()]);
         ring.submit().unwrap();
         drop(ring);
         let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         listener.set_nonblocking(true).unwrap();
-        assert!(listener.accept().is_ok(), "it is still there");
+        assert!(listener.accept().is_ok(), "the connection is still queued");
     });
 }

@@ -10,7 +10,8 @@ fn polled(entries: u32, idle: u32) -> IoUring {
     IoUring::builder().setup_sqpoll(idle).build(entries).unwrap()
 }
 
-/// Pushes requests and wakes the SQ thread if it sleeps. Does not wait until they are submitted.
+/// Pushes requests, and wakes the SQ thread if it sleeps. Returns before the requests are
+/// submitted.
 #[track_caller]
 fn offer(ring: &mut IoUring, entries: &[squeue::Entry]) {
     push(ring, entries);
@@ -35,7 +36,7 @@ fn the_thread_sleeps_when_it_is_idle_and_is_woken() {
     bounded(|| {
         let mut ring = polled(16, 10);
         for round in 0..5 {
-            eventually("what is pushed is left alone", || {
+            eventually("a pushed request stays in the SQ", || {
                 eventually("the thread sleeps", || ring.submission().need_wakeup());
                 push(&mut ring, &[nop(round)]);
                 let sleeps = is_left_alone(&mut ring);
@@ -47,10 +48,10 @@ fn the_thread_sleeps_when_it_is_idle_and_is_woken() {
     });
 }
 
-/// Returns whether the SQ thread sleeps: a pushed request then stays in the queue. A thread that is
-/// about to sleep checks the queue once more, so it may still take the request.
+/// Returns whether the SQ thread sleeps, in which case a pushed request stays in the SQ. (An SQ
+/// thread that is about to sleep checks the SQ once more, so it may still take the request.)
 fn is_left_alone(ring: &mut IoUring) -> bool {
-    // An SQ thread that is awake would take the request within this time.
+    // An SQ thread that is awake takes the request within this time.
     std::thread::sleep(Duration::from_millis(1));
     // SAFETY: the call has no argument.
     unsafe { ring.submitter().enter::<u8>(0, 0, EnterFlags::GETEVENTS.bits(), None).unwrap() };
@@ -62,8 +63,8 @@ fn no_wakeup_is_lost_while_the_thread_goes_to_sleep() {
     bounded(|| {
         let mut ring = polled(16, 1);
         for round in 0..400u64 {
-            // Pauses for about the idle time, so that some pushes come just when the thread is
-            // about to sleep.
+            // The pause is about as long as the idle time, so that some pushes come just when the
+            // SQ thread is about to sleep.
             std::thread::sleep(Duration::from_micros(700 + round * 7 % 700));
             offer(&mut ring, &[nop(round)]);
             assert_eq!(collect(&mut ring, 1)[0].user_data, round);
@@ -80,7 +81,7 @@ fn enter_submits_nothing_itself_and_returns_the_requested_count() {
         let enter = |ring: &IoUring, count, flags: EnterFlags| unsafe {
             ring.submitter().enter::<u8>(count, 0, flags.bits(), None).unwrap()
         };
-        assert_eq!(enter(&ring, 7, EnterFlags::SQ_WAKEUP), 7, "what it was asked for");
+        assert_eq!(enter(&ring, 7, EnterFlags::SQ_WAKEUP), 7, "the number that enter was asked to submit");
         assert_eq!(enter(&ring, 0, EnterFlags::empty()), 0);
         assert_eq!(collect(&mut ring, 2).len(), 2);
     });

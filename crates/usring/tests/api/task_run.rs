@@ -1,5 +1,5 @@
 //! When completions become visible, and to which thread: deferred and cooperative task work, and
-//! the single issuer.
+//! SINGLE_ISSUER.
 
 use crate::ring::{IoUring, opcode, squeue, types};
 use crate::support::*;
@@ -27,7 +27,7 @@ fn deferred_completions_appear_when_the_owner_enters() {
         let (mut ring, file, mut buffer) = (deferring(), file_with(b"data"), [0; 4]);
         submit(&mut ring, &[read_by_worker(&file, &mut buffer)]);
         eventually("the ring says that there is work", || ring.submission().taskrun());
-        assert!(ring.completion().is_empty(), "and has not done it");
+        assert!(ring.completion().is_empty(), "no completion is posted yet");
         assert_eq!(collect(&mut ring, 1)[0].result, 4);
         assert!(!ring.submission().taskrun());
     });
@@ -41,14 +41,14 @@ fn deferred_completions_of_polled_files_appear_when_the_owner_enters() {
             submit(&mut ring, &[read(&reader, &mut buffer)]);
             put(&writer, b"data");
             eventually("the ring says that there is work", || ring.submission().taskrun());
-            assert!(ring.completion().is_empty(), "and has not done it");
+            assert!(ring.completion().is_empty(), "no completion is posted yet");
             assert_eq!(collect(&mut ring, 1)[0].result, 4);
             assert!(!ring.submission().taskrun());
         }
     });
 }
 
-/// Returns how many times the calling thread has gone to sleep.
+/// Returns how many times the calling thread has slept.
 fn sleeps() -> i64 {
     // SAFETY: an all-zero `rusage` is valid, and the call fills it.
     unsafe {
@@ -88,8 +88,8 @@ fn a_wait_for_many_separate_events_sleeps_fewer_times_than_events_come() {
             assert_eq!(collect(&mut ring, EVENTS).len(), EVENTS);
         }
         counts.sort_unstable();
-        // The check uses the median of the rounds, because other processes may spread the events of
-        // one round.
+        // The check uses the median of the rounds, because a busy machine may spread the events of
+        // a single round.
         assert!(counts[counts.len() / 2] <= EVENTS as i64 * 3 / 4, "{counts:?}");
     });
 }
@@ -190,10 +190,10 @@ fn completions_are_seen_in_memory_without_a_call_to_the_ring() {
         let mut ring = IoUring::new(16).unwrap();
         let ((reader, writer), file, mut buffers) = (pipe(), file_with(b"data"), ([0; 4], [0; 4]));
         submit(&mut ring, &[read_by_worker(&file, &mut buffers.1).user_data(1)]);
-        eventually("what a worker did is seen", || ring.completion().len() == 1);
+        eventually("the worker's completion is visible", || ring.completion().len() == 1);
         submit(&mut ring, &[read(&reader, &mut buffers.0).user_data(2)]);
         put(&writer, b"data");
-        eventually("what was polled for is seen", || ring.completion().len() == 2);
+        eventually("the polled read's completion is visible", || ring.completion().len() == 2);
     });
 }
 

@@ -1,4 +1,4 @@
-//! Waiting in enter: counts, timeouts, masks, signals, eventfds.
+//! Waits in io_uring_enter: counts, timeouts, signal masks, signals, eventfds.
 
 use crate::ring::{EnterFlags, IoUring, types};
 use crate::support::*;
@@ -24,7 +24,7 @@ fn a_wait_counts_completions_that_are_in_the_cq_already() {
         push(&mut ring, &[nop(3)]);
         assert_eq!(ring.submit_and_wait(3).unwrap(), 1);
         assert_eq!(ring.completion().len(), 3);
-        assert_eq!(ring.submit_and_wait(3).unwrap(), 0, "none was taken, so nobody waits");
+        assert_eq!(ring.submit_and_wait(3).unwrap(), 0, "the CQ still has three completions, so there is no wait");
     });
 }
 
@@ -65,7 +65,7 @@ fn a_wait_ends_at_an_absolute_time() {
         let (time, before) = (timespec(at), Instant::now());
         let args = SubmitArgs::new().timespec(&time);
         let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG | EnterFlags::ABS_TIMER;
-        // SAFETY: the argument is what the flags say.
+        // SAFETY: the argument is of the type that the flags say.
         let outcome = unsafe { ring.submitter().enter(0, 1, flags.bits(), Some(&args)) };
         assert_eq!(error_of(outcome), libc::ETIME);
         assert!(before.elapsed() >= Duration::from_millis(19), "{:?}", before.elapsed());
@@ -96,8 +96,8 @@ fn a_completion_caused_by_another_thread_ends_the_wait() {
         let mut buffer = [0; 4];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let other = std::thread::spawn(move || {
-            // After this pause the first thread most likely sleeps. If it does not, the test still
-            // passes, but proves less.
+            // After this pause the first thread most likely sleeps. If it does not, the test passes
+            // without checking that case.
             std::thread::sleep(Duration::from_millis(20));
             put(&writer, b"data");
             writer
@@ -115,7 +115,7 @@ extern "C" fn count_signal(_: libc::c_int) {
 }
 
 pub fn handle(signal: i32, flags: i32) {
-    // SAFETY: a zeroed structure is a valid action, and its handler is then set.
+    // SAFETY: an all-zero `sigaction` is valid. Its handler is set below.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = count_signal as extern "C" fn(libc::c_int) as usize;
@@ -124,7 +124,7 @@ pub fn handle(signal: i32, flags: i32) {
     }
 }
 
-/// Sends `signal` to this thread again and again until `body` has ended.
+/// Sends `signal` to the calling thread repeatedly until `body` has returned.
 pub fn with_signals<T>(signal: i32, body: impl FnOnce() -> T) -> T {
     use std::sync::atomic::AtomicBool;
     let ended = AtomicBool::new(false);
@@ -133,7 +133,7 @@ pub fn with_signals<T>(signal: i32, body: impl FnOnce() -> T) -> T {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !ended.load(Ordering::SeqCst) {
-                // SAFETY: the thread exists until the scope ends.
+                // SAFETY: the target thread exists until the scope ends.
                 unsafe { libc::pthread_kill(target, signal) };
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -230,7 +230,7 @@ fn invalid_arguments_are_refused() {
     bounded(|| {
         let ring = ring();
         let enter = |flags: u32, argument: Option<&[u8; 5]>| {
-            // SAFETY: the call is refused before the argument is used.
+            // SAFETY: the ring refuses the call before it uses the argument.
             error_of(unsafe { ring.submitter().enter(0, 1, flags, argument) })
         };
         assert_eq!(enter(1 << 20, None), libc::EINVAL);

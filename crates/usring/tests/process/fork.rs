@@ -1,5 +1,5 @@
-//! Forked children: the parent's rings answer errors in a child, the child's own rings work, and no
-//! child hangs.
+//! Forked children: the parent's rings answer EOWNERDEAD in a child, the child's own rings work,
+//! and no child hangs.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use usring::aio::{Context, IOCB_CMD_PWRITE, IoEvent, Iocb};
 use usring::{IoUring, opcode, squeue};
 
-/// Runs `body` in a forked child and returns the child's exit status. Kills a child that hangs.
+/// Runs `body` in a forked child and returns the child's exit status. Kills a child that hangs, and
+/// fails.
 #[track_caller]
 fn in_child(body: impl FnOnce() -> i32) -> i32 {
     // SAFETY: the child has one thread and ends with _exit. Before that it only makes calls and
@@ -25,7 +26,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
     let end = Instant::now() + PATIENCE / 2;
     loop {
         let mut status = 0;
-        // SAFETY: waitpid writes one number.
+        // SAFETY: the call writes only `status`.
         if unsafe { libc::waitpid(child, &mut status, libc::WNOHANG) } == child {
             assert!(libc::WIFEXITED(status), "the child died: {status:#x}");
             return libc::WEXITSTATUS(status);
@@ -33,7 +34,7 @@ fn in_child(body: impl FnOnce() -> i32) -> i32 {
         if Instant::now() > end {
             // SAFETY: the process is a child of this one and has not been waited for.
             unsafe { libc::kill(child, libc::SIGKILL) };
-            // SAFETY: waitpid writes one number.
+            // SAFETY: the call writes only `status`.
             unsafe { libc::waitpid(child, &mut status, 0) };
             panic!("the child hangs");
         }
@@ -59,7 +60,7 @@ fn a_child_gets_an_error_from_its_parents_ring() {
         assert_eq!(in_child(|| errno(ring.submitter().squeue_wait())), libc::EOWNERDEAD);
         assert_eq!(in_child(|| errno(ring.map(0, 64))), libc::EOWNERDEAD);
         assert_eq!(in_child(|| ring.as_raw_fd() & 0x7f), 0x7f, "-1");
-        assert_eq!(ring.submit().unwrap(), 1, "the parent's goes on");
+        assert_eq!(ring.submit().unwrap(), 1, "the parent's ring still works");
         assert_eq!(collect(&mut ring, 1)[0].user_data, 1);
         put(&writer, b"data");
         assert_eq!(collect(&mut ring, 1)[0].result, 4);
@@ -82,7 +83,7 @@ fn a_child_may_drop_its_parents_rings() {
             5
         });
         assert_eq!(status, 5);
-        let (mut ring, mut polled) = rings.expect("only the child has dropped them");
+        let (mut ring, mut polled) = rings.expect("the parent still has both rings");
         put(&writer, b"12345678");
         assert!(collect(&mut ring, 2).iter().all(|done| done.result == 4));
         push(&mut polled, &[nop(1)]);
@@ -146,8 +147,8 @@ fn forks_at_any_moment_hang_no_process() {
                     }
                 });
             }
-            // In a child, calls on the inherited `shared` must be refused. A new ring of the child
-            // must make everything again that the engine makes once per process.
+            // In a child, calls on the inherited ring `shared` are refused. The child's own ring
+            // makes the engine's per-process state anew.
             let shared = IoUring::new(8).unwrap();
             for _ in 0..60 {
                 let status = in_child(|| {
@@ -212,8 +213,8 @@ fn a_ring_with_madv_dontfork_gives_an_error_in_a_child() {
     });
 }
 
-/// Requests beyond those that the engine passes to the kernel at a time wait, and keep their file
-/// open. All requests for one file must share one descriptor.
+/// The engine passes a limited number of requests to the kernel at a time. The others wait, and
+/// keep their file open by one shared descriptor.
 #[test]
 fn a_deep_context_needs_few_descriptors() {
     alone_and_bounded(|| {
@@ -240,6 +241,6 @@ fn a_deep_context_needs_few_descriptors() {
             assert_eq!(context.events(COUNT, &mut events, None).unwrap(), COUNT);
             events.iter().filter(|event| event.res != 1).count().min(90) as i32
         });
-        assert_eq!(status, 0, "writes that failed");
+        assert_eq!(status, 0, "the number of failed writes");
     });
 }

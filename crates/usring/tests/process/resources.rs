@@ -1,4 +1,4 @@
-//! The memory, descriptors and threads that rings use, and their release.
+//! The memory, descriptors and threads that rings use, and when rings release them.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -26,7 +26,7 @@ fn resident() -> usize {
     status.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
-/// Returns the processor time of this process so far.
+/// Returns the processor time that this process has used.
 fn processor_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: clock_gettime writes the structure.
@@ -55,7 +55,7 @@ impl Span {
     }
 }
 
-/// Returns a ring with requests of every kind in flight. Dropping the ring has to end them.
+/// Returns a ring with requests of every kind in flight. Its drop has to cancel them.
 fn busy_ring(reader: &impl AsRawFd, fifo: &Fifo, buffer: &mut [u8; 4]) -> IoUring {
     let mut ring = IoUring::new(16).unwrap();
     let far = timespec(Duration::from_secs(1000));
@@ -80,14 +80,14 @@ fn dropped_rings_free_their_descriptors_and_memory() {
     alone_and_bounded(|| {
         let ((reader, _writer), fifo, mut buffer) = (pipe(), Fifo::new(), [0; 4]);
         const ROUNDS: usize = 100;
-        // These rounds come first, because libc keeps stacks and arenas for the largest number of
-        // threads so far.
+        // These rounds run first, because libc keeps stacks and arenas for the largest number of
+        // threads that ever ran at once.
         (0..20).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         let before = (open_descriptors(), mappings());
         (0..ROUNDS).for_each(|_| drop(busy_ring(&reader, &fifo, &mut buffer)));
         eventually("descriptors are as before", || open_descriptors() <= before.0);
-        // libc may keep a few more mappings if more threads happened to run at once, but not one
-        // per ring.
+        // libc may keep a few mappings more, if more threads happened to run at once. One per ring
+        // would be too many.
         eventually("mappings are as before", || mappings() <= before.1 + ROUNDS / 2);
     });
 }
@@ -138,16 +138,16 @@ fn one_ring_watcher_serves_all_rings_and_sq_threads_end_with_their_rings() {
         eventually("there are two threads for four rings", || threads_named(SQ_THREAD) == 2);
         drop(first);
         drop(other);
-        eventually("one is left", || threads_named(SQ_THREAD) == 1);
+        eventually("one SQ thread is left", || threads_named(SQ_THREAD) == 1);
         drop(attached);
         eventually("none is left", || threads_named(SQ_THREAD) == 0);
-        // The ring watcher has had time to start and to set its name.
+        // By now the ring watcher has started and set its name.
         assert_eq!(threads_named("usring-watcher"), 1);
         drop(rings);
     });
 }
 
-/// Returns how many of this process's descriptors are the file at `path`.
+/// Returns how many descriptors of this process refer to the file at `path`.
 fn descriptors_of(path: &Path) -> usize {
     let numbers = std::fs::read_dir("/proc/self/fd").unwrap();
     numbers.filter(|number| std::fs::read_link(number.as_ref().unwrap().path()).is_ok_and(|file| file == path)).count()
@@ -159,11 +159,11 @@ struct Holder(libc::pid_t);
 impl Holder {
     fn of(file: &impl AsRawFd) -> Holder {
         let (mut reader, writer) = std::io::pipe().unwrap();
-        // SAFETY: the child makes only system calls.
+        // SAFETY: the child makes only system calls before it ends.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
-            // SAFETY: the calls read a structure and a byte, and end this process.
+            // SAFETY: the calls only read a structure and a byte. The last call ends this process.
             unsafe {
                 let locked = libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const lock);
                 libc::write(writer.as_raw_fd(), [b'x'; 1].as_ptr().cast(), usize::from(locked == 0));
@@ -203,7 +203,7 @@ fn a_file_kept_open_for_its_lock_is_closed_once_it_is_unlocked() {
     });
 }
 
-/// Environment variable by which the test below marks the process that it starts.
+/// Environment variable that is set in the process which the test below starts.
 const IN_SANDBOX: &str = "USRING_TEST_IN_SANDBOX";
 
 #[test]
@@ -212,17 +212,18 @@ fn ring_creation_fails_with_enomem_without_madv_wipeonfork() {
         let error = IoUring::new(4).err().and_then(|error| error.raw_os_error());
         return assert_eq!(error, Some(libc::ENOMEM));
     }
-    // Starts a new process, because the engine of the present one has its page already.
+    // Starts a new process, because the engine of this process already has its wipe-on-fork page.
     let mut again = Command::new(std::env::current_exe().unwrap());
     again.args(["--exact", "resources::ring_creation_fails_with_enomem_without_madv_wipeonfork"]);
     again.env(IN_SANDBOX, "");
-    // SAFETY: the function makes two system calls, and they use only its own memory.
+    // SAFETY: between fork and exec, the function makes two system calls that use only its own
+    // memory.
     let output = unsafe { again.pre_exec(deny_wipe_on_fork) }.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
 }
 
-/// Installs a filter by which madvise(MADV_WIPEONFORK) answers EINVAL, as on a kernel that lacks
-/// it.
+/// Installs a seccomp filter that answers EINVAL to madvise(MADV_WIPEONFORK), as a kernel without
+/// this advice does.
 fn deny_wipe_on_fork() -> std::io::Result<()> {
     let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let unless = |value: u32, skip: u8| libc::sock_filter {
@@ -231,7 +232,8 @@ fn deny_wipe_on_fork() -> std::io::Result<()> {
     };
     let load = |offset: u32| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
     let answer = |value: u32| statement(libc::BPF_RET | libc::BPF_K, value);
-    // In struct seccomp_data the call's number is at offset 0, and the third argument at offset 32.
+    // In struct seccomp_data, the system call's number is at offset 0 and the third argument at
+    // offset 32.
     let mut filter = [
         load(0),
         unless(libc::SYS_madvise as u32, 3),
@@ -270,8 +272,9 @@ fn a_hangup_of_an_idle_registered_file_uses_no_processor_time() {
     });
 }
 
-/// Returns whether a process holds a record lock on the file behind `probe`. The caller has opened
-/// `probe` before the lock, because closing a newer descriptor here would drop the process's locks.
+/// Returns whether a process holds a record lock on the file of `probe`. The caller opens `probe`
+/// before the lock is taken: closing a newer descriptor of the file would drop this process's
+/// locks.
 fn is_locked(probe: &impl AsRawFd) -> bool {
     let mut lock = libc::flock { l_type: libc::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     // SAFETY: fcntl reads and writes the structure.
@@ -314,8 +317,7 @@ fn record_locks_survive_a_wait_on_a_reused_descriptor_number() {
         let probe = unsafe {
             assert_eq!(libc::openpty(&raw mut master, &raw mut terminal, null, null.cast(), null.cast()), 0);
             let path = std::ffi::CStr::from_ptr(libc::ttyname(terminal)).to_owned();
-            // O_NOCTTY, so that the terminal does not become the controlling terminal of the tests'
-            // session.
+            // With O_NOCTTY the terminal does not become the controlling terminal of the tests.
             let mut options = std::fs::OpenOptions::new();
             options.read(true).write(true).custom_flags(libc::O_NOCTTY);
             let probe = options.open(path.to_str().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Workers: how many there are, in which order they work, and when they end.
+//! Workers: their number, the order of their requests, and when they end.
 
 use crate::alone_and_bounded;
 use crate::support::*;
@@ -20,7 +20,8 @@ fn by_worker(file: &impl AsRawFd, buffer: &mut [u8]) -> squeue::Entry {
         .flags(squeue::Flags::ASYNC)
 }
 
-/// Limits of workers. The value holds the previous limits, and its drop restores them.
+/// Changes the limits of workers. The value holds the previous limits and restores them when it is
+/// dropped.
 struct Limits([u32; 2]);
 
 impl Limits {
@@ -41,8 +42,8 @@ fn buffered_writes_to_one_file_keep_their_order() {
     alone_and_bounded(|| {
         const COUNT: u64 = 60;
         let mut ring = ring();
-        // Many short rounds, because an error shows rarely: a write overtakes another only if two
-        // workers take one each and the second is faster.
+        // An error shows rarely: a write overtakes another only if two workers take one each and
+        // the second is faster. So there are many short rounds.
         for _ in 0..400 {
             let mut file = file_with(b"");
             let blocks: Vec<[u8; 3]> = (0..COUNT).map(|index| [index as u8; 3]).collect();
@@ -163,8 +164,8 @@ fn a_raised_limit_serves_requests_that_wait_already() {
         let _limits = Limits::set([1, 1]);
         let mut ring = ring();
         let (busy, free) = (Fifo::new(), Fifo::new());
-        eventually("nobody else's worker is left", || threads_named(WORKER) == 0);
-        // The group has one worker. It works on the first request when the second arrives.
+        eventually("no worker of an earlier test is left", || threads_named(WORKER) == 0);
+        // There is one worker, and it is busy with the first request when the second arrives.
         submit(&mut ring, &[busy.open().user_data(1), free.open().user_data(2)]);
         free.release();
         stays_quiet(&mut ring);
@@ -175,12 +176,13 @@ fn a_raised_limit_serves_requests_that_wait_already() {
     });
 }
 
-/// Returns the processors that a thread may use, from its /proc status file.
+/// Returns the list of processors that a thread may use, from its /proc status file.
 fn place(status: &str) -> Option<String> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t").map(String::from))
 }
 
-/// Returns the sets of processors that workers may use: one set if all workers have the same.
+/// Returns the different lists of processors that workers may use: a single one if all workers
+/// agree.
 fn places_of_workers() -> BTreeSet<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let statuses = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
@@ -188,8 +190,8 @@ fn places_of_workers() -> BTreeSet<String> {
     workers.filter_map(|status| place(&status)).collect()
 }
 
-/// Returns the set of all processors that this thread could be allowed to use, also if it was
-/// started on fewer.
+/// Returns the list of all processors that this thread could be allowed to use, even if it was
+/// started with fewer.
 fn everywhere() -> String {
     let anywhere = || {
         // SAFETY: the set is plain numbers, with all bits set. The call concerns only this thread.
@@ -209,7 +211,7 @@ fn workers_run_on_the_processors_of_their_affinity_mask() {
         let (mut ring, file) = (ring(), file_with(b"1234"));
         eventually("older workers are gone", || threads_named(WORKER) == 0);
         assert_eq!(result(&mut ring, by_worker(&file, &mut [0; 4])), 4);
-        // Submits a request at each look, because an idle worker may have ended meanwhile.
+        // Submits a request before each check, because an idle worker may have ended meanwhile.
         let eventually_at = |ring: &mut IoUring, wanted: String| {
             eventually("each learns of it at its next request", || {
                 assert_eq!(result(ring, by_worker(&file, &mut [0; 4])), 4);

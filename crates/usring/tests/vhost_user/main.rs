@@ -26,7 +26,7 @@ fn written_blocks_are_read_back_at_every_queue_depth() {
         assert_eq!(device.driver.geometry().size, 16 * MEGABYTE);
         for depth in [1, 2, 8, 32, 128] {
             let mut queue = device.queue(false);
-            // The traffic below expects that the device is all zeroes at first.
+            // The traffic below expects a device of zeroes.
             let whole = DeviceRequest { length: 16 * MEGABYTE, ..request(0, Operation::WriteZeroes, 0, &[]) };
             assert_eq!(run(&mut *queue, &whole), 0);
             let mut traffic = Traffic::new(MEGABYTE, 512, depth);
@@ -129,7 +129,7 @@ fn users_beyond_the_queues_get_ebusy_until_a_queue_is_returned() {
     let told: Vec<_> = device.told.try_iter().collect();
     assert_eq!(told.len(), 1);
     assert!(told[0].ends_with("offers 1 queue, all in use; start it with num-queues=… for more"), "{told:?}");
-    // The drop returns the queue while requests are in flight. It must wait until they have ended.
+    // The drop returns the queue while requests are in flight, and waits until they have completed.
     let buffer = vec![3u8; 4096];
     for token in 0..8 {
         let segments = [vector(&buffer)];
@@ -147,11 +147,12 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
     let backend = Backend::start("raw", MEGABYTE, 1);
     let device = backend.connect(",zero-copy=on");
     let pages = Pages::new(64 * 1024, 0x5a);
-    // Neither end of the buffer is at a page boundary. Only the whole pages inside it are shared.
+    // The buffer begins and ends in the middle of a page. Only the whole pages inside it are
+    // shared.
     let buffer = &pages[100..60 * 1024];
     let mut queue = device.queue(false);
     device.driver.share_memory(vector(buffer));
-    assert!(pages.iter().all(|byte| *byte == 0x5a), "sharing keeps what the memory holds");
+    assert!(pages.iter().all(|byte| *byte == 0x5a), "sharing changed the memory");
     let inside = &pages[8192..][..32 * 1024];
     let segments = [vector(&inside[..4096]), vector(&inside[8192..12288])];
     let registered = |operation, registered| DeviceRequest { registered, ..request(1, operation, 4096, &segments) };
@@ -163,7 +164,7 @@ fn registered_memory_reaches_the_back_end_without_a_copy() {
     assert_eq!(device.control.counts(), (2, 2));
     assert!(inside[..4096].iter().chain(&inside[8192..12288]).all(|byte| *byte == 1));
     assert!(inside[4096..8192].iter().all(|byte| *byte == 0x5a));
-    // The driver may share memory only if the request says that the memory is registered, and only
+    // The driver shares memory only if the request says that the memory is registered, and only
     // while it is registered.
     assert_eq!(run(&mut *queue, &registered(Operation::Read, false)), 8192);
     assert_eq!(device.control.counts(), (3, 2));
@@ -190,7 +191,7 @@ fn a_back_end_that_dies_ends_every_request_with_an_error() {
         submit(&mut *queue);
         queue.ring_doorbell();
         wait(&mut *queue, 64);
-        // The stopped back end completes nothing. Only the control plane can end these requests,
+        // The stopped back end completes nothing. The control plane must complete these requests
         // with EIO.
         backend.stop();
         submit(&mut *queue);
@@ -224,14 +225,15 @@ fn requests_survive_a_back_end_that_is_killed_and_started_again() {
         quiet.run(&mut *idle, 500);
         for _ in 0..4 {
             traffic.run(&mut *queue, 3000);
-            // The back end is killed while it has taken some requests and others are only
+            // When the back end is killed, it has taken some of the requests, and others are only
             // published.
             traffic.submit(&mut *queue);
             backend.kill();
             traffic.submit(&mut *queue);
             backend.restart();
             traffic.run(&mut *queue, 3000);
-            // The user of `idle` has slept through the restart, and must find its queue working.
+            // The user of `idle` slept while the back end was restarted. Its queue must work
+            // afterwards.
             quiet.submit(&mut *idle);
             let ended = wait_asleep(&mut *idle, quiet.out());
             quiet.take(&ended);
@@ -248,7 +250,7 @@ fn a_queue_that_is_opened_while_the_back_end_is_away_waits_for_it() {
     backend.kill();
     let start = Instant::now();
     while !device.told.try_iter().any(|sentence| sentence.contains("wait until it returns")) {
-        assert!(start.elapsed() < LIMIT, "nobody says that the back end has gone");
+        assert!(start.elapsed() < LIMIT, "no message says that the back end has gone");
         std::thread::yield_now();
     }
     let mut queue = device.queue(false);

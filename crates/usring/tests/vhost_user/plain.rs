@@ -1,6 +1,6 @@
 //! A back end written for these tests, for behaviour that Debian's back end does not show. It can
-//! offer almost no features. It can die at a chosen moment, with or without a record of the
-//! requests in flight. It serves one queue, in order or as a [`Plan`] says.
+//! offer almost no features. It can end ("die") at a chosen moment, with or without an in-flight
+//! record. It serves one queue, in order or as a [`Plan`] says.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,18 +14,18 @@ use vhost::vhost_user::{Error, Result, VhostUserBackendReqHandlerMut};
 pub const INDIRECT: u64 = 1 << 28;
 pub const EVENT_INDEX: u64 = 1 << 29;
 const ALWAYS: u64 = 1 << 32 | 1 << 30 | 1 << 1 | 1 << 2 | 1 << 9;
-/// Marks a flush in a list of written sectors.
+/// Stands for a flush in a list of written sectors.
 pub const FLUSH: u64 = u64::MAX;
 /// Largest segment of a request, in bytes. It is small, so that one request needs many descriptors.
 const SIZE_MAX: u32 = 3072;
 const SEG_MAX: u32 = 60;
 
-/// How a back end handles the requests that it finds.
+/// How a back end handles the requests that it takes.
 #[derive(Clone)]
 pub enum Plan {
     Serve,
-    /// Takes `takes` requests, completes some of them in the order of `completes`, and dies. With
-    /// `torn` it dies while it writes the last completion to its record.
+    /// Takes `takes` requests, completes those in `completes` in this order, and ends. With `torn`
+    /// it ends while it writes the last completion to its in-flight record.
     Die {
         takes: usize,
         completes: Vec<usize>,
@@ -33,11 +33,11 @@ pub enum Plan {
     },
 }
 
-/// The state that survives a back end: the blocks, and the log of writes.
+/// The state that outlives a back end: the blocks, and the log of writes.
 #[derive(Clone, Default)]
 pub struct Disk {
     pub blocks: Arc<Mutex<Vec<u8>>>,
-    /// The log: the sectors of all writes that were carried out, and [`FLUSH`] for each flush.
+    /// The log: the sector of each write that was carried out, and [`FLUSH`] for each flush.
     pub written: Arc<Mutex<Vec<u64>>>,
 }
 
@@ -47,7 +47,8 @@ pub struct Plain {
 }
 
 impl Plain {
-    /// Starts a back end on a thread. It listens, and serves the first front end that connects.
+    /// Starts a back end in a thread. It listens on `path`, and serves the first front end that
+    /// connects.
     pub fn start(path: &str, disk: Disk, features: u64, protocol: VhostUserProtocolFeatures, plan: Plan) -> Plain {
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::bind(path).unwrap();
@@ -71,7 +72,7 @@ impl Plain {
         Plain { life: Some(life), stop }
     }
 
-    /// Waits until the back end has died as its plan says.
+    /// Waits until the back end has ended as its plan says.
     pub fn has_died(mut self) {
         self.life.take().unwrap().join().unwrap();
     }
@@ -82,7 +83,7 @@ impl Drop for Plain {
         let _ = self.stop.send(());
         if let Some(life) = self.life.take() {
             let end = life.join();
-            assert!(end.is_ok() || std::thread::panicking(), "the back end met what it should never meet");
+            assert!(end.is_ok() || std::thread::panicking(), "the back end panicked");
         }
     }
 }
@@ -114,7 +115,7 @@ fn live(listener: UnixListener, state: State, stopped: mpsc::Receiver<()>) {
     }
 }
 
-/// Returns for each descriptor whether it is readable, after at most 10 ms.
+/// Waits at most 10 ms. Returns for each descriptor whether it is readable.
 fn readable<const N: usize>(descriptors: &[i32; N]) -> [bool; N] {
     let mut watched = descriptors.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     // SAFETY: the array has `N` entries, as its count says.
@@ -145,7 +146,7 @@ struct State {
     kick: Option<File>,
     call: Option<File>,
     record: Option<(File, Region)>,
-    /// Heads of requests that the back end has taken and not completed yet.
+    /// Heads (first descriptors) of the requests that the back end has taken and not completed.
     fetched: Vec<u16>,
 }
 
@@ -179,8 +180,8 @@ impl State {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// Takes the published requests and does with them what the plan says. Returns `false` if the
-    /// back end dies by that.
+    /// Takes the published requests and handles them as the plan says. Returns `false` if the plan
+    /// ends the back end.
     fn work(&mut self) -> bool {
         let mut count = [0; 8];
         let _ = self.kick.as_ref().unwrap().read(&mut count);
@@ -191,7 +192,7 @@ impl State {
             self.next = self.next.wrapping_add(1);
             self.fetched.push(head);
             self.note(head, 1);
-            // Sets the available event, so that the driver notifies the back end of the next
+            // Sets the available event, so that the driver notifies the back end of its next
             // request.
             self.write(self.rings[2] + 4 + 8 * u64::from(self.size), self.next);
         }
@@ -208,12 +209,12 @@ impl State {
         true
     }
 
-    /// Writes to the record whether the request with this head is in flight.
+    /// Writes to the in-flight record whether the request with this head is in flight.
     fn note(&self, head: u16, in_flight: u8) {
         if let Some((_, record)) = &self.record {
             let place = record.memory.wrapping_add(16 + 16 * usize::from(head));
             // SAFETY: the in-flight record is mapped. It has 16 bytes for each descriptor, behind a
-            // header of 16 bytes, and `head` is the number of a descriptor.
+            // header of 16 bytes, and `head` is a descriptor's index.
             unsafe {
                 place.wrapping_add(8).cast::<u64>().write_volatile(u64::from(self.next));
                 place.write_volatile(in_flight);
@@ -250,15 +251,15 @@ impl State {
         }
     }
 
-    /// Returns the descriptor chain of a request: for each, the address, the length, and whether
-    /// the device writes it.
+    /// Returns the descriptors of a request's chain: address, length, and whether the device writes
+    /// to it.
     fn chain(&self, head: u16) -> Vec<(u64, u32, bool)> {
         let (mut table, mut index, mut chain) = (self.rings[0], head, Vec::new());
         loop {
             let [address, rest]: [u64; 2] = self.read(table + 16 * u64::from(index));
             let flags = rest >> 32;
             if flags & 4 != 0 {
-                assert!(self.agreed & INDIRECT != 0, "nobody agreed on indirect descriptors");
+                assert!(self.agreed & INDIRECT != 0, "indirect descriptors were not negotiated");
                 (table, index) = (address, 0);
                 continue;
             }
@@ -296,13 +297,13 @@ impl State {
         self.write(chain[chain.len() - 1].0, 0u8);
     }
 
-    /// Takes over the requests that the previous back end had in flight, in the order of the
-    /// record. Then continues with the next published request.
+    /// Takes the requests that the previous back end had in flight, in the order of the in-flight
+    /// record. Then goes on with the next published request.
     fn resume(&mut self) {
         let Some((_, record)) = &self.record else { return };
         let used: u16 = self.read(self.rings[2] + 2);
         let header = record.memory.cast::<u16>();
-        // SAFETY: the addresses are in the record's header and states.
+        // SAFETY: the addresses are in the in-flight record's header and states.
         let mut rest: Vec<_> = unsafe {
             let (last, noted) = (header.wrapping_add(6).read_volatile(), header.wrapping_add(7));
             if noted.read_volatile() != used {

@@ -1,5 +1,5 @@
-//! Back ends that offer almost no features, and requests that the driver sends again to the next
-//! back end. The back end is that of [`crate::plain`].
+//! Back ends with almost no features, and requests that the driver sends again to the next back
+//! end. The back end is that of [`crate::plain`].
 
 use crate::MEGABYTE;
 use crate::backend::{Device, LIMIT};
@@ -49,8 +49,8 @@ fn a_back_end_with_minimal_features_is_served() {
         let ended = wait_asleep(&mut *queue, traffic.out());
         traffic.take(&ended);
         traffic.verify(&mut *queue);
-        // Checks that a large request may use many descriptors, and that the queue holds as many
-        // requests as its descriptors suffice for.
+        // A large request may use many descriptors. The queue holds as many requests as it has
+        // descriptors for.
         let transfer = device.driver.geometry().transfer as usize;
         assert!(transfer > 100_000);
         let bytes: Vec<u8> = (0..transfer).map(|at| (at / 5) as u8).collect();
@@ -68,14 +68,14 @@ fn a_back_end_with_minimal_features_is_served() {
         queue.ring_doorbell();
         wait(&mut *queue, accepted as usize);
         assert!(into[..accepted as usize].iter().all(|buffer| *buffer == bytes));
-        // The memory was shared before the queue was started, so the back end can access it.
+        // The memory was shared before the queue started, so the back end can access it.
         let inside = [vector(&shared[4096..][..8192])];
         let write = DeviceRequest { registered: true, ..request(0, Operation::Write, 0, &inside) };
         assert_eq!(run(&mut *queue, &write), 8192);
         assert_eq!(device.control.counts().1, 1);
         assert_eq!(read(&mut *queue, 0, 8192), vec![0x77; 8192]);
-        // The back end has no memory slots, so memory registered later is not shared, and the
-        // driver copies.
+        // The back end cannot get memory later, so memory that is registered later is not shared,
+        // and the driver copies.
         let late = Pages::new(64 * 1024, 0x88);
         device.driver.share_memory(vector(&late));
         let outside = [vector(&late[..4096])];
@@ -89,8 +89,8 @@ fn wait_for_sentence(device: &Device, end: &str) {
     while !device.told.recv_timeout(LIMIT).unwrap().ends_with(end) {}
 }
 
-/// Submits eight writes to a back end that takes six, completes some of them, and dies. Then a
-/// second back end serves the queue. Returns the sectors that both have written, in order.
+/// Submits eight writes to a back end that takes six, completes some of them, and ends. A second
+/// back end then serves the queue. Returns the sectors that both back ends have written, in order.
 fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: bool) -> Vec<u64> {
     let place = Place::new();
     let plan = Plan::Die { takes: 6, completes: completes.to_vec(), torn };
@@ -110,8 +110,8 @@ fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: b
     back.has_died();
     submit(&mut *queue, 6..8);
     let _back = place.start(INDIRECT | EVENT_INDEX, protocol, Plan::Serve);
-    // The user does not poll before the second back end is connected. So it finds the first one's
-    // completions only now.
+    // The test polls only after the second back end has connected. So it finds the first back end's
+    // completions now.
     wait_for_sentence(&device, "socket is back");
     let mut ended: Vec<_> =
         wait(&mut *queue, 8).iter().map(|completion| (completion.token, completion.result)).collect();
@@ -150,7 +150,7 @@ fn a_queue_with_a_new_user_has_an_empty_record() {
     }
     queue.ring_doorbell();
     back.has_died();
-    // The queue's user drops the queue. The requests that it left must not reach the queue's next
+    // The user drops the queue. The requests that were in flight must not reach the queue's next
     // user.
     wait_for_sentence(&device, "wait until it returns");
     drop(queue);
@@ -181,7 +181,8 @@ fn a_durable_write_is_followed_by_a_flush_before_it_completes() {
     }
 }
 
-/// Returns the result of a request whose user sleeps while the back end is gone.
+/// Returns the result of a request whose user sleeps from before the back end ends until the
+/// request completes.
 fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Plain>) -> i32 {
     let place = Place::new();
     let never = Plan::Die { takes: usize::MAX, completes: Vec::new(), torn: false };
@@ -195,11 +196,11 @@ fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Pla
     assert!(queue.arm_interrupt());
     let _others = (drop(back), afterwards(&place));
     let mut completions = Completions::new();
-    // This user polls only after an interrupt has come.
+    // The user polls only after an interrupt.
     while completions.as_slice().is_empty() {
         let mut watched = libc::pollfd { fd: queue.interrupt().unwrap(), events: libc::POLLIN, revents: 0 };
         // SAFETY: the array is one entry, as its count says.
-        assert_eq!(unsafe { libc::poll(&mut watched, 1, LIMIT.as_millis() as i32) }, 1, "the sleeper is forgotten");
+        assert_eq!(unsafe { libc::poll(&mut watched, 1, LIMIT.as_millis() as i32) }, 1, "no interrupt came");
         queue.poll(&mut completions);
     }
     completions.as_slice()[0].result

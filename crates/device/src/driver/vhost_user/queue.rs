@@ -1,12 +1,12 @@
-//! A queue pair: requests of a block device in a virtqueue, with data in bounce memory or in shared
-//! memory of the program.
+//! A queue pair: requests of a block device in a virtqueue. Their data lies in bounce memory, or in
+//! memory that the program shares with the back end.
 //!
 //! - A request has a slot (header, status, descriptor table) and bounce memory. Both are indexed by
-//!   the request's head, which is the index of its first descriptor.
+//!   the request's *head*, which is the index of its first descriptor.
 //! - Slot and bounce memory stay unchanged until the back end has answered. So another back end can
 //!   get the same request again.
-//! - Some requests take several rounds on the same head. A durable write is followed by a flush; a
-//!   long discard is split.
+//! - Some requests take several *rounds* (virtio requests, one after the other) on the same head. A
+//!   durable write is followed by a flush; a long discard is split.
 
 use super::VhostUser;
 use super::arena::{self, QUEUE_SIZE, QueueArea, SlotArray, slot};
@@ -23,9 +23,9 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, eventfd, width};
 
-/// Descriptors of a request with one part of data. While at least `PLENTY` descriptors of the main
-/// table are unused, such a request needs no table of its own, which the back end would have to
-/// look up.
+/// Descriptors of a request with one piece of data. While at least `PLENTY` descriptors of the main
+/// table are unused, such a request gets no indirect table. The back end would have to look that
+/// up.
 const SHORT: usize = 3;
 const PLENTY: usize = QUEUE_SIZE as usize / 2;
 
@@ -38,32 +38,33 @@ pub struct Queue {
     grant: QueueGrant,
     lifeline: Lifeline,
     interrupts: bool,
-    /// Whether the user may be asleep until the next completion.
+    /// Whether the user may be asleep on the interrupt.
     armed: bool,
     indirect: bool,
     /// The generation for which the rings are laid out: see [`super::generation`].
     generation: u32,
-    /// Descriptors of the main table that belong to no chain. A former head keeps its chain for its
-    /// next request.
+    /// Heads that no request uses, and descriptors of the main table that belong to no chain. A
+    /// free head may still have the chain of its last request.
     free: Vec<u16>,
-    /// Number of free descriptors, including the chains that free heads have kept.
+    /// Number of unused descriptors of the main table. Chains of free heads count as unused.
     unused: usize,
-    /// Indexed by head.
+    /// By head: the request, its segments and its chain.
     requests: Vec<Request>,
-    /// Heads added so far.
+    /// Number of rounds that were begun so far.
     sequence: u64,
     shares: KnownShares,
-    /// Data of the request that is being submitted: address and length in the back end.
+    /// The data of the request that is being submitted: addresses and lengths in the back end.
     data: Vec<(u64, u32)>,
 }
 
 #[derive(Default)]
 struct Request {
-    /// The request that the back end has, if any.
+    /// The request that the back end is serving, if any.
     active: Option<Active>,
-    /// Destination of a read's bounce memory. The vector keeps its capacity.
+    /// Where a read's bounce memory will be copied to. The vector keeps its capacity.
     segments: Vec<IoVector>,
-    /// Descriptors of the main table after the head, of this request or of the head's last one.
+    /// Descriptors of the main table behind the head: those of this request, or of the head's last
+    /// one.
     chain: Vec<u16>,
 }
 
@@ -73,17 +74,17 @@ struct Active {
     /// Result in bytes if the request succeeds.
     answer: u32,
     next: Next,
-    /// Number of heads that were added before this one.
+    /// Number of rounds that were begun before this one. Gives the order of the requests in flight.
     sequence: u64,
 }
 
-/// The step after a successful round.
+/// The step after a successful round of a request.
 #[derive(Clone, Copy)]
 enum Next {
     Nothing,
     CopyOut,
     Flush,
-    /// Launches the rest of a discard or a write of zeroes.
+    /// Submit the next round of a discard or a write of zeroes.
     Clear {
         operation: Operation,
         offset: u64,
@@ -127,7 +128,7 @@ impl Queue {
         generation::is_end(self.generation)
     }
 
-    /// Checks a request independently of the queue's state.
+    /// Checks whether the device can serve a request at all, whatever the state of the queue.
     fn check(&self, request: &DeviceRequest) -> Result<(), Errno> {
         let parameters = &self.device.parameters;
         let transfers = matches!(request.operation, Operation::Read | Operation::Write);
@@ -146,8 +147,9 @@ impl Queue {
         if offered { Ok(()) } else { Err(Errno::EOPNOTSUPP) }
     }
 
-    /// Collects the data of a read or write in `self.data`. Copies a write's data into bounce
-    /// memory unless all memory is shared. Returns whether the bounce memory is used.
+    /// Fills `self.data` with the addresses of a request's data in the back end. Copies a write's
+    /// data to the bounce memory, unless all of it lies in shared memory. Returns whether the
+    /// bounce memory is used.
     fn place_data(&mut self, head: u16, request: &DeviceRequest) -> Result<bool, Errno> {
         self.data.clear();
         if request.registered && self.place_shared(request) {
@@ -169,7 +171,8 @@ impl Queue {
         if left == 0 { Ok(true) } else { Err(Errno::EINVAL) }
     }
 
-    /// Collects the data if all of it lies in shared memory. Returns whether it does.
+    /// Fills `self.data` with the addresses of a request's data in the back end, if all of the data
+    /// lies in shared memory. Returns whether it does.
     fn place_shared(&mut self, request: &DeviceRequest) -> bool {
         self.shares.renew(&self.device.shares);
         let most = self.device.parameters.segments as usize;
@@ -196,8 +199,8 @@ impl Queue {
         }
     }
 
-    /// Adds a request to the available ring. Its data has been collected in `self.data`. The head
-    /// counts as used already, but the rest of its chain does not.
+    /// Adds a round of a request to the available ring, with the data in `self.data`. The caller
+    /// has counted the head as used, but not the descriptors behind it.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
         self.headers.write(usize::from(head), block::header(operation, offset));
@@ -216,13 +219,13 @@ impl Queue {
         self.ring.add(head);
     }
 
-    /// Gives a head a chain of another length. The descriptors of header and status stay valid as
-    /// long as the head keeps the chain.
+    /// Replaces a head's chain by one of `length` descriptors. The descriptors of header and status
+    /// stay valid as long as the head keeps this chain.
     #[cold]
     fn lengthen_chain(&mut self, head: u16, length: usize) {
         self.give_chain_back(head);
         for _ in 0..length {
-            let index = self.free.pop().expect("the caller has checked that enough descriptors are free");
+            let index = self.free.pop().expect("the caller checks that enough descriptors are free");
             self.give_chain_back(index);
             self.requests[usize::from(head)].chain.push(index);
         }
@@ -232,7 +235,7 @@ impl Queue {
         self.ring.set_descriptor(chain[length - 1], block::status_descriptor(slot));
     }
 
-    /// Writes the descriptors of a request's data into the main table.
+    /// Writes the descriptors of a request's data to the main table.
     #[inline]
     fn lay_data_out(&mut self, head: u16, operation: Operation) {
         let chain = &self.requests[usize::from(head)].chain;
@@ -241,7 +244,7 @@ impl Queue {
         }
     }
 
-    /// Writes the descriptors of a request into a table of its own.
+    /// Writes all descriptors of a request to an indirect table of its own.
     fn lay_table_out(&mut self, head: u16, operation: Operation) {
         let slot = self.area.slot(head);
         let memory = self.ring.memory();
@@ -256,7 +259,7 @@ impl Queue {
         self.ring.set_descriptor(head, Descriptor::table(arena::address(slot + slot::TABLE), count + 1));
     }
 
-    /// Frees the chain that a head has kept.
+    /// Frees the descriptors of the chain that a head has kept.
     #[inline]
     fn give_chain_back(&mut self, head: u16) {
         while let Some(index) = self.requests[usize::from(head)].chain.pop() {
@@ -264,7 +267,7 @@ impl Queue {
         }
     }
 
-    /// Launches the next round of a discard or a write of zeroes. Returns the step after it.
+    /// Begins the next round of a discard or a write of zeroes. Returns the step after this round.
     fn launch_clear(&mut self, head: u16, operation: Operation, offset: u64, length: u64) -> Next {
         let piece = length.min(self.device.parameters.most_cleared(operation));
         let range = self.area.slot(head) + slot::RANGE;
@@ -278,7 +281,7 @@ impl Queue {
         }
     }
 
-    /// Ends a round: the head's chain counts as unused again.
+    /// Ends a round: the descriptors of the head's chain are unused again.
     fn end_round(&mut self, head: u16) {
         self.unused += self.requests[usize::from(head)].chain.len();
     }
@@ -290,7 +293,8 @@ impl Queue {
         self.free.push(head);
     }
 
-    /// Handles a used head. Returns the completion, if this was the last round.
+    /// Handles a head that the back end has used. Returns the request's completion after its last
+    /// round, `None` after another round.
     #[inline]
     fn finish(&mut self, head: u32) -> Option<Completion> {
         let active = self.requests.get(head as usize)?.active.as_ref()?;
@@ -308,7 +312,8 @@ impl Queue {
         })
     }
 
-    /// Takes the step after a successful round. Returns `None` if that is another round.
+    /// Takes the step after a successful round. Returns the request's result, or `None` if the step
+    /// is another round.
     #[inline(never)]
     fn go_on(&mut self, head: u16) -> Option<Result<(), Errno>> {
         let active = self.requests[usize::from(head)].active?;
@@ -340,13 +345,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Handles a new generation; see [`super::generation`].
+    /// Handles a new generation: settles the rings for the new back end, and signals the control
+    /// plane; see [`super::generation`].
     #[cold]
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;
         if self.interrupts {
-            // The control plane signalled this eventfd to make the caller adopt the new
-            // generation. The caller looks for used descriptors in any case, so no signal is lost.
+            // The control plane has signalled this eventfd for the new generation. It may also be a
+            // signal of the back end. None is lost, because the caller looks for used heads in any
+            // case.
             eventfd::drain(self.grant.call.number());
         }
         if self.is_dead() {
@@ -369,7 +376,7 @@ impl Queue {
         eventfd::signal(self.grant.settled.number());
     }
 
-    /// Fails all requests, because no back end will answer.
+    /// Fails all requests in flight, because no back end will complete them.
     #[cold]
     fn fail_all(&mut self, completions: &mut Completions) {
         for head in 0..QUEUE_SIZE {
@@ -383,11 +390,12 @@ impl Queue {
         }
     }
 
-    /// Takes completed requests, as far as there is room, and returns the number of finished
+    /// Collects completed requests, as far as there is room. Returns the number of completed
     /// rounds.
     ///
-    /// The back end has the cache line of each completed request's status. This thread reads the
-    /// line now and writes it next. So it prefetches the line for writing, one request ahead.
+    /// The back end's processor has the cache line of each completed request's status. This thread
+    /// reads the line now, and writes it for the next request. So it prefetches the line for
+    /// writing, one request ahead.
     #[inline]
     fn collect(&mut self, completions: &mut Completions) -> u32 {
         let ready = self.ring.ready();
@@ -433,7 +441,8 @@ impl Queue {
             if rounds == 0 {
                 return;
             }
-            // The interrupt was for a round that is not the last, so the queue asks for another.
+            // The interrupt was for a round that is not the last of its request. So the queue asks
+            // for another interrupt.
             eventfd::drain(self.grant.call.number());
             if self.ask_for_call() {
                 return;
@@ -441,7 +450,7 @@ impl Queue {
         }
     }
 
-    /// Asks for an interrupt. `false` if there may be a completion already.
+    /// Asks the back end for an interrupt. Returns `false` if a request may have completed already.
     fn ask_for_call(&mut self) -> bool {
         self.ring.ask_for_interrupt() && self.device.arena.generation() == self.generation
     }
@@ -478,7 +487,7 @@ impl QueuePair for Queue {
         } else {
             self.data.clear();
         }
-        // A later round never needs more descriptors than the first.
+        // A later round needs no more descriptors than the first.
         if !self.indirect && self.unused < self.data.len() + 3 {
             return Submission::Full;
         }
@@ -530,7 +539,7 @@ impl QueuePair for Queue {
         if !self.interrupts || self.is_dead() {
             return false;
         }
-        // Drained first, so that a later signal stays.
+        // The eventfd is cleared first, so that a later signal stays.
         if !self.lifeline.take_call(self.grant.call.number()) {
             self.device.arena.end();
             return false;
