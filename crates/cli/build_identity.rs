@@ -7,10 +7,12 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// Files and folders that are hashed, below `crates/`.
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 13] = [
     "uapi/src",
     "sys/src",
     "device/src",
+    "inject/src",
+    "record/src",
     "ring/src",
     "engine/src",
     "aio/src",

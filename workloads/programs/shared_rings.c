@@ -85,11 +85,17 @@ static int try_lock(pthread_mutex_t *mutex)
 	return error == 0;
 }
 
-/* Prepares the request by its number: some complete at once, some in a worker, some later. */
+/* Prepares the request by its number: some complete at once, some in a worker, some later. Few wait
+ * for all earlier requests, or cancel one, which is another process's most of the time. */
 static void prepare(struct io_uring_sqe *sqe, unsigned request, char *buffer)
 {
 	static struct __kernel_timespec millisecond = { .tv_nsec = 1000000 };
 	memset(sqe, 0, sizeof *sqe);
+	if (request % 64 == 31) {
+		io_uring_prep_cancel64(sqe, request - request / 64 % 64, 0);
+		sqe->user_data = request;
+		return;
+	}
 	switch (request % 5) {
 	case 0:
 		io_uring_prep_nop(sqe);
@@ -108,6 +114,8 @@ static void prepare(struct io_uring_sqe *sqe, unsigned request, char *buffer)
 		io_uring_prep_poll_add(sqe, reader, POLLIN);
 	}
 	sqe->user_data = request;
+	if (request % 64 == 63)
+		sqe->flags |= IOSQE_IO_DRAIN;
 }
 
 static int enter(struct io_uring *ring, unsigned submit, unsigned wait)

@@ -7,7 +7,7 @@ use std::process::{Command, ExitStatus};
 
 /// Each package, and a file that exists if the package is installed. A `*` stands for a part of a
 /// name that varies.
-const PACKAGES: [(&str, &str); 20] = [
+const PACKAGES: [(&str, &str); 22] = [
     ("bsdutils", "/usr/bin/script"),
     ("fio", "/usr/bin/fio"),
     ("gcc", "/usr/bin/cc"),
@@ -27,6 +27,8 @@ const PACKAGES: [(&str, &str); 20] = [
     ("qemu-utils", "/usr/bin/qemu-img"),
     ("redis-server", "/usr/bin/redis-server"),
     ("redis-tools", "/usr/bin/redis-benchmark"),
+    ("sqlite3", "/usr/bin/sqlite3"),
+    ("strace", "/usr/bin/strace"),
     ("stress-ng", "/usr/bin/stress-ng"),
 ];
 

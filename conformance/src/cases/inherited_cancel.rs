@@ -1,8 +1,8 @@
-//! Rings that several processes use: one process cancels or changes requests of another.
+//! Rings that several processes use: one process cancels or changes requests of another process.
 
 use std::os::fd::AsRawFd;
 
-use usring_uapi::io_uring as u;
+use usring_uapi::{io_uring as u, opcode};
 
 use super::sync_cancel;
 use crate::cases::BROKEN_OFF;
@@ -86,7 +86,7 @@ case!(child_cancels_the_parents => "
     child: exit 0
 ");
 
-/// Requests of both processes have one user_data. ALL finds both.
+/// A cancel by user_data finds requests of every process. With ALL it cancels both.
 fn user_data_is_one_namespace(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -154,9 +154,9 @@ case!(any_finds_all_processes => "
     child: exit 0
 ");
 
-/// Cancels a child's poll by a descriptor. CANCEL_FD looks up the canceller's number, and compares
-/// files. The child's poll names the number `number`, to which the child has copied `file`.
-/// `count`: number of CQEs to expect.
+/// Cancels a child's poll by a descriptor. CANCEL_FD looks the number up in the cancelling process,
+/// and compares open files. The child's poll names `number`, a duplicate of `file`. `cancelled`:
+/// the number that the parent cancels. `count`: CQEs to expect.
 fn cancel_by_number(t: &mut Transcript, number: i32, file: i32, cancelled: i32, count: usize) {
     let mut ring = shared::Kind::OwnMemory.ring(8, 0);
     let partner = Partner::start(&mut ring, |ring| {
@@ -234,7 +234,7 @@ case!(synchronous_cancel_by_a_child => "
     child: exit 0
 ");
 
-/// A worker of the child is in a blocking call. The parent's cancel interrupts it.
+/// A worker of the child is in a blocking call. The parent's cancel interrupts that call.
 fn worker_of_the_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let fifo = files::Fifo::new();
@@ -267,7 +267,7 @@ case!(worker_of_the_child => "
     child: exit 0
 ");
 
-/// The parent moves the child's timeout to a nearer time.
+/// The parent updates the child's timeout to an earlier time.
 fn timeout_of_the_child_is_moved(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| ring.push(timeout(&LONG, 0, 0, 1)));
@@ -292,7 +292,7 @@ case!(timeout_of_the_child_is_moved => "
     child: exit 0
 ");
 
-/// The parent changes the events of the child's poll.
+/// The parent updates the events of the child's poll.
 fn poll_of_the_child_is_changed(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let (reader, writer) = files::pipe();
@@ -321,8 +321,79 @@ case!(poll_of_the_child_is_changed => "
     child: exit 0
 ");
 
-/// The submitter is stopped. A cancel finds its requests at once, and their CQEs come when the
-/// submitter goes on.
+/// The parent gives the child's poll another user_data, by which a sibling finds it.
+fn poll_of_the_child_is_renamed(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        let (reader, _writer) = files::pipe();
+        let partner = Partner::start(ring, |ring| ring.push(poll(reader.as_raw_fd(), libc::POLLIN, 1)));
+        ring.push(poll_remove(1, 2).with(|sqe| {
+            sqe.len = u::IORING_POLL_UPDATE_USER_DATA;
+            sqe.off = 5;
+        }));
+        ring.submit();
+        t.sorted(&ring.wait(1));
+        shared::run_child(t, |t| {
+            ring.push(poll_remove(1, 3));
+            ring.push(poll_remove(5, 4));
+            ring.submit();
+            t.sorted(&ring.wait(3));
+        });
+        partner.leave(t);
+    });
+}
+case!(poll_of_the_child_is_renamed => "
+    a mapped ring:
+    cqe 2: 0
+    cqe 3: -ENOENT
+    cqe 4: 0
+    cqe 5: -ECANCELED
+    child: exit 0
+    child: exit 0
+    a ring in shared memory:
+    cqe 2: 0
+    cqe 3: -ENOENT
+    cqe 4: 0
+    cqe 5: -ECANCELED
+    child: exit 0
+    child: exit 0
+");
+
+/// A cancel by opcode finds the timeouts of both processes, and no other request.
+fn opcode_finds_all_processes(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        ring.push(timeout(&LONG, 0, 0, 1));
+        ring.submit();
+        let partner = Partner::start(ring, |ring| {
+            ring.push(timeout(&LONG, 0, 0, 2));
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 3));
+        });
+        let by_opcode = u::IORING_ASYNC_CANCEL_OP | ALL;
+        ring.push(cancel(0, by_opcode, 10).with(|sqe| sqe.len = u32::from(opcode::TIMEOUT)));
+        ring.submit();
+        t.sorted(&ring.wait(3));
+        files::put(&writer, b"x");
+        t.sorted(&ring.wait(1));
+        partner.leave(t);
+    });
+}
+case!(opcode_finds_all_processes => "
+    a mapped ring:
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 10: 2
+    cqe 3: 1
+    child: exit 0
+    a ring in shared memory:
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 10: 2
+    cqe 3: 1
+    child: exit 0
+");
+
+/// The submitter is stopped (SIGSTOP). A cancel finds its requests at once, but their CQEs come
+/// only after SIGCONT.
 fn stopped_submitters_requests(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();

@@ -10,7 +10,7 @@ use crate::sqe::{Change, cancel, link_timeout, nop, read, read_at, timeout};
 use crate::time::{LONG, milliseconds};
 use crate::transcript::Transcript;
 
-/// The last SQE of a submission asks for a link. The next submission, of another process, is not
+/// The last SQE of a submission has IOSQE_IO_LINK. The next submission, by another process, is not
 /// part of that chain.
 fn chain_ends_with_its_submission(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
@@ -39,7 +39,7 @@ case!(chain_ends_with_its_submission => "
     cqe 2: 0
 ");
 
-/// Both processes write SQEs, and one of them submits all: these are one chain.
+/// Two processes each write an SQE of a chain, and one process submits both: they are one chain.
 fn chain_of_two_writers(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut buffer = [0u8; 4];
@@ -64,7 +64,8 @@ case!(chain_of_two_writers => "
     cqe 2: -ECANCELED
 ");
 
-/// An enter takes two of a chain's three SQEs. The third starts alone in the other process's call.
+/// The child's enter takes two of a chain's three SQEs. The chain ends there: the third SQE starts
+/// on its own in the parent's enter.
 fn enter_cuts_a_chain(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut buffer = [0u8; 4];
@@ -130,7 +131,7 @@ case!(chains_side_by_side => "
     child: exit 0
 ");
 
-/// A drained request of one process waits for a request of the other.
+/// A request with IO_DRAIN waits for a request of another process.
 fn drain_waits_for_other_processes(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -162,8 +163,8 @@ case!(drain_waits_for_other_processes => "
     child: exit 0
 ");
 
-/// The process that submitted a drained request is killed while the request waits for another
-/// process's read. The drained request fails with -EFAULT, and the one behind it succeeds.
+/// The submitter of an IO_DRAIN request is killed while that request waits for another process's
+/// read. The IO_DRAIN request gets -EFAULT, and the request behind it succeeds.
 fn drain_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -193,7 +194,109 @@ case!(drain_of_a_killed_process => "
     cqe 3: 0
 ");
 
-/// A timeout that counts completions counts those of the other process.
+/// A read that drains is in flight at the fork. The child's request waits for it.
+fn drain_in_flight_at_the_fork(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1).flagged(sqe_flags::IO_DRAIN));
+        ring.submit();
+        let partner = Partner::start(ring, |ring| ring.push(nop(2)));
+        t.in_order(&ring.arrived(0));
+        files::put(&writer, b"x");
+        t.in_order(&ring.wait(2));
+        partner.leave(t);
+    });
+}
+case!(drain_in_flight_at_the_fork => "
+    a mapped ring:
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    child: exit 0
+    a ring in shared memory:
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    child: exit 0
+");
+
+/// Requests of three processes wait behind drains. They start in the order of their submission.
+fn drains_of_three_processes(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        ring.submit();
+        let first = Partner::start(ring, |ring| ring.push(nop(2).flagged(sqe_flags::IO_DRAIN)));
+        let second = Partner::start(ring, |ring| {
+            ring.push(nop(3).flagged(sqe_flags::IO_LINK));
+            ring.push(nop(4));
+        });
+        ring.push(nop(5).flagged(sqe_flags::IO_DRAIN));
+        ring.submit();
+        t.in_order(&ring.arrived(0));
+        files::put(&writer, b"x");
+        t.in_order(&ring.wait(5));
+        t.entry(&ring.one(nop(6)));
+        first.leave(t);
+        second.leave(t);
+    });
+}
+case!(drains_of_three_processes => "
+    a mapped ring:
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    child: exit 0
+    child: exit 0
+    a ring in shared memory:
+    no cqe
+    cqe 1: 1
+    cqe 2: 0
+    cqe 3: 0
+    cqe 4: 0
+    cqe 5: 0
+    cqe 6: 0
+    child: exit 0
+    child: exit 0
+");
+
+/// A process is killed while it has a read in flight, and a chain that a drain holds back. The
+/// chain fails, and the other process's request behind the chain completes.
+fn drained_chain_of_a_killed_process(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, writer) = files::pipe();
+        let partner = Partner::start(ring, |ring| {
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+            ring.push(nop(2).flagged(sqe_flags::IO_DRAIN | sqe_flags::IO_LINK));
+            ring.push(nop(3));
+        });
+        ring.push(nop(4));
+        ring.submit();
+        partner.kill(t);
+        files::put(&writer, b"x");
+        t.sorted(&ring.wait(4));
+    });
+}
+case!(drained_chain_of_a_killed_process => "
+    a mapped ring:
+    child: signal 9
+    cqe 1: -ECANCELED
+    cqe 2: -EFAULT
+    cqe 3: -ECANCELED
+    cqe 4: 0
+    a ring in shared memory:
+    child: signal 9
+    cqe 1: -ECANCELED
+    cqe 2: -EFAULT
+    cqe 3: -ECANCELED
+    cqe 4: 0
+");
+
+/// A timeout with a completion count counts the completions of all processes.
 fn counted_timeout_counts_for_all(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         ring.push(timeout(&LONG, 2, 0, 1));
@@ -219,7 +322,7 @@ case!(counted_timeout_counts_for_all => "
     child: exit 0
 ");
 
-/// A child's link timeout cancels the child's read. The parent reaps both.
+/// A link timeout of a child cancels the child's read. The parent reaps both CQEs.
 fn link_timeout_of_a_child(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -243,7 +346,7 @@ case!(link_timeout_of_a_child => "
     child: exit 0
 ");
 
-/// A parent cancels the read that a child's link timeout guards.
+/// The parent cancels a child's read that has a link timeout.
 fn guarded_read_is_cancelled(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, _writer) = files::pipe();
@@ -273,7 +376,7 @@ case!(guarded_read_is_cancelled => "
     child: exit 0
 ");
 
-/// A link timeout of a killed process ends with -ECANCELED at its time, and leaves the read armed.
+/// When the link timeout of a killed process expires, it gets -ECANCELED, and its read stays armed.
 fn link_timeout_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -302,8 +405,8 @@ case!(link_timeout_of_a_killed_process => "
     cqe 1: -ECANCELED
 ");
 
-/// The head of a killed process's chain is a timeout that counts as a success. The next link cannot
-/// start in the dead process, and fails with -EFAULT.
+/// The submitter of a chain is killed. The chain's head, a timeout that counts as a success,
+/// expires later. The next request cannot start in the dead process and gets -EFAULT.
 fn chain_of_a_killed_process(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let partner = Partner::start(ring, |ring| {

@@ -1,4 +1,5 @@
-//! Rings that several processes use: setup flags, and messages between rings.
+//! Rings that several processes use: rings with setup flags, messages between rings, and polls of
+//! the ring's descriptor.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -30,7 +31,7 @@ fn probe(ring: &Ring) -> i32 {
     ring.register(reg::PROBE, answer.as_ptr(), 4)
 }
 
-/// Prints the answers of a ring's calls in this process.
+/// Prints the results of several enter and register calls on a ring.
 fn calls(t: &mut Transcript, ring: &Ring) {
     t.result("enter(0, 0, 0)", ring.enter(0, 0, 0));
     t.result("get events", ring.enter(0, 0, GETEVENTS));
@@ -39,8 +40,8 @@ fn calls(t: &mut Transcript, ring: &Ring) {
     t.result("register", probe(ring));
 }
 
-/// The child of a single issuer may neither submit nor register. With SINGLE_ISSUER alone it may
-/// wait.
+/// A ring with SINGLE_ISSUER refuses submissions and registrations by a child of its issuer. With
+/// SINGLE_ISSUER alone the child may wait, with DEFER_TASKRUN it may not.
 fn single_issuer(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         for (flags, name) in [(SINGLE, "SINGLE_ISSUER:"), (DEFER, "DEFER_TASKRUN:")] {
@@ -55,7 +56,7 @@ fn single_issuer(t: &mut Transcript) {
 }
 case!(single_issuer => include_str!("inherited_flags/single_issuer.txt"));
 
-/// A child reaps from memory what the single issuer has completed.
+/// A child reaps a CQE of its parent's ring with SINGLE_ISSUER, by reading the CQ in memory.
 fn child_reaps_of_a_single_issuer(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, SINGLE);
@@ -81,7 +82,7 @@ case!(child_reaps_of_a_single_issuer => "
     no cqe
 ");
 
-/// A child enables the ring, and is its single issuer from then on.
+/// The process that enables a disabled ring becomes its single issuer. Here that is a child.
 fn child_enables(t: &mut Transcript) {
     for (flags, name) in [(0, "plain:"), (SINGLE, "SINGLE_ISSUER:"), (DEFER, "DEFER_TASKRUN:")] {
         t.say(name);
@@ -126,8 +127,8 @@ case!(child_enables => "
     cqe 1: 0
 ");
 
-/// A submitter of a ring with COOP_TASKRUN sleeps in a system call. Its completion comes all the
-/// same, and the call goes on.
+/// The submitter of a ring with COOP_TASKRUN sleeps in another system call. Its request still
+/// completes, and the call goes on.
 fn cooperative_submitter_sleeps(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_COOP_TASKRUN);
@@ -143,7 +144,7 @@ case!(cooperative_submitter_sleeps => "
     child: exit 1
 ");
 
-/// The thread of a ring with SQPOLL serves all processes, with the files of its creator.
+/// The SQ thread serves all processes, and uses the descriptors of the process that made the ring.
 fn sq_thread_has_the_creators_files(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_SQPOLL);
@@ -178,7 +179,8 @@ case!(sq_thread_has_the_creators_files => "
     of the parent
 ");
 
-/// A private buffer of a request that the SQ thread submits is the creator's.
+/// A request that the SQ thread submits for a child uses private memory of the process that made
+/// the ring.
 fn sq_thread_has_the_creators_memory(t: &mut Transcript) {
     let mut ring = Kind::OwnMemory.ring(8, u::IORING_SETUP_SQPOLL);
     let file = files::memory_file(b"data");
@@ -199,9 +201,9 @@ case!(sq_thread_has_the_creators_memory => "
     in the parent data
 ");
 
-/// The creator of a ring with SQPOLL is killed, and the thread ends with it.
+/// The process that made a ring with SQPOLL is killed. The SQ thread ends with it.
 fn sq_thread_ends_with_its_creator(t: &mut Transcript) {
-    // SAFETY: the call only makes orphans children of this process.
+    // SAFETY: the call only makes this process the new parent of orphans.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) }, 0);
     let shared = Shared::new();
     let creator = shared::child(|| {
@@ -231,7 +233,8 @@ case!(sq_thread_ends_with_its_creator => "
     child: exit 0
 ");
 
-/// A ring for polled files takes NOPs of a child, and refuses what it refuses its creator.
+/// A ring with IOPOLL answers a child as it answers its maker: NOPs succeed, reads of a file in
+/// memory are refused.
 fn polled_ring(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(8, u::IORING_SETUP_IOPOLL);
@@ -259,7 +262,7 @@ case!(polled_ring => "
     cqe 4: -EOPNOTSUPP
 ");
 
-/// A child sends messages from a ring of its own to the inherited ring, on which the parent sleeps.
+/// A child sends messages from a ring of its own to the inherited ring, on which the parent waits.
 fn message_to_the_parent(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let target = ring.fd;
@@ -287,7 +290,7 @@ case!(message_to_the_parent => "
     child: exit 0
 ");
 
-/// A message from one inherited ring to another, submitted by a child.
+/// A child sends a message from one inherited ring to another.
 fn message_between_inherited_rings(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let mut other = Ring::new(4);
@@ -314,7 +317,7 @@ case!(message_between_inherited_rings => "
     cqe 48813: 8
 ");
 
-/// A child's new ring shares the workers of the inherited one (ATTACH_WQ).
+/// A child's new ring shares the workers of the inherited ring (ATTACH_WQ).
 fn child_attaches_to_the_ring(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         shared::run_child(t, |t| {
@@ -338,7 +341,7 @@ case!(child_attaches_to_the_ring => "
     child: exit 0
 ");
 
-/// poll(2) on the ring's descriptor reports completions of another process.
+/// poll(2) on the ring's descriptor reports completions of every process.
 fn ring_is_readable_for_all(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let (reader, writer) = files::pipe();
@@ -379,4 +382,63 @@ case!(ring_is_readable_for_all => "
     child: exit 0
     after false
     child: exit 0
+");
+
+/// The process that made the ring polls its descriptor before any child uses the ring. A child's
+/// later completion makes the descriptor readable.
+fn maker_polls_before_the_child_begins(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        let fd = ring.fd;
+        t.say(format_args!("before {}", files::is_readable_within(fd, Duration::from_millis(10))));
+        let child = shared::child(|| {
+            time::until_process_sleeps(shared::parent());
+            ring.push(nop(1));
+            ring.submit();
+            0
+        });
+        t.say(format_args!("then {}", files::is_readable_within(fd, Duration::from_secs(30))));
+        shared::ended(t, child);
+        ring.catch_up();
+        shared::run_child(t, |t| t.in_order(&ring.reap()));
+        t.say(format_args!("after {}", files::is_readable_within(fd, Duration::from_millis(10))));
+    });
+}
+case!(maker_polls_before_the_child_begins => "
+    a mapped ring:
+    before false
+    then true
+    child: exit 0
+    cqe 1: 0
+    child: exit 0
+    after false
+    a ring in shared memory:
+    before false
+    then true
+    child: exit 0
+    cqe 1: 0
+    child: exit 0
+    after false
+");
+
+/// The process that made the ring polls its descriptor before and after a child's request. The
+/// child reaps its CQE in between, so the descriptor is not readable.
+fn child_takes_its_cqe_before_the_maker_polls(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, _| {
+        let fd = ring.fd;
+        t.say(format_args!("before {}", files::is_readable_within(fd, Duration::from_millis(10))));
+        shared::run_child(t, |t| t.entry(&ring.one(nop(1))));
+        t.say(format_args!("after {}", files::is_readable_within(fd, Duration::from_millis(10))));
+    });
+}
+case!(child_takes_its_cqe_before_the_maker_polls => "
+    a mapped ring:
+    before false
+    cqe 1: 0
+    child: exit 0
+    after false
+    a ring in shared memory:
+    before false
+    cqe 1: 0
+    child: exit 0
+    after false
 ");

@@ -14,22 +14,25 @@ use usring_uapi::general as linux;
 #[derive(Clone, Copy)]
 pub enum Extent {
     Bytes(u64),
-    /// `Each(count, size)`: argument `count` elements of `size` bytes. The argument has 64 bits.
+    /// `Each(count, size)`: elements of `size` bytes. Argument `count`, of 64 bits, is their
+    /// number.
     Each(usize, u64),
-    /// `EachOfInt(count, size)`: argument `count`, a C `int`, elements of `size` bytes. The kernel
-    /// ignores the upper half of such an argument, and C compilers leave anything in it.
+    /// `EachOfInt(count, size)`: elements of `size` bytes. Argument `count`, a C `int`, is their
+    /// number. The kernel ignores the argument's upper half, and C compilers leave anything in it.
     EachOfInt(usize, u64),
-    /// `Declared(address)`: as many bytes as the word at argument `address` says.
+    /// `Declared(address)`: as many bytes as the 32-bit word at the address in argument `address`
+    /// says.
     Declared(usize),
-    /// `Bits(count)`: a set of argument `count` bits.
+    /// `Bits(count)`: a bit set. Argument `count` is the number of bits.
     Bits(usize),
-    /// `Pages(length)`: a byte for each page of argument `length` bytes.
+    /// `Pages(length)`: a byte for each page of a range. Argument `length` is its length in bytes.
     Pages(usize),
     /// A string with its NUL, at most as long as a path may be.
     Text,
 }
 
-/// An argument that is an address.
+/// An argument that is an address: its index, the length of the memory there, and the kernel's
+/// access.
 pub type Pointer = (usize, Extent, Access);
 
 type Entry = (&'static [u32], &'static [Pointer]);
@@ -285,7 +288,9 @@ const MEMORY: &[Entry] = &[
     (&[linux::__NR_process_madvise], &[(1, Each(2, 16), Read)]),
 ];
 
-/// Calls with data or no pointer, and calls whose memory the engine itself reads and writes.
+/// Calls without pointers of this table: they name no memory, only data ([`crate::data`]) or a
+/// mapping, or structures that [`crate::pointers`] reads, or memory that usring itself reads and
+/// writes.
 const NOTHING: &[Entry] = &[(
     &[
         linux::__NR_read,
@@ -413,7 +418,7 @@ const fn table() -> [Option<&'static [Pointer]>; COUNT] {
             let (numbers, pointers) = parts[part][entry];
             let mut index = 0;
             while index < numbers.len() {
-                assert!(table[numbers[index] as usize].is_none(), "each call stands here once");
+                assert!(table[numbers[index] as usize].is_none(), "each call is listed once");
                 table[numbers[index] as usize] = Some(pointers);
                 index += 1;
             }

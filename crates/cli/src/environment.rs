@@ -21,11 +21,16 @@ const SPIN: &str = "USRING_SPIN";
 /// exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
 /// A variable without meaning, by which the number of variables that the constructor removes
-/// becomes even. The constructor can then hide the gap that they leave from programs that look for
-/// the auxiliary vector behind the environment, as Go's programs do.
+/// becomes even. The constructor can then fill the gap that these variables leave. Go's programs
+/// look for the auxiliary vector behind the environment, so the gap must look like entries of that
+/// vector.
 const PAD: &str = "USRING_PAD";
 /// Path of the launcher's socket, if the run has devices.
 const DEVICES: &str = "USRING_DEVICES";
+/// Path of the page with the run's rules for faults.
+const FAULTS: &str = "USRING_FAULTS";
+/// Path of the recorder's log.
+const CRASH: &str = usring_record::format::ENVIRONMENT;
 /// The options of the run's swapped memory.
 const SWAP: &str = "USRING_SWAP";
 /// Path of the launcher's socket, if the run's swapped memory is on a back end.
@@ -43,7 +48,7 @@ const RUNTIME: &str = "USRING_RUNTIME";
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
 /// The variables that the library's constructor removes, but for [`PAD`].
-const OF_LIBRARY: [&str; 13] = [
+const OF_LIBRARY: [&str; 15] = [
     PROBE,
     NO_PATCH,
     POLLING_ENTER,
@@ -51,6 +56,8 @@ const OF_LIBRARY: [&str; 13] = [
     SPIN,
     STATISTICS,
     DEVICES,
+    FAULTS,
+    CRASH,
     SWAP,
     SWAP_SOCKET,
     SWAP_STATISTICS,
@@ -66,7 +73,7 @@ impl Environment {
     /// Returns this process's environment without the variables of an outer `usring run`.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
-            [PROBE, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, RUNTIME, PAD]
+            [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, RUNTIME, PAD]
                 .iter()
                 .any(|ours| name == *ours)
         };
@@ -136,6 +143,14 @@ impl Environment {
 
     pub fn swap_socket(&mut self, socket: &Path) {
         *self.entry(SWAP_SOCKET) = socket.into();
+    }
+
+    pub fn faults(&mut self, path: &str) {
+        *self.entry(FAULTS) = path.into();
+    }
+
+    pub fn record(&mut self, log: &Path) {
+        *self.entry(CRASH) = log.into();
     }
 
     pub fn devices(&mut self, socket: &Path) {

@@ -5,12 +5,14 @@
 //!   - `library`, which finds `libusring.so`;
 //!   - `environment`, which passes the options to the library;
 //!   - `limits`, which checks the limit of open files;
-//!   - `deny`, which closes the kernel's io_uring;
+//!   - `deny`, which denies the kernel's io_uring;
 //!   - `supervise`, which stays beside the program;
 //!   - `statistics`, which holds the counters;
+//!   - `inject`, which has the rules of `--inject`;
 //!   - `stores`, which checks the files of devices and swapped memory.
 //! - `run --device` and `ctl`: `devices`. `run --swap`: `swap`.
 //! - `stats`, which prints the counters of programs that run without the launcher.
+//! - `crash`, which tests what a power loss leaves.
 //! - `doctor`, with `probe` and `swap_probe`.
 //! - `demo` and `bench`.
 //! - `table`, the one form of all tables.
@@ -28,12 +30,14 @@ macro_rules! tell {
 
 mod bench;
 mod child;
+mod crash;
 mod demo;
 mod deny;
 mod devices;
 mod doctor;
 mod environment;
 mod executable;
+mod inject;
 mod library;
 mod limits;
 mod probe;
@@ -59,7 +63,7 @@ pub struct Failure {
     pub sentence: String,
 }
 
-/// Exit status if usring itself failed or refused. (These three numbers are those of env(1).)
+/// Exit status if usring itself failed or refused. env(1) gives 125, 126 and 127 the same meanings.
 pub const STATUS_FAILED: u8 = 125;
 /// Exit status if the program was found but cannot be executed.
 pub const STATUS_NOT_EXECUTABLE: u8 = 126;
@@ -114,6 +118,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Options),
+    Crash(crash::Options),
     Doctor(doctor::Options),
     Demo(demo::Options),
     Bench(bench::Options),
@@ -153,6 +158,7 @@ pub fn main() -> u8 {
 fn dispatch(command: Command) -> u8 {
     let (name, outcome) = match command {
         Command::Run(options) => ("run", run::run(&options)),
+        Command::Crash(options) => ("crash", crash::run(&options)),
         Command::Doctor(options) => ("doctor", doctor::run(&options)),
         Command::Demo(options) => ("demo", demo::run(&options)),
         Command::DemoProgram(options) => ("demo-program", demo::program::run(&options)),
@@ -172,10 +178,11 @@ fn dispatch(command: Command) -> u8 {
 /// Returns the exit status for a wrong command line. For `usring run` it is env(1)'s number, so
 /// that a script can distinguish it from the program's own status.
 fn usage_status(error: &clap::Error) -> u8 {
-    let runs = std::env::args_os().nth(1).is_some_and(|argument| argument == "run");
+    let is = |name: &str| std::env::args_os().nth(1).is_some_and(|argument| argument == name);
     match error.exit_code() {
         0 => 0,
-        _ if runs => STATUS_FAILED,
+        _ if is("run") => STATUS_FAILED,
+        _ if is("crash") => crash::STATUS_NOT_RUN,
         other => u8::try_from(other).unwrap_or(STATUS_FAILED),
     }
 }

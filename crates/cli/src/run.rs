@@ -1,12 +1,13 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats`, `--device`, and swap on a back end, this process executes the program in its
-//! place, so that the program has its process id. Otherwise it stays as the program's parent, see
-//! [`super::supervise`].
+//! Without `--stats`, `--device`, `--inject`, and swap on a back end, this process executes the
+//! program in its place, so that the program has its process id. Otherwise it stays as the
+//! program's parent, see [`super::supervise`].
 
 use super::devices::{self, Connected, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
+use super::inject::{self, Faults, InjectOption, Settings};
 use super::statistics::StatisticsFile;
 use super::supervise::{Ended, Supervisor};
 use super::swap::{self, Checked, CountedFile, SwapOption};
@@ -18,6 +19,7 @@ use std::ffi::{CString, OsString};
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use usring_engine::DEFAULT_SPIN_LIMIT;
 use usring_vhost_user::VhostUser;
 
@@ -27,6 +29,7 @@ Examples:
   usring run --deny-kernel --stats -- qemu-img bench -i io_uring -t none disk.img
   usring run --device disk=ram:size=1G -- \
       fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri --rw=randread
+  usring run --inject 'fsync:error=EIO:when=3' --inject 'ring:read:short=50%:p=1%' -- my-database
   truncate -s 8G swap && usring run --swap file:path=swap,limit=256M --stats -- sort -S 2G huge.txt
 
 Exit status: the program's own. If the program never started: 125 if usring cannot serve it (a
@@ -115,6 +118,44 @@ pub struct Options {
     #[arg(long, value_name = "SPAN", value_parser = parse_span, default_value = "15us")]
     pub spin: u64,
 
+    /// Inject faults: make the calls in SET fail, or answer otherwise, as strace's --inject does.
+    ///
+    /// SET names opcodes of rings, system calls and libaio's commands. A name such as `read` means
+    /// all three; ring:SET, call:SET or aio:SET means one of them. Classes are %file, %desc, %net,
+    /// %sync, %rw and `all`, and !SET means all others. setup, enter and register are the calls of
+    /// io_uring.
+    ///
+    /// ACTION is error=EIO or retval=N (also res=N) for a call that is not made, unless effect=done
+    /// or effect=partial follows. With short=N (or 50%, random) a transfer moves less. With
+    /// delay=TIME or delay_exit=TIME the call waits, signal=SIG sends a signal, and flip=BITS
+    /// damages data that was read. Requests also have cancel, reorder=N, overflow and spurious.
+    ///
+    /// WHEN is when=3 for the third call, when=3+ for later ones, too, when=3..9 for a range, or
+    /// when=3+2 for every second call from the third on. With p=1% the calls are a random share.
+    /// The keys path=GLOB, fd=N, user_data=N, ring=N, tid=N, process=N, nth=N and after=TIME narrow
+    /// a rule. Calls are counted by name and process.
+    ///
+    /// The option may be repeated. If several rules mean a call, the last one decides alone. When
+    /// the program has ended, usring prints what was injected. @FILE reads rules from a file, one
+    /// per line. With `none` the rules come later, by `usring ctl inject add`.
+    /// docs/testing-with-usring.md describes all this with examples.
+    #[arg(long = "inject", value_name = "SET:ACTION[:WHEN]|@FILE|none", value_parser = inject::parse)]
+    pub inject: Vec<InjectOption>,
+
+    /// Make random faults with this seed, so that another run repeats them.
+    ///
+    /// Without this option each run has a seed of its own, which usring prints at the end.
+    #[arg(long, value_name = "N", requires = "inject")]
+    pub seed: Option<u64>,
+
+    /// Write each fault to FILE, as a rule that repeats it: `usring run --inject @FILE`.
+    #[arg(long, value_name = "FILE", requires = "inject")]
+    pub inject_log: Option<PathBuf>,
+
+    /// Record the changes of files in this log, for `usring crash`.
+    #[arg(long, value_name = "LOG", hide = true)]
+    pub record: Option<PathBuf>,
+
     /// The program, which is looked up in PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub command: Vec<OsString>,
@@ -146,14 +187,13 @@ pub fn run(options: &Options) -> Outcome {
     let probe = EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK)
         .map_err(|error| Failure::new(format!("cannot make an eventfd ({error})")))?;
     environment.probe(probe.as_fd().as_raw_fd());
-    // This must precede the blocking of signals, because the check of some mechanisms raises
-    // signals.
+    // The check of some mechanisms raises signals, so it must precede the blocking of signals.
     let checked = options.swap.as_ref().map(SwapOption::check).transpose()?;
     if let Some(swap) = &options.swap {
         environment.swap(&swap.text());
     }
     let is_remote = checked.as_ref().is_some_and(|checked| checked.is_remote);
-    if !options.stats && options.devices.is_empty() && !is_remote {
+    if !options.stats && options.devices.is_empty() && options.inject.is_empty() && !is_remote {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
@@ -161,7 +201,8 @@ pub fn run(options: &Options) -> Outcome {
     // not answer.
     let back_ends = BackEnds::connect(options, checked.as_ref().filter(|_| is_remote))?;
     let supervisor = Supervisor::begin()?;
-    let devices = devices_of(options, back_ends, &mut environment)?;
+    let faults = faults_of(options, &mut environment)?;
+    let devices = devices_of(options, back_ends, faults.as_ref(), &mut environment)?;
     let counted = if options.stats && options.swap.is_some() { Some(CountedFile::create()?) } else { None };
     if let Some(counted) = &counted {
         environment.swap_statistics(&counted.path());
@@ -172,8 +213,8 @@ pub fn run(options: &Options) -> Outcome {
     }
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
     let ended = supervisor.run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
-    // Removes the placeholders before anything below can end this process. Both a closed standard
-    // error and the signal by which the program ended could do so.
+    // Removes the devices' placeholder files before anything below can end this process. Both a
+    // closed standard error and the signal by which the program ended could do so.
     drop(devices);
     let was_served = probe.read().is_ok();
     if let (false, Ended::Exited(0)) = (was_served, &ended) {
@@ -185,6 +226,7 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(counted) = &counted {
         report_swap(counted);
     }
+    faults.iter().for_each(Faults::report);
     Ok(ended.mirror())
 }
 
@@ -211,6 +253,7 @@ fn prepare(options: &Options) -> Result<(Executable, Environment), Failure> {
     if options.spin != DEFAULT_SPIN_LIMIT {
         environment.spin(options.spin);
     }
+    options.record.iter().for_each(|log| environment.record(log));
     Ok((executable, environment))
 }
 
@@ -232,18 +275,19 @@ impl BackEnds {
 }
 
 /// Makes the run's devices, and passes the path of their socket to the program's processes. Returns
-/// `None` if the run has neither devices nor a back end for swapped memory.
+/// `None` if the run has no devices, no back end for swapped memory, and no rules for faults.
 fn devices_of(
     options: &Options,
     back_ends: BackEnds,
+    faults: Option<&Faults>,
     environment: &mut Environment,
 ) -> Result<Option<Devices>, Failure> {
     let (has_devices, has_back_end) = (!options.devices.is_empty(), back_ends.swap.is_some());
-    if !has_devices && !has_back_end {
+    if !has_devices && !has_back_end && faults.is_none() {
         return Ok(None);
     }
     let connected = options.devices.iter().zip(back_ends.devices);
-    let devices = Devices::create(connected, options.iopoll_fallback, back_ends.swap)?;
+    let devices = Devices::create(connected, options.iopoll_fallback, back_ends.swap, faults.map(Faults::file))?;
     if has_devices {
         environment.devices(devices.socket_path());
     }
@@ -251,6 +295,18 @@ fn devices_of(
         environment.swap_socket(devices.socket_path());
     }
     Ok(Some(devices))
+}
+
+/// Enters the run's rules, and passes the path of their page to the program's processes. Returns
+/// `None` if the run has none.
+fn faults_of(options: &Options, environment: &mut Environment) -> Result<Option<Faults>, Failure> {
+    if options.inject.is_empty() {
+        return Ok(None);
+    }
+    let Options { inject, seed, inject_log, .. } = options;
+    let faults = Faults::create(&Settings { options: inject, seed: *seed, log: inject_log.as_deref() })?;
+    environment.faults(&faults.path());
+    Ok(Some(faults))
 }
 
 /// Runs the hidden subcommand `denied`: executes a program for which io_uring is denied.

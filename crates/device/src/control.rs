@@ -1,13 +1,13 @@
-//! Messages from the processes of a run to the starter, the process that started the run. They ask
-//! which devices there are, and for what the drivers need ([`Supply`]). This file defines the
-//! messages for both sides.
+//! Messages between the processes of a run and the *starter*, the process that started the run. A
+//! process asks which devices there are, and for resources that its drivers need ([`Supply`]). This
+//! file defines the messages for both sides.
 //!
 //! - A connection carries one question and its answer. So threads share no connection, and a fork
 //!   inherits none.
-//! - A process that has a back end's queue keeps the connection on which the queue came. If the
-//!   process is killed, that connection ends, and the starter takes the queue back.
-//! - The queue is returned on that connection, too. It is lent once and returned once, so no
-//!   process returns a queue that meanwhile belongs to another.
+//! - A process that uses a back end's queue keeps open the connection on which it got the queue. If
+//!   the process is killed, that connection ends, and the starter frees the queue.
+//! - The queue is returned on that connection, too. So no process can return a queue that meanwhile
+//!   belongs to another process.
 
 use crate::supply::{QueueGrant, SharedRegion, Supply};
 use alloc::vec::Vec;
@@ -16,43 +16,48 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::unix_socket::Connection;
 use usring_sys::width;
 
-/// First word of every message. Changes with every change of this file's messages.
+/// First word of every message. It is changed whenever a message of this file changes.
 pub const MAGIC: u32 = 0x7573_0001;
 /// Maximum length of a message in bytes: a header and the text of a device.
 pub const LONGEST: usize = 8192;
 
-/// The kind of a question. Each comment gives the question's values and, after the arrow, the
-/// answer.
+/// The kind of a question. Each comment names the question's parameters and, after the arrow, the
+/// content of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum QuestionKind {
     /// → `values[0]`: number of devices; descriptor: the page with their policies.
     List = 1,
-    /// About a device → values: st_dev and st_ino of its file, [`FALLBACK`]; text: its SPEC.
+    /// About a device → values: st_dev and st_ino of its file, then the flag [`FALLBACK`] or 0;
+    /// text: its SPEC.
     Describe = 2,
     /// `values[0]`: size → descriptor: the memory that holds the device's blocks.
     Memory = 3,
-    /// → descriptor: the memory that holds the back end's queues.
+    /// → descriptor: the memory that holds the queues of the device's back end.
     Arena = 4,
-    /// → `values[0]`: index of the queue; descriptors: kick, call, settled. The starter takes the
-    /// queue back when this connection ends, whatever ends it.
+    /// → `values[0]`: index of a queue; descriptors: kick, call, settled ([`QueueGrant`]). The
+    /// starter frees the queue when this connection ends, for whatever reason.
     Queue = 5,
-    /// On the connection of a queue → empty. When the answer arrives, the back end has released the
-    /// queue.
+    /// On the connection of a queue → empty. The back end has released the queue before the answer
+    /// is sent.
     ReturnQueue = 6,
-    /// `values[0]`: length; descriptor: a file of memory → values: slot and address.
+    /// `values[0]`: length; descriptor: a memory file → values: slot and address in the back end.
     Share = 7,
-    /// `values[0]`: slot.
+    /// `values[0]`: slot → empty.
     Unshare = 8,
     /// About [`SWAP`] → empty: the device belongs to the asking process until this connection and
-    /// those of its queues have ended. `EBUSY`: it belongs to another process.
+    /// those of the device's queues have ended. Error `EBUSY`: the device belongs to another
+    /// process.
     Claim = 9,
+    /// → descriptor: the memory file with the run's rules for faults. `ENODEV`: it has none.
+    Faults = 10,
 }
 
 /// Device number of the run's swap device, which [`QuestionKind::List`] does not count.
 pub const SWAP: u32 = u32::MAX;
 
-/// Flag of [`QuestionKind::Describe`]: a polled ring may wait for the device's interrupts.
+/// Flag of [`QuestionKind::Describe`]: a polled ring may wait for the device's interrupts instead
+/// of polling.
 pub const FALLBACK: u64 = 1;
 
 /// Header of a question.
@@ -64,14 +69,14 @@ pub struct Question {
     pub values: [u64; 4],
 }
 
-/// Lengths of the two headers in bytes.
+/// Lengths of the headers of questions and answers, in bytes.
 pub const QUESTION_LENGTH: usize = 12 + 4 * 8;
 pub const ANSWER_LENGTH: usize = 8 + 4 * 8;
 
 /// Header of an answer; a text may follow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// 0, or an errno.
+    /// 0 for success, or an errno.
     pub error: u32,
     pub values: [u64; 4],
 }
@@ -83,7 +88,8 @@ impl Question {
         bytes
     }
 
-    /// Parses a question. `None` if the bytes are no question, or come from another build.
+    /// Parses a question. `None` if the bytes are no question, or come from another build of
+    /// usring.
     pub fn from_bytes(bytes: &[u8]) -> Option<Question> {
         let ([magic, kind, device], values) = read::<3>(bytes)?;
         (magic == MAGIC).then_some(Question { kind, device, values })
@@ -97,7 +103,7 @@ impl Answer {
         bytes
     }
 
-    /// Parses an answer. `None` if the bytes are no answer, or come from another build.
+    /// Parses an answer. `None` if the bytes are no answer, or come from another build of usring.
     pub fn from_bytes(bytes: &[u8]) -> Option<Answer> {
         let ([magic, error], values) = read::<2>(bytes)?;
         (magic == MAGIC).then_some(Answer { error, values })
@@ -123,7 +129,7 @@ fn read<const WORDS: usize>(bytes: &[u8]) -> Option<([u32; WORDS], [u64; 4])> {
 impl QuestionKind {
     pub fn from_number(number: u32) -> Option<QuestionKind> {
         use QuestionKind::*;
-        let all = [List, Describe, Memory, Arena, Queue, ReturnQueue, Share, Unshare, Claim];
+        let all = [List, Describe, Memory, Arena, Queue, ReturnQueue, Share, Unshare, Claim, Faults];
         all.into_iter().find(|kind| *kind as u32 == number)
     }
 }
@@ -135,7 +141,7 @@ pub struct Answered {
     pub descriptors: Vec<OwnedDescriptor>,
 }
 
-/// The starter's socket, to which the questions go.
+/// The address of the starter's socket.
 #[derive(Clone, Debug)]
 pub struct Control {
     path: Vec<u8>,
@@ -146,10 +152,10 @@ impl Control {
         Control { path: path.into() }
     }
 
-    /// Sends a question and waits for the answer.
+    /// Sends a question, with the descriptor `lent` if there is one, and waits for the answer.
     ///
-    /// Errors: that of the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` if no process answers;
-    /// `EINVAL` for an answer of another build.
+    /// Errors: the error in the answer; `ECONNREFUSED`, `ENOENT` or `EPIPE` if the starter does not
+    /// answer; `EINVAL` for an answer of another build.
     pub fn ask(&self, kind: QuestionKind, device: u32, values: [u64; 4], lent: Option<i32>) -> Result<Answered, Errno> {
         self.ask_on(&Connection::open(&self.path)?, kind, device, values, lent)
     }
@@ -176,11 +182,11 @@ impl Control {
     }
 }
 
-/// The resources of a device, supplied by the starter.
+/// The resources of one device, which the starter supplies.
 pub struct RemoteSupply {
     control: Control,
     device: u32,
-    /// The connection that keeps the swap device for this process.
+    /// The connection of the claim, while this process has the swap device.
     _claim: Option<Connection>,
 }
 
@@ -189,8 +195,8 @@ impl RemoteSupply {
         RemoteSupply { control, device, _claim: None }
     }
 
-    /// Claims the run's swap device for this process, for the life of the returned value. Errors:
-    /// `EBUSY` if another process has it; those of [`Control::ask`].
+    /// Claims the run's swap device for this process, as long as the returned value exists. Errors:
+    /// `EBUSY` if another process has claimed the device; those of [`Control::ask`].
     pub fn of_swap(control: Control) -> Result<Self, Errno> {
         let claim = Connection::open(&control.path)?;
         control.ask_on(&claim, QuestionKind::Claim, SWAP, [0; 4], None)?;
@@ -225,7 +231,7 @@ impl Supply for RemoteSupply {
 
     fn return_queue(&self, _: u32, connection: Option<&Connection>) {
         let Some(connection) = connection else { return };
-        // The error is ignored: if the starter does not answer, its queues are no longer served.
+        // The error is ignored: if the starter does not answer, its queues are not served any more.
         let _ = self.control.ask_on(connection, QuestionKind::ReturnQueue, self.device, [0; 4], None);
     }
 

@@ -8,7 +8,7 @@
 //! | as a file | [`transfer`] (any read or write, and its route), [`block_file`] (blocking calls, partial blocks, the device's end) |
 //! | drivers | [`driver`]: null, ram, file, vhost-user |
 //! | wrappers | [`wrapper`]: delay, error |
-//! | time and chance | [`distribution`], `random`, `batches`, `timeline`, `timer_interrupt` |
+//! | time and chance | [`distribution`], [`random`], `batches`, `timeline`, `timer_interrupt` |
 //! | text form | [`spec`]: `ram:size=1G` and the like |
 //!
 //! # The path of a request
@@ -16,8 +16,8 @@
 //! memory → [`QueuePair::poll`] → `Completion`, in any order.
 //!
 //! # Invariants
-//! - A queue pair has one user at a time (`&mut`), so it has no lock. Two queue pairs of a device
-//!   share no lock on the path of a read or write.
+//! - A queue pair has one user at a time (`&mut`), so it has no lock. On the path of a read or
+//!   write, two queue pairs of a device share no lock.
 //! - An accepted request completes exactly once. If a request is not accepted, the queue pair does
 //!   nothing with it and never touches its memory later.
 //! - A dropped queue pair no longer touches the program's memory.
@@ -38,7 +38,7 @@ pub mod estimate;
 pub mod geometry;
 pub mod opened;
 pub mod policy;
-mod random;
+pub mod random;
 pub mod request;
 pub mod span;
 pub mod spec;

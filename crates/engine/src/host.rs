@@ -1,6 +1,6 @@
-//! The questions about descriptors that the engine asks its host. The engine keeps no table of
-//! descriptors, but the host does. The host is the interposer; a ring that is used through the Rust
-//! API has no host.
+//! The engine's questions about descriptor numbers. The host answers them, because only the host
+//! keeps a table of the program's descriptors. The host is the interposer. A process that uses
+//! rings through the Rust API has no host.
 
 use crate::devices;
 use crate::ring::Ring;
@@ -12,31 +12,34 @@ use usring_sys::Errno;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::set_once::SetOnce;
 
-/// The functions of the host. The engine calls them with a ring's lock held, so they must leave the
-/// close of a ring to [`run_later`].
+/// The functions of the host. The engine calls them while it holds a ring's lock, so they must not
+/// close a ring. They pass the close to [`run_later`].
 pub struct Host {
-    /// The ring that this number stands for, if it is one.
+    /// Returns the ring that a descriptor number stands for.
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
-    /// The ring that the calling thread has registered at this index.
+    /// Returns the ring that the calling thread has registered at an index.
     pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
-    /// Called when the number is about to be polled. If it is a ring's, its readability has to
-    /// follow the CQ from now on ([`Ring::watch_readiness`]).
+    /// Called before the engine polls a descriptor number. If the number is a ring's, the host has
+    /// its readability follow the CQ from now on ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
-    /// The device of usring's that this number stands for, if any.
+    /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]),
+    /// if this process has a number of it.
+    pub attach: fn(&Ring),
+    /// Returns the device of usring's that a descriptor number stands for.
     pub device_of: fn(i32) -> Option<Arc<OpenDevice>>,
-    /// Closes the number as the program's close(2) would, if the host keeps it and it is no ring.
-    /// Error: `EBADF`. `None` for an ordinary descriptor.
+    /// Closes a number that the host keeps and that is no ring, as the program's close(2) would.
+    /// `None`: the number is an ordinary descriptor. Error: `EBADF`.
     pub close: fn(i32) -> Option<Result<(), Errno>>,
 }
 
 static HOST: SetOnce<Host> = SetOnce::new();
 
-/// Sets the host, once, before the first ring.
+/// Sets the host. Called once, before the first ring.
 pub fn set_host(host: &'static Host) {
     HOST.set(host);
 }
 
-/// Returns the device behind a number.
+/// Returns the device of usring's that a descriptor number stands for.
 pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     if !devices::are_any() {
         return None;
@@ -44,8 +47,8 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     (host()?.device_of)(number)
 }
 
-/// Has the ring watcher run an action soon, when no ring's lock is held. If neither this process
-/// nor its parent has set a ring up, the action is dropped at once.
+/// Has the ring watcher run `action` soon, in a thread that holds no ring's lock. If neither this
+/// process nor its parent has set up a ring, drops the action at once.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
     tasks().run(Box::new(action));
 }
@@ -54,18 +57,19 @@ fn host() -> Option<&'static Host> {
     HOST.get()
 }
 
-/// Returns the ring behind any number, including a low number to which the program has duplicated
-/// the ring's descriptor.
+/// Returns the ring behind a descriptor number. The number may also be a low one, to which the
+/// program has duplicated the ring's descriptor.
 pub(crate) fn ring_at(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }
 
-/// Returns the ring at an index that the calling thread has registered.
+/// Returns the ring that the calling thread has registered at `index`.
 pub(crate) fn ring_at_index(index: u32) -> Result<Arc<Ring>, Errno> {
     (host().ok_or(Errno::EINVAL)?.ring_at_index)(index)
 }
 
-/// Returns the ring behind a number; asks the host only about numbers that can be a ring's.
+/// Returns the ring behind a descriptor number. Asks the host only from [`RESERVED_BASE`] on, where
+/// the numbers of rings begin.
 pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     if number < RESERVED_BASE {
         return None;
@@ -73,15 +77,23 @@ pub(crate) fn ring_of(number: i32) -> Option<Arc<Ring>> {
     (host()?.ring_of)(number)
 }
 
-/// Notifies the host that a number is about to be polled; returns whether it can be a ring's.
+/// Tells the host that a descriptor number is about to be polled. Returns whether the number may be
+/// a ring's.
 pub(crate) fn watch(number: i32) -> bool {
     let Some(host) = host().filter(|_| number >= RESERVED_BASE) else { return false };
     (host.watch)(number);
     true
 }
 
-/// Returns the ring that ATTACH_WQ names. Errors: `ENXIO` if the number is no open file, `EINVAL`
-/// if it is no ring.
+/// Has the host give the ring the eventfd of its descriptor.
+pub(crate) fn attach(ring: &Ring) {
+    if let Some(host) = host() {
+        (host.attach)(ring);
+    }
+}
+
+/// Returns the ring that a setup with ATTACH_WQ names. Errors: `ENXIO` if the number is no open
+/// file, `EINVAL` if the file is no ring.
 pub(crate) fn ring_to_attach_to(number: i32) -> Result<Arc<Ring>, Errno> {
     match ring_of(number) {
         Some(ring) => Ok(ring),

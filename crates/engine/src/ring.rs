@@ -1,8 +1,9 @@
 //! A ring, and the parts of it that other threads may touch.
 //!
-//! - [`Ring`] is what all threads share: its words, its task-work list and its sleep word.
-//! - [`RingState`] is everything else. Only the thread that drives the ring sees it, through
-//!   [`LockedRing`], the proof that the thread holds the ring's lock (the kernel's `uring_lock`).
+//! - [`Ring`] is what all threads share: atomic words, the task-work list and the sleep word.
+//! - [`RingState`] is everything else. Only the ring's driver uses it: the thread that holds the
+//!   ring's lock (the kernel's `uring_lock`). [`LockedRing`] is the proof that a thread holds the
+//!   lock.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::completion::request_events::RequestEvents;
@@ -20,6 +21,7 @@ use crate::request::pool::RequestPool;
 use crate::request::{Request, RequestEntry};
 use crate::submission::chain::Chain;
 use crate::submission::drain::Drain;
+use crate::waiting::asks::Asks;
 use crate::waiting::cq_estimate::CqWaits;
 use crate::waiting::device_queues::{Departing, DeviceQueues};
 use crate::waiting::poll_table::PollTable;
@@ -45,60 +47,64 @@ use usring_sys::shared::View;
 use usring_sys::thread;
 use usring_uapi::io_uring as abi;
 
-/// Calls in a row that may end without a poll of the ring's files and timers, because enough
-/// completions are ready. A poll costs a system call.
+/// Most io_uring_enter calls in a row that find enough completions ready and so do not poll the
+/// ring's files and timers. A poll costs a system call.
 const CALLS_WITHOUT_POLL: u32 = 8;
-/// The limit that replaces [`CALLS_WITHOUT_POLL`] while guesses are right (`waiting::expected`):
-/// files were tried before the epoll set reported them, and were ready. The next poll of the set
-/// has to check each of those files again, so it is made less often. (Files that are only expected
-/// to be ready do not count: a call that submits nothing, or finds the CQ full, tries none.)
+/// Replaces [`CALLS_WITHOUT_POLL`] while the guesses of `waiting::expected` are right: the engine
+/// tried files before the epoll set reported them, and they were ready. The next poll of the set
+/// has to check each of these files again, so polls are rarer. Files that were guessed but not
+/// tried do not count. (None are tried by a call that submits nothing or finds the CQ full.)
 const CALLS_OF_GUESSES: u32 = 32;
 
-/// One io_uring instance, as one process knows it. Always in an `Arc`: workers and the ring watcher
-/// hold it while they have work for it.
+/// One io_uring instance in one process. Always in an `Arc`: a worker or the ring watcher keeps the
+/// ring alive while it works for the ring.
 ///
-/// A ring that processes share by fork(2) has a `Ring` in each process that uses it. These
-/// processes share the words of `memory` and `control`. All else belongs to the requests that this
-/// process has submitted.
+/// After fork(2), several processes may use one ring. Each of them has a `Ring` of its own. They
+/// share the words of `memory` and `control`. Everything else concerns only requests that the
+/// `Ring`'s own process has submitted.
 #[doc(alias = "io_ring_ctx")]
 pub struct Ring {
     /// `IORING_SETUP_*`, fixed at setup.
     pub(crate) flags: u32,
-    /// Memory that the program maps.
+    /// The ring's number in its process, in the order in which rings are made; from 1. 0: an AIO
+    /// context.
+    pub(crate) number: u32,
+    /// The queues and the SQEs, in memory that the program maps.
     pub(crate) memory: Memory,
-    /// Words behind the queues.
+    /// Words that the ring's processes share and the program does not see, such as the ring's lock.
     pub(crate) control: Control,
-    /// Work that other threads have for the ring's driver: requests that workers have finished,
-    /// messages of other rings.
+    /// Requests that other threads hand to the ring's driver: requests that workers have finished,
+    /// and messages from other rings.
     pub(crate) task_work: Queue<Request>,
     pub(crate) wakers: Wakers,
     pub(crate) readiness: Readiness,
-    /// The thread that alone may submit (SINGLE_ISSUER), 0 until known. [`OTHER_PROCESS`]: a thread
-    /// of another process.
+    /// The only thread that may submit (SINGLE_ISSUER), by its thread pointer; 0 while it is
+    /// unknown. [`OTHER_PROCESS`]: it belongs to another process.
     pub(crate) issuer: AtomicUsize,
     pub(crate) watch: WatcherEntry,
     pub(crate) sq_thread: SqThreadHandle,
     pub(crate) cq_waits: CqWaits,
-    /// The registered eventfd of a ring that defers task work. Other threads signal it when they
-    /// bring work, which they do without the ring's lock.
+    /// The registered eventfd of a ring with DEFER_TASKRUN. It is here and not in [`RingState`],
+    /// because threads that add task work signal it without the ring's lock.
     pub(crate) work_event: Mutex<Option<Arc<EventDescriptor>>>,
-    /// Callers that ask for events poll the devices, although the ring has no IOPOLL: see
-    /// `calls::events`.
+    /// Threads that wait for events poll the devices, although the ring has no IOPOLL. Fixed at
+    /// setup: see `calls::events`.
     pub(crate) waiters_poll: bool,
-    /// Number of concurrent requests that the ring was made for, where its CQ does not show it.
+    /// Number of concurrent requests that an AIO context was made for; 0 for any other ring. (The
+    /// size of the context's CQ does not show it.)
     pub(crate) expected_requests: u32,
-    /// The process that this value belongs to.
+    /// The process that made this `Ring` value and uses it.
     process: &'static Process,
-    /// Another process made the ring.
+    /// Another process made the io_uring instance, and this process adopted it after a fork(2).
     is_adopted: bool,
-    /// This process takes part in the sharing of the ring with other processes: see
+    /// Whether a driver of this process has noticed that several processes use the ring: see
     /// `waiting::process_rings`.
     pub(crate) takes_part: AtomicBool,
-    /// The count of news that this process has heard of ([`Control::news`]). Changed under the
-    /// ring's lock.
+    /// The ring's news count ([`Control::news`]) that a driver of this process has last seen.
+    /// Changed under the ring's lock.
     pub(crate) heard_news: AtomicU32,
-    /// The wake eventfd of the ring watcher in the process that made the ring. Descendants of that
-    /// process keep the number open.
+    /// Number of the eventfd that wakes the ring watcher of the process that made the ring. Its
+    /// descendants inherit the descriptor. −1: they cannot wake that ring watcher.
     pub(crate) creators_watcher: i32,
     state: ProcessMutex<RingState, View<AtomicU32>>,
 }
@@ -106,7 +112,7 @@ pub struct Ring {
 /// Value of [`Ring::issuer`] for a thread of another process. No thread pointer has it.
 pub(crate) const OTHER_PROCESS: usize = usize::MAX;
 
-/// State that only the ring's driver touches, in groups by what it is for.
+/// State that only the ring's driver touches, grouped by purpose.
 pub(crate) struct RingState {
     pub queues: Queues,
     pub waiting: Waiting,
@@ -114,14 +120,15 @@ pub(crate) struct RingState {
     pub notify: Notify,
     pub devices: Devices,
     pub closed: bool,
-    /// The ring takes no more requests and no more waits. It is closed once nothing is under way.
+    /// The ring accepts no more requests and no more waits. It is closed once its last request has
+    /// completed.
     pub retired: bool,
 }
 
-/// The requests between the SQ and the CQ that wait for nothing but their turn. `submission` and
-/// `driving` move them.
+/// The SQ, the CQ, and the requests between them that wait only for the driver to reach them.
+/// `submission` and `driving` move these requests.
 pub(crate) struct Queues {
-    /// The driver's end of the task-work list.
+    /// The driver's half of the task-work list, which takes requests off the list.
     pub taker: Taker<Request>,
     pub sq: SubmissionQueue,
     pub cq: CompletionQueue,
@@ -130,30 +137,33 @@ pub(crate) struct Queues {
     pub drain: Drain,
     /// Requests that may be issued now.
     pub issuable: VecDeque<RequestEntry>,
-    /// Chain members that may start. They start behind all requests that are submitted or run in
-    /// the same batch, as in the kernel.
+    /// Members of chains that may start. The driver starts them after all requests of the batch
+    /// that it submits or completes, as the kernel does.
     pub successors: VecDeque<RequestEntry>,
     pub statistics: RingCounters,
-    /// The requests without a published CQE, once other processes use the ring.
+    /// The requests without a published CQE, by process. `None` until several processes use the
+    /// ring.
     pub journal: Option<Box<Journal>>,
 }
 
-/// The requests that wait for files or time. `waiting` arms them, `driving` brings them back.
+/// The requests that wait for files or deadlines. `waiting` arms them, and `driving` continues
+/// them.
 #[derive(Default)]
 pub(crate) struct Waiting {
     pub polls: PollTable,
     pub timeouts: Timeouts,
+    /// Changes that other processes of a shared ring are asked for.
+    pub asks: Asks,
     pub stuck_calls: StuckCalls,
     pub rights: RingRights,
-    /// Clock of the waits' timeouts (REGISTER_CLOCK).
+    /// Clock of the timeouts that io_uring_enter waits with (REGISTER_CLOCK).
     pub clock: Clock,
-    /// Calls since the ring's files and timers were last polled, on a ring that defers its task
-    /// work.
+    /// Number of io_uring_enter calls since the ring's files and timers were last polled: see
+    /// [`CALLS_WITHOUT_POLL`].
     pub calls_without_poll: u32,
 }
 
-/// The things that the program has registered. `calls::register` fills the tables, and requests
-/// use them.
+/// Everything that the program has registered with the ring. `calls::register` fills the tables.
 #[derive(Default)]
 pub(crate) struct Registered {
     pub files: RegisteredFiles,
@@ -163,41 +173,42 @@ pub(crate) struct Registered {
     pub napi: Napi,
 }
 
-/// The notifications that published CQEs cause. `completion` and `driving::release` make them.
+/// The notifications that are due for CQEs. `completion` and `driving::release` send them.
 #[derive(Default)]
 pub(crate) struct Notify {
     pub event_descriptor: Option<Arc<EventDescriptor>>,
-    /// Requests' own eventfds.
+    /// Eventfds of single requests (IOCB_FLAG_RESFD of an AIO context).
     pub request_events: RequestEvents,
-    /// CQEs were published since the lock was taken, and sleepers are to be notified.
+    /// CQEs were published since the driver acquired the lock, so sleepers have to be woken.
     pub published: bool,
-    /// One of these CQEs came from a worker (EVENTFD_ASYNC).
+    /// A worker has completed a request since eventfds were last signalled (EVENTFD_ASYNC).
     pub completed_by_worker: bool,
 }
 
-/// The transfers that devices carry out. `submission::device_submit` hands them over, and
+/// The transfers that devices carry out. `submission::device_submit` submits them, and
 /// `driving::reap` completes them.
 #[derive(Default)]
 pub(crate) struct Devices {
     pub queues: DeviceQueues,
     pub named: NamedFiles,
-    /// Resources of a ring that was closed while a deferred submit was under way.
+    /// Queue pairs and buffers of a closed ring, kept until its last deferred submit is done.
     pub departing: Option<Box<Departing>>,
 }
 
 impl Ring {
     pub(crate) fn from_parts(flags: u32, memory: Memory, task_work: Queue<Request>, state: RingState) -> Ring {
         let control = memory.control();
-        control.begin(flags & abi::IORING_SETUP_R_DISABLED != 0);
-        // A process without a number shares no ring: a child that inherits this ring cannot adopt
-        // it.
+        // Without a number, this process cannot share a ring. A child that inherits this ring then
+        // cannot adopt it.
         let own = process_number::own().unwrap_or(process_number::ALONE);
+        control.begin(flags & abi::IORING_SETUP_R_DISABLED != 0, own);
         let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);
         Ring { creators_watcher: tasks().number_for_children(), ..Ring::with_state(flags, memory, task_work, state) }
     }
 
-    /// Makes this process's view of a ring that its parent has made. Only what is fixed at setup is
-    /// read from `inherited`, the parent's view as it was at the fork.
+    /// Makes this process's `Ring` for an io_uring instance that an ancestor has made. `inherited`
+    /// is the ancestor's `Ring` as it was at the fork. Only values that were fixed at setup are
+    /// read from it.
     ///
     /// Errors: `EOWNERDEAD` if this process cannot share rings, or if the ring's memory is private.
     pub(crate) fn inherited_from(inherited: &Ring, task_work: Queue<Request>, state: RingState) -> Result<Ring, Errno> {
@@ -210,6 +221,7 @@ impl Ring {
         Ok(Ring {
             waiters_poll: inherited.waiters_poll,
             expected_requests: inherited.expected_requests,
+            number: inherited.number,
             creators_watcher: inherited.creators_watcher,
             is_adopted: true,
             ..Ring::with_state(inherited.flags, memory, task_work, state)
@@ -225,6 +237,7 @@ impl Ring {
         let control = memory.control();
         Ring {
             flags,
+            number: 0,
             wakers: Wakers::new(control.sleep()),
             control,
             memory,
@@ -246,15 +259,16 @@ impl Ring {
         }
     }
 
-    /// Returns the memory of both queues, for an application's halves in this process.
+    /// Returns the memory of both queues. Code in this process uses it as the ring's application.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
 
-    /// Returns whether an ancestor of this process made the value. The value is then a copy from
-    /// the time of the fork, and the threads that it names do not exist here. The process must not
-    /// drive it: enter and register answer `EOWNERDEAD`. To use the ring, the process makes a value
-    /// of its own ([`Ring::adopt`]). A child by vfork(2) counts as its parent.
+    /// Returns whether an ancestor of this process made this `Ring`. The `Ring` is then a copy from
+    /// the time of the fork, and the threads that it names do not exist in this process. The
+    /// process must not drive it: enter and register return `EOWNERDEAD`. To use the io_uring
+    /// instance, the process makes its own `Ring` ([`Ring::adopt`]). A vfork(2) child counts as its
+    /// parent.
     #[inline]
     pub fn is_inherited(&self) -> bool {
         !process::is_current(self.process)
@@ -270,67 +284,73 @@ impl Ring {
         self.flags & flag != 0
     }
 
-    /// Returns whether completions are found by polling the devices.
+    /// Returns whether the ring has IOPOLL: completions are found by polling the devices.
     #[inline]
     pub(crate) fn is_polled(&self) -> bool {
         self.has(abi::IORING_SETUP_IOPOLL)
     }
 
-    /// Returns whether the SQ thread alone polls the devices.
+    /// Returns whether the ring has IOPOLL and SQPOLL, so that only the SQ thread polls the
+    /// devices.
     #[inline]
     pub(crate) fn is_polled_by_thread(&self) -> bool {
         const BOTH: u32 = abi::IORING_SETUP_IOPOLL | abi::IORING_SETUP_SQPOLL;
         self.flags & BOTH == BOTH
     }
 
-    /// Returns whether completions become an AIO context's events: see `calls::events`.
+    /// Returns whether the ring is an AIO context: its completions become events (`calls::events`).
     #[inline]
     pub(crate) fn has_events(&self) -> bool {
         self.memory.layout().has_events()
     }
 
-    /// Returns whether completions appear only when the owner asks for events.
+    /// Returns whether the ring has DEFER_TASKRUN: task work runs only when the ring's owner waits.
     #[inline]
     pub(crate) fn defers_task_work(&self) -> bool {
         self.has(abi::IORING_SETUP_DEFER_TASKRUN)
     }
 
-    /// Returns whether the ring's files and timers are polled only by threads that come to wait.
+    /// Returns whether only threads that wait for completions poll the ring's files and timers. The
+    /// ring watcher does not.
     #[inline]
     pub(crate) fn is_left_to_owner(&self) -> bool {
         self.defers_task_work() || self.watch.activity.is_idle_watched()
     }
 
-    /// Returns whether the ring has not been enabled yet. If it has, the enabling thread's writes
-    /// are visible.
+    /// Returns whether the ring has not been enabled yet (R_DISABLED). `false` also means that the
+    /// calling thread sees everything that the enabling thread wrote before.
     #[inline]
     pub(crate) fn is_disabled(&self) -> bool {
         self.control.is_disabled()
     }
 
-    /// Returns whether several processes use the ring. Then:
+    /// Returns whether several processes use the ring, or have used it. On such a ring:
     ///
-    /// - No waiter leads: each process's ring watcher watches the files of that process's requests,
-    ///   and all waiters sleep on the shared sleep word.
+    /// - No waiter is the ring's leader, which would sleep in the epoll set of the ring's files.
+    ///   Instead, each process's ring watcher watches the files of that process's requests, and all
+    ///   waiters sleep on the shared sleep word.
     /// - Each published CQE wakes all waiters.
-    /// - Work that another thread brings is run by the thread that brings it.
+    /// - A thread that adds task work also runs it.
     #[inline]
     pub(crate) fn is_shared(&self) -> bool {
         self.control.sharing().is_shared()
     }
 
-    /// Returns whether a thread of this process leads the ring's waiters.
+    /// Returns whether one of the ring's waiters in this process is the leader: the waiter that
+    /// polls or sleeps in the epoll set of the ring's files.
     #[inline]
     pub(crate) fn is_led(&self) -> bool {
         !self.is_adopted && self.wakers.sleep.is_led()
     }
 
-    /// Returns whether a thread of this process leads although several processes use the ring.
+    /// Returns whether a waiter of this process still is the ring's leader although another process
+    /// has begun to use the ring. The leader then has to be woken.
     pub(crate) fn has_late_leader(&self) -> bool {
         !self.is_adopted && self.control.sharing().has_late_leader(&self.wakers.sleep)
     }
 
-    /// Returns whether other threads have brought work, or the ring watcher has called.
+    /// Returns whether work waits for a driver: task work, or a report of the ring watcher or of
+    /// another process.
     #[inline(always)]
     pub(crate) fn has_work_left(&self) -> bool {
         !self.task_work.is_empty() || self.watch.is_called()
@@ -339,45 +359,43 @@ impl Ring {
     /// Returns whether the ring has SINGLE_ISSUER and its issuer is not the calling thread.
     pub(crate) fn is_other_issuer(&self) -> bool {
         let issuer = self.issuer.load(Ordering::Relaxed);
-        // If the issuer is unknown here but the ring is enabled, another process has enabled it.
+        // An enabled ring always has an issuer. If the issuer is unknown here, another process
+        // enabled the ring.
         let is_unknown = issuer == 0 && self.is_disabled();
         self.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != thread::current().0 && !is_unknown
     }
 
-    /// Brings this process's view of the queues up to date, after another process has driven the
-    /// ring.
+    /// Brings this process's copies of queue positions up to date. Called when the driver before
+    /// this one was in another process.
     #[cold]
     fn catch_up(&self, state: &mut RingState, since: Since) {
         state.queues.sq.catch_up();
         state.queues.cq.catch_up();
-        self.readiness.share();
         if since == Since::HolderDied {
-            // The next CQEs overwrite those that the dead driver had not published.
-            self.journal(state);
-            let Queues { journal, cq, .. } = &mut state.queues;
-            journal.iter_mut().for_each(|journal| journal.forget_unpublished(cq));
-            cq.show_overflow();
+            self.mend(state);
         }
         self.hear_of_others(state);
     }
 
-    /// Returns the number of this process.
+    /// Returns this process's number, by which the words of a shared ring name it
+    /// (`sys::process_number`).
     pub(crate) fn process_number(&self) -> u32 {
         self.state.own()
     }
 
-    /// Returns whether this process has inherited the ring.
+    /// Returns whether this process adopted the ring from an ancestor.
     pub(crate) fn is_adopted(&self) -> bool {
         self.is_adopted
     }
 
     /// Returns the journal of a shared ring.
-    fn journal<'a>(&self, state: &'a mut RingState) -> &'a mut Journal {
+    pub(crate) fn journal<'a>(&self, state: &'a mut RingState) -> &'a mut Journal {
         let new = || Box::new(self.memory.journal(self.state.own()));
         state.queues.journal.get_or_insert_with(new)
     }
 
-    /// Becomes the ring's driver; waits while another thread is.
+    /// Acquires the ring's lock, and so becomes the ring's driver. Blocks while another thread is
+    /// the driver.
     #[inline(always)]
     pub(crate) fn lock(self: &Arc<Self>) -> LockedRing<'_> {
         LockedRing {
@@ -387,30 +405,30 @@ impl Ring {
         }
     }
 
-    /// Becomes the ring's driver unless another thread is. If that thread is in another process
-    /// ([`HeldBy::OtherProcess`]), it does not see the work of this process.
+    /// Acquires the ring's lock if it is free. The error says which kind of thread holds it. A
+    /// driver in another process ([`HeldBy::OtherProcess`]) does not see task work of this process.
     pub(crate) fn try_lock(self: &Arc<Self>) -> Result<LockedRing<'_>, HeldBy> {
         let state = self.state.try_lock(|state, since| self.catch_up(state, since))?;
         Ok(LockedRing { ring: self, state, duty: ReleaseDuty(self) })
     }
 }
 
-/// The driver's hold on a ring: proof that its lock is held.
+/// A ring whose lock this thread holds: the thread is the ring's driver.
 pub(crate) struct LockedRing<'a> {
     pub ring: &'a Arc<Ring>,
     state: Guard<'a, RingState, View<AtomicU32>>,
-    /// Behind `state`, because fields are dropped in this order.
+    /// Declared after `state`, because fields are dropped in this order: the lock is released
+    /// first.
     duty: ReleaseDuty<'a>,
 }
 
-/// The duty of every driver after it has released the lock: to look for work again. In the
-/// meantime, a thread that brought work may have found the lock taken and left its work to the
-/// driver.
+/// The duty of every driver to check for work again after it has released the lock. While the
+/// driver held the lock, another thread may have added task work and left it to the driver.
 pub(crate) struct ReleaseDuty<'a>(pub &'a Arc<Ring>);
 
 impl<'a> LockedRing<'a> {
-    /// Returns whether a poll of the armed files and timers is due, because several calls in a row
-    /// found enough completions without one.
+    /// Counts an io_uring_enter call that found enough completions. Returns whether the files and
+    /// timers have to be polled now, because too many such calls went without a poll.
     #[cold]
     #[inline(never)]
     pub fn is_poll_due(&mut self) -> bool {
@@ -426,52 +444,58 @@ impl<'a> LockedRing<'a> {
         true
     }
 
-    /// Returns whether waiters poll the devices, so that completion interrupts stay off.
+    /// Returns whether waiters poll the devices, so that the devices' completion interrupts stay
+    /// off.
     pub fn waiters_poll_devices(&self) -> bool {
         self.ring.is_polled() || self.ring.waiters_poll && !self.notify.request_events.is_awaited()
     }
 
-    /// Notes that the files have been polled.
+    /// Notes that the ring's files and timers have been polled.
     #[inline]
     pub fn note_poll(&mut self) {
         self.waiting.calls_without_poll = 0;
         self.waiting.polls.expected.begin_anew();
     }
 
-    /// Enters a request that was taken from the SQ of a shared ring in the journal, in case this
-    /// process ends before the request does.
+    /// Enters a request of a shared ring in the journal, in case this process ends before the
+    /// request does. Then takes it from the SQ, where it is the last entry that was read.
     #[inline(never)]
-    pub fn note_in_journal(&mut self, request: &mut Request) {
+    pub fn take_by_journal(&mut self, request: &mut Request) {
         if !self.ring.is_shared() {
-            return;
+            return self.queues.sq.commit();
         }
         let is_published = !self.queues.cq.has_unannounced();
         if let Some(journal) = self.queues.journal.as_mut().filter(|_| is_published) {
-            // Requests that succeeded without a CQE cause no publication, so their slots are
-            // cleared here.
+            // A request that succeeds without a CQE publishes nothing. So the slots of such
+            // requests are cleared here.
             journal.clear_published();
         }
-        request.journal = self.journal().begin(request.sqe.user_data);
+        let index = self.queues.sq.last_index();
+        request.journal = self.journal().begin(request.sqe.user_data, index);
+        self.queues.sq.commit();
+        if let Some(slot) = request.journal {
+            self.journal().confirm(slot);
+        }
     }
 
-    /// Returns the journal of a shared ring.
+    /// Returns the journal of a shared ring: the requests without a published CQE.
     pub fn journal(&mut self) -> &mut Journal {
         self.ring.journal(&mut self.state)
     }
 
-    /// Wakes sleepers for the CQEs that were published, while the lock stays held.
+    /// Wakes sleepers for the CQEs that were published, and keeps the lock.
     pub fn wake_others(&mut self) {
         if let Some(ready) = self.take_published() {
             self.ring.wakers.wake_all(ready);
         }
     }
 
-    /// Returns the number of ready CQEs to wake sleepers for. `u32::MAX` wakes all sleepers. That
-    /// is needed in four cases:
+    /// Returns how many CQEs are ready, if sleepers have to be woken for new ones. A sleeper wakes
+    /// if it waits for at most that many. `u32::MAX` wakes all sleepers, in these cases:
     ///
-    /// - A timeout has ended, which ends every wait.
-    /// - There is a backlog, which sleepers move into the CQ.
-    /// - The ring defers task work: its owner waits for further CQEs and not for a total.
+    /// - A timeout has expired, by time or by count, which ends every wait.
+    /// - There is a backlog, which only a woken waiter moves into the CQ.
+    /// - The ring has DEFER_TASKRUN: its owner waits for a number of further CQEs, not for a total.
     /// - The ring is shared: each waiter counts from the CQEs that were consumed when its wait
     ///   began.
     #[inline(always)]
@@ -487,7 +511,8 @@ impl<'a> LockedRing<'a> {
         Some(if wakes_all { u32::MAX } else { self.queues.cq.ready() })
     }
 
-    /// Brings the journal of a shared ring up to date, and wakes all waiters.
+    /// Frees the journal's slots of published CQEs on a shared ring, and wakes other processes that
+    /// wait for these CQEs. Returns `u32::MAX`: all waiters are woken.
     #[cold]
     #[inline(never)]
     fn published_for_all(&mut self) -> u32 {
@@ -498,9 +523,9 @@ impl<'a> LockedRing<'a> {
         u32::MAX
     }
 
-    /// Releases the lock, which is a full barrier, and wakes sleepers for the CQEs that were
-    /// published. A driver that leaves calls [`LockedRing::release`] instead, which fulfils the
-    /// duty that is returned here.
+    /// Releases the lock, which is a full barrier. Wakes sleepers for the CQEs that were published.
+    /// Drivers call [`LockedRing::release`] instead, which also fulfils the duty that is returned
+    /// here.
     #[inline(always)]
     pub fn unlock(mut self) -> ReleaseDuty<'a> {
         debug_assert!(!self.queues.cq.has_unannounced(), "a driver publishes its CQEs before it releases the lock");
@@ -514,33 +539,36 @@ impl<'a> LockedRing<'a> {
     }
 }
 
-/// A driver's ways to give a ring back ([`LockedRing::release`]). Every exit wakes the sleepers for
-/// what was published.
+/// A driver's ways to release a ring ([`LockedRing::release`]). Each of them wakes the sleepers for
+/// the CQEs that were published.
 ///
 /// | exit | finishes the batch | deferred submits | hands waits to the ring watcher | runs work that arrived |
 /// |---|---|---|---|---|
-/// | `Leave` | yes | now | yes | yes |
-/// | `Finished` | was done | now | yes | yes |
-/// | `FinishedForOthers` | was done | now; the ring watcher's by a submit helper | yes | no: the caller looks |
-/// | `FinishedInside` | was done | by a submit helper | yes | no: the caller looks |
-/// | `LeaveInside` | yes | by a submit helper | yes | yes, as `FinishedInside` |
-/// | `Pause` | was done | now | no: the driver comes back | no: the caller looks |
-/// | `ToSubmit` | was done | the caller makes them next | no: the caller did | yes, as `FinishedInside` |
-/// | `Bare` | was done | stay pending | no | no |
+/// | `Leave` | yes | makes them | yes | yes |
+/// | `Finished` | the caller did | makes them | yes | yes |
+/// | `FinishedForOthers` | the caller did | makes them; the ring watcher leaves them to a submit helper | yes | no: the caller checks for it |
+/// | `FinishedInside` | the caller did | leaves them to a submit helper | yes | no: the caller checks for it |
+/// | `LeaveInside` | yes | leaves them to a submit helper | yes | yes, without waiting for other processes |
+/// | `Pause` | the caller did | makes them | no: the driver comes back | no: the caller checks for it |
+/// | `ToSubmit` | the caller did | the caller makes them next | no: the caller did | yes, without waiting for other processes |
+/// | `Bare` | the caller did | stay pending | no | no |
 ///
-/// A driver that is inside another ring, or serves several, uses the exits `…Inside`: its deferred
-/// submits may sleep, and another ring would wait. A [`LockedRing`] that is only dropped (after a
-/// read, on an error, at the ring's end) wakes no sleeper, and runs the work that arrived.
+/// A thread that drives another ring at the same time, or that serves several rings, uses
+/// `FinishedInside` or `LeaveInside`. Its deferred submits may sleep, and these rings would have to
+/// wait.
+///
+/// Dropping a [`LockedRing`] without an exit (after a read, on an error, when the ring is closed)
+/// wakes no sleeper, and runs the work that arrived.
 #[derive(Clone, Copy)]
 pub(crate) enum Exit {
     Leave,
     Finished,
-    /// For a driver that came for other threads' work, perhaps in the ring watcher.
+    /// For a driver that only runs other threads' task work, possibly in the ring watcher's thread.
     FinishedForOthers,
     FinishedInside,
     LeaveInside,
     Pause,
-    /// For a driver that is about to make deferred submits, which may sleep.
+    /// For a driver that makes the deferred submits next, which may sleep.
     ToSubmit,
     Bare,
 }

@@ -57,6 +57,12 @@ const SYSCALL_LENGTH: u64 = 2;
 impl Call {
     /// Has the kernel answer the call unchanged: adds the mark that usring's own filter lets pass.
     pub fn pass(&mut self) -> Outcome {
+        let arguments = self.marked();
+        self.forward_to(self.number, arguments)
+    }
+
+    /// Returns the arguments with the mark that usring's own filter lets pass.
+    pub fn marked(&self) -> [u64; 6] {
         let mut arguments = self.arguments;
         match self.number as u32 {
             linux::__NR_mmap => arguments[3] |= u64::from(linux::MAP_DENYWRITE),
@@ -64,8 +70,8 @@ impl Call {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
             // These calls trap only if memory is swapped. The filter for swap checks only the upper
-            // half of the mark, so the mark may lie above an argument of 32 bits. Here that is the
-            // sixth argument …
+            // half of PASS_MARK, so that half may lie above an argument of 32 bits. Here that is
+            // the sixth argument …
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
@@ -81,7 +87,7 @@ impl Call {
             }
             _ => arguments[5] = PASS_MARK,
         }
-        self.forward_to(self.number, arguments)
+        arguments
     }
 
     /// Has the program repeat the call at its own `syscall` instruction, where the kernel answers
@@ -92,7 +98,8 @@ impl Call {
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
-    /// Has the kernel answer this call instead. The caller has set the mark.
+    /// Has the kernel answer the given call instead of the program's. The arguments must carry the
+    /// mark that the filter lets pass.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;
         self.forward.arguments = arguments;

@@ -17,7 +17,7 @@ fn disown(descriptors: ChildDescriptors, parent: u32) {
     signals::forget_after_fork();
     frames::forget_after_fork();
     stacks::forget_after_fork();
-    readiness::SIGNALLED.store(0, Ordering::Relaxed);
+    readiness::POLLED.store(0, Ordering::Relaxed);
     let shares = shares_descriptors(descriptors, parent);
     process_number::begin_child(shares);
     if shares {
@@ -34,7 +34,8 @@ fn disown(descriptors: ChildDescriptors, parent: u32) {
 }
 
 /// Returns whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see
-/// the fork, it tests that: a shared descriptor that the child opens exists in its parent, too.
+/// the fork, this function tests it: a shared descriptor that the child opens exists in its parent,
+/// too.
 fn shares_descriptors(known: ChildDescriptors, parent: u32) -> bool {
     match known {
         ChildDescriptors::Own => return false,

@@ -1,11 +1,12 @@
-//! Decides by its number which module serves a call. All entry points lead here.
+//! Decides by a call's number which module serves the call. All entry points lead here.
 
 use crate::call::{Call, Outcome};
 use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
 use crate::program::exec;
 
 use crate::swap::{fork, functions, guard, mapping_calls, region};
-use crate::{filter, process, signals};
+use crate::{faults, filter, process, recording, signals};
+use core::sync::atomic::Ordering;
 use usring_uapi::general as linux;
 
 /// Serves the most frequent call (io_uring_enter) if it did not trap. `None`: the caller continues
@@ -13,13 +14,28 @@ use usring_uapi::general as linux;
 #[inline(always)]
 pub fn frequent(call: &Call) -> Option<Outcome> {
     process::current();
-    let is_it = call.number as u32 == linux::__NR_io_uring_enter && call.trapped == 0;
+    let is_it = call.number as u32 == faults::FREQUENT.load(Ordering::Relaxed) && call.trapped == 0;
     is_it.then(|| rings::enter(call).into())
 }
 
 /// Serves one call of the program.
 #[inline(always)]
 pub fn dispatch(call: &mut Call) -> Outcome {
+    if faults::are_armed() { faults::serve(call, answer) } else { answer(call) }
+}
+
+/// Handles the kernel's answer to a call that is [`Outcome::PINNED`]. The entry point calls this.
+pub extern "C" fn after(call: &mut Call, answer: u64) -> Outcome {
+    let outcome = guard::after(call, answer);
+    if faults::are_armed() && outcome.kind == Outcome::DONE { faults::after(call, outcome.answer) } else { outcome }
+}
+
+fn answer(call: &mut Call) -> Outcome {
+    if recording::is_on()
+        && let Some(outcome) = recording::serve(call)
+    {
+        return outcome;
+    }
     if matches!(call.number as u32, linux::__NR_fork | linux::__NR_vfork | linux::__NR_clone) {
         return fork::serve(call);
     }
@@ -67,6 +83,7 @@ fn serve(call: &mut Call) -> Outcome {
         linux::__NR_open | linux::__NR_openat | linux::__NR_creat | linux::__NR_openat2 => device_calls::open(call),
         linux::__NR_truncate => device_calls::truncate(call),
         linux::__NR_ioctl => device_calls::control(call),
+        filter::FAULTS_PROBE => faults::answer_probe(),
         filter::PROBE => devices::answer_probe(call),
         linux::__NR_close => descriptor_calls::close(call),
         linux::__NR_close_range => descriptor_calls::close_range(call),
@@ -82,7 +99,7 @@ fn serve(call: &mut Call) -> Outcome {
 }
 
 /// Serves an io_uring_enter that came by the trap. Kept out of line, because the trap costs much
-/// more than this call.
+/// more than a function call.
 #[cold]
 #[inline(never)]
 fn enter(call: &Call) -> Outcome {

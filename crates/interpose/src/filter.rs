@@ -11,8 +11,10 @@
 //! none.
 //!
 //! usring's own calls carry a mark in their sixth argument, which the calls that trap here do not
-//! use. But mmap(2) uses it, and carries MAP_DENYWRITE (a flag that Linux ignores) instead.
+//! use. mmap(2), which does, carries MAP_DENYWRITE instead, a flag that Linux ignores.
 
+use alloc::boxed::Box;
+use core::sync::atomic::AtomicBool;
 use usring_sys::descriptor::RESERVED_BASE;
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall};
@@ -67,6 +69,8 @@ pub const fn high(argument: u32) -> u32 {
     low(argument) + 4
 }
 
+/// The mark in a register's upper half.
+pub const MARK: u32 = (PASS_MARK >> 32) as u32;
 const BASE: u32 = RESERVED_BASE as u32;
 /// The kernel's value of O_LARGEFILE, which musl's loader passes.
 const LARGE_FILE: u32 = 0o100_000;
@@ -85,7 +89,7 @@ pub const FICLONE: u32 = 0x4004_9409;
 pub const FICLONERANGE: u32 = 0x4020_940d;
 pub const FIEMAP: u32 = 0xc020_660b;
 
-/// The condition, beyond its number, on which a call traps.
+/// The condition on which a call of a rule's number traps.
 #[derive(Clone, Copy)]
 enum When {
     Always,
@@ -94,7 +98,8 @@ enum When {
     Reserved(u32),
     /// Either of the first two arguments is in the reserved range.
     EitherReserved,
-    /// mmap: the fifth argument is in the reserved range and not −1, and the flags carry no mark.
+    /// mmap: the fifth argument is in the reserved range and not −1, and the flags lack
+    /// MAP_DENYWRITE, which usring's own calls have.
     MapsReserved,
     /// fcntl: the first argument is in the reserved range, and the command duplicates.
     DuplicatesReserved,
@@ -102,7 +107,7 @@ enum When {
     Blocks,
     /// Never: the call fails with ENOSYS.
     Missing,
-    /// For calls on files, if the run has devices.
+    /// In the filter for devices: as the [`FileRule`] says.
     Concerns(FileRule),
 }
 
@@ -111,7 +116,7 @@ enum When {
 enum FileRule {
     /// Always.
     Any,
-    /// Always; the sixth argument is 32 bits of flags, and the mark lies above them.
+    /// Always, unless the sixth argument has usring's mark above its 32 bits of flags.
     AnyWithFlags,
     /// read: except reads like the loader's.
     Reads,
@@ -214,8 +219,17 @@ const DEVICE_RULES: [(u32, When); 28] = [
     (PROBE, When::Concerns(FileRule::Any)),
 ];
 
-/// _sysctl(2), which Linux 5.5 and later do not have.
+/// _sysctl(2), which Linux 5.5 and later do not have. By this call usring tests whether the filter
+/// for devices is installed.
 pub const PROBE: u32 = linux::__NR__sysctl;
+
+/// get_kernel_syms(2), which Linux 2.6 and later do not have. By this call a program tests for the
+/// filter of a run with faults.
+pub const FAULTS_PROBE: u32 = linux::__NR_get_kernel_syms;
+
+/// Whether the symbols of libc check each call, because a filter lets calls pass that are like the
+/// loader's.
+pub static SYMBOLS_CHECK: AtomicBool = AtomicBool::new(false);
 
 const LENGTH: usize = 480;
 
@@ -245,7 +259,22 @@ impl Assembler {
         self.add(RETURN, value, 0, 0);
     }
 
-    /// Answers ALLOW if the last argument carries the mark, else TRAP.
+    /// Begins a filter that answers ALLOW for other architectures and for every marked call. Every
+    /// call of usring has the mark in the upper half of its sixth argument. If that argument is an
+    /// address, the mark is in the first argument, a number of 32 bits.
+    pub const fn begin_with_marks(&mut self) {
+        self.load(ARCH);
+        self.add(JUMP_EQUAL, ARCHITECTURE, 1, 0);
+        self.answer(RET_ALLOW);
+        self.load(high(5));
+        self.add(JUMP_EQUAL, MARK, 2, 0);
+        self.load(high(0));
+        self.add(JUMP_EQUAL, MARK, 0, 1);
+        self.answer(RET_ALLOW);
+    }
+
+    /// Adds code that answers ALLOW if the sixth argument is [`PASS_MARK`], the mark of usring's
+    /// own calls, else TRAP.
     const fn trap_unless_marked(&mut self) {
         self.load(low(5));
         self.add(JUMP_EQUAL, PASS_MARK as u32, 0, 3);
@@ -255,7 +284,7 @@ impl Assembler {
         self.answer(RET_TRAP);
     }
 
-    /// Answers ALLOW unless the argument is in the reserved range.
+    /// Adds code that answers ALLOW unless the argument is in the reserved range.
     const fn if_reserved(&mut self, argument: u32) {
         self.load(low(argument));
         self.add(JUMP_GREATER_OR_EQUAL, BASE, 1, 0);
@@ -302,7 +331,7 @@ impl Assembler {
         self.trap_unless_marked();
     }
 
-    /// Answers ALLOW if the arguments are like the loader's.
+    /// Adds code that answers ALLOW if the arguments are like the loader's.
     const fn unless_loader(&mut self, file: FileRule) {
         match file {
             FileRule::Reads => {
@@ -333,6 +362,18 @@ impl Assembler {
                 self.add(JUMP_EQUAL, STANDARD_ERROR, 0, 1);
                 self.answer(RET_ALLOW);
             }
+            FileRule::Opens(argument) => {
+                self.load(low(argument));
+                self.add(AND, !linux::O_LARGEFILE & !LARGE_FILE, 0, 0);
+                self.add(JUMP_EQUAL, linux::O_RDONLY | linux::O_CLOEXEC, 0, 1);
+                self.answer(RET_ALLOW);
+            }
+            FileRule::Shares => {
+                self.load(low(3));
+                self.add(JUMP_BITS, linux::MAP_DENYWRITE | linux::MAP_ANONYMOUS, 1, 0);
+                self.add(JUMP_BITS, linux::MAP_SHARED, 1, 0);
+                self.answer(RET_ALLOW);
+            }
             _ => {}
         }
     }
@@ -347,15 +388,11 @@ impl Assembler {
                 self.answer(RET_TRAP);
                 return;
             }
-            FileRule::Reads | FileRule::ReadsAt | FileRule::ReadsVector | FileRule::WritesVector => {
-                self.unless_loader(file)
-            }
-            FileRule::Opens(argument) => {
-                self.load(low(argument));
-                self.add(AND, !linux::O_LARGEFILE & !LARGE_FILE, 0, 0);
-                self.add(JUMP_EQUAL, linux::O_RDONLY | linux::O_CLOEXEC, 0, 1);
-                self.answer(RET_ALLOW);
-            }
+            FileRule::Reads
+            | FileRule::ReadsAt
+            | FileRule::ReadsVector
+            | FileRule::WritesVector
+            | FileRule::Opens(_) => self.unless_loader(file),
             FileRule::SeeksHoles => {
                 self.load(low(2));
                 self.add(JUMP_GREATER_OR_EQUAL, linux::SEEK_DATA, 1, 0);
@@ -367,10 +404,7 @@ impl Assembler {
                 self.answer(RET_ALLOW);
             }
             FileRule::Shares => {
-                self.load(low(3));
-                self.add(JUMP_BITS, linux::MAP_DENYWRITE | linux::MAP_ANONYMOUS, 1, 0);
-                self.add(JUMP_BITS, linux::MAP_SHARED, 1, 0);
-                self.answer(RET_ALLOW);
+                self.unless_loader(file);
                 self.answer(RET_TRAP);
                 return;
             }
@@ -396,7 +430,7 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
     let mut rule = 0;
     while rule < rules.len() {
         let (number, when) = rules[rule];
-        // Jumps over the rule's code. The length of the code is filled in when it is written.
+        // Jumps over the rule's code if the number differs. The distance is filled in below.
         let jump = filter.length;
         filter.add(JUMP_EQUAL, number, 0, 0);
         filter.rule(when);
@@ -405,6 +439,95 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
     }
     filter.answer(RET_ALLOW);
     filter
+}
+
+/// Returns how a filter for faults treats a call; `None`: it does not trap the call. The main
+/// filter traps the calls of io_uring and libaio. close(2) is the loader's as often as the
+/// program's.
+fn rule_for_fault(number: u32) -> Option<When> {
+    match number {
+        linux::__NR_close => None,
+        _ if RULES.iter().any(|(known, when)| *known == number && matches!(when, When::Always)) => None,
+        _ => Some(DEVICE_RULES.iter().find(|(known, _)| *known == number).map_or(
+            When::Concerns(FileRule::Any),
+            |(_, when)| match when {
+                // Only some of these calls concern a device, but a fault concerns all of them.
+                When::Concerns(FileRule::SeeksHoles | FileRule::SetsFlags | FileRule::AnyWithFlags) => {
+                    When::Concerns(FileRule::Any)
+                }
+                other => *other,
+            },
+        )),
+    }
+}
+
+/// Returns whether a filter lets some calls of this number pass, because the loader makes such
+/// calls. Those are seen by the symbols of libc.
+pub fn spares_loader(number: u32) -> bool {
+    !matches!(rule_for_fault(number), Some(When::Concerns(FileRule::Any) | When::Always))
+}
+
+fn numbers(calls: &[u64; 8]) -> impl Iterator<Item = u32> {
+    (0..512).filter(|number| calls[*number as usize / 64] & 1 << (number % 64) != 0)
+}
+
+/// Returns whether any of these calls needs the filter for faults.
+fn is_trapped_by_filter(calls: &[u64; 8]) -> bool {
+    numbers(calls).any(|number| rule_for_fault(number).is_some())
+}
+
+/// The answer to the call that tests whether a filter for some calls is installed.
+pub const CALLS_PROBE_ANSWER: u64 = 0x7573_0003;
+
+/// Returns the argument that distinguishes the filter for these calls from the filters of other
+/// runs: a hash (FNV-1a).
+fn probe_argument(calls: &[u64; 8]) -> u32 {
+    let bytes = calls.iter().flat_map(|word| word.to_le_bytes());
+    bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Returns whether the filter for these calls is installed, and its traps reach usring.
+fn is_installed_for(calls: &[u64; 8]) -> bool {
+    let arguments = [u64::from(probe_argument(calls)), 0, 0, 0, 0, 0];
+    // SAFETY: the kernel has no such call, and usring reads no memory for it.
+    unsafe { usring_sys::syscall::syscall6(FAULTS_PROBE, arguments) == CALLS_PROBE_ANSWER }
+}
+
+/// Has these calls trap, unless a filter for them is installed already. `unreached`: the error if
+/// the filter is accepted but has no effect.
+///
+/// Errors: a message of one sentence.
+pub fn install_for_calls(calls: &[u64; 8], unreached: &'static str) -> Result<(), &'static str> {
+    if !is_trapped_by_filter(calls) || is_installed_for(calls) {
+        return Ok(());
+    }
+    install_filter_for(calls, probe_argument(calls))
+        .map_err(|_| "the trap filter for the program's calls was refused")?;
+    if is_installed_for(calls) { Ok(()) } else { Err(unreached) }
+}
+
+/// Installs the filter for calls that may get faults, for the whole process and all its children.
+/// `probe`: the argument of the call that tests for this filter.
+fn install_filter_for(calls: &[u64; 8], probe: u32) -> Result<(), Errno> {
+    let mut filter = Box::new(Assembler::new());
+    filter.begin_with_marks();
+    filter.load(NUMBER);
+    filter.add(JUMP_EQUAL, FAULTS_PROBE, 0, 4);
+    filter.load(low(0));
+    filter.add(JUMP_EQUAL, probe, 0, 1);
+    filter.answer(RET_TRAP);
+    filter.answer(RET_ALLOW);
+    for (number, when) in numbers(calls).filter_map(|number| Some((number, rule_for_fault(number)?))) {
+        let jump = filter.length;
+        filter.add(JUMP_EQUAL, number, 0, 0);
+        if let When::Concerns(file) = when {
+            filter.unless_loader(file);
+        }
+        filter.answer(RET_TRAP);
+        filter.code[jump].jump_false = (filter.length - jump - 1) as u8;
+    }
+    filter.answer(RET_ALLOW);
+    install_one(&filter)
 }
 
 static FILTER: Assembler = assemble(&RULES);
@@ -428,7 +551,7 @@ pub fn install_for_devices() -> Result<(), Errno> {
     install_one(&DEVICE_FILTER)
 }
 
-pub fn install_one(filter: &'static Assembler) -> Result<(), Errno> {
+pub fn install_one(filter: &Assembler) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_prctl, [PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0]).run()?;
     let program = Program { length: filter.length as u16, instructions: filter.code.as_ptr() };
     let flags = SECCOMP_FILTER_FLAG_TSYNC | SECCOMP_FILTER_FLAG_SPEC_ALLOW;

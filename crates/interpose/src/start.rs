@@ -8,7 +8,7 @@ use crate::runtime::ALLOCATOR;
 use crate::runtime::{libc, message, text};
 use crate::signals::calls;
 use crate::swap::{self, guard, region};
-use crate::{child, filter};
+use crate::{child, faults, filter, recording};
 use core::sync::atomic::Ordering;
 use usring_engine::Host;
 use usring_sys::{Errno, SystemCall, credentials, membarrier, memory_reserve, own_numbers, per_process};
@@ -22,11 +22,12 @@ static HOST: Host = Host {
         Found::Ring(ring) => Some(ring),
         _ => None,
     },
-    // SAFETY: this closure takes no ring out of the thread's row.
+    // SAFETY: the result is used at once, and this closure takes no ring out of the thread's row.
     ring_at_index: |index| unsafe { crate::files::registered::find(index) }.map(|file| file.ring.clone()),
     watch: |number| {
         descriptors::with_inside(number, |file| file.watch(number));
     },
+    attach: descriptors::attach,
     // A request on a ring must not close a ring.
     close: |number| match descriptors::with_inside(number, |_| ()) {
         Found::Ring(()) => Some(Err(Errno::EBADF)),
@@ -54,7 +55,7 @@ extern "C" fn start(_: i32, _: *const *const u8, variables: *mut *mut u8) {
         Err(why) => end(why),
     }
     serve().unwrap_or_else(end);
-    // SAFETY: as above.
+    // SAFETY: the loader passes the environment to constructors, and calls this one first.
     unsafe { environment::hide(variables) };
     environment::report_probe();
 }
@@ -77,8 +78,8 @@ fn behind(variables: *mut *mut u8) -> *const [u64; 2] {
     }
 }
 
-/// Takes all steps that can fail before the program's calls lead to usring. If a step fails, the
-/// program can still run without usring.
+/// Prepares the process, and then installs the trap filter. If a step fails, no call leads to
+/// usring yet, and the program can still run without usring.
 ///
 /// Errors: a message of one sentence.
 fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
@@ -107,8 +108,8 @@ fn prepare(auxiliary: *const [u64; 2]) -> Result<(), &'static str> {
 ///
 /// Errors: a message of one sentence.
 fn check_settings() -> Result<(), &'static str> {
-    // In the launcher's runs only programs with rings need these numbers, and the launcher has
-    // checked the limit.
+    // Rings need descriptors from 600 on. In a run of the launcher, the launcher has checked the
+    // limit, and a program without rings may have a lower one.
     if !environment::is_strict() && own_numbers::is_limit_too_low() {
         return Err("rings use descriptors from 600 on, but the hard limit of open files is lower (ulimit -Hn)");
     }
@@ -128,6 +129,8 @@ fn serve() -> Result<(), &'static str> {
     credentials::see_all();
     counting::count_for(process::id());
     devices::learn()?;
+    faults::learn()?;
+    recording::learn()?;
     prepare_swap()?;
     symbols::OPEN.store(1, Ordering::Relaxed);
     Ok(())

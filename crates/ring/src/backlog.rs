@@ -1,16 +1,18 @@
 //! The backlog: CQEs that found no room in the CQ, in order.
 //!
-//! It lies in the ring's memory, behind the journal, so that every process of the ring finds it.
-//! The CQE with the index *n* lies at place *n* of a circular area. So the CQ's published tail is
-//! also the beginning of the backlog: one store of the tail moves CQEs from the backlog to the CQ.
+//! The backlog lies in the ring's memory, behind the journal, so every process of the ring finds
+//! it. The CQE with index *n* lies at position *n* of a circular area. So the CQ's published tail
+//! is also the beginning of the backlog: one store of the tail moves CQEs from the backlog to the
+//! CQ.
 //!
 //! | word | content |
 //! |---|---|
 //! | `HAS` | 1 while there may be CQEs in the area |
-//! | `END` | index after the last of them; meaningless without `HAS` |
+//! | `END` | index after the last of these CQEs; meaningless without `HAS` |
 //!
 //! - All words change under the ring's lock only.
-//! - A process that dies with the lock leaves whole CQEs: `END` moves after the CQE is written.
+//! - A process that dies with the lock leaves whole CQEs: `END` moves after the CQE is written, and
+//!   `HAS` is set after that.
 //! - CQEs beyond the area's capacity stay in the memory of the process that posted them
 //!   (the *rest*), and move to the area as soon as there is room. While there is a rest, the area
 //!   is full. Such CQEs end with their process, and the CQEs of another process may overtake them.
@@ -27,16 +29,16 @@ const HAS: usize = 0;
 const END: usize = 4;
 /// Bytes in front of the first CQE.
 const HEADER: usize = 64;
-/// Least number of CQEs that an area holds.
+/// Least capacity of a backlog's area, in CQEs.
 const LEAST: u32 = 1024;
 
-/// Returns how many CQEs the area of a ring holds. It is a power of two, and at least what the CQ
-/// holds.
+/// Returns the capacity of a backlog's area, in CQEs: a power of two, and at least the size of the
+/// CQ.
 fn capacity(layout: &Layout) -> u32 {
     (2 * layout.cq_entries).max(LEAST)
 }
 
-/// Returns the length of a ring's area, in bytes.
+/// Returns the length of a backlog's area, in bytes.
 pub(crate) fn length(layout: &Layout) -> usize {
     if layout.has_events() {
         return 0;
@@ -44,24 +46,26 @@ pub(crate) fn length(layout: &Layout) -> usize {
     HEADER + ((capacity(layout) as usize) << layout.cqe_shift)
 }
 
-/// The circular area in the ring's memory.
+/// The circular area of the backlog, in the ring's memory.
 pub(crate) struct Area {
     memory: Arc<SharedMemory>,
     start: usize,
     capacity: u32,
-    /// Binary logarithm of the distance between CQEs.
+    /// Binary logarithm of the bytes per CQE.
     shift: u32,
 }
 
 impl Area {
-    /// Returns the area that lies at `start`; `None` for an AIO context.
+    /// Returns the backlog's area at the byte offset `start`; `None` for an AIO context, which has
+    /// no area.
     pub fn new(memory: Arc<SharedMemory>, start: usize, layout: &Layout) -> Option<Area> {
         let (capacity, shift) = (capacity(layout), layout.cqe_shift);
         (!layout.has_events()).then_some(Area { memory, start, capacity, shift })
     }
 
+    /// Stores a word, after all earlier stores.
     fn set(&self, word: usize, value: u32) {
-        self.memory.word(self.start + word).store(value, Ordering::Relaxed);
+        self.memory.word(self.start + word).store(value, Ordering::Release);
     }
 
     fn get(&self, word: usize) -> u32 {
@@ -89,12 +93,13 @@ impl Area {
     }
 }
 
-/// A process's view of a ring's backlog. Only the holder of the ring's lock uses it.
+/// One process's view of a ring's backlog. Only the holder of the ring's lock uses it.
 pub(crate) struct Backlog {
     area: Option<Area>,
-    /// Number of CQEs in the area.
+    /// Number of CQEs in the backlog's area, as far as this process knows.
     in_area: u32,
-    /// The CQEs that found no room in the area.
+    /// CQEs of the backlog that found no room in the area. They are in this process's private
+    /// memory.
     rest: VecDeque<(Cqe, Extension)>,
 }
 
@@ -112,13 +117,13 @@ impl Backlog {
         self.in_area as usize + self.rest.len()
     }
 
-    /// Whether this process alone has some of the CQEs.
+    /// Returns whether some CQEs of the backlog are in this process's private memory only.
     pub fn has_rest(&self) -> bool {
         !self.rest.is_empty()
     }
 
     /// Appends a CQE. `tail`: the CQ's tail, which is published. Returns `false` if there is no
-    /// memory for it.
+    /// memory for the CQE.
     pub fn push(&mut self, tail: u32, cqe: Cqe, extension: Extension) -> bool {
         if let Some(area) = self.area.as_ref().filter(|area| self.in_area < area.capacity) {
             area.write(tail.wrapping_add(self.in_area), (cqe, extension));
@@ -132,8 +137,8 @@ impl Backlog {
         has_room
     }
 
-    /// Takes the first CQE, which gets the index `tail` in the CQ. It also stays in the area until
-    /// that index is published.
+    /// Removes and returns the first CQE, which gets the index `tail` in the CQ. The CQE also stays
+    /// in the area until that index is published.
     pub fn pop(&mut self, tail: u32) -> Option<(Cqe, Extension)> {
         match &self.area {
             Some(_) if self.in_area == 0 => None,
@@ -145,8 +150,8 @@ impl Backlog {
         }
     }
 
-    /// Moves the rest to the area, as far as there is room. `tail`: the CQ's tail, which is
-    /// published.
+    /// Moves CQEs from this process's private memory to the backlog's area while the area has room.
+    /// `tail`: the CQ's tail, which is published.
     pub fn settle(&mut self, tail: u32) {
         let Some(area) = &self.area else { return };
         while self.in_area < area.capacity
@@ -163,7 +168,8 @@ impl Backlog {
         }
     }
 
-    /// Continues behind what other processes have changed. `tail`: the CQ's published tail.
+    /// Reads the changes that other processes have made to the backlog's area. `tail`: the CQ's
+    /// published tail.
     pub fn catch_up(&mut self, tail: u32) {
         let Some(area) = &self.area else { return };
         let length = area.get(END).wrapping_sub(tail);

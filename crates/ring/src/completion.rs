@@ -1,11 +1,12 @@
 //! The engine's half of the CQ, which produces entries.
 //!
-//! - A CQE that finds no room goes to the backlog (`crate::backlog`), so none is lost. The order is
-//!   kept: while the backlog is not empty, every new CQE is appended to it.
-//! - The SQ's flag `CQ_OVERFLOW` asks the program to enter, and enter calls
+//! - A CQE that finds no room goes to the backlog (`crate::backlog`), so no CQE is lost. The order
+//!   is kept: while the backlog is not empty, every new CQE is appended to it.
+//! - The SQ's flag `CQ_OVERFLOW` asks the program to call enter(2), which calls
 //!   [`CompletionQueue::flush_overflow`].
 //! - The CQ may be an AIO context's ring instead (`crate::events`). Each CQE is then stored as an
-//!   event. Head and tail are slot numbers, and wrap around at a number that is no power of two.
+//!   event. Head and tail are slot numbers, which wrap around at the number of slots, not a power
+//!   of two.
 
 use crate::backlog::Backlog;
 use crate::events;
@@ -15,25 +16,29 @@ use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Cqe;
 
-/// The 16 bytes after a CQE on a ring with `CQE32`. For an event, the first word is its `data`.
+/// The 16 bytes after a CQE on a ring with `CQE32`. In an AIO context's ring, the first word is the
+/// event's `data`.
 pub type Extension = [u64; 2];
 
 /// The engine's half of the CQ. Only the holder of the ring's lock uses it.
 pub struct CompletionQueue {
     memory: Memory,
-    /// Next slot to fill; [`CompletionQueue::publish`] shows it to the program.
+    /// Index of the next CQE to write; [`CompletionQueue::publish`] shows the CQEs before it to the
+    /// program.
     tail: u32,
     published: u32,
-    /// Slot numbers of `tail` and `published`, if the CQ is an AIO context's ring.
+    /// Slot numbers that belong to `tail` and `published`, if the CQ is an AIO context's ring.
     slot: u32,
     published_slot: u32,
-    /// Number of slots known to be free. The program can only free more, so the head is loaded
-    /// again only when this number is zero. Always zero while there is a backlog.
+    /// Number of slots known to be free. The program can only free more slots, so the head is
+    /// loaded again only when this number is zero. Always zero while there is a backlog.
     free: u32,
     backlog: Backlog,
     /// Whether the backlog has grown since the last [`CompletionQueue::take_growth`].
     has_grown: bool,
     lost: u32,
+    /// CQEs go to the backlog although there is room.
+    forces_overflow: bool,
 }
 
 impl CompletionQueue {
@@ -47,6 +52,7 @@ impl CompletionQueue {
             free: memory.layout.cq_entries,
             backlog: Backlog::new(memory.backlog_area()),
             has_grown: false,
+            forces_overflow: false,
             lost: 0,
         }
     }
@@ -58,8 +64,8 @@ impl CompletionQueue {
         self.memory.rings.header_word(layout::CQ_TAIL).store(index, Ordering::Relaxed);
     }
 
-    /// Continues behind the CQEs that the engine in another process has published, or has added to
-    /// the backlog. CQEs that this process has added but not published are lost.
+    /// Continues after the CQEs that another process's engine has published or added to the
+    /// backlog. CQEs that this process has added and not published are dropped.
     pub fn catch_up(&mut self) {
         self.tail = self.memory.completions.header_word(layout::CQ_TAIL).load(Ordering::Relaxed);
         (self.published, self.free) = (self.tail, 0);
@@ -70,7 +76,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Makes the SQ's flag `CQ_OVERFLOW` say whether there is a backlog.
+    /// Sets or clears the SQ's flag `CQ_OVERFLOW`, according to whether there is a backlog.
     pub fn show_overflow(&self) {
         match self.backlog.is_empty() {
             true => self.memory.clear_flag(flags::CQ_OVERFLOW),
@@ -88,7 +94,7 @@ impl CompletionQueue {
         self.post_wide(cqe, || [0; 2]);
     }
 
-    /// Adds a CQE with its extension. `extension` is called only if the ring stores extensions.
+    /// Adds a CQE with its extension. Calls `extension` only if the ring stores extensions.
     #[inline(always)]
     pub fn post_wide(&mut self, cqe: Cqe, extension: impl FnOnce() -> Extension) {
         if self.free == 0 && self.room() == 0 {
@@ -100,7 +106,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Adds a CQE only if the ring has room for it. Returns whether it had.
+    /// Adds a CQE only if the CQ has room for it. Returns whether the CQE was added.
     #[inline]
     pub fn try_post(&mut self, cqe: Cqe) -> bool {
         let fits = self.free != 0 || self.room() != 0;
@@ -117,8 +123,8 @@ impl CompletionQueue {
             return self.fill_event(cqe, extension());
         }
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
-        // The CQE is written as words, which are assembled in registers. A structure would be
-        // assembled on the stack and read back.
+        // The CQE is written as words, which the compiler assembles in registers. It would assemble
+        // a structure on the stack and read it back.
         self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension());
@@ -136,16 +142,27 @@ impl CompletionQueue {
         self.free -= 1;
     }
 
+    /// Has CQEs go to the backlog as if the CQ were full, until this is called with `false`. For
+    /// tests of programs.
+    pub fn force_overflow(&mut self, forces: bool) {
+        self.forces_overflow = forces;
+        if forces {
+            self.free = 0;
+        }
+    }
+
     /// Appends a CQE to the backlog.
     #[cold]
     fn keep(&mut self, cqe: Cqe, extension: Extension) {
         let is_first = self.backlog.is_empty();
         if is_first && !self.memory.layout.has_events() {
-            // The backlog begins at the published tail. `publish` reports these CQEs later.
+            // The backlog begins at the published tail, so the CQEs before it are published here.
+            // `publish` still reports them later.
             self.memory.completions.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
         }
         if !self.backlog.push(self.tail, cqe, extension) {
-            // Without memory the CQE is lost and counted, as in the kernel. Enter reports it.
+            // Without memory the CQE is lost and counted, as in the kernel. enter(2) reports the
+            // loss.
             self.lost = self.lost.wrapping_add(1);
             self.memory.rings.header_word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
             return;
@@ -156,14 +173,15 @@ impl CompletionQueue {
         self.has_grown = true;
     }
 
-    /// Returns whether CQEs have gone to the backlog since the last call.
+    /// Returns whether CQEs have gone to the backlog since the last call of this function.
     pub fn take_growth(&mut self) -> bool {
         core::mem::take(&mut self.has_grown)
     }
 
-    /// Shows the program all CQEs added so far except the last. [`CompletionQueue::publish`] shows
-    /// the last one, and so returns `true` for the batch. Not for AIO contexts. With a backlog, the
-    /// program sees all CQEs already.
+    /// Shows the program all CQEs added so far except the last, while a batch is still being
+    /// posted. [`CompletionQueue::publish`] shows the last CQE, and therefore returns `true` for
+    /// the batch. Does nothing for AIO contexts. With a backlog, the program already sees all CQEs
+    /// of the CQ.
     pub fn publish_early(&mut self) {
         let shown = self.tail.wrapping_sub(1);
         let is_behind = self.published != self.tail && self.published != shown && self.backlog.is_empty();
@@ -189,23 +207,23 @@ impl CompletionQueue {
         true
     }
 
-    /// Returns whether CQEs were added without a notification: to the CQ since the last
+    /// Returns whether CQEs were added for which no notification was sent: to the CQ since the last
     /// [`CompletionQueue::publish`], or to the backlog since [`CompletionQueue::take_growth`].
     pub fn has_unannounced(&self) -> bool {
         self.published != self.tail || self.has_grown
     }
 
-    /// Returns the number of slots for new CQEs: none while there is a backlog.
+    /// Returns the number of free slots for new CQEs; 0 while there is a backlog.
     #[inline(always)]
     pub fn room(&mut self) -> u32 {
-        if self.backlog.is_empty() {
+        if self.backlog.is_empty() && !self.forces_overflow {
             self.free = self.unused();
         }
         self.free
     }
 
-    /// Returns the number of free slots according to the program's head. A head beyond the tail is
-    /// invalid and counts as a full ring.
+    /// Returns the number of free slots according to the program's head. An invalid head (beyond
+    /// the tail) counts as a full CQ.
     #[inline(always)]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;
@@ -240,7 +258,8 @@ impl CompletionQueue {
         published
     }
 
-    /// Returns the index after the last CQE in the ring. The backlog is not counted.
+    /// Returns the index after the last CQE in the CQ, published or not. CQEs of the backlog are
+    /// not counted.
     #[inline]
     pub fn tail(&self) -> u32 {
         self.tail
@@ -255,7 +274,7 @@ impl CompletionQueue {
         self.published.wrapping_sub(self.head()).min(self.memory.layout.cq_entries)
     }
 
-    /// Returns the program's head, as it is now.
+    /// Returns the CQ's head, as the program has last stored it.
     #[inline]
     pub fn consumed(&self) -> u32 {
         self.head()
@@ -278,12 +297,12 @@ impl CompletionQueue {
         !self.backlog.is_empty()
     }
 
-    /// Whether only this process can move some CQEs from the backlog into the CQ.
+    /// Returns whether some CQEs of the backlog are in this process's private memory only.
     pub fn has_overflow_alone(&self) -> bool {
         self.backlog.has_rest()
     }
 
-    /// Returns the index after the last CQE in the backlog, or in the ring if there is no backlog.
+    /// Returns the index after the last CQE in the backlog, or in the CQ if there is no backlog.
     pub fn end(&self) -> u32 {
         self.tail.wrapping_add(self.backlog.len() as u32)
     }

@@ -1,13 +1,15 @@
-//! The words after a ring's queues that the engines of several processes share: of all processes
-//! that have the ring by fork(2). A program does not use them.
+//! The words that the engines of several processes share, behind a ring's queues. These processes
+//! have the ring by fork(2). Programs do not use the words.
 
+use crate::change_slot::{self, ChangeSlot};
 use core::sync::atomic::{AtomicU32, Ordering};
+use usring_sys::ordering::{Edge, Side};
 use usring_sys::shared::{SharedMemory, View};
 use usring_sys::sharing::SharingWord;
 use usring_sys::sleep::SleepWord;
 use usring_sys::sync::Arc;
 
-/// Offsets, in bytes. The lock and the sleep word have a cache line each.
+/// Offsets of the words, in bytes. The lock and the sleep word have a cache line each.
 const LOCK: usize = 0;
 const STATE: usize = 4;
 const SHARING: usize = 8;
@@ -15,19 +17,36 @@ const NEWS: usize = 12;
 const CQE_LISTENER: usize = 16;
 const TIMEOUTS_ENDED: usize = 20;
 const MAKER: usize = 24;
+const DRAIN: usize = 28;
+const UNJOURNALED: usize = 32;
+const POLLED: usize = 36;
 const SLEEP: usize = 64;
+const CHANGE_SLOT: usize = 128;
 /// Bytes of all words.
-pub(crate) const LENGTH: usize = 128;
-/// The words begin at a cache line.
+pub(crate) const LENGTH: usize = CHANGE_SLOT + change_slot::LENGTH;
+/// Alignment of the words, in bytes: a cache line.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The ring is not enabled yet (R_DISABLED).
+/// Bit of the state word: the ring is not enabled yet (R_DISABLED).
 const DISABLED: u32 = 1;
 
-/// Value of the word at [`CQE_LISTENER`] if several processes listen. No process has this number.
+/// Value of the word at [`CQE_LISTENER`] if several processes listen. No process has this number
+/// (`sys::process_number`).
 const SEVERAL: u32 = u32::MAX;
 
-/// The words that all processes of a ring share.
+/// Flags of the word at [`MAKER`], beside the number of the process that made the ring: it knows
+/// that the ring is shared; it has left the ring.
+const TAKES_PART: u32 = 1 << 30;
+const HAS_LEFT: u32 = 1 << 31;
+
+/// Flags of the word at [`DRAIN`]: the ring drains; it refuses drains.
+const DRAINING: u32 = 1;
+const REFUSES: u32 = 2;
+
+/// Value of the word at [`UNJOURNALED`] before the process that made the ring has counted.
+const UNKNOWN: u32 = u32::MAX;
+
+/// The words that the engines of all processes of a ring share.
 #[derive(Debug)]
 pub struct Control {
     state: View<AtomicU32>,
@@ -36,6 +55,9 @@ pub struct Control {
     cqe_listener: View<AtomicU32>,
     timeouts_ended: View<AtomicU32>,
     maker: View<AtomicU32>,
+    drain: View<AtomicU32>,
+    unjournaled: View<AtomicU32>,
+    polled: View<AtomicU32>,
     memory: Arc<SharedMemory>,
     start: usize,
 }
@@ -50,18 +72,24 @@ impl Control {
             cqe_listener: word(CQE_LISTENER),
             timeouts_ended: word(TIMEOUTS_ENDED),
             maker: word(MAKER),
+            drain: word(DRAIN),
+            unjournaled: word(UNJOURNALED),
+            polled: word(POLLED),
             memory: memory.clone(),
             start,
         }
     }
 
-    /// Sets the words of a new ring, which one process uses.
-    pub fn begin(&self, is_disabled: bool) {
+    /// Sets the words of a new ring, which one process uses: the one with the number `own`.
+    pub fn begin(&self, is_disabled: bool, own: u32) {
         self.state.store(if is_disabled { DISABLED } else { 0 }, Ordering::Relaxed);
         self.sharing.begin();
-        for word in [&self.news, &self.cqe_listener, &self.timeouts_ended, &self.maker] {
+        for word in [&self.news, &self.cqe_listener, &self.timeouts_ended, &self.drain, &self.polled] {
             word.store(0, Ordering::Relaxed);
         }
+        self.maker.store(own, Ordering::Relaxed);
+        // A ring that is not enabled has no requests.
+        self.unjournaled.store(if is_disabled { 0 } else { UNKNOWN }, Ordering::Relaxed);
     }
 
     /// Returns the word of the ring's lock.
@@ -74,8 +102,8 @@ impl Control {
         View::of(&self.memory, self.start + SLEEP)
     }
 
-    /// Returns whether the ring has not been enabled yet. If it has, the enabling thread's writes
-    /// are visible.
+    /// Returns whether the ring has not been enabled yet. If `false`, the writes of the thread that
+    /// enabled the ring are visible.
     #[inline(always)]
     pub fn is_disabled(&self) -> bool {
         self.state.load(Ordering::Acquire) & DISABLED != 0
@@ -92,38 +120,111 @@ impl Control {
         &self.sharing
     }
 
-    /// Returns whether the process that made the ring knows that the ring is shared.
+    /// Returns whether the process that made the ring has noticed that the ring is shared.
     pub fn maker_takes_part(&self) -> bool {
-        self.maker.load(Ordering::Acquire) != 0
+        self.maker.load(Ordering::Acquire) & TAKES_PART != 0
     }
 
-    /// Notes that the process that made the ring knows that the ring is shared.
+    /// Records that the process that made the ring has noticed that the ring is shared.
     pub fn note_maker(&self) {
-        self.maker.store(1, Ordering::Release);
+        self.maker.fetch_or(TAKES_PART, Ordering::Release);
     }
 
-    /// Notes that this process has something for the others to look at. Returns the new count of
-    /// news. The caller holds the ring's lock, and wakes the other processes next.
+    /// Notes that the process that made the ring has left it, and has no requests.
+    pub fn note_maker_has_left(&self) {
+        self.maker.fetch_or(HAS_LEFT, Ordering::Release);
+    }
+
+    /// Returns the number of the process that made the ring; `None`: it has left the ring.
+    pub fn maker(&self) -> Option<u32> {
+        let word = self.maker.load(Ordering::Acquire);
+        (word & HAS_LEFT == 0).then_some(word & !TAKES_PART)
+    }
+
+    /// Notes how many requests in flight of the process that made the ring are not in the journal.
+    /// The caller is that process, and holds the ring's lock.
+    pub fn count_unjournaled(&self, requests: u64) {
+        let count = u32::try_from(requests).unwrap_or(UNKNOWN);
+        self.unjournaled.store(count, Ordering::Relaxed);
+    }
+
+    /// Notes that the process that made the ring enables it, and may submit requests before the
+    /// ring is shared.
+    pub fn expect_unjournaled(&self) {
+        self.unjournaled.store(UNKNOWN, Ordering::Relaxed);
+    }
+
+    /// Returns whether the process that made the ring may have requests in flight that are not in
+    /// the journal.
+    pub fn has_unjournaled(&self) -> bool {
+        self.unjournaled.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns whether a request of any process waits behind an IO_DRAIN, or is one that may be in
+    /// flight: later requests wait, too. The caller holds the ring's lock.
+    pub fn is_draining(&self) -> bool {
+        self.drain.load(Ordering::Relaxed) & DRAINING != 0
+    }
+
+    /// Sets the answer of [`Control::is_draining`]. The caller holds the ring's lock.
+    pub fn set_draining(&self, is_draining: bool) {
+        let rest = self.drain.load(Ordering::Relaxed) & !DRAINING;
+        self.drain.store(rest | if is_draining { DRAINING } else { 0 }, Ordering::Release);
+    }
+
+    /// Returns whether a process has submitted a request with CQE_SKIP_SUCCESS, after which the
+    /// ring refuses drains. The caller holds the ring's lock.
+    pub fn refuses_drains(&self) -> bool {
+        self.drain.load(Ordering::Relaxed) & REFUSES != 0
+    }
+
+    /// Has the ring refuse drains in all processes. The caller holds the ring's lock.
+    pub fn refuse_drains(&self) {
+        self.drain.store(self.drain.load(Ordering::Relaxed) | REFUSES, Ordering::Relaxed);
+    }
+
+    /// Notes that a process polls the ring's descriptor. A full barrier on x86-64; see
+    /// [`Edge::Share`] for the other side.
+    pub fn note_poller(&self) {
+        self.polled.swap(1, Ordering::SeqCst);
+        Edge::Share.barrier_beside_rmw(Side::Sleeper);
+    }
+
+    /// Returns whether a process polls the ring's descriptor, or has polled it.
+    pub fn is_polled(&self) -> bool {
+        self.polled.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns the half of the ring's change slot that belongs to the process with the number
+    /// `own`.
+    pub fn change_slot(&self, own: u32) -> ChangeSlot {
+        ChangeSlot::new(self.memory.clone(), self.start + CHANGE_SLOT, own)
+    }
+
+    /// Posts news: this process has changed something that the ring's other processes have to look
+    /// at. Returns the new count of news. The caller holds the ring's lock, and then wakes the
+    /// other processes.
     pub fn post_news(&self) -> u32 {
         self.news.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Returns the count of news. A process that was woken compares it with the count that it has
-    /// heard of, without the ring's lock.
+    /// Returns the count of news. A process that was woken compares it with the count that it last
+    /// saw. It does not need the ring's lock for that.
     pub fn news(&self) -> u32 {
         self.news.load(Ordering::Relaxed)
     }
 
-    /// Has the process with the number `own` hear of the next CQEs that other processes publish.
-    /// The caller holds the ring's lock.
+    /// Has the process with the number `own` be woken for the next CQEs that other processes
+    /// publish. The caller holds the ring's lock.
     pub fn listen_for_cqes(&self, own: u32) {
         let listener = self.cqe_listener.load(Ordering::Relaxed);
         let both = if listener == 0 || listener == own { own } else { SEVERAL };
         self.cqe_listener.store(both, Ordering::Relaxed);
     }
 
-    /// Returns whether a process other than `own` wants to hear of CQEs. If so, that wish is over:
-    /// the caller posts news, and each listener listens anew. The caller holds the ring's lock.
+    /// Returns whether a process other than `own` listens for CQEs, and clears the listeners. If
+    /// so, the caller posts news, and each listener has to listen anew. The caller holds the ring's
+    /// lock.
     pub fn take_cqe_listeners(&self, own: u32) -> bool {
         let listener = self.cqe_listener.load(Ordering::Relaxed);
         let any = listener != 0 && listener != own;
@@ -133,14 +234,14 @@ impl Control {
         any
     }
 
-    /// Returns how many timeouts have ended by time or count, in all processes. The count wraps
-    /// around.
+    /// Returns how many TIMEOUTs have expired or reached their count, in all processes. The number
+    /// wraps around.
     pub fn timeouts_ended(&self) -> u32 {
         self.timeouts_ended.load(Ordering::Relaxed)
     }
 
-    /// Counts a timeout of a shared ring that has ended by time or count. Returns the new count.
-    /// The caller holds the ring's lock.
+    /// Counts a TIMEOUT of a shared ring that has expired or reached its count. Returns the new
+    /// number. The caller holds the ring's lock.
     pub fn count_ended_timeout(&self) -> u32 {
         self.timeouts_ended.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
@@ -154,7 +255,7 @@ mod tests {
     fn control() -> Control {
         let memory = Arc::new(SharedMemory::new(Mapping::shared(PAGE).unwrap()));
         let control = Control::new(&memory, 0);
-        control.begin(false);
+        control.begin(false, 2);
         control
     }
 
@@ -163,9 +264,9 @@ mod tests {
         let control = control();
         assert!(!control.take_cqe_listeners(2));
         control.listen_for_cqes(2);
-        assert!(!control.take_cqe_listeners(2), "no process calls itself");
+        assert!(!control.take_cqe_listeners(2), "a process does not wake itself");
         assert!(control.take_cqe_listeners(3));
-        assert!(!control.take_cqe_listeners(3), "the listener was called, and has not asked again");
+        assert!(!control.take_cqe_listeners(3), "the listener was woken, and has not listened again");
     }
 
     #[test]
@@ -175,6 +276,6 @@ mod tests {
         control.listen_for_cqes(2);
         assert!(!control.take_cqe_listeners(2));
         control.listen_for_cqes(3);
-        assert!(control.take_cqe_listeners(2), "process 3 is to be called");
+        assert!(control.take_cqe_listeners(2), "process 3 listens");
     }
 }

@@ -1,21 +1,32 @@
 //! The requests of a shared ring that have no published CQE yet: which process submitted each, and
 //! its `user_data`. Requests from before the ring was shared are not in it. When a process dies,
-//! another one completes the requests of the dead process.
+//! another one completes the requests of the dead process. The journal also holds the order of the
+//! requests that wait behind an IO_DRAIN.
 //!
-//! A slot is two words:
+//! A slot:
 //!
 //! | word | content |
 //! |---|---|
-//! | 0, low half | number of the process that submitted the request, 0 in a free slot; bit 31: the CQE is in the CQ or in the backlog |
-//! | 0, high half | index of that CQE |
-//! | 1 | `user_data` |
+//! | owner | number of the process that submitted the request, 0 in a free slot; with a flag |
+//! | index | depends on the flag |
+//! | `user_data` (two words) | that of the request |
+//!
+//! | flag | the request | index |
+//! |---|---|---|
+//! | `NEW` | is being taken from the SQ | its index in the SQ |
+//! | none | is in flight | |
+//! | `HELD` | is held back by an IO_DRAIN | its place in the order of held requests |
+//! | `POSTED` | has its last CQE in the CQ or in the backlog | index of that CQE |
 //!
 //! The slots in use lie before `top`, a word in front of the first slot.
 //!
-//! A process frees the slot of a CQE right after it has published the CQE, so no index grows stale.
-//! A CQE in the backlog counts as published. If the process dies before that with the ring's lock,
-//! the next holder takes the marks off the slots whose CQEs other processes cannot find. All words
-//! change under the ring's lock only. A full journal takes no further requests.
+//! - All words change under the ring's lock only. A process may die between any two stores. So each
+//!   step ends with a store of the owner's word, which no earlier store passes.
+//! - A process frees the slot of a CQE right after it has published the CQE, so no index grows
+//!   stale. A CQE in the backlog counts as published. If the process dies before that with the
+//!   ring's lock, the next holder takes the marks off the slots whose CQEs other processes cannot
+//!   find.
+//! - A full journal takes no further requests.
 
 use crate::completion::CompletionQueue;
 use crate::layout::Layout;
@@ -23,27 +34,55 @@ use alloc::vec::Vec;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
+const NEW: u32 = 1 << 29;
+const HELD: u32 = 1 << 30;
 const POSTED: u32 = 1 << 31;
+const NUMBER: u32 = NEW - 1;
+
+/// Flags in the index of a held request. The bits above them are its place in the order.
+const MEMBER: u32 = 1;
+const DRAINS: u32 = 2;
+const ORDER: u32 = !(MEMBER | DRAINS);
+/// Difference between two places in the order.
+const NEXT: u32 = 4;
+
 const SLOT: usize = 16;
+const INDEX: usize = 4;
+const USER_DATA: usize = 8;
 /// Bytes in front of the first slot.
 const HEADER: usize = 64;
-/// Fewest slots of a journal.
+/// Offset of the word that holds the next place in the order of held requests.
+const NEXT_PLACE: usize = 4;
+/// Least number of slots of a journal.
 const LEAST: usize = 64;
 
-/// A slot of the journal.
+/// Number of a slot in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalSlot(u32);
 
-/// A process's half of a ring's journal. Only the holder of the ring's lock uses it.
+/// A held request, or the first request of a held chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    pub slot: JournalSlot,
+    /// Number of the process that submitted it.
+    pub owner: u32,
+    /// Requests behind it wait until it has completed.
+    pub drains: bool,
+    place: u32,
+}
+
+/// One process's view of a ring's journal. Only the holder of the ring's lock uses it.
 pub struct Journal {
     memory: Arc<SharedMemory>,
     start: usize,
     slots: u32,
-    /// This process's number.
+    /// Number of this process (`sys::process_number`).
     own: u32,
-    /// Slots before this one were in use when this process last looked.
+    /// All slots before this one were in use when this process last searched for a free slot.
     lowest: u32,
-    /// Slots whose CQEs have been added and not published yet.
+    /// Requests of this process in the journal whose last CQE has not been added.
+    noted: u64,
+    /// Slots of this process whose CQEs have been added to the CQ and not published yet.
     posted: Vec<JournalSlot>,
 }
 
@@ -52,8 +91,8 @@ pub(crate) fn slots(layout: &Layout) -> usize {
     (2 * layout.cq_entries as usize).max(LEAST)
 }
 
-/// Returns the length of a ring's journal, in bytes. An AIO context has none, because no other
-/// process uses it.
+/// Returns the length of a ring's journal, in bytes. An AIO context has no journal, because no
+/// other process uses the context.
 pub(crate) fn length(layout: &Layout) -> usize {
     if layout.has_events() {
         return 0;
@@ -63,14 +102,15 @@ pub(crate) fn length(layout: &Layout) -> usize {
 
 impl Journal {
     pub(crate) fn new(memory: Arc<SharedMemory>, start: usize, layout: &Layout, own: u32) -> Journal {
-        Journal { memory, start, slots: slots(layout) as u32, own, lowest: 0, posted: Vec::new() }
+        let slots = slots(layout) as u32;
+        Journal { memory, start, slots, own, lowest: 0, noted: 0, posted: Vec::new() }
     }
 
     fn at(&self, slot: u32) -> usize {
         self.start + HEADER + SLOT * slot as usize
     }
 
-    /// Returns the number of slots of which some may be in use.
+    /// Returns the word `top`. All slots from this number on are free.
     fn top(&self) -> u32 {
         self.memory.word(self.start).load(Ordering::Relaxed).min(self.slots)
     }
@@ -79,33 +119,66 @@ impl Journal {
         self.memory.word(self.start).store(top, Ordering::Relaxed);
     }
 
-    /// Returns the owner's number and the index of the CQE, if it is in the CQ.
-    fn owner(&self, slot: u32) -> (u32, Option<u32>) {
-        let word: u64 = self.memory.read(self.at(slot));
-        let owner = word as u32;
-        (owner & !POSTED, (owner & POSTED != 0).then_some((word >> 32) as u32))
+    /// Returns the owner's number, and the flag.
+    fn owner(&self, slot: u32) -> (u32, u32) {
+        let owner = self.memory.word(self.at(slot)).load(Ordering::Relaxed);
+        (owner & NUMBER, owner & !NUMBER)
     }
 
-    fn set(&self, slot: u32, owner: u32, index: u32) {
-        self.memory.write(self.at(slot), u64::from(owner) | u64::from(index) << 32);
+    /// Stores the owner's number and a flag, after all earlier stores.
+    fn set_owner(&self, slot: u32, owner: u32) {
+        self.memory.word(self.at(slot)).store(owner, Ordering::Release);
     }
 
-    /// Notes a request that this process has taken from the SQ. `None`: the journal is full.
-    pub fn begin(&mut self, user_data: u64) -> Option<JournalSlot> {
+    fn index(&self, slot: u32) -> u32 {
+        self.memory.word(self.at(slot) + INDEX).load(Ordering::Relaxed)
+    }
+
+    /// Stores the index, after all earlier stores.
+    fn set_index(&self, slot: u32, index: u32) {
+        self.memory.word(self.at(slot) + INDEX).store(index, Ordering::Release);
+    }
+
+    fn user_data(&self, slot: u32) -> u64 {
+        self.memory.read(self.at(slot) + USER_DATA)
+    }
+
+    /// Returns the slots in use.
+    fn used(&self) -> impl Iterator<Item = u32> {
+        (0..self.top()).filter(|slot| self.owner(*slot).0 != 0)
+    }
+
+    /// Notes a request that this process is about to take from the SQ, where it has this index. The
+    /// caller takes it, and then calls [`Journal::confirm`]. `None`: the journal is full.
+    pub fn begin(&mut self, user_data: u64, sq_index: u32) -> Option<JournalSlot> {
         let is_free = |slot: &u32| self.owner(*slot).0 == 0;
         let slot = (self.lowest..self.slots).find(is_free).or_else(|| (0..self.lowest).find(is_free))?;
         self.lowest = slot + 1;
         if slot >= self.top() {
             self.set_top(slot + 1);
         }
-        self.memory.write(self.at(slot) + 8, user_data);
-        self.set(slot, self.own, 0);
+        self.memory.write(self.at(slot) + USER_DATA, user_data);
+        self.set_index(slot, sq_index);
+        self.set_owner(slot, self.own | NEW);
+        self.noted += 1;
         Some(JournalSlot(slot))
     }
 
-    /// Notes that the last CQE of a request has just been added to `cq`.
+    /// Notes that the request has been taken from the SQ.
+    pub fn confirm(&self, slot: JournalSlot) {
+        self.set_owner(slot.0, self.own);
+    }
+
+    /// Gives a request of this process another `user_data`.
+    pub fn rename(&self, slot: JournalSlot, user_data: u64) {
+        self.memory.write(self.at(slot.0) + USER_DATA, user_data);
+    }
+
+    /// Records that the last CQE of the request in `slot` has just been added to `cq`.
     pub fn end(&mut self, slot: JournalSlot, cq: &CompletionQueue) {
-        self.set(slot.0, self.own | POSTED, cq.end().wrapping_sub(1));
+        self.set_index(slot.0, cq.end().wrapping_sub(1));
+        self.set_owner(slot.0, self.own | POSTED);
+        self.noted -= 1;
         self.posted.push(slot);
     }
 
@@ -117,38 +190,69 @@ impl Journal {
     }
 
     fn free(&mut self, slot: u32) {
-        self.set(slot, 0, 0);
+        self.set_owner(slot, 0);
         self.lowest = self.lowest.min(slot);
         if slot + 1 == self.top() {
             self.set_top(slot);
         }
     }
 
-    /// Notes that the CQEs behind the end of `cq` do not exist. For a process that has taken the
-    /// ring's lock from a dead one, before it adds CQEs of its own.
-    pub fn forget_unpublished(&mut self, cq: &CompletionQueue) {
+    /// Mends what a process has left that died with the ring's lock, before the calling process
+    /// adds CQEs of its own:
+    ///
+    /// - CQEs behind the end of `cq` do not exist.
+    /// - A request that is still in the SQ, whose head is `sq_head`, was not taken.
+    pub fn mend(&mut self, cq: &CompletionQueue, sq_head: u32) {
         for slot in 0..self.top() {
-            if let (owner, Some(index)) = self.owner(slot)
-                && index.wrapping_sub(cq.end()) as i32 >= 0
-            {
-                self.set(slot, owner, 0);
+            let ((owner, flag), index) = (self.owner(slot), self.index(slot));
+            match flag {
+                POSTED if index.wrapping_sub(cq.end()) as i32 >= 0 => self.set_owner(slot, owner),
+                NEW if index == sq_head => self.free(slot),
+                NEW => self.set_owner(slot, owner),
+                _ => {}
             }
         }
     }
 
-    /// Returns whether another process has requests without a published CQE.
-    pub fn has_others(&self) -> bool {
-        (0..self.top()).map(|slot| self.owner(slot).0).any(|owner| owner != 0 && owner != self.own)
+    /// Returns the number of this process's requests in the journal whose last CQE has not been
+    /// added.
+    pub fn noted(&self) -> u64 {
+        self.noted
     }
 
-    /// Takes over the requests of each process that is not alive. Returns the slots whose requests
-    /// have no published CQE, each with its `user_data`. The caller posts their CQEs, and calls
-    /// [`Journal::end`] for each.
+    /// Returns whether another process has requests without a published CQE.
+    pub fn has_others(&self) -> bool {
+        self.used().any(|slot| self.owner(slot).0 != self.own)
+    }
+
+    /// Returns the other processes that have a request with this `user_data`; `None`: any request.
+    pub fn others(&self, user_data: Option<u64>) -> Vec<u32> {
+        let mut owners = Vec::new();
+        for slot in self.used() {
+            let (owner, flag) = self.owner(slot);
+            let is_meant = user_data.is_none_or(|user_data| self.user_data(slot) == user_data);
+            if owner != self.own && flag != POSTED && is_meant && !owners.contains(&owner) {
+                owners.push(owner);
+            }
+        }
+        owners
+    }
+
+    /// Takes over a request of another process: it becomes this process's.
+    fn take_over(&mut self, slot: u32) -> (JournalSlot, u64) {
+        self.set_owner(slot, self.own);
+        self.noted += 1;
+        (JournalSlot(slot), self.user_data(slot))
+    }
+
+    /// Takes over the requests of each process that is not alive, except those that are held back.
+    /// Returns the slots whose requests have no published CQE, each with its `user_data`. The
+    /// caller posts their CQEs, and calls [`Journal::end`] for each.
     pub fn take_from_dead(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
         for slot in 0..self.top() {
-            let (owner, index) = self.owner(slot);
+            let (owner, flag) = self.owner(slot);
             if owner == 0 || owner == self.own {
                 continue;
             }
@@ -160,17 +264,96 @@ impl Journal {
                     lives
                 }
             };
-            if lives {
-                continue;
+            match flag {
+                _ if lives => {}
+                HELD if self.has_held_head(slot) => {}
+                // Published: see `mend`.
+                POSTED => self.free(slot),
+                _ => taken.push(self.take_over(slot)),
             }
-            if index.is_some() {
-                // Published: see `forget_unpublished`.
-                self.free(slot);
-                continue;
-            }
-            self.set(slot, self.own, 0);
-            taken.push((JournalSlot(slot), self.memory.read(self.at(slot) + 8)));
         }
         taken
+    }
+}
+
+/// The order of held requests. The requests of a held chain have one place.
+impl Journal {
+    /// Returns a new place behind all held requests.
+    pub fn last_place(&self) -> u32 {
+        let next = self.memory.word(self.start + NEXT_PLACE);
+        let place = next.load(Ordering::Relaxed) & ORDER;
+        next.store(place.wrapping_add(NEXT), Ordering::Relaxed);
+        place
+    }
+
+    /// Notes that a request of this process is held back behind the first one of its chain. The
+    /// caller calls [`Journal::hold`] for the first one next.
+    pub fn hold_member(&self, slot: JournalSlot, place: u32) {
+        self.set_index(slot.0, place | MEMBER);
+        self.set_owner(slot.0, self.own | HELD);
+    }
+
+    /// Notes that a request of this process is held back at this place. `drains`: requests behind
+    /// it wait until it has completed.
+    pub fn hold(&self, slot: JournalSlot, place: u32, drains: bool) {
+        self.set_index(slot.0, place | if drains { DRAINS } else { 0 });
+        self.set_owner(slot.0, self.own | HELD);
+    }
+
+    /// Returns whether a request of this process is held back.
+    pub fn is_held(&self, slot: JournalSlot) -> bool {
+        self.owner(slot.0).1 == HELD
+    }
+
+    /// Returns the index of a slot that is held back; `None`: the slot is not.
+    fn held_index(&self, slot: u32) -> Option<u32> {
+        (self.owner(slot).1 == HELD).then(|| self.index(slot))
+    }
+
+    /// Returns whether the first request of the chain to which a held request belongs is held, too.
+    fn has_held_head(&self, slot: u32) -> bool {
+        let place = self.index(slot) & ORDER;
+        self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == place)
+    }
+
+    /// Returns the held request, or the first one of a held chain, that comes first in the order.
+    pub fn first_held(&self) -> Option<Held> {
+        let mut first: Option<Held> = None;
+        for slot in self.used() {
+            let Some(index) = self.held_index(slot).filter(|index| index & MEMBER == 0) else { continue };
+            let place = index & ORDER;
+            if first.is_none_or(|first| (place.wrapping_sub(first.place) as i32) < 0) {
+                let (owner, drains) = (self.owner(slot).0, index & DRAINS != 0);
+                first = Some(Held { slot: JournalSlot(slot), owner, drains, place });
+            }
+        }
+        first
+    }
+
+    /// Returns whether a request of any process is in flight, not counting held requests.
+    pub fn is_any_in_flight(&self) -> bool {
+        self.used().any(|slot| self.owner(slot).1 & (HELD | POSTED) == 0)
+    }
+
+    /// Returns the slots behind the first one of a held chain.
+    fn members(&self, held: &Held) -> Vec<u32> {
+        let is_member = |slot: &u32| self.held_index(*slot) == Some(held.place | MEMBER);
+        self.used().filter(is_member).collect()
+    }
+
+    /// Lets a request go on, with those behind it in its chain. Its process finds out by
+    /// [`Journal::is_held`].
+    pub fn let_go(&self, held: &Held) {
+        let members = self.members(held);
+        self.set_owner(held.slot.0, held.owner);
+        members.into_iter().for_each(|slot| self.set_owner(slot, held.owner));
+    }
+
+    /// Takes over a held request of a process that has died, with those behind it in its chain.
+    /// Returns their slots, the first one's first, each with its `user_data`. The caller posts
+    /// their CQEs, and calls [`Journal::end`] for each.
+    pub fn take_held(&mut self, held: &Held) -> Vec<(JournalSlot, u64)> {
+        let members = self.members(held);
+        core::iter::once(held.slot.0).chain(members).map(|slot| self.take_over(slot)).collect()
     }
 }

@@ -10,8 +10,8 @@
 //! The program shares this memory and is not trusted:
 //!
 //! - The engine's half of each queue keeps its own index in private memory.
-//! - It loads the program's index once per batch, and bounds the value.
-//! - It copies each entry once.
+//! - The engine's half loads the program's index once per batch, and bounds the value.
+//! - The engine's half copies each entry once.
 //!
 //! A program that overwrites its ring with nonsense harms its own requests only.
 #![cfg_attr(not(any(test, loom)), no_std)]
@@ -21,6 +21,7 @@ extern crate alloc;
 
 pub mod application;
 mod backlog;
+pub mod change_slot;
 mod completion;
 #[cfg(not(loom))]
 mod control;
@@ -37,7 +38,7 @@ pub use completion::CompletionQueue;
 #[cfg(not(loom))]
 pub use control::Control;
 #[cfg(not(loom))]
-pub use journal::{Journal, JournalSlot};
+pub use journal::{Held, Journal, JournalSlot};
 pub use layout::Layout;
 pub use memory::{Memory, flags};
 pub use submission::{Dropped, SubmissionQueue};

@@ -1,9 +1,9 @@
 //! The engine's half of the SQ, which consumes entries.
 //!
-//! - The program may write any value to the tail and to the index array, so each is loaded once and
-//!   bounded.
-//! - The head is kept in private memory. [`SubmissionQueue`] writes the shared word. It reads that
-//!   word only after another process has taken entries.
+//! - The program may write any value to the tail and to the index array, so the engine loads each
+//!   of these words once and bounds the value.
+//! - [`SubmissionQueue`] keeps the head in private memory, and only writes the shared word. It
+//!   reads the shared word only after another process has consumed entries.
 //! - An SQE is copied once into private memory, and all fields are read from the copy.
 
 use crate::layout;
@@ -12,19 +12,19 @@ use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Sqe;
 
-/// An entry of the index array was out of range. The entry makes no request and no CQE; it is
-/// counted in the ring's `dropped` word.
+/// An entry of the SQ's index array was out of range. Such an entry makes no request and no CQE;
+/// the ring's `dropped` word counts it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped;
 
 /// The engine's half of the SQ. Only the holder of the ring's lock uses it.
 pub struct SubmissionQueue {
     memory: Memory,
-    /// Next entry to take; published by [`SubmissionQueue::commit`].
+    /// Index of the next entry to consume; [`SubmissionQueue::commit`] publishes it.
     head: u32,
-    /// End of the batch that [`SubmissionQueue::pending`] found.
+    /// Index after the last entry of the batch that [`SubmissionQueue::pending`] found.
     tail: u32,
-    /// Offset of the SQE that was taken last.
+    /// Byte offset of the SQE that was consumed last.
     last: usize,
     dropped: u32,
 }
@@ -41,7 +41,7 @@ impl SubmissionQueue {
         self.commit();
     }
 
-    /// Continues after the entries that the engine in another process has taken.
+    /// Continues after the entries that the engine of another process has consumed.
     pub fn catch_up(&mut self) {
         self.head = self.memory.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);
         self.tail = self.head;
@@ -51,7 +51,7 @@ impl SubmissionQueue {
         &self.memory
     }
 
-    /// Loads the tail and returns the number of entries to take. An entry pushed after this call
+    /// Loads the tail and returns the number of entries to consume. An entry pushed after this call
     /// belongs to the next batch.
     #[inline]
     pub fn pending(&mut self) -> u32 {
@@ -61,8 +61,8 @@ impl SubmissionQueue {
         pending
     }
 
-    /// Takes the next entry of the batch that [`SubmissionQueue::pending`] found. `None` at the end
-    /// of the batch.
+    /// Consumes and returns the next entry of the batch that [`SubmissionQueue::pending`] found.
+    /// `None` at the end of the batch.
     #[expect(
         clippy::should_implement_trait,
         reason = "an Iterator would promise that None is the end; here it ends a batch"
@@ -72,8 +72,8 @@ impl SubmissionQueue {
         self.next_into(&mut sqe).map(|taken| taken.map(|()| sqe))
     }
 
-    /// Takes the next entry of the batch and copies it directly to `sqe`. `None` at the end of the
-    /// batch.
+    /// Consumes the next entry of the batch and copies it directly to `sqe`. `None` at the end of
+    /// the batch.
     #[inline(always)]
     pub fn next_into(&mut self, sqe: &mut Sqe) -> Option<Result<(), Dropped>> {
         if self.head == self.tail {
@@ -100,13 +100,25 @@ impl SubmissionQueue {
         Dropped
     }
 
-    /// Returns the second 64 bytes of the SQE that was taken last; `None` without `SQE128`. The
+    /// Returns the second 64 bytes of the SQE that was consumed last; `None` without `SQE128`. The
     /// caller must read them once, before [`SubmissionQueue::commit`].
     pub fn extension(&self) -> Option<[u64; 8]> {
         self.memory.layout.has_wide_sqes().then(|| self.memory.sqes.read(self.last + 64))
     }
 
-    /// Releases the slots of all entries taken so far. The program may overwrite them immediately.
+    /// Returns the index of the entry that was taken last.
+    pub fn last_index(&self) -> u32 {
+        self.head.wrapping_sub(1)
+    }
+
+    /// Returns the index of the first entry that no process has taken, for a process that has just
+    /// caught up.
+    pub fn head(&self) -> u32 {
+        self.head
+    }
+
+    /// Releases the slots of all entries consumed so far. The program may overwrite them
+    /// immediately.
     #[inline]
     pub fn commit(&mut self) {
         self.memory.rings.header_word(layout::SQ_HEAD).store(self.head, Edge::SqHead.release());
@@ -122,12 +134,12 @@ impl SubmissionQueue {
 
     /// Prepares the SQ thread's sleep: sets `NEED_WAKEUP`, makes a full barrier, and checks for
     /// entries again. Returns whether the SQ is empty. If so, a program that pushes later sees the
-    /// flag and enters with `SQ_WAKEUP`.
+    /// flag and calls enter(2) with `SQ_WAKEUP`.
     ///
     /// The SQ thread takes these steps:
     ///
-    /// 1. The SQ thread announces itself on its sleep word, so that an enter right after the flag
-    ///    finds it.
+    /// 1. It announces itself on its sleep word, so that an enter(2) right after the flag finds a
+    ///    sleeper.
     /// 2. It calls this function for each of its rings, and sleeps if all calls return `true`.
     /// 3. It calls [`SubmissionQueue::end_sleep`] before it looks for entries again.
     pub fn prepare_sleep(&mut self) -> bool {

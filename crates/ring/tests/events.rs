@@ -1,4 +1,4 @@
-//! Tests of an AIO context's ring as a CQ: with a program that takes its events, and with a program
+//! Tests of an AIO context's ring as a CQ: with a program that consumes events, and with a program
 //! that overwrites the header.
 #![cfg(not(loom))]
 
@@ -41,7 +41,7 @@ fn events_arrive_whole_and_in_order_over_many_wraps() {
         for index in 0..batch {
             post(&mut queue, number + index);
         }
-        assert_eq!(queue.ready(), 0, "nothing shows before it is published");
+        assert_eq!(queue.ready(), 0, "an event shows only after publish");
         queue.publish();
         assert_eq!((queue.ready(), memory.ready()), (batch as u32, batch as u32));
         for index in 0..batch {
@@ -101,7 +101,7 @@ fn events_without_a_free_slot_wait_in_the_backlog() {
     assert!(!queue.has_overflow());
 }
 
-/// With any value of the head, no slot outside the ring is accessed, and no count exceeds the ring.
+/// For any value of the head, no slot outside the ring is accessed, and no count exceeds the ring.
 #[test]
 fn an_overwritten_head_harms_only_the_program() {
     let memory = memory(1);

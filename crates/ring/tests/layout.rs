@@ -1,4 +1,5 @@
-//! Tests of sizes and offsets against the kernel's: fixed ones, and those of this machine's kernel.
+//! Tests of sizes and offsets: against fixed values of the kernel's layout, and against this
+//! machine's kernel.
 #![cfg(not(loom))]
 
 #[path = "../../../xtask/src/skipped.rs"]
@@ -44,7 +45,7 @@ fn offsets_are_those_that_programs_were_built_for() {
 #[test]
 fn flags_move_the_index_array_and_widen_the_entries() {
     let array = |cq_entries, flags| Layout::new(1, cq_entries, flags).sq_offsets(0).array;
-    assert_eq!((array(2, 0), array(128, 0)), (128, 2112), "on a cache line behind the CQEs");
+    assert_eq!((array(2, 0), array(128, 0)), (128, 2112), "the array begins at a cache line behind the CQEs");
     assert_eq!((array(2, IORING_SETUP_CQE32), array(32, IORING_SETUP_CQE32)), (192, 1152));
     let bare = Layout::new(8, 16, IORING_SETUP_NO_SQARRAY);
     assert_eq!((bare.sq_offsets(0).array, bare.rings_length()), (0, 320));
@@ -77,7 +78,7 @@ fn a_cq_of_its_own_size_is_at_least_as_big_as_the_sq() {
     const OWN: u32 = IORING_SETUP_CQSIZE;
     assert_eq!(entries(4, 100, OWN), Ok((4, 128)));
     assert_eq!(entries(4, 4, OWN), Ok((4, 4)));
-    assert_eq!(entries(4, 3, OWN), Ok((4, 4)), "rounded first");
+    assert_eq!(entries(4, 3, OWN), Ok((4, 4)), "the CQ size is rounded up before the comparison");
     assert_eq!(entries(4, 2, OWN), Err(Errno::EINVAL));
     assert_eq!(entries(4, 0, OWN), Err(Errno::EINVAL));
     assert_eq!(entries(4, COMPLETION_ENTRIES_MAX + 1, OWN), Err(Errno::EINVAL));
@@ -86,7 +87,7 @@ fn a_cq_of_its_own_size_is_at_least_as_big_as_the_sq() {
 
 /// Calls io_uring_setup(2) of this machine's kernel.
 fn ask_the_kernel(requested: u32, cq_requested: u32, flags: u32) -> Result<io_uring_params, Errno> {
-    // SAFETY: the structure consists of integers.
+    // SAFETY: `io_uring_params` consists of integers only, so all-zero bytes are a valid value.
     let mut params: io_uring_params = unsafe { std::mem::zeroed() };
     params.flags = flags;
     params.cq_entries = cq_requested;
@@ -109,7 +110,8 @@ fn the_layout_matches_this_machines_kernel() {
             for cq_requested in [0, 2, 9, 2048, 70_000] {
                 let theirs = ask_the_kernel(requested, cq_requested, flags);
                 let case = format!("{requested} and {cq_requested} entries, flags {flags:#x}");
-                // A flag that an older kernel does not know proves nothing about this crate.
+                // Older kernels do not know these flags, so their refusal proves nothing about this
+                // crate.
                 let is_new = flags & (IORING_SETUP_SQE128 | IORING_SETUP_CQE32 | IORING_SETUP_NO_SQARRAY) != 0;
                 let ours = entries(requested, cq_requested, flags);
                 match (ours, theirs) {

@@ -30,7 +30,7 @@ fn completion(entries: u32, setup_flags: u32) -> (CompletionQueue, CompletionHal
     (CompletionQueue::new(&memory), CompletionHalf::new(&memory), memory)
 }
 
-/// Takes all entries of a batch.
+/// Consumes and returns all entries of a batch.
 fn take(queue: &mut SubmissionQueue) -> Vec<Result<Sqe, Dropped>> {
     queue.pending();
     let taken = std::iter::from_fn(|| queue.next()).collect();
@@ -42,7 +42,7 @@ fn pop(half: &mut CompletionHalf) -> Vec<u64> {
     std::iter::from_fn(|| half.next()).map(|cqe| cqe.user_data).collect()
 }
 
-/// Writes a word of the ring, at an offset that io_uring_setup(2) reported.
+/// Overwrites a word of the ring, at an offset that io_uring_setup(2) reported.
 fn scribble(memory: &Memory, offset: u32, value: u32) {
     memory.rings().word(offset as usize).store(value, Ordering::Relaxed);
 }
@@ -72,12 +72,12 @@ fn a_full_sq_takes_no_sqe_until_its_slots_are_released() {
     assert_eq!(half.push(&sqe(3)), Err(Full));
     assert_eq!(queue.pending(), 2);
     assert_eq!(queue.next(), Some(Ok(sqe(1))));
-    assert_eq!(half.push(&sqe(3)), Err(Full), "taken, and not given back yet");
+    assert_eq!(half.push(&sqe(3)), Err(Full), "the slot of the SQE is not released yet");
     queue.commit();
     assert!(!memory.is_submission_full());
     half.push(&sqe(3)).unwrap();
     assert_eq!(queue.next(), Some(Ok(sqe(2))));
-    assert_eq!(queue.next(), None, "what was pushed since belongs to the next batch");
+    assert_eq!(queue.next(), None, "an SQE pushed meanwhile belongs to the next batch");
     assert_eq!(queue.pending(), 1);
     assert_eq!(queue.next(), Some(Ok(sqe(3))));
 }
@@ -103,7 +103,7 @@ fn the_index_array_selects_the_sqe_and_a_bad_index_counts_as_dropped() {
     }
     assert_eq!(take(&mut queue), [Ok(sqe(3)), Err(Dropped), Ok(sqe(0)), Err(Dropped)]);
     assert_eq!(half.dropped(), 2);
-    assert!(half.is_empty(), "their slots came back");
+    assert!(half.is_empty(), "the slots of dropped entries are released");
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn an_sq_head_that_the_program_overwrites_is_ignored() {
     half.push(&sqe(1)).unwrap();
     scribble(&memory, memory.layout().sq_offsets(0).head, 77);
     assert_eq!(take(&mut queue), [Ok(sqe(1))]);
-    assert!(half.is_empty(), "it was put right");
+    assert!(half.is_empty(), "the queue has stored its own head again");
 }
 
 #[test]
@@ -136,10 +136,10 @@ fn a_batch_published_early_keeps_its_last_cqe_for_the_end() {
     assert_eq!((half.next(), half.next(), half.next()), (Some(cqe(1)), Some(cqe(2)), None));
     queue.publish_early();
     assert_eq!(half.len(), 0);
-    assert!(queue.publish(), "the batch is reported though its CQEs were seen");
+    assert!(queue.publish(), "the batch is reported although the program has seen some of its CQEs");
     assert_eq!(half.next(), Some(cqe(3)));
     queue.publish_early();
-    assert!(!queue.publish() && !queue.has_unannounced(), "nothing is taken back");
+    assert!(!queue.publish() && !queue.has_unannounced(), "the tail never moves back");
 }
 
 #[test]
@@ -160,16 +160,16 @@ fn wide_sqes_carry_their_second_half() {
 fn need_wakeup_is_set_before_a_sleep_unless_there_is_work() {
     let (mut half, mut queue, memory) = submission(2, 0);
     assert!(!half.needs_wakeup());
-    assert!(queue.prepare_sleep(), "nothing to do");
+    assert!(queue.prepare_sleep(), "the SQ is empty");
     assert!(half.needs_wakeup());
     queue.end_sleep();
     assert!(!half.needs_wakeup());
     half.push(&sqe(1)).unwrap();
-    assert!(!queue.prepare_sleep(), "something came");
+    assert!(!queue.prepare_sleep(), "an SQE was pushed");
     assert_eq!(queue.next(), Some(Ok(sqe(1))));
     queue.set_flag(flags::TASKRUN);
     queue.end_sleep();
-    assert_eq!(memory.flags(), flags::TASKRUN, "each flag is its own");
+    assert_eq!(memory.flags(), flags::TASKRUN, "end_sleep clears no other flag");
     assert!(half.has_task_work());
     queue.clear_flag(flags::TASKRUN);
     assert!(!half.has_task_work());
@@ -181,7 +181,7 @@ fn cqes_arrive_whole_and_in_order_over_many_wraps() {
     let mut number = 0;
     for batch in (1..=8).cycle().take(50) {
         (number..number + batch).for_each(|number| queue.post(cqe(number)));
-        assert_eq!(half.next(), None, "not published yet");
+        assert_eq!(half.next(), None, "a CQE shows only after publish");
         assert_eq!(queue.ready(), 0);
         queue.publish();
         assert_eq!((queue.ready(), memory.ready(), half.len()), (batch as u32, batch as u32, batch as u32));
@@ -199,12 +199,12 @@ fn cqes_that_do_not_fit_wait_in_order_in_the_backlog() {
     queue.publish();
     assert_eq!((queue.ready(), queue.overflow_length()), (2, 5));
     assert_eq!(memory.flags(), flags::CQ_OVERFLOW);
-    assert_eq!(half.lost(), 0, "they are not lost");
+    assert_eq!(half.lost(), 0, "CQEs in the backlog are not lost");
     assert!(!queue.flush_overflow(), "no room");
     assert_eq!(pop(&mut half), [0, 1]);
-    assert!(queue.is_full() && !queue.try_post(cqe(6)), "room in the ring is the backlog's");
+    assert!(queue.is_full() && !queue.try_post(cqe(6)), "free slots are reserved for the backlog");
     queue.post(cqe(7));
-    assert_eq!(pop(&mut half), [], "a new one goes behind those that wait");
+    assert_eq!(pop(&mut half), [], "a new CQE goes behind the backlog");
     assert!(queue.flush_overflow() && queue.has_overflow());
     assert_eq!(pop(&mut half), [2, 3]);
     assert_eq!(half.next(), None);
@@ -215,11 +215,11 @@ fn cqes_that_do_not_fit_wait_in_order_in_the_backlog() {
     assert!(memory.flags() & flags::CQ_OVERFLOW != 0 && queue.has_overflow());
     assert!(queue.flush_overflow() && !queue.has_overflow());
     assert_eq!(memory.flags(), 0);
-    assert!(!queue.flush_overflow(), "nothing is left to publish");
+    assert!(!queue.flush_overflow(), "the backlog is empty");
     assert_eq!(pop(&mut half), [7]);
     queue.post(cqe(8));
     queue.publish();
-    assert_eq!(pop(&mut half), [8], "and everything is as it was");
+    assert_eq!(pop(&mut half), [8], "without a backlog a CQE goes to the CQ");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn try_post_is_refused_without_a_free_slot_or_behind_a_backlog() {
     queue.post(cqe(4));
     queue.publish();
     assert_eq!(pop(&mut half), [3]);
-    assert!(!queue.try_post(cqe(5)), "it would overtake the one that waits");
+    assert!(!queue.try_post(cqe(5)), "the new CQE would overtake the backlog");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn wide_cqes_carry_their_second_half_also_through_the_backlog() {
         assert_eq!(half.next_wide(), Some((cqe(number), [number, !number])));
         queue.flush_overflow();
     }
-    assert_eq!(half.next_wide(), Some((cqe(3), [0, 0])), "no remains of an earlier one");
+    assert_eq!(half.next_wide(), Some((cqe(3), [0, 0])), "no extension of an earlier CQE is left");
 }
 
 #[test]
@@ -301,8 +301,8 @@ fn a_program_on_another_thread_gets_every_cqe_of_every_sqe() {
     });
 }
 
-/// CQEs that the program has not been notified of: those in the CQ that are not published, and
-/// those that went to the backlog since the last call of `take_growth`.
+/// Counts as unannounced: CQEs in the CQ that are not published, and CQEs that went to the backlog
+/// since the last call of `take_growth`.
 #[test]
 fn unpublished_cqes_and_backlog_growth_are_tracked() {
     let (mut queue, _half, _memory) = completion(2, 0);
@@ -312,9 +312,9 @@ fn unpublished_cqes_and_backlog_growth_are_tracked() {
     assert!(queue.publish() && !queue.has_unannounced());
     queue.post(cqe(1));
     queue.post(cqe(2));
-    assert!(queue.publish() && queue.has_unannounced(), "one is in the backlog");
+    assert!(queue.publish() && queue.has_unannounced(), "one CQE is in the backlog");
     assert!(queue.take_growth() && !queue.has_unannounced());
-    assert!(!queue.take_growth(), "it was asked about already");
+    assert!(!queue.take_growth(), "the growth was already reported");
     assert!(!queue.publish() && queue.has_overflow());
 }
 
@@ -349,5 +349,5 @@ fn is_full_and_tail_follow_the_posted_cqes() {
     assert_eq!(pop(&mut half), [0, 1]);
     assert!(!queue.is_full(), "the program has made room");
     (2..5).for_each(|number| queue.post(cqe(number)));
-    assert_eq!(queue.tail(), 4, "what is in the backlog is not in the queue");
+    assert_eq!(queue.tail(), 4, "the tail does not count the backlog");
 }

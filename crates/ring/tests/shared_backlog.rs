@@ -1,5 +1,5 @@
-//! Tests of a ring whose CQ two processes fill, each by its own half. Only one half is used at a
-//! time, as under the ring's lock.
+//! Tests of a CQ that two processes fill, each by its own [`CompletionQueue`]. Only one of them is
+//! used at a time, as under the ring's lock.
 #![cfg(not(loom))]
 
 use usring_ring::application::CompletionHalf;
@@ -7,14 +7,15 @@ use usring_ring::{CompletionQueue, Layout, Memory, flags};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring::IORING_SETUP_CQE32;
 
-/// CQEs that the shared part of a small ring's backlog holds.
+/// Capacity, in CQEs, of the area of a small ring's backlog that all processes share.
 const AREA: u64 = 1024;
 
 fn cqe(number: u64) -> Cqe {
     Cqe { user_data: number, res: -(number as i32), flags: number as u32 }
 }
 
-/// Returns the halves of two processes and of the program, of a ring with 2 CQEs.
+/// Makes a ring with 2 CQEs. Returns the engine's halves of two processes, the program's half, and
+/// the memory.
 fn ring(setup_flags: u32) -> (CompletionQueue, CompletionQueue, CompletionHalf, Memory) {
     let memory = Memory::allocate(Layout::new(2, 2, setup_flags)).unwrap();
     let queue = || CompletionQueue::new(&memory);
@@ -27,7 +28,7 @@ fn post(queue: &mut CompletionQueue, numbers: impl IntoIterator<Item = u64>) {
     queue.publish();
 }
 
-/// Reaps, and lets the process of `queue` move the backlog, until no CQE is left.
+/// Reaps all CQEs. The process of `queue` moves the backlog into the CQ meanwhile.
 fn reap(queue: &mut CompletionQueue, half: &mut CompletionHalf) -> Vec<Cqe> {
     let mut reaped = Vec::new();
     loop {
@@ -85,11 +86,11 @@ fn a_second_process_carries_on_the_extensions_of_wide_cqes() {
 #[test]
 fn a_process_that_dies_leaves_what_is_in_its_backlog_and_no_half_batch() {
     let (mut first, mut second, mut half, _) = ring(0);
-    // Posted and never published, for want of a backlog.
+    // Posted but never published: this CQE fits into the CQ, so it is not in the backlog.
     first.catch_up();
     first.post(cqe(1));
     assert_eq!(reap(&mut second, &mut half), []);
-    // The last one goes to the backlog, so the two before it are there for all.
+    // The last CQE goes to the backlog, which publishes the two CQEs before it.
     first.catch_up();
     (2..=4).for_each(|number| first.post(cqe(number)));
     assert_eq!(reap(&mut second, &mut half), numbered(2..=4));
@@ -103,7 +104,7 @@ fn cqes_beyond_the_shared_area_are_kept_in_order_by_their_process() {
     assert!(first.has_overflow_alone());
     let mut reaped = Vec::new();
     while reaped.len() < count as usize {
-        // Both processes move CQEs; the first fills the area again.
+        // Both processes move CQEs to the CQ; the first also moves its private CQEs to the area.
         reaped.extend(core::iter::from_fn(|| half.next()));
         second.catch_up();
         second.flush_overflow();
@@ -121,7 +122,7 @@ fn a_process_shows_what_it_alone_has_when_another_has_emptied_the_area() {
     let (mut first, mut second, mut half, memory) = ring(0);
     post(&mut first, 0..AREA + 3);
     assert_eq!(reap(&mut second, &mut half), numbered(0..AREA + 2));
-    assert_eq!(memory.flags(), 0, "the second process knows of no backlog");
+    assert_eq!(memory.flags(), 0, "the second process sees an empty area");
     first.catch_up();
     assert_eq!(memory.flags(), flags::CQ_OVERFLOW);
     assert_eq!(reap(&mut second, &mut half), numbered([AREA + 2]));

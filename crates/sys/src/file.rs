@@ -1,5 +1,5 @@
-//! usring's own files that hold a device's blocks: opens and measures them, and reads and writes at
-//! a position.
+//! Opens, measures, reads and writes the files that hold the blocks of usring's block devices. Also
+//! functions on a file of the program, by its descriptor.
 
 use crate::descriptor::{HeldDescriptor, OwnedDescriptor, duplicate_private};
 use crate::plain::IoVector;
@@ -9,11 +9,11 @@ use core::ffi::CStr;
 use core::mem::MaybeUninit;
 use linux_raw_sys::{general as linux, ioctl};
 
-/// The properties of a file.
+/// Kind, size and O_DIRECT alignment of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measure {
     pub kind: FileKind,
-    /// Bytes.
+    /// Size of the file or block device, in bytes.
     pub size: u64,
     pub direct: Direct,
 }
@@ -21,11 +21,13 @@ pub struct Measure {
 /// Whether transfers may bypass the page cache (O_DIRECT).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direct {
-    /// No, even if the file can be opened with O_DIRECT.
+    /// Direct transfers are refused, even if the file can be opened with O_DIRECT.
     Refused,
-    /// Yes, at multiples of these numbers of bytes, in memory and in the file.
+    /// Direct transfers work if addresses are multiples of `memory` bytes, and offsets and lengths
+    /// are multiples of `offset` bytes.
     Aligned { memory: u32, offset: u32 },
-    /// The kernel does not say (before 6.1, or tmpfs); only a trial does.
+    /// The kernel does not report an alignment (Linux before 6.1, or tmpfs). Only an attempt shows
+    /// whether direct transfers work.
     Unknown,
 }
 
@@ -36,8 +38,8 @@ pub enum FileKind {
     Other,
 }
 
-/// Returns whether a regular file of the program takes RWF_NOWAIT. Tries a transfer at an invalid
-/// address, so no byte is read or written.
+/// Returns whether a regular file of the program supports RWF_NOWAIT. Tries a transfer from or to
+/// an invalid address, so no byte is read or written.
 pub fn knows_nowait(number: i32, writes: bool) -> bool {
     let nowhere = IoVector { base: 8, length: 1 };
     let call = if writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
@@ -46,12 +48,12 @@ pub fn knows_nowait(number: i32, writes: bool) -> bool {
     SystemCall::with_six(call, arguments).run() != Err(Errno::EOPNOTSUPP)
 }
 
-/// Returns the file's position.
+/// Returns the position of an open file, in bytes.
 pub fn position(number: i32) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, 0, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
-/// Moves the file's position.
+/// Sets the position of an open file, in bytes.
 pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_lseek, [number as u64, position, u64::from(linux::SEEK_SET), 0, 0]).run().map(drop)
 }
@@ -65,14 +67,14 @@ pub fn is_in_memory(number: i32) -> bool {
     call.run().is_ok() && statfs[0] == u64::from(linux::TMPFS_MAGIC)
 }
 
-/// Opens a file at a private descriptor, closed on exec. Never waits for another party, as opening
-/// a fifo would.
+/// Opens a file at a descriptor in usring's own range, closed on exec. Never waits for another
+/// process, as opening a FIFO would.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
-    // The program may have locked this file by a descriptor of its own. Closing a held descriptor
-    // does not drop that lock.
+    // The program may have record locks on this file. Closing a `HeldDescriptor` does not drop
+    // them.
     let first = HeldDescriptor::new(OwnedDescriptor::from_raw(number as i32));
     let file = duplicate_private(first.number())?;
     crate::descriptor::clear_nonblocking(file.number())?;
@@ -144,8 +146,8 @@ fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], fl
     let [vector, count] = [segments.as_ptr() as u64, segments.len() as u64];
     let call = match flags {
         0 => SystemCall::new(calls[0], [number as u64, vector, count, offset, 0]),
-        // The kernel takes 32 bits of flags. usring's mark, which its own filter looks for, is
-        // above them.
+        // The kernel reads 32 bits of flags. Above them is the mark that lets the call pass
+        // usring's seccomp filter.
         _ => SystemCall::with_six(
             calls[1],
             [number as u64, vector, count, offset, 0, u64::from(flags) | PASS_MARK_ABOVE_FLAGS],
@@ -160,18 +162,18 @@ pub fn synchronise(number: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_fdatasync, [number as u64, 0, 0, 0, 0]).run().map(drop)
 }
 
-/// Returns whether the blocks of a range can be freed; frees none.
+/// Returns whether [`discard`] works on this file. Frees no block.
 pub fn can_discard(number: i32, measure: &Measure) -> bool {
     match measure.kind {
         // Linux checks the device before the range, and refuses an empty range. So `EINVAL` means
         // that the device can discard.
         FileKind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
-        // There are no blocks behind the end, so this frees none.
+        // The range lies behind the end of the file, where there are no blocks.
         _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
     }
 }
 
-/// A multiple of every file system's block size.
+/// A multiple of every file system's block size, in bytes.
 const BEYOND: u64 = 1 << 16;
 
 /// Frees the blocks of a range. Errors: `EOPNOTSUPP` if the file does not support it.
@@ -204,7 +206,7 @@ fn allocate(number: i32, mode: u32, offset: u64, length: u64) -> Result<(), Errn
     SystemCall::new(linux::__NR_fallocate, [number as u64, mode, offset, length, 0]).run().map(drop)
 }
 
-/// Opens a file of words that several processes share.
+/// Opens a file for reading and writing, whose content several processes share.
 pub fn open_shared(path: &CStr) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
     let arguments = [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0];
@@ -221,8 +223,9 @@ struct Lock {
     process: i32,
 }
 
-/// Claims a file for as long as its open file description lives (F_OFD_SETLK). The claim excludes
-/// only users that claim by this function. Errors: `EAGAIN` if another process has claimed it.
+/// Claims a file for as long as its open file description lives, by a write lock on the whole file
+/// (F_OFD_SETLK). Errors: `EAGAIN` if the file is locked by another open file description or
+/// process.
 pub fn claim(number: i32) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, 0, 0).map(drop).map_err(|error| match error {
         Errno::EACCES => Errno::EAGAIN,
@@ -230,25 +233,40 @@ pub fn claim(number: i32) -> Result<(), Errno> {
     })
 }
 
-/// Claims one byte of a file for as long as its open file description lives. Errors: `EAGAIN` if
-/// another open file description has claimed the byte.
+/// Claims one byte of a file for as long as its open file description lives, by a write lock
+/// (F_OFD_SETLK). Errors: `EAGAIN` if another open file description has claimed the byte.
 pub fn claim_byte(number: i32, byte: usize) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, byte as i64, 1).map(drop)
 }
 
-/// Returns whether another open file description has claimed this byte.
+/// Returns whether another open file description has claimed a byte by [`claim_byte`].
 pub fn is_byte_claimed(number: i32, byte: usize) -> Result<bool, Errno> {
     lock(number, linux::F_OFD_GETLK, byte as i64, 1).map(|found| u32::from(found.kind as u16) != linux::F_UNLCK)
 }
 
+/// Waits for the lock on a file's first byte, and takes it. The lock belongs to the open file
+/// description, and goes with it.
+pub fn lock_first_byte(number: i32) -> Result<(), Errno> {
+    lock(number, linux::F_OFD_SETLKW, 0, 1).map(drop)
+}
+
+/// Releases the lock on a file's first byte.
+pub fn unlock_first_byte(number: i32) -> Result<(), Errno> {
+    lock_as(linux::F_UNLCK, number, linux::F_OFD_SETLK, 0, 1).map(drop)
+}
+
 fn lock(number: i32, command: u32, start: i64, length: i64) -> Result<Lock, Errno> {
-    let mut lock = Lock { kind: linux::F_WRLCK as i16, whence: 0, start, length, process: 0 };
+    lock_as(linux::F_WRLCK, number, command, start, length)
+}
+
+fn lock_as(kind: u32, number: i32, command: u32, start: i64, length: i64) -> Result<Lock, Errno> {
+    let mut lock = Lock { kind: kind as i16, whence: 0, start, length, process: 0 };
     let arguments = [number as u64, u64::from(command), &raw mut lock as u64, 0, 0];
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(|_| lock)
 }
 
-/// Makes a second open file description of a memory file, at a private descriptor. Errors: `ENOENT`
-/// without /proc.
+/// Makes a second open file description of a memfd, at a descriptor in usring's own range. Errors:
+/// `ENOENT` without /proc.
 pub fn reopen(number: i32) -> Result<OwnedDescriptor, Errno> {
     let path = alloc::ffi::CString::new(alloc::format!("/proc/self/fd/{number}")).map_err(|_| Errno::EINVAL)?;
     open_shared(&path)?.into_private()

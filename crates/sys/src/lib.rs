@@ -17,6 +17,7 @@ extern crate alloc;
 
 pub mod bounce_buffer;
 pub mod bulk_memory;
+pub mod call_hook;
 pub mod capability;
 pub mod clock;
 pub mod credential_change;

@@ -1,4 +1,4 @@
-//! usring's own memory mappings.
+//! Makes, duplicates and removes usring's own memory mappings.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, user_memory};
@@ -9,21 +9,22 @@ use linux_raw_sys::general as linux;
 
 pub const PAGE: usize = 4096;
 
-/// Shared memory that lives until it is dropped. Further mappings of its pages,
-/// [`Mapping::duplicate`]d for the program, outlive it.
+/// A shared mapping, which is unmapped when this value is dropped. Duplicates of its pages, made
+/// for the program by [`Mapping::duplicate`], stay mapped.
 #[derive(Debug)]
 pub struct Mapping {
     address: usize,
     length: usize,
-    /// The memory's file, if mremap(2) cannot map the pages a second time.
+    /// The memfd that holds the memory. `None` if mremap(2) can map the pages a second time, so
+    /// that no file is needed.
     file: Option<OwnedDescriptor>,
-    /// Where the last duplicate would begin if it began with the first page. 0: no duplicate yet.
-    /// Only a hint: the program may have removed the duplicate.
+    /// Address of the last duplicate, less the offset of its first page in this mapping; 0 before
+    /// the first duplicate. Only a hint: the program may have unmapped the duplicate.
     last_duplicate: AtomicUsize,
 }
 
 impl Mapping {
-    /// Maps zeroed pages, shared with children and with duplicates.
+    /// Maps zeroed pages, shared with forked children and with duplicates of the mapping.
     pub fn shared(length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         if can_map_twice() {
@@ -33,14 +34,14 @@ impl Mapping {
         Mapping::of_file(memory_file(c"usring", length as u64)?, length)
     }
 
-    /// Maps the first bytes of a memory file, shared with every process that maps them.
+    /// Maps the first `length` bytes of a memfd, shared with every process that maps them.
     pub fn of_file(file: OwnedDescriptor, length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
         Ok(Mapping { address, length, file: Some(file), last_duplicate: AtomicUsize::new(0) })
     }
 
-    /// Returns the memory's descriptor, if the mapping has a file.
+    /// Returns the descriptor of the mapping's memfd, if it has one.
     pub fn file(&self) -> Option<i32> {
         self.file.as_ref().map(OwnedDescriptor::number)
     }
@@ -53,12 +54,13 @@ impl Mapping {
         self.length
     }
 
-    /// Maps the pages of `part` once more, and leaves the new mapping to the program. A length
-    /// beyond the part only reserves addresses, which must not be touched.
+    /// Maps the pages of `part` a second time, for the program, which unmaps them. If `length` is
+    /// larger than the part, the rest is only reserved addresses, which must not be accessed.
+    /// Returns the address.
     ///
-    /// If the neighbours of these pages were duplicated before, and the addresses beside them are
-    /// free, the duplicate lies there. The kernel then makes one mapping of both, which halves the
-    /// cost at fork(2).
+    /// If neighbouring pages were duplicated before, and the addresses next to that duplicate are
+    /// free, the new duplicate lies there. The kernel then merges both into one mapping, which
+    /// halves the cost at fork(2).
     pub fn duplicate(&self, part: Range<usize>, length: usize) -> Result<usize, Errno> {
         let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
         assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
@@ -85,13 +87,13 @@ impl Mapping {
         Ok(address)
     }
 
-    /// Copies the program's pages at `address` to the pages of `part`. Then maps those at
-    /// `address`, in place of the program's. No other code may use the part meanwhile.
+    /// Copies the program's pages at `address` to the pages of `part`. Then maps the pages of
+    /// `part` at `address`, in place of the program's. No other code may use the part meanwhile.
     pub fn replace(&self, part: Range<usize>, address: UserAddress) -> Result<(), Errno> {
         let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
         assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
-        // SAFETY: the pages are mapped as long as this value lives, and no references into them
-        // exist.
+        // SAFETY: the pages of `part` are mapped as long as this value lives, and no references
+        // into them exist.
         unsafe { user_memory::copy_to_raw((self.address + part.start) as *mut u8, address, part.len())? };
         self.map_pages(part, Some(address.0 as usize)).map(drop)
     }
@@ -112,7 +114,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Makes a file of zeroed memory (memfd_create(2)), at a private descriptor.
+/// Makes a memfd of `length` zero bytes (memfd_create(2)), at a number that is private to usring.
 pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::MFD_CLOEXEC);
     let number = SystemCall::new(linux::__NR_memfd_create, [name.as_ptr() as u64, flags, 0, 0, 0]).run()?;
@@ -121,16 +123,24 @@ pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     Ok(file)
 }
 
-/// Maps a page of words that several processes share; it is never unmapped.
+/// Maps the first page of a memfd as words that several processes share. The page is never
+/// unmapped.
 pub fn shared_words(file: &OwnedDescriptor) -> Result<&'static [AtomicU64], Errno> {
-    let address = map(PAGE, linux::MAP_SHARED, Some((file.number(), 0)))?;
-    // SAFETY: 1. The mapping is a page, aligned for words, and never unmapped.
-    // 2. Any bytes are words, and other processes reach them as atomics, too.
-    Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, PAGE / size_of::<AtomicU64>()) })
+    shared_pages_of_words(file, PAGE)
 }
 
-/// Maps the pages of a shared mapping a second time: mremap(2) with an old size of zero. Needs no
-/// descriptor.
+/// Maps `length` bytes of words that several processes share; they are never unmapped. `length`
+/// is a multiple of [`PAGE`], and the file is at least as long.
+pub fn shared_pages_of_words(file: &OwnedDescriptor, length: usize) -> Result<&'static [AtomicU64], Errno> {
+    assert!(length.is_multiple_of(PAGE), "the mapping is whole pages");
+    let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
+    // SAFETY: 1. The mapping is whole pages, aligned for words, and never unmapped.
+    // 2. Any bytes are words, and other processes reach them as atomics, too.
+    Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, length / size_of::<AtomicU64>()) })
+}
+
+/// Maps the pages of a shared mapping a second time, at `fixed` if given: mremap(2) with an old
+/// size of 0. Needs no descriptor.
 fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
     let mut flags = linux::MREMAP_MAYMOVE;
     if fixed.is_some() {
@@ -140,9 +150,9 @@ fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usiz
     SystemCall::new(linux::__NR_mremap, arguments).run().map(|address| address as usize)
 }
 
-/// Returns whether pages belong to this process alone: writes to them show in no other mapping, of
-/// this or another process. Tries to map each page again, which the kernel permits for shared pages
-/// only. Each page is tried, because each may belong to another mapping.
+/// Returns whether all pages of a range are private: a write to them changes no other mapping, in
+/// this or another process. Tries to map each page a second time, which the kernel permits for
+/// shared pages only. (Each page may belong to a different mapping.)
 pub fn is_private(address: UserAddress, length: usize) -> bool {
     if !can_map_twice() {
         return false;
@@ -156,7 +166,8 @@ pub fn is_private(address: UserAddress, length: usize) -> bool {
     })
 }
 
-/// Returns whether mremap(2) can map pages a second time; Valgrind's cannot. Tried once.
+/// Returns whether mremap(2) can map shared pages a second time. Valgrind's cannot. Tries it at the
+/// first call.
 fn can_map_twice() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
@@ -181,21 +192,21 @@ pub fn private_pages(length: usize) -> Result<usize, Errno> {
     map(length.next_multiple_of(PAGE), linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, None)
 }
 
-/// Maps private zeroed pages of which most will never be written. With strict overcommit the kernel
-/// counts them only when they are written.
+/// Maps private zeroed pages of which most will never be written. The kernel does not reserve
+/// memory for them (MAP_NORESERVE), unless vm.overcommit_memory is 2.
 pub fn offered_pages(length: usize) -> Result<usize, Errno> {
     let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
     map(length.next_multiple_of(PAGE), flags, None)
 }
 
-/// Reserves addresses without memory, which cannot be read.
+/// Reserves addresses without memory. Accesses to them fault.
 pub fn reserve(length: usize) -> Result<usize, Errno> {
     let flags = u64::from(linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE | linux::MAP_DENYWRITE);
     let arguments = [0, length as u64, u64::from(linux::PROT_NONE), flags, -1i64 as u64, 0];
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(|address| address as usize)
 }
 
-/// Reserves these addresses. `None` if some of them are in use.
+/// Reserves the addresses of a range. `None` if some of them are in use.
 fn claim(address: usize, length: usize) -> Option<usize> {
     map_where(address, length, linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE, None).ok()
 }
@@ -212,7 +223,7 @@ pub fn unmap(address: usize, length: usize) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_munmap, [address as u64, length as u64, 0, 0, 0]).run().map(drop)
 }
 
-/// A descriptor of usring's, and a byte offset in its file.
+/// The source of a file mapping: a descriptor of usring, and an offset in bytes in its file.
 pub(crate) type Source = (i32, usize);
 
 pub(crate) fn map(length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
@@ -239,11 +250,12 @@ pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: O
     mapped
 }
 
-/// Maps memory as [`map`] does, at exactly this address. Errors: `EEXIST` if the address is in use.
+/// Maps memory as [`map`] does, at exactly this address. Errors: `EEXIST` if some of the addresses
+/// are in use.
 pub(crate) fn map_where(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let mapped = map_at(address, length, flags | linux::MAP_FIXED_NOREPLACE, source)?;
     if mapped != address {
-        // A kernel that does not know the flag treats the address as a hint.
+        // A kernel that does not know MAP_FIXED_NOREPLACE treats the address as a hint.
         let _ = unmap(mapped, length);
         return Err(Errno::EEXIST);
     }
@@ -267,7 +279,7 @@ fn map_protected(
     flags: u32,
     source: Option<Source>,
 ) -> Result<usize, Errno> {
-    // MAP_DENYWRITE lets the call pass usring's own filter; Linux ignores it.
+    // MAP_DENYWRITE lets the call pass usring's seccomp filter; Linux ignores this flag.
     let flags = u64::from(flags | linux::MAP_DENYWRITE);
     let (number, offset) = source.unwrap_or((-1, 0));
     let arguments = [address as u64, length as u64, u64::from(protection), flags, number as u64, offset as u64];

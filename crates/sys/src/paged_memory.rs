@@ -1,29 +1,31 @@
-//! Memory whose pages usring itself evicts and brings back: the range that the program sees
-//! ([`Window`]), and the pager's operations behind it ([`PagedMemory`]).
+//! Memory whose pages usring itself evicts and brings back: the range that the program uses
+//! ([`Window`]), and the operations of the pager, the swap code that moves the pages
+//! ([`PagedMemory`]).
 //!
 //! There are two kinds:
 //! - *anonymous*: private pages. [`crate::userfault`] fills and protects them.
-//! - *aliased*: a memory file, mapped twice. The program's view permits no access to evicted pages.
-//!   The pager reads and writes the contents through the other view (the *contents' view*).
+//! - *aliased*: a memfd, mapped twice. The program's view permits no access to evicted pages. The
+//!   pager reads and writes the pages through the second view (the *contents' view*).
 //!
 //! # Guard markers, and when the kernel removes them
-//! A guard marker survives the release of its file's page (FALLOC_FL_PUNCH_HOLE), with one
-//! exception. Linux (6.18) first unmaps the hole, then frees page by page. A page that is mapped
-//! again meanwhile is unmapped once more, in all views, *with its markers*. The next touch of the
-//! program's view then gets a page of zeroes instead of a signal.
+//! A guard marker (MADV_GUARD_INSTALL) stays when the file's page below it is freed
+//! (FALLOC_FL_PUNCH_HOLE), with one exception. Linux (6.18) first unmaps the hole, then frees page
+//! by page. If a page is mapped again in between, Linux unmaps it once more, in all views and *with
+//! its markers*. The next access through the program's view then gets a page of zeroes instead of a
+//! signal.
 //!
-//! No thread reads a page that is being freed. But a read fault on another page maps up to 15
-//! neighbours along with it, regardless of madvise(2). So the contents' view is never read where it
-//! could fault. Pages come into it by write faults, which map no neighbours
-//! ([`PagedMemory::prepare_reading`]). In the program's view all pages that are not resident have a
-//! marker, and the kernel does not map those.
+//! No thread reads a page that is being freed. But a read fault on another page also maps up to 15
+//! neighbours, regardless of madvise(2). So the pager never reads the contents' view where that
+//! could fault. It first maps the pages there by write faults, which map no neighbours
+//! ([`PagedMemory::prepare_reading`]). In the program's view every page that is not resident has a
+//! marker, and the kernel maps no page with a marker.
 //!
 //! # Forked children
-//! A forked child gets neither view (MADV_DONTFORK). It would find zeroes in place of an evicted
-//! page, or, in a file, share memory that should be a copy. So the child finds no mapping, unless
-//! the pager passes the memory on:
+//! A forked child gets neither view (MADV_DONTFORK). Otherwise it would find zeroes in place of an
+//! evicted anonymous page, and would share a file's pages that should be copies. The child has the
+//! memory only if the pager passes it on:
 //! - *anonymous*: the kernel copies the pages that are present ([`PagedMemory::set_inherited`]).
-//!   The child's own pager has to bring the others.
+//!   The child's own pager has to bring back the evicted ones.
 //! - *aliased*: the pager copies the pages ([`PagedMemory::copy`]), and the child maps the copy
 //!   ([`PagedMemory::inherit_file`]).
 
@@ -36,34 +38,34 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Alignment of both views, in bytes. A read fault maps pages around it too, within a window that
-/// is aligned to less than this (fault_around_bytes). So in the contents' view no window reaches
-/// into a second cluster of a pager, which another thread may be evicting.
+/// Alignment of both views, in bytes. A read fault also maps pages around it, within an aligned
+/// window that is smaller than this (fault_around_bytes). So in the contents' view no such window
+/// reaches into a second cluster of pages, which another thread may be evicting.
 ///
-/// This is a second line of defence behind [`PagedMemory::prepare_reading`]: the kernel may have
-/// removed pages from that view in between, to swap them itself.
+/// The alignment matters in spite of [`PagedMemory::prepare_reading`]: the kernel may have unmapped
+/// pages from that view since then, to swap them itself.
 const ALIGNED: usize = 2 << 20;
 
-/// Attempts of a call for which the kernel has no memory, and the pause between two, in
-/// nanoseconds.
+/// Most attempts of a call for which the kernel has no memory, and the pause between two attempts,
+/// in nanoseconds.
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
 /// A value whose address identifies this process.
 static PROCESS: PerProcess<u64> = PerProcess::new();
 
-/// The memory and the pager's operations on it.
+/// Memory whose pages usring evicts, with the pager's operations on it.
 #[derive(Debug)]
 pub struct PagedMemory {
     address: usize,
     length: usize,
-    /// Address of the contents' view, and the file.
+    /// For aliased memory: the address of the contents' view, and the memfd.
     alias: Option<(usize, OwnedDescriptor)>,
     process: &'static u64,
 }
 
-/// The program's side. There is one window for each memory, and it borrows like a slice. Touching
-/// it may raise a signal that the pager serves, as with memory of a file.
+/// The program's view of a [`PagedMemory`], which has one window only. An access to it may raise a
+/// signal, in whose handler the pager brings the page back.
 #[derive(Debug)]
 pub struct Window {
     memory: Arc<PagedMemory>,
@@ -75,15 +77,15 @@ impl Window {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: 1. The range is mapped while the memory lives, and any bytes are valid `u8`. 2.
-        // There is one window, so a writer has it mutably. The pager moves the bytes and never
-        // changes them.
+        // SAFETY: 1. The range is mapped while `memory` lives, and any bytes are valid `u8`. 2.
+        // There is one window, so only a mutable borrow of it can write. The pager moves the bytes
+        // and never changes them.
         unsafe { core::slice::from_raw_parts(self.memory.address as *const u8, self.memory.length) }
     }
 
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: the range is mapped while the memory lives, and `&mut self` is the only way to
-        // write.
+        // SAFETY: 1. The range is mapped while `memory` lives, and any bytes are valid `u8`. 2.
+        // There is one window, and `&mut self` excludes other references into it.
         unsafe { core::slice::from_raw_parts_mut(self.memory.address as *mut u8, self.memory.length) }
     }
 }
@@ -104,7 +106,7 @@ fn new_file(length: usize) -> Result<OwnedDescriptor, Errno> {
 }
 
 impl PagedMemory {
-    /// Maps private pages, at the address `at` if there is one.
+    /// Maps private pages. They begin at the address `at`, if one is given.
     pub fn anonymous(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let address = place(length, at, ANONYMOUS, None)?;
@@ -113,7 +115,7 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// Maps a memory file twice; the program's view is at the address `at` if there is one.
+    /// Maps a new memfd twice. The program's view begins at the address `at`, if one is given.
     pub fn aliased(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let file = new_file(length)?;
@@ -132,8 +134,8 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// Sets whether a child that is forked from now on finds a copy of this part: its present
-    /// pages, and zeroes elsewhere. Only for anonymous memory.
+    /// Sets whether a child that is forked from now on gets a copy of this part: of its resident
+    /// pages, with zeroes in place of others. Only for anonymous memory.
     pub fn set_inherited(&self, offset: usize, length: usize, inherited: bool) -> Result<(), Errno> {
         self.check(offset, length);
         assert!(self.alias.is_none(), "a child would share the file");
@@ -141,7 +143,7 @@ impl PagedMemory {
         self.advise(self.address + offset, length, advice)
     }
 
-    /// Takes over the inherited memory, in the child.
+    /// Returns the window of inherited anonymous memory, in a forked child.
     pub fn inherit(&self) -> Window {
         assert!(self.alias.is_none(), "a child does not inherit memory of a file");
         let process = PROCESS.get_or_make(|| 0);
@@ -149,14 +151,14 @@ impl PagedMemory {
         Window { memory: Arc::new(memory) }
     }
 
-    /// Makes an empty memory file of this memory's length.
+    /// Makes a memfd of zeroes with the length of this memory.
     pub fn file_for_copy(&self) -> Result<OwnedDescriptor, Errno> {
         new_file(self.length)
     }
 
     /// Copies the content of resident pages of aliased memory to their offsets in another file. No
-    /// thread may free a page meanwhile: reading the contents' view may fault and map neighbours
-    /// (see the head of this file).
+    /// thread may free a page meanwhile, because reading the contents' view may fault and map
+    /// neighbours (see the head of this file).
     pub fn copy(&self, offset: usize, length: usize, to: &OwnedDescriptor) -> Result<(), Errno> {
         let content = self.content(offset, length);
         let mut done = 0;
@@ -172,8 +174,9 @@ impl PagedMemory {
     }
 
     /// In a forked child, maps `parts` of `file` at the parent's addresses. `file` is a copy that
-    /// the parent made. The parts permit no access until the pager permits it. After an error some
-    /// parts may be mapped already; the caller unmaps them by [`PagedMemory::renounce`].
+    /// the parent made ([`PagedMemory::copy`]). The parts permit no access until the child's pager
+    /// calls [`PagedMemory::permit`]. After an error some parts may be mapped already; the caller
+    /// unmaps them by [`PagedMemory::renounce`].
     pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let alias = map_aligned(self.length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
@@ -181,8 +184,8 @@ impl PagedMemory {
         let kept = memory.keep_to_process(alias, self.length);
         let mapped = kept.and_then(|()| parts.iter().try_for_each(|part| memory.reclaim(part.start, part.len())));
         if let Err(error) = mapped {
-            // Dropping `memory` would also unmap the addresses between the parts, which are not the
-            // pager's.
+            // Dropping `memory` would also unmap the addresses between the parts, where other
+            // mappings may lie.
             core::mem::forget(memory);
             return Err(error);
         }
@@ -195,9 +198,8 @@ impl PagedMemory {
         unmap(self.address + offset, length)
     }
 
-    /// Excludes a range from forked children and from huge pages, which would allocate memory for
-    /// evicted pages. (Without huge pages in the kernel the second advice fails, which does no
-    /// harm.)
+    /// Excludes a range from forked children, and from huge pages, which would allocate memory for
+    /// evicted pages. (A kernel without huge pages refuses the second advice; that does no harm.)
     fn keep_to_process(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.advise(address, length, linux::MADV_DONTFORK)?;
         let _ = self.advise(address, length, linux::MADV_NOHUGEPAGE);
@@ -212,15 +214,15 @@ impl PagedMemory {
         self.length
     }
 
-    /// Returns whether this process made the memory; in a forked child its addresses are not
-    /// mapped.
+    /// Returns whether this process mapped the memory. `false` in a forked child, where the
+    /// addresses are not mapped.
     pub fn is_ours(&self) -> bool {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
     }
 
-    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::content`]). If a
-    /// page were not mapped there, reading it could remove other pages' guard markers (see the head
-    /// of this file).
+    /// Maps resident pages of aliased memory in the contents' view ([`PagedMemory::content`]),
+    /// before they are read there. Reading a page that is not mapped there could remove the guard
+    /// markers of other pages (see the head of this file).
     ///
     /// Errors: `ENOMEM`, `EFAULT` if a page cannot be mapped; `EINVAL` before Linux 5.14.
     pub fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
@@ -229,8 +231,8 @@ impl PagedMemory {
         self.advise(alias + offset, length, linux::MADV_POPULATE_WRITE)
     }
 
-    /// Returns which of up to 64 pages are not in memory, as a bit for each page. A page that the
-    /// kernel has swapped out itself counts as absent.
+    /// Returns which of up to 64 pages are not in memory, by mincore(2). Bit n stands for the page
+    /// n. A page that the kernel itself has swapped out counts as absent.
     pub fn absent(&self, offset: usize, length: usize) -> Result<u64, Errno> {
         self.check(offset, length);
         let mut resident = [0u8; 64];
@@ -242,7 +244,8 @@ impl PagedMemory {
         Ok(absent.fold(0, |bits, (page, _)| bits | 1 << page))
     }
 
-    /// Returns the address at which the content can be read while it is resident.
+    /// Returns the address at which the pager can read a resident part: in the contents' view if
+    /// there is one.
     pub fn content(&self, offset: usize, length: usize) -> usize {
         self.check(offset, length);
         self.alias.as_ref().map_or(self.address, |(alias, _)| *alias) + offset
@@ -265,21 +268,21 @@ impl PagedMemory {
         Err(Errno::ENOMEM)
     }
 
-    /// Closes a part of the program's view by guard markers: touches raise SIGSEGV from now on.
-    /// Errors: `EINVAL` if Linux has no guard markers (before 6.15).
+    /// Installs guard markers on a part of the program's view: accesses raise SIGSEGV from now on.
+    /// Errors: `EINVAL` if the kernel has no guard markers for this memory (before Linux 6.15).
     pub fn guard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         self.advise(self.address + offset, length, linux::MADV_GUARD_INSTALL)
     }
 
-    /// Removes the guard markers of a part.
+    /// Removes the guard markers from a part of the program's view.
     pub fn unguard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         self.advise(self.address + offset, length, linux::MADV_GUARD_REMOVE)
     }
 
-    /// Closes or opens a part of the program's view by its protection, which costs the kernel a
-    /// mapping for each part.
+    /// Permits or forbids all access to a part of the program's view by mprotect(2). Each part with
+    /// another protection is a mapping of its own in the kernel.
     pub fn permit(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
         self.check(offset, length);
         let protection = if permitted { u64::from(linux::PROT_READ | linux::PROT_WRITE) } else { 0 };
@@ -287,13 +290,13 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_mprotect, arguments).run().map(drop)
     }
 
-    /// Releases the pages of a part to the system. No thread may touch them.
+    /// Frees the pages of a part. No thread may access them meanwhile.
     pub fn discard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let Some((_, file)) = &self.alias else {
             let address = self.address + offset;
             return match self.advise(address, length, linux::MADV_DONTNEED) {
-                // The program has locked all its memory (mlockall(2)).
+                // EINVAL: the program has locked its memory (mlockall(2)).
                 Err(Errno::EINVAL) => self.advise(address, length, linux::MADV_DONTNEED_LOCKED),
                 answer => answer,
             };
@@ -303,17 +306,17 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_fallocate, arguments).run().map(drop)
     }
 
-    /// Writes content through the contents' view. Only for aliased memory.
+    /// Writes `from` to the pages at `offset`, through the contents' view. Only for aliased memory.
     pub fn fill(&self, offset: usize, from: &[u8]) {
         self.check(offset, from.len());
-        let (alias, _) = self.alias.as_ref().expect("memory with a second view");
-        // SAFETY: 1. The target is in range, and mapped. 2. The caller fills only pages that no
-        // other thread touches: they are closed in the program's view, and only the pager uses
-        // them. 3. No reference into the alias exists.
+        let (alias, _) = self.alias.as_ref().expect("aliased memory has a second view");
+        // SAFETY: 1. The target is in range, and mapped. 2. The caller fills only pages to which
+        // the program's view permits no access, and only one thread of the pager uses them. 3. No
+        // reference into the contents' view exists.
         unsafe { core::ptr::copy_nonoverlapping(from.as_ptr(), (alias + offset) as *mut u8, from.len()) };
     }
 
-    /// Moves private pages from another address into the program's view of a part, for good.
+    /// Moves private pages from the address `pages` to a part of the program's view, by mremap(2).
     pub fn replace(&self, offset: usize, length: usize, pages: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let flags = u64::from(linux::MREMAP_MAYMOVE | linux::MREMAP_FIXED);
@@ -321,8 +324,8 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_mremap, arguments).run().map(drop)
     }
 
-    /// Maps a part of the program's view again, in place of pages that were moved there. The part
-    /// permits no access until [`PagedMemory::permit`] opens it.
+    /// Maps a part of the program's view again, in place of what is mapped there. The part permits
+    /// no access until [`PagedMemory::permit`] permits it.
     pub fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let address = self.address + offset;
@@ -333,13 +336,13 @@ impl PagedMemory {
         self.keep_to_process(address, length)
     }
 
-    /// Returns whether a resident part holds only zeroes.
+    /// Returns whether all bytes of a resident part are zero.
     pub fn is_zero(&self, offset: usize, length: usize) -> bool {
         let start = self.content(offset, length);
         assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));
         (0..length / 8).all(|index| {
-            // SAFETY: the word is in range, mapped, and aligned. No thread writes to it now; if a
-            // thread did, the load is atomic.
+            // SAFETY: the word is in range, mapped, and aligned. The load is atomic, even if
+            // another thread wrote at the same time.
             unsafe { &*((start + 8 * index) as *const AtomicU64) }.load(Ordering::Relaxed) == 0
         })
     }
@@ -347,7 +350,7 @@ impl PagedMemory {
 
 impl Drop for PagedMemory {
     fn drop(&mut self) {
-        // In a child these addresses belong to other mappings.
+        // In a forked child other mappings may lie at these addresses.
         if !self.is_ours() {
             return;
         }
@@ -358,7 +361,8 @@ impl Drop for PagedMemory {
     }
 }
 
-/// A bounce buffer: pages of the pager, through which content is transferred.
+/// A bounce buffer: private pages through which the pager transfers pages of the program to and
+/// from a device.
 #[derive(Debug)]
 pub struct Bounce {
     address: usize,
@@ -378,12 +382,13 @@ impl Bounce {
     /// Returns the first `length` bytes.
     ///
     /// # Panics
-    /// If the buffer is shorter.
+    /// If the buffer is shorter than `length`.
     pub fn bytes(&self, length: usize) -> &[u8] {
         assert!(length <= self.length);
-        // SAFETY: only this value uses the pages until `drop`. A device writes to them only during
-        // a transfer. The thread that makes the transfer borrows the buffer's owner mutably until
-        // the transfer is over, so no such slice exists meanwhile.
+        // SAFETY: 1. The pages are mapped until `drop`, and only this value uses them. 2. A device
+        // writes to them only during a transfer. The thread that makes the transfer borrows the
+        // buffer's owner mutably until the transfer is over, so no slice of this function exists
+        // meanwhile.
         unsafe { core::slice::from_raw_parts(self.address as *const u8, length) }
     }
 }

@@ -1,5 +1,5 @@
-//! State of one process that a forked child must not inherit: locks that another thread held, and
-//! threads that do not exist in the child.
+//! Holds state of one process that a forked child must not inherit. Examples are locks that another
+//! thread held at the fork, and records of threads that do not exist in the child.
 
 use crate::mapping;
 use crate::{Errno, SystemCall};
@@ -7,22 +7,23 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// A value made on first use, and made again in a forked child. The pointer to it lies on a page
-/// that the kernel clears at fork (MADV_WIPEONFORK). The parent's value stays as it was; the child
-/// never touches it. A vfork child shares its parent's memory and so its parent's value.
+/// A value made on first use, and made anew in a forked child. The pointer to the value lies on a
+/// page that is zero in a forked child (MADV_WIPEONFORK). So the child never touches the parent's
+/// value. A vfork child shares its parent's memory and so its parent's value.
 pub struct PerProcess<T: Sync + 'static> {
-    /// The value's word on the page; null before the first use.
+    /// Address of the word, on such a page, that points to the value. Null before the first use.
     word: AtomicPtr<AtomicPtr<T>>,
 }
 
-/// The page of all such values of the process.
+/// The page with the words of all `PerProcess` values, zero in a forked child. Null until [`page`]
+/// maps it.
 static PAGE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
-/// Bitmap of the page's words that are in use.
+/// Bitmap of the words of [`PAGE`] that are in use.
 static TAKEN: [AtomicU64; WORDS / 64] = [const { AtomicU64::new(0) }; WORDS / 64];
 const WORDS: usize = mapping::PAGE / size_of::<usize>();
 
-/// Makes the page. A host that serves a program calls this first: without the page no value can be
-/// made, and with it every value can.
+/// Maps the page on which the pointers to `PerProcess` values lie. Called before the first such
+/// value is made: making a value panics if the page cannot be mapped.
 ///
 /// Errors: `ENOMEM` if there is no memory, or no MADV_WIPEONFORK (Linux before 4.14, some
 /// sandboxes).
@@ -45,20 +46,20 @@ fn page() -> Result<*mut u8, Errno> {
     }
 }
 
-/// Takes a word that is zero now, and zero in every forked child.
+/// Allocates a word that is zero now, and zero in every forked child.
 fn take_word() -> *mut usize {
-    let page = page().expect("a page that fork empties: prepare() was not called").cast::<usize>();
+    let page = page().expect("a page that is zero in forked children: prepare() was not called").cast::<usize>();
     for (index, bits) in TAKEN.iter().enumerate() {
         let take = |bits: u64| (bits != u64::MAX).then(|| bits | (bits + 1));
         if let Ok(before) = bits.fetch_update(Ordering::Acquire, Ordering::Relaxed, take) {
             return page.wrapping_add(64 * index + before.trailing_ones() as usize);
         }
     }
-    // The shared page is full: this word gets its own page.
-    wiped_page().expect("a page that fork empties").cast()
+    // `PAGE` is full, so this word gets a page of its own.
+    wiped_page().expect("a page that is zero in forked children").cast()
 }
 
-/// Releases a word that is zero and no longer referenced.
+/// Frees a word of [`take_word`]. The word must be zero and no longer referenced.
 fn give_back(word: *mut usize) {
     let offset = (word as usize).wrapping_sub(PAGE.load(Ordering::Acquire) as usize);
     if offset >= mapping::PAGE {
@@ -85,9 +86,9 @@ impl<T: Sync + 'static> PerProcess<T> {
     pub fn get(&self) -> Option<&'static T> {
         let word = self.word.load(Ordering::Acquire);
         // SAFETY: 1. A non-null `word` lies on a page that stays mapped for as long as the word
-        // belongs to this value. 2. Only this value uses it: it is zero, or a pointer stored by
-        // `get_or_make`. 3. The stored pointer came from `Box::into_raw`, and is freed only with
-        // its owner.
+        // belongs to this value. 2. Only this value uses the word, which is zero or a pointer
+        // stored by `get_or_make`. 3. The stored pointer came from `Box::into_raw`, and is freed
+        // only by the drop of an `OwnedPerProcess`.
         unsafe { word.as_ref()?.load(Ordering::Acquire).as_ref() }
     }
 
@@ -104,8 +105,9 @@ impl<T: Sync + 'static> PerProcess<T> {
             // frees it.
             Ok(_) => unsafe { &*fresh },
             Err(other) => {
-                // SAFETY: 1. `fresh` was not published, so only this function has it. 2. `other`
-                // was published by another thread and lives on.
+                // SAFETY: 1. `fresh` came from `Box::into_raw` and was not published, so only this
+                // function has it. 2. `other` was published by another thread, and no code frees it
+                // while `self` is borrowed.
                 unsafe {
                     drop(Box::from_raw(fresh));
                     &*other
@@ -128,14 +130,14 @@ impl<T: Sync + 'static> PerProcess<T> {
             };
         }
         // SAFETY: 1. The word lies on a page that is mapped for as long as the word belongs to this
-        // value. 2. It is aligned, was zero when it was taken, and belongs to no other value.
+        // value. 2. The word is aligned, was zero when it was allocated, and belongs to no other
+        // value.
         unsafe { &*word }
     }
 }
 
-/// A [`PerProcess`] value with an owner: dropping the owner frees the value, in each process
-/// separately. A forked child that drops its owner leaves its parent's value alone. The child's
-/// copy of the value is never freed.
+/// Owner of a [`PerProcess`] value. Dropping it frees the value of the process that drops it. A
+/// forked child never frees its copy of its parent's value.
 #[derive(Default)]
 pub struct OwnedPerProcess<T: Sync + 'static>(PerProcess<T>);
 
@@ -144,8 +146,8 @@ impl<T: Sync + 'static> OwnedPerProcess<T> {
         OwnedPerProcess(PerProcess::new())
     }
 
-    /// Returns the value, which lives as long as its owner; `make` makes it if this process has
-    /// none yet.
+    /// Returns the value, which lives as long as `self`. If this process has none yet, `make` makes
+    /// it.
     pub fn get_or_make(&self, make: impl FnOnce() -> T) -> &T {
         self.0.get_or_make(make)
     }
@@ -154,8 +156,8 @@ impl<T: Sync + 'static> OwnedPerProcess<T> {
 impl<T: Sync + 'static> Drop for OwnedPerProcess<T> {
     fn drop(&mut self) {
         let word = core::mem::replace(self.0.word.get_mut(), core::ptr::null_mut());
-        // SAFETY: the word lies on a page that stays mapped while this value has it. In a child the
-        // word is zero.
+        // SAFETY: a non-null `word` lies on a page that stays mapped until `give_back` frees the
+        // word, below.
         let Some(word) = (unsafe { word.as_ref() }) else { return };
         let value = word.swap(core::ptr::null_mut(), Ordering::AcqRel);
         if !value.is_null() {

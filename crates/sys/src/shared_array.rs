@@ -1,6 +1,6 @@
-//! A power of two of equal values at even distances in shared memory: the entries of a ring, the
-//! slots of a queue. Only the low bits of an index count. So the range check at construction is
-//! enough, and no request needs one.
+//! An array in shared memory, with equal distances between its values: the entries of a ring, the
+//! slots of a queue. Its length is a power of two, and only the low bits of an index are used. So
+//! the range is checked once, when the array is made.
 
 #[cfg(not(loom))]
 pub use machine::SharedArray;
@@ -15,7 +15,7 @@ mod machine {
     use core::marker::PhantomData;
     use core::ptr::NonNull;
 
-    /// Values that start `STRIDE` bytes apart.
+    /// An array of values in shared memory that start `STRIDE` bytes apart.
     pub struct SharedArray<T, const STRIDE: usize> {
         /// Keeps the memory mapped.
         _memory: Arc<SharedMemory>,
@@ -24,16 +24,16 @@ mod machine {
         values: PhantomData<T>,
     }
 
-    // SAFETY: this is a part of `SharedMemory`, which is `Send`.
+    // SAFETY: all accesses are those of `SharedMemory`, which is `Send`.
     unsafe impl<T, const STRIDE: usize> Send for SharedArray<T, STRIDE> {}
-    // SAFETY: this is a part of `SharedMemory`, which is `Sync`.
+    // SAFETY: all accesses are those of `SharedMemory`, which is `Sync`.
     unsafe impl<T, const STRIDE: usize> Sync for SharedArray<T, STRIDE> {}
 
     impl<T, const STRIDE: usize> SharedArray<T, STRIDE> {
         /// Makes an array of `count` values, the first at `offset`.
         pub fn new(memory: &Arc<SharedMemory>, offset: usize, count: usize) -> Self {
             const { assert!(STRIDE.is_multiple_of(align_of::<T>()) && STRIDE >= size_of::<T>()) };
-            assert!(count.is_power_of_two(), "an index wraps by its low bits");
+            assert!(count.is_power_of_two(), "the length of a shared array is a power of two");
             let first = memory.part(offset, (count - 1) * STRIDE + size_of::<T>(), align_of::<T>());
             SharedArray { _memory: Arc::clone(memory), first, mask: count - 1, values: PhantomData }
         }
@@ -43,11 +43,11 @@ mod machine {
             self.first.as_ptr().wrapping_add((index & self.mask) * STRIDE)
         }
 
-        /// Prefetches the cache line of a value that is about to be written. The processor takes
-        /// the line away from other processors.
+        /// Prefetches the cache line of a value that is about to be written. The processor gets
+        /// exclusive ownership of the line.
         #[inline(always)]
         pub fn prefetch_to_write(&self, index: usize) {
-            // SAFETY: the instruction changes no memory and never faults. A processor that does not
+            // SAFETY: `prefetchw` changes no memory and never faults. A processor that does not
             // know it does nothing.
             unsafe { core::arch::asm!("prefetchw [{}]", in(reg) self.at(index), options(nostack, preserves_flags)) };
         }
@@ -56,20 +56,20 @@ mod machine {
         #[inline(always)]
         pub fn prefetch(&self, index: usize) {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: the instruction changes no memory and never faults.
+            // SAFETY: a prefetch changes no memory and never faults.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(self.at(index).cast()) };
         }
     }
 
     impl<T: Plain, const STRIDE: usize> SharedArray<T, STRIDE> {
-        /// Copies a value out, each byte once.
+        /// Copies the value at `index` out of the array, reading each byte once.
         #[inline(always)]
         pub fn read(&self, index: usize) -> T {
             // SAFETY: `new` has checked that all values lie in the memory, aligned.
             unsafe { shared::copy_from(self.at(index)) }
         }
 
-        /// Copies a value in.
+        /// Copies a value into the array at `index`.
         #[inline(always)]
         pub fn write(&self, index: usize, value: T) {
             // SAFETY: `new` has checked that all values lie in the memory, aligned.
@@ -78,11 +78,11 @@ mod machine {
     }
 
     impl<const STRIDE: usize> SharedArray<AtomicU16, STRIDE> {
-        /// Returns a half word; the caller chooses the ordering.
+        /// Returns the 16-bit word at `index`, as an atomic. The caller chooses the ordering.
         #[inline(always)]
         pub fn half_word(&self, index: usize) -> &AtomicU16 {
-            // SAFETY: `new` has checked that the half word lies in the memory, and it is only used
-            // as an atomic.
+            // SAFETY: `new` has checked that the half word lies in the memory, aligned. usring
+            // accesses it only as an atomic.
             unsafe { &*self.at(index).cast() }
         }
     }

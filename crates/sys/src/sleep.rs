@@ -1,6 +1,6 @@
 //! The sleep word of a ring: waiters announce in it that they sleep, and threads with work for the
-//! ring read it. All threads that wait for a ring sleep through this file, because lost wake-ups
-//! can only arise here.
+//! ring read it. All threads that wait for a ring sleep through this file, so a lost wake-up can
+//! only come from here.
 //!
 //! # The rule
 //! ```text
@@ -13,74 +13,74 @@
 //!   retract(ticket)                          Nobody: no thread was asleep
 //!   look at the work again
 //! ```
-//! Both sides store first and look afterwards, with a full barrier between. So at least one of them
-//! sees the other's store ([`Edge::Sleep`]).
+//! Each side stores its own word, executes a full barrier, and then reads the other side's word. So
+//! at least one side sees the other's store ([`Edge::Sleep`]).
 //!
 //! # State
 //! One 64-bit word, changed only by compare-and-swap:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
-//! | 0 | `asleep` | the leader has announced itself and is not claimed |
+//! | 0 | `asleep` | the leader has announced a sleep that no waker has claimed |
 //! | 1 | `led` | a thread owns the ring's epoll set |
-//! | 2–19 | `sleepers` | futex sleepers announced and not claimed |
-//! | 20–35 | `needed` | least count that any sleeper waits for |
-//! | 36–63 | `claims` | how often the futex sleepers were claimed |
+//! | 2–19 | `sleepers` | number of announced futex sleepers that no waker has claimed |
+//! | 20–35 | `needed` | least number of queued entries that any sleeper waits for |
+//! | 36–63 | `claims` | number of times that wakers have claimed the futex sleepers |
 //!
 //! A ring has at most one **leader**, which sleeps in epoll because it also watches files and
 //! timers. It has any number of **futex sleepers**. A waker claims one of two groups: the leader,
-//! or all futex sleepers at once. So no waker can wake the wrong futex sleeper; several threads
-//! waiting on one ring are rare. A claim removes the group's announcement in the compare-and-swap
-//! that decides to wake. Hence there is *one wake-up per announcement*, and the loser of two wakers
-//! makes no system call.
+//! or all futex sleepers at once. (Waking all of them is cheap, because several threads rarely wait
+//! on one ring.) To claim a group means to remove its announcements, in the compare-and-swap that
+//! decides to wake. Hence there is *one wake-up per announcement*: of two wakers, only one makes a
+//! system call.
 //!
-//! `retract` takes back an announcement that is not claimed:
-//! - the leader's, if `asleep` is still set (there is one leader);
-//! - a futex sleeper's, if `claims` is unchanged (a claim takes the whole group).
+//! `retract` removes an announcement that no waker has claimed:
+//! - the leader's, if `asleep` is still set (a ring has one leader);
+//! - a futex sleeper's, if `claims` is unchanged (a waker claims the whole group).
 //!
-//! If the announcement was claimed, a waker has left its work to this thread. The thread must look
-//! at that work, even if a time-out or a signal ended its sleep.
+//! If a waker has claimed the announcement, it relies on this thread to do the work. The thread
+//! must then look at the work, even if a timeout or a signal ended its sleep.
 //!
-//! The leader's eventfd may be written late, after the leader woke for another reason. That only
-//! causes one needless wake-up. But the eventfd is never drained between an announcement and the
-//! sleep: that would lose the one wake-up.
+//! A waker may write the leader's eventfd late, after the leader woke for another reason. That only
+//! causes one needless wake-up. But the leader never drains the eventfd between its announcement
+//! and its sleep: that would lose the one wake-up.
 //!
-//! The futex word releases claimed futex sleepers: it is incremented after the claim and before the
-//! wake-up. A sleeper read it before its announcement. So by then the sleeper either is in the
-//! kernel's queue or finds another value.
+//! A waker that has claimed the futex sleepers increments the futex word before it wakes them. A
+//! futex sleeper reads this word before it announces itself, and sleeps only while the word is
+//! unchanged. So at the wake-up the sleeper either sleeps in the kernel or will find another value.
 //!
 //! The word of a ring lies in memory that forked processes share. Only threads of the process that
-//! made the ring ever lead, and only until another process uses the ring: a waker in that process
-//! could not reach the leader's eventfd. A dead process leaves its announcements behind. They cause
-//! one needless wake-up.
+//! made the ring ever become leader, and only until another process uses the ring. A waker in the
+//! other process could not write the leader's eventfd. The announcements of a process that died
+//! remain. They cause one needless wake-up.
 
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::{Errno, futex};
 
-/// The way in which a waiter sleeps.
+/// How a waiter sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sleeper {
-    /// On [`SleepWord::futex`].
+    /// In futex(2), on the word [`SleepWord::futex`].
     Futex,
     /// In the ring's epoll set, as its leader; woken by the ring's eventfd.
     Epoll,
 }
 
-/// The threads that the waker has to wake now: only these, and once.
+/// The threads that a waker has claimed and has to wake now, once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "whoever was claimed sleeps until it is woken"]
+#[must_use = "a claimed thread sleeps until it is woken"]
 pub enum Wake {
-    /// No thread sleeps, or all sleepers wait for more.
+    /// No thread sleeps, or all sleepers wait for more entries.
     Nobody,
-    /// All futex sleepers: [`SleepWord::wake_futex`].
+    /// All futex sleepers. The waker calls [`SleepWord::wake_futex`].
     Futex,
-    /// The leader: write the eventfd that is in its epoll set.
+    /// The leader. The waker writes the eventfd that is in the ring's epoll set.
     Epoll,
 }
 
-/// An announced sleep, to be retracted.
+/// An announced sleep. The announcing thread passes it to [`SleepWord::retract`] after the sleep.
 #[derive(Debug)]
 #[must_use = "an announcement is taken back with `retract`"]
 pub struct Ticket {
@@ -91,7 +91,8 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Returns the value that [`SleepWord::futex`] must still hold for this thread to sleep.
+    /// Returns the value of [`SleepWord::futex`] from before the announcement. The thread sleeps
+    /// only while the word has this value.
     pub fn futex_value(&self) -> u32 {
         self.futex
     }
@@ -115,7 +116,7 @@ struct State {
 
 const SLEEPERS_MAX: u32 = (1 << 18) - 1;
 const CLAIMS_MASK: u32 = (1 << 28) - 1;
-/// The largest value of `needed`: a thread that waits for more is woken at this count.
+/// Largest value of `needed`. A thread that waits for more entries is woken at this number.
 const NEEDED_MAX: u32 = 0xffff;
 
 impl State {
@@ -170,8 +171,8 @@ impl SleepWord {
     }
 
     /// Announces that this thread will sleep until `needed` entries are queued (values over 65535
-    /// count as 65535). A full barrier follows. The caller then reads the work, and sleeps only if
-    /// there is less than `needed`.
+    /// count as 65535). A full barrier follows. The caller then reads the number of queued entries,
+    /// and sleeps only if it is less than `needed`.
     #[inline]
     pub fn announce(&self, kind: Sleeper, needed: u32) -> Ticket {
         let futex = self.futex.load(Ordering::Relaxed);
@@ -193,8 +194,8 @@ impl SleepWord {
         Ticket { kind, claims: before.claims, futex, led: before.led }
     }
 
-    /// Retracts the announcement. `true`: a waker had claimed it, so this thread must do that
-    /// waker's work, whatever ended the sleep.
+    /// Removes an announcement. Returns `true` if a waker has claimed it: then this thread must
+    /// look at the work, whatever ended its sleep.
     #[inline]
     pub fn retract(&self, ticket: Ticket) -> bool {
         let stands = |state: &State| match ticket.kind {
@@ -212,12 +213,12 @@ impl SleepWord {
         !stands(&before)
     }
 
-    /// Claims the threads to wake for work that was published just before. `queued` is the amount
-    /// of work that waits; `u32::MAX` wakes regardless of the amount requested.
+    /// Claims the threads to wake for work that the caller has just published. `queued` is the
+    /// number of queued entries; `u32::MAX` wakes regardless of the number that sleepers wait for.
     ///
-    /// One group is claimed: futex sleepers before the leader, because the leader goes on watching
+    /// Claims the futex sleepers if there are any, and otherwise the leader, which also watches
     /// files. If every sleeper has to see the work (each waits for a number of CQEs of its own),
-    /// the caller repeats this until it returns [`Wake::Nobody`].
+    /// the caller repeats this call until it returns [`Wake::Nobody`].
     #[inline]
     pub fn wake_target(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier(Side::Waker);
@@ -258,7 +259,8 @@ impl SleepWord {
         self.release_futex(wake)
     }
 
-    /// Makes a claim of futex sleepers visible to those that are not asleep yet.
+    /// Increments the futex word if futex sleepers were claimed, so that none of them falls asleep
+    /// now.
     fn release_futex(&self, wake: Wake) -> Wake {
         if wake == Wake::Futex {
             self.futex.fetch_add(1, Ordering::Release);
@@ -266,8 +268,8 @@ impl SleepWord {
         wake
     }
 
-    /// Tries to become the leader: the one thread that owns the ring's epoll set, asleep or awake.
-    /// `false`: another thread leads.
+    /// Tries to make the caller the leader: the one thread that owns the ring's epoll set, asleep
+    /// or awake. Returns `false` if another thread is the leader.
     pub fn lead(&self) -> bool {
         !self.change(|state| state.led = true).led
     }
@@ -278,8 +280,8 @@ impl SleepWord {
         State::unpack(self.state.load(Ordering::Relaxed)).led
     }
 
-    /// Stops being the leader (after `retract`). [`Wake::Futex`]: other threads sleep, and one of
-    /// them has to become leader; the caller wakes them.
+    /// Ends the caller's time as leader (after `retract`). If it returns [`Wake::Futex`], the
+    /// caller wakes the futex sleepers, and one of them becomes leader.
     pub fn resign(&self) -> Wake {
         let mut wake = Wake::Nobody;
         self.change(|state| {
@@ -290,7 +292,7 @@ impl SleepWord {
         self.release_futex(wake)
     }
 
-    /// Returns the word that futex sleepers sleep on, while it holds [`Ticket::futex_value`].
+    /// Returns the word on which futex sleepers sleep, while its value is [`Ticket::futex_value`].
     pub fn futex(&self) -> &AtomicU32 {
         &self.futex
     }
@@ -313,8 +315,8 @@ impl SleepWord {
             let before = State::unpack(word);
             let mut after = before;
             change(&mut after);
-            // Acquire and release on both sides: a thread that finds itself claimed sees the work
-            // that it was claimed for.
+            // Acquire and release in every change: a thread whose announcement was claimed sees the
+            // work that the waker published before.
             match self.state.compare_exchange_weak(word, after.pack(), Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return before,
                 Err(now) => word = now,

@@ -2,12 +2,13 @@
 //! filter.
 
 use crate::perturbation::perturb_call;
-use crate::{Errno, pinned_memory};
+use crate::{Errno, call_hook, pinned_memory};
 use core::arch::asm;
 
-/// Sixth argument of a call that usring's filter must let pass. Most calls that the filters trap
-/// take at most five arguments, so the kernel never reads this register. Calls with six use
-/// [`PASS_MARK_ABOVE_FLAGS`]. mmap(2) carries `MAP_DENYWRITE` instead, which Linux ignores.
+/// The pass mark: the sixth argument of a system call of usring's own, which usring's seccomp
+/// filter must let pass. Most calls that the filter traps take at most five arguments, so the
+/// kernel never reads the sixth. Calls that take six use [`PASS_MARK_ABOVE_FLAGS`]. mmap(2) carries
+/// `MAP_DENYWRITE` instead, which Linux ignores.
 pub const PASS_MARK: u64 = 0x7573_7269_6e67_3031;
 
 /// [`PASS_MARK`] for calls whose sixth argument is 32 bits of flags (preadv2(2), copy_file_range(2)
@@ -26,8 +27,8 @@ pub struct AddressTrust(());
 
 impl AddressTrust {
     /// # Safety
-    /// Every address that the program puts into requests of rings made with this trust must be the
-    /// program's to read or write. This holds for as long as the request is in flight.
+    /// The program puts addresses into requests of rings that are made with this value. Each must
+    /// be the program's to read or write for as long as its request is in flight.
     pub unsafe fn new() -> Self {
         AddressTrust(())
     }
@@ -40,14 +41,14 @@ impl UserAddress {
         self.0 == 0
     }
 
-    /// Returns the address `bytes` further on. Wraps, as the kernel's arithmetic does before its
-    /// checks.
+    /// Returns the address that is `bytes` higher. Wraps, as the kernel's arithmetic does before
+    /// its checks.
     pub const fn offset(self, bytes: u64) -> UserAddress {
         UserAddress(self.0.wrapping_add(bytes))
     }
 }
 
-/// A system call as a value, so that it can run in place or on a worker thread.
+/// A system call as a value: number and arguments. It can run on the calling thread or on a worker.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct SystemCall {
@@ -56,18 +57,19 @@ pub struct SystemCall {
 }
 
 impl SystemCall {
-    /// Makes a call with up to five arguments; it carries [`PASS_MARK`].
+    /// Builds a system call with up to five arguments. The sixth is [`PASS_MARK`], by which the
+    /// call passes usring's seccomp filter.
     pub const fn new(number: u32, arguments: [u64; 5]) -> Self {
         let [a, b, c, d, e] = arguments;
         SystemCall { number, arguments: [a, b, c, d, e, PASS_MARK] }
     }
 
-    /// Makes a call that uses its sixth argument; it carries no mark.
+    /// Builds a system call with six arguments, without a pass mark.
     pub const fn with_six(number: u32, arguments: [u64; 6]) -> Self {
         SystemCall { number, arguments }
     }
 
-    /// Makes the call on this thread, and repeats it after each `EINTR`.
+    /// Makes the system call on this thread, and repeats it after each `EINTR`.
     #[inline]
     pub fn run(&self) -> Result<u64, Errno> {
         loop {
@@ -78,7 +80,7 @@ impl SystemCall {
         }
     }
 
-    /// Makes the call once, on this thread.
+    /// Makes the system call once, on this thread.
     #[inline]
     pub fn run_once(&self) -> Result<u64, Errno> {
         // SAFETY: 1. The arguments are the program's or usring's, and the kernel checks each of
@@ -87,9 +89,21 @@ impl SystemCall {
         // `SystemCall`.
         let run = |call: &SystemCall| unsafe { syscall6(call.number, call.arguments) };
         perturb_call();
-        let answer = pinned_memory::during(self, run);
+        let answer = call_hook::during(self, |call| pinned_memory::during(call, run));
         perturb_call();
         check(answer)
+    }
+
+    /// Makes the call on this thread, past the hook ([`call_hook`]), and repeats it after each
+    /// `EINTR`.
+    pub fn run_unhooked(&self) -> Result<u64, Errno> {
+        loop {
+            // SAFETY: the reasons are those in `run_once`.
+            match check(unsafe { syscall6(self.number, self.arguments) }) {
+                Err(Errno::EINTR) => continue,
+                other => return other,
+            }
+        }
     }
 }
 
@@ -102,18 +116,18 @@ pub fn check(answer: u64) -> Result<u64, Errno> {
 /// Executes the `syscall` instruction.
 ///
 /// # Safety
-/// The requirements are those of the call that `number` names: pointers among `arguments` must be
-/// valid for the kernel's use of them.
+/// The requirements are those of the system call `number`. Pointers among `arguments` must be valid
+/// for the use that the kernel makes of them.
 #[inline(always)]
 pub unsafe fn syscall6(number: u32, arguments: [u64; 6]) -> u64 {
     let answer: u64;
-    // SAFETY: 1. The caller vouches for the arguments. 2. The clobbers are
-    // those of the x86-64 system call convention: rcx and r11.
+    // SAFETY: 1. The caller vouches for the arguments. 2. rcx and r11, which the kernel overwrites,
+    // are declared as clobbered.
     unsafe {
         asm!(
             "syscall",
-            // The kernel preserves r9, and libc does not set it for its calls of fewer arguments.
-            // The mark must not reach one of those.
+            // The kernel preserves r9, and libc does not set r9 for calls with fewer arguments. A
+            // call of libc's must not carry the pass mark that is left in r9.
             "xor r9d, r9d",
             inlateout("rax") u64::from(number) => answer,
             in("rdi") arguments[0],

@@ -1,5 +1,5 @@
-//! The states of the process in which a submission needs additional checks. They are one word, so
-//! an ordinary submission pays a single load for all of them.
+//! Records the states of the process in which a submission needs additional checks. All states are
+//! bits of one word, so an ordinary submission needs a single load.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -7,32 +7,36 @@ use core::sync::atomic::{AtomicU32, Ordering};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Unusual {
-    /// Threads of the program may differ in their rights ([`crate::credentials`]).
+    /// Threads of the program may have different credentials ([`crate::credentials`]).
     Credentials = 1 << 0,
     /// The allocator uses its reserve ([`crate::memory_reserve`]).
     LowMemory = 1 << 1,
+    /// Requests may get faults (`usring run --inject`).
+    Faults = 1 << 2,
+    /// Changes of files are recorded (`usring crash`).
+    Recording = 1 << 3,
 }
 
 static STATES: AtomicU32 = AtomicU32::new(0);
 
-/// Returns whether the process is in any of these states. One load.
+/// Returns whether the process is in any [`Unusual`] state, by one load.
 #[inline(always)]
 pub fn any() -> bool {
     STATES.load(Ordering::Relaxed) != 0
 }
 
-/// Returns whether the process is in this state.
+/// Returns whether the process is in the given state.
 #[inline(always)]
 pub fn has(state: Unusual) -> bool {
     STATES.load(Ordering::Relaxed) & state as u32 != 0
 }
 
-/// Notes that the process enters the state.
+/// Notes that the process enters the given state.
 pub fn set(state: Unusual) {
     STATES.fetch_or(state as u32, Ordering::Release);
 }
 
-/// Notes that the process leaves the state.
+/// Notes that the process leaves the given state.
 pub fn clear(state: Unusual) {
     STATES.fetch_and(!(state as u32), Ordering::Release);
 }

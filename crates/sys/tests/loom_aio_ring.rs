@@ -1,7 +1,7 @@
-//! A model of the ring in which the kernel's AIO leaves its completions. An event is seen whole and
-//! once, and its slot is not written again while it is being read. The kernel's half is modelled on
-//! `fs/aio.c`: it writes the event, then the tail behind a write barrier, and only as far as the
-//! head permits.
+//! A model of the ring to which the kernel's AIO writes completions. usring reads each event once,
+//! and completely written. The kernel does not write to a slot while usring reads it. The kernel's
+//! half follows `fs/aio.c`: it writes an event, then the tail after a write barrier, and only if
+//! the head says that there is room.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
 #![cfg(loom)]
@@ -34,8 +34,8 @@ fn complete(memory: &SharedMemory, number: u64) -> bool {
     true
 }
 
-/// Passes three events through a ring of two slots, which holds one event at a time. So the first
-/// event's slot is used again.
+/// Passes up to three events through a ring of two slots, which holds one event at a time. So the
+/// slot of the first event is used again.
 fn completions() {
     loom::model(|| {
         let length = size_of::<AioRing>() + ENTRIES as usize * size_of::<IoEvent>();
@@ -43,7 +43,7 @@ fn completions() {
         let header_length = size_of::<AioRing>() as u32;
         memory.write(0, AioRing { nr: ENTRIES, magic: AIO_RING_MAGIC, header_length, ..AioRing::default() });
         let memory = Arc::new(memory);
-        let mut ring = CompletionRing::new(Arc::clone(&memory)).expect("it has the magic number");
+        let mut ring = CompletionRing::new(Arc::clone(&memory)).expect("the header has the magic number");
         assert!(complete(&memory, 0));
         let kernel = thread::spawn(move || (1..=2).take_while(|number| complete(&memory, *number)).count() as u64);
         let mut taken = Vec::new();

@@ -1,6 +1,7 @@
 //! Models of the task-work list:
-//! - Every entry is taken exactly once, whole, and after earlier entries of its pusher.
-//! - Every entry that the taker could not reach is marked.
+//! - The taker takes every entry exactly once, completely written, and after earlier entries of its
+//!   pusher.
+//! - For every entry that the taker could not reach, the queue's state says that entries are left.
 //! - No entry is lost when the list is sealed.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
@@ -48,7 +49,7 @@ fn two_pushers_one_taker() {
         take(&mut taker, &mut taken);
         take(&mut taker, &mut taken);
         pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
-        // Entries pushed since the last look are marked.
+        // After the pushers have ended, `begin` reports the entries that were pushed last.
         take(&mut taker, &mut taken);
         let of = |pusher| taken.iter().filter(move |entry| entry.0 == pusher).map(|entry| entry.1).collect::<Vec<_>>();
         assert_eq!((of(1), of(2)), (vec![0, 1], vec![0]), "lost, doubled or out of order");
@@ -73,8 +74,8 @@ fn a_take_without_acquire_reads_an_unfinished_entry() {
     weaken(Edge::Queue, Side::Acquire, two_pushers_one_taker);
 }
 
-/// Of several threads that push into an empty list, one is the first. It announces the entries,
-/// unless the taker finds them itself.
+/// Of two threads that push into an empty list, exactly one gets `first`, and has to announce the
+/// entries.
 #[test]
 fn exactly_one_of_two_pushers_is_the_first() {
     loom::model(|| {
@@ -94,8 +95,8 @@ fn exactly_one_of_two_pushers_is_the_first() {
     });
 }
 
-/// A taker that leaves entries learns of the entries that no pusher announces. It looks at the
-/// queue `looks` times, as if notified, and takes the entries that it can reach.
+/// A taker looks at the queue `looks` times, as if it was notified, and takes the entries that it
+/// can reach. If it leaves an entry that no pusher announces, `leave` says so.
 fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {
         let (queue, mut taker) = queue();
@@ -118,7 +119,7 @@ fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
         }
         let second = second.join().unwrap();
         if !second.first && taken.len() < 2 {
-            assert_eq!(rest, Rest::Entries, "nobody announces what is left");
+            assert_eq!(rest, Rest::Entries, "no thread announces the entries that are left");
         }
         take(&mut taker, &mut taken);
         assert_eq!(taken, [(1, 0), (1, 1)]);
@@ -135,8 +136,9 @@ fn a_taker_that_returns_to_a_half_linked_list_learns_of_its_rest_again() {
     a_taker_leaves_before_the_queue_is_empty(2);
 }
 
-/// The thread that takes from the queue may also deliver work without pushing it. The entries that
-/// it pushed before come first, even while they are behind an entry that another thread is linking.
+/// The taker's thread may handle work at once instead of pushing it, if `leave` finds the queue
+/// empty. Entries that it pushed before come first, even if another thread has not linked the entry
+/// before them yet.
 #[test]
 fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
     bounded(|| {
@@ -167,8 +169,8 @@ fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
     });
 }
 
-/// Closes a ring: the sealing thread takes the entries that are there. A pusher that sees the seal
-/// takes the later ones. Both hold the ring's lock.
+/// Models the close of a ring. The sealing thread takes the entries that are in the queue. A pusher
+/// that sees the seal takes later ones. Both hold the ring's lock.
 fn sealed_while_two_push() {
     bounded(|| {
         let (queue, taker) = queue();
@@ -191,7 +193,7 @@ fn sealed_while_two_push() {
         }
         pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
         assert!(queue.is_sealed());
-        assert_eq!(taker.lock().1.len(), 2, "left in a queue that nobody looks at");
+        assert_eq!(taker.lock().1.len(), 2, "an entry is left in a sealed queue");
     });
 }
 

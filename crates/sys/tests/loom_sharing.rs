@@ -1,5 +1,5 @@
-//! Models of a second process that begins to use a ring, with each process's threads as threads. No
-//! wake-up is lost between the processes: a lost one is a thread that sleeps for ever, which loom
+//! Models of a second process that begins to use a ring. Each process is modelled by threads. No
+//! wake-up between the processes is lost: otherwise a thread would sleep for ever, which loom
 //! reports as a deadlock.
 #![cfg(loom)]
 
@@ -12,7 +12,7 @@ use usring_sys::sharing::SharingWord;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
 
-/// The numbers of the process that made the ring, and of the child that begins to use it.
+/// Numbers of two processes: the one that made the ring, and a child that begins to use it.
 const CREATOR: u32 = 2;
 const CHILD: u32 = 3;
 
@@ -21,11 +21,11 @@ struct Memory {
     lock: Arc<AtomicU32>,
     sharing: SharingWord,
     sleep: SleepWord,
-    /// CQEs in the CQ.
+    /// Number of CQEs in the CQ.
     completed: AtomicU32,
 }
 
-/// An eventfd in an epoll set, edge-triggered.
+/// An edge-triggered eventfd in an epoll set. The value counts signals.
 struct Event(AtomicU32);
 
 impl Event {
@@ -34,14 +34,14 @@ impl Event {
         futex::wake(&self.0, 1);
     }
 
-    /// Sleeps until there was a signal after the one that was `seen` last.
+    /// Sleeps until there was a signal since the count `seen`. Updates `seen`.
     fn wait(&self, seen: &mut u32) {
         futex::wait(&self.0, *seen, None).unwrap();
         *seen = self.0.load(Ordering::Acquire);
     }
 }
 
-/// A process's side of the ring.
+/// A ring as one process has it.
 struct Ring {
     memory: Arc<Memory>,
     state: ProcessMutex<Taker<()>, Arc<AtomicU32>>,
@@ -70,7 +70,8 @@ impl Ring {
         };
         let wake_event = Event(AtomicU32::new(0));
         let ring = Arc::new(Ring { memory: memory.clone(), state, work, wake_event, is_adopted });
-        // Never dropped: when loom has reported a deadlock, a drop of the list would panic again.
+        // The ring is never dropped: after loom has reported a deadlock, dropping the list would
+        // panic again.
         core::mem::forget(ring.clone());
         ring
     }
@@ -83,14 +84,14 @@ impl Ring {
         match self.memory.sleep.wake_target_after_rmw(u32::MAX) {
             Wake::Nobody => return false,
             Wake::Futex => self.memory.sleep.wake_futex(),
-            // A process reaches only the leader of its own.
+            // A leader always belongs to the process that claims it.
             Wake::Epoll => self.wake_event.signal(),
         }
         true
     }
 
-    /// Completes the work on the list, and releases the lock. Wakes all waiters for `completed`
-    /// requests besides those of the list.
+    /// Completes the requests on the list and `completed` others, releases the lock, and wakes all
+    /// waiters if there were any.
     fn complete(&self, mut taker: Locked<'_>, completed: u32) {
         let mut completed = completed;
         taker.begin();
@@ -107,7 +108,7 @@ impl Ring {
         run_unattended(|| !self.work.is_empty(), try_lock, || Some(self.lock()), |taker| self.complete(taker, 0));
     }
 
-    /// Brings finished work, as a worker does.
+    /// Publishes a finished request, as a worker does.
     fn bring(&self) {
         let _ = self.work.push(Entry::new(()), Urgency::Urgent);
         if !self.memory.sharing.leave_to_waiter(|| self.wake_one()) {
@@ -115,12 +116,14 @@ impl Ring {
         }
     }
 
-    /// Waits until there are `wanted` CQEs, as a waiter in enter does that watches files.
+    /// Waits until there are `wanted` CQEs, as a thread in io_uring_enter(2) does. In the ring's
+    /// own process the waiter may become leader.
     fn wait(&self, wanted: u32) {
         self.wait_with(wanted, !self.is_adopted);
     }
 
-    /// `may_lead`: the ring has an epoll set, in this process.
+    /// Waits until there are `wanted` CQEs. `may_lead` is `true` if the ring has an epoll set in
+    /// this process.
     fn wait_with(&self, wanted: u32, may_lead: bool) {
         let Memory { sharing, sleep, completed, .. } = &*self.memory;
         let mut seen = 0;
@@ -159,12 +162,12 @@ fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// Bits of the ring watcher's eventfd in the model.
+/// Values of the ring watcher's eventfd in the model.
 const A_WAITER_LEADS: u32 = 1;
 const END: u32 = 2;
 
-/// A waiter of the ring's creator begins to sleep, and leads if the ring is not shared. A child
-/// begins to use the ring, and completes a request.
+/// A waiter of the ring's creator begins to sleep, as leader if the ring is not shared yet. At the
+/// same time a child begins to use the ring, and completes a request.
 fn a_child_begins_beside_a_leader() {
     bounded(3, || {
         let memory = memory();
@@ -212,8 +215,8 @@ fn a_process_that_looks_without_barrier_leaves_the_leader_asleep() {
     weaken(Edge::Share, Side::Waker, a_child_begins_beside_a_leader);
 }
 
-/// A worker of the ring's creator brings work. A child begins to use the ring, and waits for the
-/// completion.
+/// A worker of the ring's creator publishes a finished request. At the same time a child begins to
+/// use the ring, and waits for the completion.
 #[test]
 fn a_process_that_begins_is_woken_for_the_work_of_another_process() {
     bounded(3, || {
@@ -230,8 +233,8 @@ fn a_process_that_begins_is_woken_for_the_work_of_another_process() {
     });
 }
 
-/// As before, and a waiter of the creator waits for the work, too. Whichever waiter the worker
-/// claims, both see the completion.
+/// A waiter of the ring's creator and a waiter of a child wait for the same completion, while the
+/// child begins to use the ring. Whichever waiter is claimed, both see the completion.
 #[test]
 fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
     bounded(2, || {
@@ -258,11 +261,10 @@ fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
     });
 }
 
-/// A waiter of the creator gives up leading, because a child has begun. With that it claims the
-/// announcement of another waiter, which began before there was an epoll set, and wakes it.
-#[test]
-fn a_waiter_that_gives_up_leading_leaves_no_sleeper_without_announcement() {
-    bounded(3, || {
+/// A waiter of the creator tries to lead by `lead`, and resigns because a child has begun to use
+/// the ring. By that it claims the announcement of another waiter of its process, and must wake it.
+fn a_waiter_gives_up_leading(lead: fn(&SharingWord, &SleepWord) -> bool) {
+    bounded(3, move || {
         let memory = memory();
         let creator = Ring::of(&memory, CREATOR);
         let waiter = {
@@ -274,11 +276,81 @@ fn a_waiter_that_gives_up_leading_leaves_no_sleeper_without_announcement() {
             thread::spawn(move || _ = ring.memory.sharing.join(&ring.memory.sleep))
         };
         let locked = creator.lock();
-        if memory.sharing.lead(&memory.sleep) && memory.sleep.resign() == Wake::Futex {
+        if lead(&memory.sharing, &memory.sleep) && memory.sleep.resign() == Wake::Futex {
             memory.sleep.wake_futex();
         }
         creator.complete(locked, 1);
         waiter.join().unwrap();
         child.join().unwrap();
     });
+}
+
+#[test]
+fn a_waiter_that_gives_up_leading_leaves_no_sleeper_without_announcement() {
+    a_waiter_gives_up_leading(SharingWord::lead);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_waiter_that_resigns_without_a_wake_up_takes_the_announcement_of_a_sleeper_along() {
+    a_waiter_gives_up_leading(|sharing, sleep| {
+        if sharing.is_shared() || !sleep.lead() {
+            return false;
+        }
+        Edge::Share.barrier_beside_rmw(Side::Sleeper);
+        let stays = !sharing.is_shared();
+        if !stays {
+            let _ = sleep.resign();
+        }
+        stays
+    });
+}
+
+/// The creator begins to poll the ring's descriptor, while a child begins and publishes two CQEs.
+/// The descriptor becomes readable in any order of these steps. The child finds the mark of the
+/// poller when it gets the lock from another process.
+fn a_process_begins_to_poll_while_a_child_publishes() {
+    bounded(3, || {
+        let memory = memory();
+        let creator = Ring::of(&memory, CREATOR);
+        let words = [(); 2].map(|()| Arc::new(AtomicU32::new(0)));
+        let [polled, readable] = words;
+        let child = {
+            let (ring, polled, readable) = (Ring::of(&memory, CHILD), polled.clone(), readable.clone());
+            thread::spawn(move || {
+                let _ = ring.memory.sharing.join(&ring.memory.sleep);
+                let mut is_polled = false;
+                for _ in 0..2 {
+                    let _locked = ring.state.lock(|_, _| is_polled = polled.load(Ordering::Relaxed) != 0);
+                    ring.memory.completed.fetch_add(1, Ordering::Release);
+                    if is_polled {
+                        readable.store(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        };
+        polled.swap(1, Ordering::SeqCst);
+        Edge::Share.barrier_beside_rmw(Side::Sleeper);
+        if memory.sharing.is_shared() {
+            let _locked = creator.lock();
+            if memory.completed.load(Ordering::Relaxed) != 0 {
+                readable.store(1, Ordering::Relaxed);
+            }
+        } else if memory.completed.load(Ordering::Acquire) != 0 {
+            readable.store(1, Ordering::Relaxed);
+        }
+        child.join().unwrap();
+        assert_eq!(readable.load(Ordering::Relaxed), 1, "no process made the descriptor readable");
+    });
+}
+
+#[test]
+fn a_descriptor_that_a_process_begins_to_poll_becomes_readable() {
+    a_process_begins_to_poll_while_a_child_publishes();
+}
+
+#[test]
+#[should_panic(expected = "no process made the descriptor readable")]
+fn a_poller_that_looks_without_barrier_misses_the_cqes_of_a_child() {
+    weaken(Edge::Share, Side::Sleeper, a_process_begins_to_poll_while_a_child_publishes);
 }

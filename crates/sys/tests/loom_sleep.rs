@@ -1,5 +1,5 @@
-//! Models of the sleep word: a thread that sleeps for work is woken for it. A lost wake-up is a
-//! thread that sleeps for ever, which loom reports as a deadlock.
+//! Models of the sleep word: a thread that sleeps until there is work is woken when work comes.
+//! After a lost wake-up a thread would sleep for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -15,10 +15,10 @@ use usring_sys::sync::{AtomicU32, Ordering};
 /// A ring, reduced to the words of its waiters and wakers.
 struct Ring {
     work: Queue<u32>,
-    /// The driver's end of the list, and how many entries it has taken.
+    /// The taker of `work`, and the number of entries that it has taken.
     taker: Mutex<(Taker<u32>, u32)>,
     sleep: SleepWord,
-    /// The eventfd in the leader's epoll set; the leader sleeps while it is 0.
+    /// The eventfd in the ring's epoll set. The leader sleeps while it is 0.
     eventfd: AtomicU32,
 }
 
@@ -33,8 +33,8 @@ impl Ring {
         self.work.push(Entry::new(value), Urgency::Lazy).queued
     }
 
-    /// Takes the reachable entries. Returns how many were taken in all, and how many more must come
-    /// for `needed`.
+    /// Takes the entries that can be reached. Returns the number of entries taken so far, and the
+    /// number that are still missing to `needed`.
     fn take(&self, needed: u32) -> (u32, u32) {
         let (taker, taken) = &mut *self.taker.lock();
         if taker.begin() {
@@ -42,8 +42,8 @@ impl Ring {
                 *taken += 1;
             }
         }
-        // The entry behind the broken link may be the only one that is counted from now on. So one
-        // entry must be enough for a wake-up.
+        // The entry that is not linked yet may be the only one that is counted from now on. So a
+        // wake-up must come after 1 entry.
         let missing = if taker.leave() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
         (*taken, missing)
     }
@@ -64,7 +64,7 @@ impl Ring {
         self.carry_out(self.sleep.wake_target(queued));
     }
 
-    /// Takes entries until there were `needed`, and sleeps while too few are queued.
+    /// Takes entries until `needed` were taken. Sleeps while no entry is queued.
     fn wait_for_entries(&self, kind: Sleeper, needed: u32) {
         loop {
             let (taken, missing) = self.take(needed);
@@ -85,12 +85,12 @@ impl Ring {
         }
     }
 
-    /// Sleeps until `is_enough`, as a waiter in enter does.
+    /// Sleeps until `is_enough` returns `true`, as a waiter in io_uring_enter(2) does.
     fn wait(&self, kind: Sleeper, needed: u32, is_enough: impl Fn() -> bool) {
         while !is_enough() {
             if kind == Sleeper::Epoll {
-                // Always before the announcement: a wake-up for it may already have come, and must
-                // not be drained.
+                // The eventfd is drained before the announcement. After it a waker may have written
+                // the eventfd, and draining would lose that wake-up.
                 self.eventfd.store(0, Ordering::Relaxed);
             }
             let ticket = self.sleep.announce(kind, needed);
@@ -110,8 +110,8 @@ fn spawn(ring: &Arc<Ring>, f: impl FnOnce(&Ring) + 'static) -> thread::JoinHandl
     thread::spawn(move || f(&ring))
 }
 
-/// With three threads, or many steps, all interleavings would take hours. A thread can still be
-/// preempted anywhere, but only this often in one run; known bugs of such protocols need two
+/// Runs a model with at most three preemptions in one run, at any places. All interleavings of
+/// three threads, or of many steps, would take hours. Known bugs of such protocols need two
 /// preemptions.
 fn bounded(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
@@ -166,7 +166,8 @@ fn a_sleeper_that_needs_two_entries_is_woken_by_the_second_waker() {
     });
 }
 
-/// The count that the waker passes decides on a wake-up, not a count in the list.
+/// The number that the waker passes to `wake_target` decides on a wake-up, not the number of
+/// entries in the list.
 #[test]
 fn a_sleeper_that_needs_two_cqes_is_woken_by_the_second_post() {
     loom::model(|| {
@@ -226,23 +227,23 @@ fn an_announcement_is_claimed_by_only_one_of_two_wakers() {
     });
 }
 
-/// A waker that claims a sleeper leaves its work to that sleeper, even if the sleeper was about to
-/// time out at that moment.
+/// A waker claims a sleeper that times out at the same moment. The waker leaves its work to the
+/// sleeper, which must do it.
 fn a_sleeper_times_out(kind: Sleeper) {
     loom::model(move || {
         let ring = Ring::new();
         let waker = spawn(&ring, |ring| {
             let queued = ring.push(0);
             if ring.sleep.wake_target(queued) == Wake::Nobody {
-                assert_eq!(ring.take(1).0, 1, "nobody else does it");
+                assert_eq!(ring.take(1).0, 1, "no other thread has done the work");
             }
         });
         let ticket = ring.sleep.announce(kind, 1);
         if ring.sleep.retract(ticket) {
-            assert_eq!(ring.take(1).0, 1, "claimed for work that cannot be seen");
+            assert_eq!(ring.take(1).0, 1, "the claimed sleeper sees no work");
         }
         waker.join().unwrap();
-        assert_eq!(ring.taker.lock().1, 1, "nobody did the work");
+        assert_eq!(ring.taker.lock().1, 1, "no thread did the work");
         assert_eq!(ring.sleep.wake_target(1), Wake::Nobody);
     });
 }
@@ -253,8 +254,8 @@ fn work_for_a_sleeper_that_times_out_is_done_by_it_or_its_waker() {
     a_sleeper_times_out(Sleeper::Epoll);
 }
 
-/// Two sleepers: one gives up around the first of two wake-ups. The other announces itself again in
-/// between, and that announcement stays valid.
+/// One of two sleepers retracts its announcement around the first of two wake-ups. The other
+/// announces itself again in between. Its announcement must stay valid.
 #[test]
 fn an_announcement_outlives_the_retraction_of_another() {
     bounded(|| {
@@ -290,7 +291,7 @@ fn a_sleeper_becomes_leader_when_the_leader_resigns() {
     });
 }
 
-/// The whole protocol: task work, the ring's lock, and a waiter.
+/// A ring with its lock, its task work and a waiter: all parts of the protocol together.
 struct Engine {
     ring: Arc<Ring>,
     lock: Mutex<()>,
@@ -298,8 +299,8 @@ struct Engine {
 }
 
 impl Engine {
-    /// Runs task work, and wakes the waiters of its completions. After the unlock it looks again,
-    /// as long as the lock is free.
+    /// Runs task work under the ring's lock, and wakes waiters for the completions. After the
+    /// unlock checks for work again, if the lock is free.
     fn run(&self, guard: Option<Guard<()>>) {
         let mut guard = guard;
         while let Some(held) = guard {
@@ -360,8 +361,8 @@ fn a_waiter_without_barrier_sleeps_although_its_work_is_queued() {
     weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
 }
 
-/// A leader sleeps until there are two completions, and other work comes. The waker finds the
-/// leader on the AIO context, if the leader notes its place before the announcement.
+/// A leader sleeps on an AIO context until it has two completions, and other work comes. If the
+/// leader notes the context before it announces its sleep, the waker finds it there.
 fn a_leader_sleeps_on_completions(notes_place_first: bool) {
     bounded(move || {
         let ring = Ring::new();

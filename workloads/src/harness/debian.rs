@@ -1,5 +1,5 @@
-//! The Debian packages that the tests use. If a package is missing, the test that needs it fails
-//! and names it. (If the test passed without doing anything, the gap would go unnoticed.)
+//! Debian packages that the tests use. If a package is missing, the test that needs it fails and
+//! names it: a test that passed without doing anything would hide the gap.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,8 @@ pub const QEMU_STORAGE_DAEMON: Package = debian("/usr/bin/qemu-storage-daemon", 
 pub const PYTHON: Package = debian("/usr/bin/python3", "apt-get install python3");
 pub const REDIS_BENCHMARK: Package = debian("/usr/bin/redis-benchmark", "apt-get install redis-tools");
 pub const REDIS_SERVER: Package = debian("/usr/bin/redis-server", "apt-get install redis-server");
+pub const SQLITE: Package = debian("/usr/bin/sqlite3", "apt-get install sqlite3");
+pub const STRACE: Package = debian("/usr/bin/strace", "apt-get install strace");
 pub const STRESS_NG: Package = debian("/usr/bin/stress-ng", "apt-get install stress-ng");
 pub const CC: Package = debian("/usr/bin/cc", "apt-get install gcc libc6-dev");
 pub const MAKE: Package = debian("/usr/bin/make", "apt-get install make");
@@ -29,7 +31,7 @@ pub const MUSL: Package = debian("/usr/bin/musl-gcc", "apt-get install musl-tool
 pub const GO: Package = debian("/usr/bin/go", "apt-get install golang-go");
 pub const MARIADB: Package = debian("/usr/sbin/mariadbd", "apt-get install mariadb-server");
 
-/// Returns the path of the package's file. Fails the test if it does not exist.
+/// Returns the path of the package's file. Fails the test if the file does not exist.
 pub fn require(package: &Package) -> &'static str {
     assert!(Path::new(package.path).exists(), "{} is missing; as root: {}", package.path, package.install);
     package.path

@@ -1,14 +1,13 @@
-//! Starts real programs, alone or under `usring run`, waits for their end within a time limit, and
-//! reports what they did.
+//! Runs real programs, alone or under `usring run`, with a time limit, and reports what they did.
 //!
-//! - A [`Stage`] is a folder that exists as long as one test, with the files that the programs use.
-//!   If a program runs as another user (`nobody`, under Docker's rules), the folder also has a copy
-//!   of usring for that user.
+//! - A [`Stage`] is the folder of one test, with the files that its programs use. If a program runs
+//!   as another user (`nobody`, under Docker's rules), the folder also has a copy of usring for
+//!   that user.
 //! - A [`Run`] is one program on that stage, in one [`World`]: with or without usring.
 //! - A [`Finished`] is the result of a [`Run`].
 //!
 //! With `USRING_TEST_ON_KERNEL=1` in the environment, every program runs without usring and uses
-//! the kernel's io_uring. A test that fails there is wrong itself.
+//! the kernel's io_uring. If a test fails then, the test is wrong.
 
 mod debian;
 mod run;
@@ -19,7 +18,7 @@ mod statistics;
 
 pub use debian::{
     CC, FIO, GO, LIBURING, MAKE, MARIADB, MUSL, PYTHON, Package, QEMU_IMG, QEMU_STORAGE_DAEMON, REDIS_BENCHMARK,
-    REDIS_SERVER, STRESS_NG, node, python, require,
+    REDIS_SERVER, SQLITE, STRACE, STRESS_NG, node, python, require,
 };
 pub use run::{Finished, Run, Started, kill};
 pub use stage::Stage;
@@ -30,7 +29,7 @@ pub use statistics::Statistics;
 pub enum World {
     /// Nothing: the program runs as its user would start it.
     Bare,
-    /// `usring run`: for programs that use no io_uring and must not notice usring.
+    /// `usring run`: for programs that use no io_uring and must behave as without usring.
     Transparent,
     /// `usring run --deny-kernel --stats`: no call reaches the kernel's io_uring, and usring counts
     /// the requests.

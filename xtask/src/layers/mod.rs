@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 struct Layer {
     crate_name: &'static str,
     level: u8,
-    /// Crates of lower layers on which it may not depend nevertheless.
+    /// Crates of lower layers on which this crate may not depend either.
     hidden: &'static [&'static str],
     /// Whether the crate runs inside the program's calls. Then neither it nor its dependencies may
     /// use libc.
@@ -25,20 +25,28 @@ const fn layer(level: u8, crate_name: &'static str, hidden: &'static [&'static s
     Layer { crate_name, level, hidden, freestanding }
 }
 
-const LAYERS: [Layer; 13] = [
+const LAYERS: [Layer; 16] = [
     layer(0, "usring-uapi", &[], true),
     layer(1, "usring-sys", &[], true),
     layer(2, "usring-ring", &[], true),
     layer(2, "usring-std-threads", &[], false),
     layer(2, "usring-device", &[], true),
-    layer(3, "usring-engine", &[], true),
+    layer(2, "usring-record", &[], true),
+    layer(3, "usring-inject", &[], true),
     layer(3, "usring-vhost-user", &["usring-ring"], false),
-    layer(4, "usring-aio", &["usring-ring", "usring-device"], true),
-    layer(4, "usring-swap", &["usring-ring", "usring-engine"], true),
-    layer(5, "usring-call-memory", &["usring-ring", "usring-device", "usring-engine", "usring-aio"], true),
-    layer(6, "usring-interpose", &["usring-ring", "usring-device"], true),
-    layer(7, "usring-cli", &["usring-interpose", "usring-ring", "usring-aio"], false),
-    layer(8, "usring", &["usring-interpose"], false),
+    layer(4, "usring-engine", &[], true),
+    layer(4, "usring-crash", &["usring-ring"], false),
+    layer(5, "usring-aio", &["usring-ring", "usring-device", "usring-inject"], true),
+    layer(5, "usring-swap", &["usring-ring", "usring-engine", "usring-inject"], true),
+    layer(
+        6,
+        "usring-call-memory",
+        &["usring-ring", "usring-device", "usring-inject", "usring-engine", "usring-aio"],
+        true,
+    ),
+    layer(7, "usring-interpose", &["usring-ring", "usring-device"], true),
+    layer(8, "usring-cli", &["usring-interpose", "usring-ring", "usring-aio"], false),
+    layer(9, "usring", &["usring-interpose"], false),
 ];
 
 /// Crates that may depend on every crate, and on which no crate of the product may depend.

@@ -3,7 +3,7 @@
 
 use super::policies::Policies;
 use super::socket;
-use crate::{Failure, Outcome};
+use crate::{Failure, Outcome, inject};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::fd::FromRawFd;
@@ -18,6 +18,7 @@ Examples:
   usring ctl                          the devices of all your runs
   usring ctl /tmp/disk                one device
   usring ctl /tmp/disk poll=classic   from now on, spin for its completions
+  usring ctl inject list              the rules of a run with --inject
 
 Policies:
   interrupt    sleep until the device interrupts; the device refuses polled rings (EOPNOTSUPP),
@@ -30,8 +31,11 @@ A change takes effect with each thread's next wait.";
 
 /// Show the devices of running programs, and change how threads wait for a device's completions.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub struct Options {
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// PATH of the device, as in `usring run --device PATH=SPEC`. Without PATH, the command shows
     /// all devices of your runs.
     path: Option<PathBuf>,
@@ -40,6 +44,12 @@ pub struct Options {
     /// holds from each thread's next wait on.
     #[arg(requires = "path", value_parser = parse_change, value_name = "poll=POLICY")]
     change: Option<PollPolicy>,
+}
+
+/// Subcommands that do not concern devices.
+#[derive(clap::Subcommand)]
+pub enum Command {
+    Inject(inject::control::Options),
 }
 
 fn parse_change(text: &str) -> Result<PollPolicy, String> {

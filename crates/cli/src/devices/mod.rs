@@ -9,7 +9,7 @@ pub mod ctl;
 mod placeholder;
 mod policies;
 mod server;
-mod socket;
+pub mod socket;
 
 use super::{Failure, Outcome};
 use placeholder::Placeholder;
@@ -89,20 +89,23 @@ pub struct Devices {
     /// Kept only to stay connected while the run lasts. A program that outlives the launcher then
     /// gets EIO, because no process is left to reconnect.
     _back_ends: Vec<VhostUser>,
-    /// The interface to the back end of swapped memory, if it has one.
+    /// The interface to the back end of swapped memory. `None`: swapped memory has no back end.
     swap: Option<Arc<dyn Supply>>,
     policies: Arc<Policies>,
     socket: Socket,
     fallback: bool,
+    /// The memory file with the run's rules for faults, if it has any.
+    faults: Option<Arc<OwnedDescriptor>>,
 }
 
 impl Devices {
     /// Opens the devices and makes their placeholders. `swap` is the back end of swapped memory, if
-    /// it has one.
+    /// there is one, and `faults` the memory file with the run's rules.
     pub fn create<'a>(
         options: impl ExactSizeIterator<Item = (&'a DeviceOption, Connected)>,
         fallback: bool,
         swap: Option<VhostUser>,
+        faults: Option<Arc<OwnedDescriptor>>,
     ) -> Result<Devices, Failure> {
         if options.len() > MOST {
             return Err(Failure::new(format!("a run can have at most {MOST} devices")));
@@ -116,7 +119,7 @@ impl Devices {
         let (list, policies) = (Arc::new(list), Arc::new(policies));
         let supply = swap.as_ref().map(|back_end| Arc::from(back_end.supply()));
         back_ends.extend(swap);
-        Ok(Devices { list, _back_ends: back_ends, swap: supply, policies, socket: Socket::create()?, fallback })
+        Ok(Devices { list, _back_ends: back_ends, swap: supply, policies, socket: Socket::create()?, fallback, faults })
     }
 
     /// Returns the path of the socket at which the program's processes ask questions.
@@ -133,6 +136,7 @@ impl Devices {
             policies: self.policies.clone(),
             listener: self.socket.listener()?,
             fallback: self.fallback,
+            faults: self.faults.clone(),
         };
         let started = std::thread::Builder::new().name("usring-control".into()).spawn(move || server.run());
         started.map(drop).map_err(|error| Failure::new(format!("cannot start the thread for devices ({error})")))
@@ -223,5 +227,8 @@ impl Supply for KeptSupply {
 
 /// Runs the subcommand `ctl`.
 pub fn control(options: &ctl::Options) -> Outcome {
-    ctl::run(options)
+    match &options.command {
+        Some(ctl::Command::Inject(inject)) => crate::inject::control::run(inject),
+        None => ctl::run(options),
+    }
 }

@@ -31,6 +31,8 @@ pub struct Server {
     pub policies: Arc<Policies>,
     pub listener: OwnedFd,
     pub fallback: bool,
+    /// The memory file with the run's rules for faults, if it has any.
+    pub faults: Option<Arc<OwnedDescriptor>>,
 }
 
 /// The answer to a question that has succeeded.
@@ -38,9 +40,9 @@ pub struct Server {
 struct Reply {
     values: [u64; 4],
     text: Vec<u8>,
-    /// Descriptors to send. They are closed here after sending.
+    /// Descriptors to send. This process closes them after sending.
     owned: Vec<OwnedDescriptor>,
-    /// Descriptors to send. They stay open here.
+    /// Descriptors to send. They stay open in this process.
     kept: Vec<RawFd>,
     /// The queue or claim that the client holds from now on, if the question asks for one.
     lent: Option<Lent>,
@@ -63,18 +65,18 @@ impl Lent {
     }
 }
 
-/// A client that holds something lent, and its connection.
+/// A client that holds a queue or a claim, and its connection.
 struct User {
     connection: OwnedFd,
     lent: Lent,
 }
 
 impl User {
-    /// Takes back what the client held, after the client has returned it or has closed its
+    /// Takes the client's queue or claim back, after the client has returned it or has closed its
     /// connection.
     fn leave(self) {
         // Reads the client's message, although its content is known. Closing a socket with unread
-        // data would give the client an error in place of the answer.
+        // data would give the client an error instead of the answer.
         let mut question = [0; QUESTION_LENGTH];
         let asked = recv(self.connection.as_raw_fd(), &mut question, MsgFlags::MSG_DONTWAIT);
         self.lent.take_back();
@@ -110,8 +112,8 @@ impl Server {
         }
     }
 
-    /// Waits until a client connects. Meanwhile takes back what earlier clients return, or held
-    /// when they closed their connection.
+    /// Waits until a client connects. Meanwhile takes back each queue or claim that a client
+    /// returns, or held when it closed its connection.
     fn wait(&self, users: &mut Vec<User>) {
         loop {
             let mut watched = vec![PollFd::new(self.listener.as_fd(), PollFlags::POLLIN)];
@@ -171,6 +173,10 @@ impl Server {
             let values = [self.devices.len() as u64, 0, 0, 0];
             return Ok(Reply { values, kept: vec![self.policies.as_raw_fd()], ..Default::default() });
         }
+        if kind == QuestionKind::Faults {
+            let file = self.faults.as_ref().ok_or(Errno::ENODEV as i32)?;
+            return Ok(Reply { kept: vec![file.number()], ..Default::default() });
+        }
         let number = question.device;
         let device = self.devices.get(number as usize);
         if kind == QuestionKind::Describe {
@@ -179,8 +185,8 @@ impl Server {
         let swap = self.swap.as_ref().filter(|_| number == SWAP);
         let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
         if kind == QuestionKind::Claim {
-            // The claim to swapped memory is free only after its holder's queues are returned, too,
-            // because the connections end in any order.
+            // Connections of a process end in any order. So swapped memory can be claimed again
+            // only after its last holder's queues are returned, too.
             let is_taken = number != SWAP || users.iter().any(|user| user.lent.device == SWAP);
             let lent = Lent { device: number, supply: supply.clone(), queue: None };
             return if is_taken {
@@ -230,10 +236,12 @@ fn ask(
             Ok(Reply::default())
         }
         // ReturnQueue is handled by `User::leave`, because it arrives on the connection that holds
-        // the queue. The other three are answered before this function.
-        QuestionKind::ReturnQueue | QuestionKind::List | QuestionKind::Describe | QuestionKind::Claim => {
-            Err(usring_sys::Errno::EINVAL)
-        }
+        // the queue. List, Describe, Claim and Faults are answered by `answer`.
+        QuestionKind::ReturnQueue
+        | QuestionKind::List
+        | QuestionKind::Describe
+        | QuestionKind::Claim
+        | QuestionKind::Faults => Err(usring_sys::Errno::EINVAL),
     }
 }
 

@@ -3,9 +3,10 @@
 use crate::driving::wait::{self, WaitCall};
 use crate::driving::{cq_wait, dispatch, iopoll, submit};
 use crate::ring::{Exit, LockedRing, Ring};
+use crate::waiting::asked_changes;
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use usring_sys::clock::{self, Clock};
+use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, memory_reserve, thread, user_memory};
 use usring_uapi::Timespec;
 use usring_uapi::io_uring as abi;
@@ -19,22 +20,26 @@ const KNOWN: u32 = abi::IORING_ENTER_GETEVENTS
     | abi::IORING_ENTER_EXT_ARG_REG
     | abi::IORING_ENTER_NO_IOWAIT;
 
-/// With these flags the argument is checked before the CQ.
+/// Flags that announce an extended argument. The kernel checks such an argument before it looks at
+/// the CQ.
 const HAS_ARGUMENT: u32 = abi::IORING_ENTER_EXT_ARG | abi::IORING_ENTER_EXT_ARG_REG;
 /// Bytes of `struct io_uring_reg_wait`.
 const REGISTERED_WAIT_SIZE: u64 = 64;
-/// Bytes of a signal set.
+/// Bytes of a signal set in system calls.
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
+/// Longest time that a submission waits for the answers of other processes. A process that is
+/// stopped gives none.
+const LONGEST_ASK: Nanoseconds = 100_000_000;
 
-/// The arguments of the call, except the descriptor.
+/// The arguments of io_uring_enter(2), except the descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EnterCall {
     pub to_submit: u32,
     pub min_complete: u32,
     /// `IORING_ENTER_*`.
     pub flags: u32,
-    /// Signal set, or `io_uring_getevents_arg` with EXT_ARG.
+    /// Address of a signal set, or of a `struct io_uring_getevents_arg` with EXT_ARG.
     pub argument: UserAddress,
     pub argument_size: u64,
 }
@@ -44,18 +49,19 @@ impl EnterCall {
         self.flags & flag != 0
     }
 
-    /// Refuses unknown flags; the kernel checks them before the descriptor.
+    /// Refuses unknown flags (`EINVAL`). The kernel checks the flags before the descriptor.
     pub fn check_flags(&self) -> Result<(), Errno> {
         if self.flags & !KNOWN != 0 { Err(Errno::EINVAL) } else { Ok(()) }
     }
 }
 
 impl Ring {
-    /// Submits, waits, or both. Returns how many entries were taken, or 0 for a wait alone.
+    /// io_uring_enter(2): submits, waits, or both. Returns how many SQEs were taken; 0 for a wait
+    /// alone.
     ///
-    /// Errors: `EINVAL` (flags, argument size, time), `EBADFD` (not enabled), `EEXIST` (another
-    /// thread is the single issuer), `EINTR`, `ETIME`, `EFAULT` (argument), `EOWNERDEAD` (the ring
-    /// of a parent process).
+    /// Errors: `EINVAL` (flags, argument size, time), `EFAULT` (argument), `EBADFD` (not enabled),
+    /// `EINTR`, `ETIME`. `EEXIST`: SINGLE_ISSUER, and the caller is another thread. `EOWNERDEAD`:
+    /// the `Ring` belongs to an ancestor of this process.
     #[inline(always)]
     pub fn enter(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         call.check_flags()?;
@@ -75,9 +81,47 @@ impl Ring {
             if !self.defers_task_work() {
                 crate::driving::task_work::run(&mut locked);
             }
-            taken = submit::submit(&mut locked, call.to_submit);
+            if submit::is_unusual(self) {
+                return self.submit_unusual(locked, call);
+            }
+            taken = submit::submit_usual(&mut locked, call.to_submit);
             dispatch::go_on_a_while(&mut locked);
         }
+        self.end_enter(locked, taken, call)
+    }
+
+    /// Submits in an unusual state, such as on a shared ring.
+    #[cold]
+    #[inline(never)]
+    fn submit_unusual<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, call: &EnterCall) -> Result<u32, Errno> {
+        let taken = submit::submit_unusual(&mut locked, call.to_submit);
+        dispatch::go_on_a_while(&mut locked);
+        if !locked.waiting.asks.is_empty() {
+            locked = self.wait_for_answers(locked);
+        }
+        self.end_enter(locked, taken, call)
+    }
+
+    /// Waits for the answers of other processes that are asked to cancel or change requests. On the
+    /// kernel, too, the CQE of a cancellation is there when the call returns.
+    fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
+        let end = Clock::Monotonic.now() + LONGEST_ASK;
+        while !locked.waiting.asks.is_empty() && Clock::Monotonic.now() < end {
+            locked.release(Exit::Leave);
+            let paused = wait::pause(self);
+            locked = self.lock();
+            // The asked process may have died.
+            asked_changes::proceed(&mut locked);
+            if paused.is_err() {
+                break;
+            }
+        }
+        locked
+    }
+
+    /// Waits as the call asks, and leaves the ring. `taken`: number of SQEs that were taken.
+    #[inline(always)]
+    fn end_enter(self: &Arc<Self>, mut locked: LockedRing, taken: u32, call: &EnterCall) -> Result<u32, Errno> {
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
         if locked.waiting.polls.armed() != 0 {
             self.watch.activity.note_call(waits);
@@ -92,13 +136,13 @@ impl Ring {
                 crate::driving::task_work::run_for_wait(&mut locked, call.min_complete);
             }
             locked.finish_batch();
-            // The CQ holds enough CQEs: nothing is polled.
+            // If the CQ already holds enough CQEs, the wait ends without a poll.
             if call.min_complete != 0 && !call.has(HAS_ARGUMENT) && self.has_enough(&locked, call) {
                 if taken != 0 && locked.waiting.polls.expects() {
                     self.bring_expected(&mut locked);
                 }
-                // If this thread alone polls the ring's files and timers, it still does so now and
-                // then.
+                // If only waiting threads poll the ring's files and timers, this thread polls them
+                // now and then.
                 if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();
@@ -115,7 +159,7 @@ impl Ring {
         Ok(taken)
     }
 
-    /// Ends a call that submitted nothing.
+    /// Finishes an enter that has submitted nothing and does not wait.
     ///
     /// Error: `EAGAIN` if memory is too low to submit anything.
     #[inline(never)]
@@ -128,18 +172,18 @@ impl Ring {
         if is_refused { Err(Errno::EAGAIN) } else { Ok(0) }
     }
 
-    /// Completes requests that the program's earlier calls have made ready, such as a read from a
-    /// pipe that was then written to. So a caller with nothing to submit finds their CQEs. The
-    /// kernel, too, completes them before such a call returns. The owner of a ring that defers task
-    /// work asks for them by GETEVENTS.
+    /// Completes requests that earlier calls of the program have made ready, such as a read from a
+    /// pipe that the program has then written to. The caller has nothing to submit, and finds the
+    /// CQEs when it returns, as with the kernel. On a ring with DEFER_TASKRUN the owner asks for
+    /// CQEs by GETEVENTS, so nothing is done.
     fn poll_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
             crate::driving::task_work::run_all(locked);
         }
     }
 
-    /// Completes requests whose files are probably ready, so that the program has the results one
-    /// call earlier. The kernel runs waiting task work at this point.
+    /// Tries requests whose files are probably ready. The program then has their CQEs one call
+    /// earlier. The kernel runs waiting task work at this point.
     fn bring_expected(self: &Arc<Self>, locked: &mut LockedRing) {
         let is_half_empty = locked.queues.cq.ready() <= self.memory.layout().cq_entries / 2;
         if is_half_empty && self.is_left_to_owner() {
@@ -148,13 +192,13 @@ impl Ring {
         }
     }
 
-    /// Waits for more CQEs. The caller has finished its batch.
+    /// Waits for CQEs. The caller has finished its batch.
     #[inline(never)]
     fn wait_for_events(self: &Arc<Self>, locked: LockedRing, taken: u32, call: &EnterCall) -> Result<u32, Errno> {
         locked.release(Exit::Pause);
         let waited = self.get_events(call);
         if waited.is_err() {
-            // The call may have failed before its wait, so the ring is left here.
+            // get_events may have failed before its wait. So work that arrived is run here.
             self.lock().release(Exit::Leave);
         }
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }
@@ -165,14 +209,14 @@ impl Ring {
         locked.queues.cq.ready() >= call.min_complete && !locked.queues.cq.has_overflow() && self.task_work.is_empty()
     }
 
-    /// Enters a ring with SQPOLL. The call never submits: it wakes the SQ thread, waits for free SQ
-    /// entries, or waits for completions.
+    /// io_uring_enter(2) on a ring with SQPOLL. Submits nothing: wakes the SQ thread, waits for
+    /// free SQ entries, or waits for completions.
     #[inline(never)]
     fn enter_polled(self: &Arc<Self>, call: &EnterCall) -> Result<u32, Errno> {
         if self.is_disabled() {
             return Err(Errno::EBADFD);
         }
-        // Nothing here takes the ring's lock, because the SQ thread wants it all the time.
+        // This path avoids the ring's lock, because the SQ thread acquires it all the time.
         if self.memory.flags() & abi::IORING_SQ_CQ_OVERFLOW != 0 {
             self.flush_overflow();
         }
@@ -204,8 +248,8 @@ impl Ring {
         locked.release(Exit::Leave);
     }
 
-    /// Checks the calling thread: only the owner of a SINGLE_ISSUER ring may submit and run
-    /// deferred task work.
+    /// Checks the calling thread: only the issuer of a ring with SINGLE_ISSUER may submit and run
+    /// deferred task work. Error: `EEXIST`.
     #[inline]
     fn check_issuer(&self) -> Result<(), Errno> {
         if !self.has(abi::IORING_SETUP_SINGLE_ISSUER) || self.issuer.load(Ordering::Relaxed) == thread::current().0 {
@@ -214,8 +258,8 @@ impl Ring {
         Err(Errno::EEXIST)
     }
 
-    /// Runs GETEVENTS on a polled ring. An extended argument is checked, but its time limit has no
-    /// effect, because nothing sleeps.
+    /// Runs GETEVENTS on a ring with IOPOLL. An extended argument is checked. Its time limit has no
+    /// effect, because the caller polls and does not sleep.
     fn poll_for_events(self: &Arc<Self>, locked: LockedRing, call: &EnterCall) -> Result<(), Errno> {
         let checked = match self.defers_task_work() {
             true => self.check_issuer(),
@@ -247,7 +291,7 @@ impl Ring {
     fn read_argument(self: &Arc<Self>, call: &EnterCall) -> Result<WaitCall, Errno> {
         let mut wait_call = WaitCall::default();
         if call.has(abi::IORING_ENTER_EXT_ARG_REG) {
-            // Registered waits need a memory region, which no ring has here.
+            // Registered waits need a registered memory region, which usring does not support.
             let fits = call.has(abi::IORING_ENTER_EXT_ARG) && call.argument_size == REGISTERED_WAIT_SIZE;
             return Err(if fits { Errno::EFAULT } else { Errno::EINVAL });
         }

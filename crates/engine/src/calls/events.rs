@@ -1,17 +1,17 @@
-//! The ring of an AIO context: its completions are the context's events. It has no descriptor, and
-//! its SQ is never used. The AIO context hands requests over one by one ([`Submission`]). If an SQE
-//! is refused, the caller gets the error at once instead of a completion.
+//! The ring of an AIO context, whose completions become the context's events. The ring has no
+//! descriptor, and its SQ is not used. The context submits requests one at a time ([`Submission`]).
+//! If a request's SQE is refused, the caller gets the error, and no event follows.
 //!
-//! - Events appear in the program's memory (`usring_ring`'s `events`) whichever thread completes a
-//!   request: the submitter, the ring watcher, a worker or a waiter. The program need not ask for
-//!   them.
-//! - The drain counts the requests under way, under the ring's lock ([`Submission::has_room`]).
-//!   Together with the events that the program has not taken they never exceed the slots. So no
-//!   event needs the backlog, unless the program overwrites the head. A polled ring has no such
-//!   bound, because its events only come when the program asks for them.
-//! - The end of such a ring has two steps. [`Ring::retire`] forbids further submits and waits under
-//!   the lock, wakes the waiters, and returns when nothing is under way. Then the ring is closed
-//!   like any other.
+//! - The thread that completes a request writes its event into the program's memory
+//!   (`usring_ring`'s `events`). That is the submitter, the ring watcher, a worker or a waiter. The
+//!   program need not ask for events.
+//! - The events that the program has not taken, and the requests that have not completed, never
+//!   exceed the context's slots. [`Submission::has_room`] checks this under the ring's lock. So no
+//!   event goes to the backlog, unless the program overwrites the head. The number of requests has
+//!   no such bound with IOPOLL, where events appear only when the program asks for them.
+//! - A context ends in two steps. [`Ring::retire`] forbids submits and waits under the ring's lock,
+//!   wakes the waiters, and waits until all requests have completed. Then it closes the ring like
+//!   any other.
 
 use crate::completion::complete;
 use crate::completion::event_descriptor::EventDescriptor;
@@ -19,7 +19,7 @@ use crate::driving::wait::{self, WaitCall};
 use crate::driving::{batch, deferred_submit, iopoll, ring_watcher, task_work};
 use crate::op::block_device;
 use crate::ring::{Exit, LockedRing, Ring};
-use crate::submission::{opcode_table, start};
+use crate::submission::{faults, opcode_table, recording, start};
 use crate::waiting::workers;
 use crate::{devices, host};
 use alloc::sync::Arc;
@@ -32,44 +32,48 @@ use usring_sys::{Errno, UserAddress, credentials, descriptor, memory_reserve, pe
 use usring_uapi::io_uring::IORING_SETUP_IOPOLL;
 use usring_uapi::{Sqe, general as linux, opcode};
 
-/// Longest sleep, in nanoseconds, of a thread that retires a ring before it looks again.
+/// Longest sleep, in nanoseconds, of a thread that retires a ring. After it, the thread checks
+/// again whether requests are left.
 const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
 
-/// How a ring's events come from the devices to the program.
+/// How an AIO context finds out that devices have completed requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
-    /// Devices signal their completions.
+    /// Completion interrupts: the devices signal each completion.
     Signalled,
-    /// Callers that ask for events poll the devices, unless a request under way names an eventfd.
+    /// Threads that wait for events poll the devices. If a request in flight names an eventfd, the
+    /// devices signal instead.
     Preferred,
-    /// Callers have to ask for events, and poll the devices (IOPOLL). A device that does not poll
-    /// is refused. The program sees that it must not read the events in memory.
+    /// Threads must ask for events, and poll the devices (IOPOLL). Devices that cannot be polled
+    /// are refused. The magic number in the events' memory is missing, so the program does not read
+    /// events there.
     Required,
 }
 
-/// The ways in which requests may use a file of the program.
+/// The operations that requests of an AIO context may make on one of the program's files.
 #[derive(Clone, Copy, Debug)]
 pub struct FileUses {
     pub may_read: bool,
     pub may_write: bool,
     /// The file was opened as a directory.
     pub is_directory: bool,
-    /// Whether direct transfers can be polled for; otherwise the error.
+    /// Whether completions of direct transfers on the file can be polled for. If not, the error.
     pub polls: Result<(), Errno>,
-    /// The file is open with O_NONBLOCK. This has no effect on a device.
+    /// The file is open with O_NONBLOCK. Always `false` for a device of usring's.
     pub never_waits: bool,
 }
 
 impl Ring {
-    /// Makes a ring for `requests` concurrent requests. `id` is the ring's number for its owner. By
-    /// `trust` the caller vouches for every address that its requests will name.
+    /// Makes the ring of an AIO context for `requests` concurrent requests. `id` is the context's
+    /// number. With `trust`, the caller vouches for every address that its requests will name.
     ///
-    /// Errors: `EINVAL` for too many; `ENOMEM`; those of a thread that cannot be started.
+    /// Errors: `EINVAL` for too many requests; `ENOMEM`; those of a thread that cannot be started.
     pub fn with_events(trust: AddressTrust, requests: u32, id: u32, attention: Attention) -> Result<Arc<Ring>, Errno> {
         let _ = trust;
         memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
-        // The program does not read events in this memory, so they wait in the backlog.
+        // The program reads no events in this memory. They wait in the backlog until it asks for
+        // them.
         let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
         let memory = Memory::for_events(layout, id, attention == Attention::Signalled)?;
@@ -81,33 +85,34 @@ impl Ring {
         Ok(Arc::new(ring))
     }
 
-    /// Returns the bytes of the events' mapping, and the most events in it.
+    /// Returns the length of the events' memory in bytes, and the number of events that fit in it.
     pub fn events_size(&self) -> (usize, u32) {
         let layout = self.memory.layout();
         (layout.events_length(), layout.cq_entries)
     }
 
-    /// Maps the events once more, for the program.
+    /// Maps the events' memory once more, for the program. Returns the address.
     pub fn map_events(&self) -> Result<usize, Errno> {
         let events = self.memory.events();
         events.duplicate(events.length())
     }
 
-    /// Returns whether the program sees the events at an address. `false` if there is no /proc.
+    /// Returns whether the mapping at `address` shows the ring's events. `false` if there is no
+    /// /proc.
     #[cold]
     pub fn shows_events_at(&self, maps: &Maps, address: u64) -> bool {
         let Some(mapping) = self.memory.events().mapping() else { return false };
         maps.are_same(mapping.address(), address as usize)
     }
 
-    /// Copies up to `most` events to the program and removes them from the ring. For one caller at
-    /// a time; takes no lock of the ring's.
+    /// Copies up to `most` events to the program and removes them from the ring. Only one thread
+    /// may call this at a time. Acquires no lock of the ring.
     #[inline]
     pub fn take_events(&self, to: UserAddress, most: u32) -> Result<u32, Errno> {
         self.memory.take_events(to, most)
     }
 
-    /// Becomes the driver of the ring, to hand requests to it.
+    /// Begins a submission: the calling thread becomes the ring's driver.
     ///
     /// Errors: `EINVAL` if the ring has been retired; `EAGAIN` if memory is low.
     pub fn begin_submission(self: &Arc<Self>) -> Result<Submission<'_>, Errno> {
@@ -130,12 +135,12 @@ impl Ring {
             }
         }
         locked.devices.named.begin_submission();
-        Ok(Submission { locked: Some(locked) })
+        Ok(Submission { locked: Some(locked), recorded_batch: recording::begin_batch() })
     }
 
-    /// Waits until there are `wanted` events, at most until `deadline`, by the monotonic clock.
+    /// Waits until there are `wanted` events, or until `deadline` on the monotonic clock.
     ///
-    /// Errors, if no event is there: `ETIME`; `EINTR`; `EINVAL` if the ring is retired.
+    /// Errors, only if there is no event: `ETIME`; `EINTR`; `EINVAL` if the ring has been retired.
     pub fn await_events(
         self: &Arc<Self>,
         wanted: u32,
@@ -145,15 +150,16 @@ impl Ring {
         self.check_process()?;
         let deadline = deadline.map(|at| (Clock::Monotonic, at));
         let call = WaitCall { completions: wanted, deadline, mask, ..Default::default() };
-        // A mask is in force only during a sleep, so a caller with a mask does not poll.
+        // The signal mask applies only while the thread sleeps. So a caller with a mask sleeps and
+        // does not poll.
         if self.waiters_poll && mask.is_none() {
             return iopoll::poll_and_wait(self, &call);
         }
         wait::wait(self, &call)
     }
 
-    /// Polls the devices for the events of a polled ring. Returns at once if there is an event,
-    /// otherwise when there are `wanted` events or no request is under way.
+    /// Polls the devices for the events of a ring with IOPOLL. Returns at once if there is an
+    /// event. Otherwise returns when there are `wanted` events or no request is in flight.
     ///
     /// Error: `EINTR` for a signal, if there is no event.
     pub fn poll_events(self: &Arc<Self>, wanted: u32) -> Result<(), Errno> {
@@ -161,8 +167,8 @@ impl Ring {
         iopoll::poll(self.lock(), wanted)
     }
 
-    /// Ends the wait of a POLL_ADD, which completes with 0. Returns `false` if no such request
-    /// waits for its file.
+    /// Ends the POLL_ADD with this `user_data`, which completes with 0. Returns `false` if no such
+    /// request waits for its file.
     pub fn end_poll(self: &Arc<Self>, user_data: u64) -> bool {
         let mut locked = self.lock();
         let found = locked
@@ -177,9 +183,9 @@ impl Ring {
         any
     }
 
-    /// Refuses further requests and waits. Returns when no request is under way and the ring is
-    /// closed. Requests that wait for a file to be ready are ended, because it may never be;
-    /// transfers are completed. In a forked child nothing happens: the ring is the parent's.
+    /// Refuses further requests and waits, waits until all requests have completed, and closes the
+    /// ring. Requests that wait for a file complete now, because the file may never be ready.
+    /// Transfers are carried out. Does nothing in a forked child, because the ring is the parent's.
     pub fn retire(self: &Arc<Self>) {
         if self.is_inherited() {
             return;
@@ -195,7 +201,7 @@ impl Ring {
         while !self.is_idle() {
             let ticket = self.wakers.sleep.announce(Sleeper::Futex, 0);
             if !self.is_idle() {
-                // No thread of the program sleeps here, so no signal ends the sleep.
+                // A signal may end this sleep early. The loop then checks again.
                 let _ = self.wakers.sleep.sleep(&ticket, Some(BETWEEN_LOOKS));
             }
             let _ = self.wakers.sleep.retract(ticket);
@@ -203,7 +209,7 @@ impl Ring {
         self.close();
     }
 
-    /// Runs all work that is due, and returns whether no request is under way.
+    /// Runs all work that is due. Returns whether all requests have completed.
     fn is_idle(self: &Arc<Self>) -> bool {
         let mut locked = self.lock();
         task_work::run_all(&mut locked);
@@ -213,10 +219,12 @@ impl Ring {
     }
 }
 
-/// A submission under way: its holder drives the ring until the submission is dropped.
+/// A submission in progress. Its holder is the ring's driver until it drops the submission.
 pub struct Submission<'a> {
     /// `Some` until the submission is dropped.
     locked: Option<LockedRing<'a>>,
+    /// Its number in the recording of `usring crash`.
+    recorded_batch: u64,
 }
 
 impl<'a> Submission<'a> {
@@ -225,15 +233,15 @@ impl<'a> Submission<'a> {
         self.locked.as_mut().expect("a submission holds its ring")
     }
 
-    /// Returns whether there is a free slot for the event of one more request.
+    /// Returns whether one more request can be added: its event has a free slot.
     #[inline]
     pub fn has_room(&mut self) -> bool {
         let locked = self.locked();
         locked.ring.is_polled() || u64::from(locked.queues.cq.room()) > locked.queues.drain.outstanding()
     }
 
-    /// Returns what requests may do with the program's file of this number. Error: `EBADF` if no
-    /// file has the number.
+    /// Returns what requests may do with the program's file of this number. Error: `EBADF` if there
+    /// is no such file.
     #[inline]
     pub fn file(&mut self, number: i32) -> Result<FileUses, Errno> {
         let locked = self.locked();
@@ -257,30 +265,36 @@ impl<'a> Submission<'a> {
         let mode = flags & linux::O_ACCMODE;
         let polls = match locked.ring.is_polled() {
             true => block_device::channel_to_kernel_file(locked, number, false).map(drop),
-            // Without IOPOLL the answer is not used.
+            // Without IOPOLL, this field is not used.
             false => Err(Errno::EOPNOTSUPP),
         };
         Ok(FileUses {
             may_read: mode != linux::O_WRONLY,
             may_write: mode != linux::O_RDONLY,
-            // __O_TMPFILE names a directory, but opens a file in it.
+            // O_TMPFILE includes O_DIRECTORY, but opens a file and no directory.
             is_directory: flags & (linux::__O_TMPFILE | linux::O_DIRECTORY) == linux::O_DIRECTORY,
             polls,
             never_waits: flags & linux::O_NONBLOCK != 0,
         })
     }
 
-    /// Hands a request over. `user_data` is the address of its iocb, `pad2` the data for its event,
-    /// and `event` its own eventfd.
+    /// Adds a request to the submission. Its `user_data` is the address of the iocb, its `pad2` the
+    /// event's `data`. `event` is the eventfd that the iocb names.
     ///
-    /// Errors: those of its prepare; the request then does not exist.
+    /// Errors: those of the opcode's prepare. The request then gets no event.
     #[inline]
     pub fn add(&mut self, sqe: &Sqe, event: Option<Arc<EventDescriptor>>) -> Result<(), Errno> {
+        let batch = self.recorded_batch;
         let locked = self.locked();
         let mut request = locked.queues.pool.take().ok_or(Errno::EAGAIN)?;
         request.sqe = *sqe;
-        let row = opcode_table::row(request.sqe.opcode);
+        let row = match faults::have_rows() {
+            true => faults::row(request.sqe.opcode),
+            false => opcode_table::row(request.sqe.opcode),
+        };
         request.begin(&row.properties);
+        request.was_asked = false;
+        (request.recorded, request.recorded_batch) = (0, batch);
         let mut prepared = start::prepare(locked, &mut request, row);
         if prepared.is_ok()
             && locked.devices.queues.has_pending_submits()
@@ -304,16 +318,17 @@ impl<'a> Submission<'a> {
 }
 
 impl<'a> Submission<'a> {
-    /// Makes the deferred submits of the batch's requests so far, before the batch continues.
+    /// Makes the deferred submits of the requests added so far. The submission continues
+    /// afterwards.
     ///
-    /// Errors: those for which one more request is refused now, because other threads have driven
-    /// the ring meanwhile.
+    /// Errors: `EINVAL` if the ring was retired meanwhile; `EAGAIN` if no slot is left, because
+    /// other threads have driven the ring.
     #[cold]
     fn flush(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
         self.locked = self.locked.take().map(deferred_submit::flush);
         let locked = self.locked();
-        // Another thread may have closed a number meanwhile.
+        // Another thread may have closed a descriptor number meanwhile.
         locked.devices.named.forget();
         if locked.retired {
             return Err(Errno::EINVAL);
@@ -323,7 +338,8 @@ impl<'a> Submission<'a> {
 }
 
 impl Drop for Submission<'_> {
-    /// Ends the batch: publishes its completions, and has its other requests watched.
+    /// Ends the submission: publishes completions, and hands the remaining waits to the ring
+    /// watcher.
     fn drop(&mut self) {
         if let Some(mut locked) = self.locked.take() {
             batch::run_issuable(&mut locked);
@@ -332,8 +348,8 @@ impl Drop for Submission<'_> {
                 locked.waiting.rights.end_submission();
             }
             let ring = locked.ring;
-            // Threads that sleep on this ring have to poll now. If submits were deferred, those
-            // have woken them.
+            // Threads that sleep on this ring have to poll the devices now. Deferred submits have
+            // already woken them.
             let looked_for = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();
@@ -345,7 +361,7 @@ impl Drop for Submission<'_> {
     }
 }
 
-/// Returns whether a call on this file may wait without a limit.
+/// Returns whether a system call on this file may wait without limit.
 fn can_wait(number: i32) -> bool {
     descriptor::identity(number).is_ok_and(|file| file.can_wait())
 }

@@ -7,11 +7,12 @@ use crate::registered::{program_files, registered_buffers};
 use crate::request::conditions::CancelKey;
 use crate::ring::{Exit, LockedRing, Registered, Ring};
 use crate::submission::opcode_table;
-use crate::waiting::cancel;
+use crate::waiting::asks::PENDING;
 use crate::waiting::workers::workers;
+use crate::waiting::{asked_changes, cancel};
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
-use usring_sys::clock::{self, Clock};
+use core::sync::atomic::{AtomicI32, Ordering};
+use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::processor::{self, Mask};
 use usring_sys::{Errno, UserAddress, memory_reserve, thread, user_memory};
 use usring_uapi::Timespec;
@@ -20,11 +21,13 @@ use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_register_op as op;
 use usring_uapi::opcode;
 
-/// Flag of a PROBE record: the opcode works.
+/// Flag in a PROBE record: the opcode is supported.
 const PROBE_SUPPORTED: u16 = 1;
-/// IOU_PBUF_RING_MMAP: the kernel provides the ring's memory.
+/// Least time that a synchronous cancellation waits for the answer of another process.
+const LEAST_WAIT: Nanoseconds = 100_000_000;
+/// IOU_PBUF_RING_MMAP: usring makes the memory of the buffer ring, for the program to map.
 const BUFFER_RING_MMAP: u16 = 1;
-/// IOU_PBUF_RING_INC: a buffer is used up piece by piece.
+/// IOU_PBUF_RING_INC: each transfer uses up only its own length of a buffer.
 const BUFFER_RING_INCREMENTAL: u16 = 2;
 
 const fn number(opcode: op) -> u32 {
@@ -32,8 +35,8 @@ const fn number(opcode: op) -> u32 {
 }
 
 impl Ring {
-    /// Runs io_uring_register(2). Only the opcodes 20 and 21 are handled elsewhere: they concern
-    /// the table of ring descriptors, which the host keeps.
+    /// Runs io_uring_register(2), except for opcodes 20 and 21. These change the table of
+    /// registered ring descriptors, which the host keeps.
     pub fn register(self: &Arc<Self>, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
         if opcode >= number(op::IORING_REGISTER_LAST) {
             return Err(Errno::EINVAL);
@@ -154,7 +157,7 @@ fn files_update(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errn
 
 type Register<T> = fn(&mut T, UserAddress, UserAddress, u32) -> Result<u32, Errno>;
 
-/// Handles registration by `io_uring_rsrc_register`, whose size is `count`.
+/// Registers files or buffers by `struct io_uring_rsrc_register`, whose size is in `count`.
 fn resources<T>(table: &mut T, call: RegisterCall, register: Register<T>) -> Result<u32, Errno> {
     if call.count as usize != size_of::<abi::io_uring_rsrc_register>() {
         return Err(Errno::EINVAL);
@@ -199,7 +202,7 @@ fn register_eventfd(locked: &mut LockedRing, call: RegisterCall, only_async: boo
     Ok(0)
 }
 
-/// Writes `io_uring_probe` and its records, indexed by opcode.
+/// Writes `struct io_uring_probe` and its records, one per opcode.
 fn probe(call: RegisterCall) -> Result<u32, Errno> {
     const HEADER_SIZE: u64 = 16;
     const RECORD: u64 = 8;
@@ -243,6 +246,9 @@ fn enable(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
         locked.ring.issuer.store(thread::current().0, Ordering::Relaxed);
     }
     locked.registered.restrictions.enforce();
+    if !locked.ring.is_adopted() && !locked.ring.is_shared() {
+        locked.ring.control.expect_unjournaled();
+    }
     locked.ring.control.enable();
     locked.ring.sq_thread.wake();
     Ok(0)
@@ -275,7 +281,7 @@ fn worker_limits(call: RegisterCall) -> Result<u32, Errno> {
 }
 
 /// Sets the processors on which workers may run, from a mask of `count` bytes. Bits beyond the last
-/// processor are ignored.
+/// possible processor are ignored. Error: `EINVAL` if no processor in the mask is allowed.
 fn place_workers(call: RegisterCall) -> Result<u32, Errno> {
     if call.argument.is_null() || call.count == 0 {
         return Err(Errno::EINVAL);
@@ -292,7 +298,7 @@ fn place_workers(call: RegisterCall) -> Result<u32, Errno> {
     Ok(0)
 }
 
-/// `struct io_uring_buf_reg`: address, entries, group, flags, reserved.
+/// The fields of `struct io_uring_buf_reg`.
 struct BufferRingHeader {
     address: u64,
     entries: u32,
@@ -339,7 +345,7 @@ fn unregister_buffer_ring(locked: &mut LockedRing, call: RegisterCall) -> Result
     locked.registered.buffer_groups.unregister_ring(header.group).map(|()| 0)
 }
 
-/// `struct io_uring_buf_status`: group, head, reserved.
+/// REGISTER_PBUF_STATUS, by `struct io_uring_buf_status`: group, head, reserved words.
 fn buffer_ring_status(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {
     call.need_one()?;
     let words: [u32; 10] = user_memory::read(call.argument)?;
@@ -390,7 +396,7 @@ fn unregister_napi(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, E
     locked.registered.napi.unregister(call.argument).map(|()| 0)
 }
 
-/// `struct io_uring_sync_cancel_reg`, 64 bytes.
+/// The fields of `struct io_uring_sync_cancel_reg` (64 bytes).
 struct SyncCancel {
     key: CancelKey,
     timeout: Timespec,
@@ -409,7 +415,9 @@ fn read_sync_cancel(argument: UserAddress) -> Result<SyncCancel, Errno> {
 }
 
 impl Ring {
-    /// REGISTER_SYNC_CANCEL: cancels requests and waits until they have ended.
+    /// REGISTER_SYNC_CANCEL: cancels requests. If a worker runs one of them, waits for the worker.
+    ///
+    /// Error: `ETIME` at the end of the caller's time limit.
     fn cancel_and_wait(self: &Arc<Self>, argument: UserAddress, count: u32) -> Result<u32, Errno> {
         RegisterCall { argument, count }.need_one()?;
         let SyncCancel { key, timeout } = read_sync_cancel(argument)?;
@@ -420,10 +428,15 @@ impl Ring {
             let mut locked = self.lock();
             let outcome = cancel::cancel(&mut locked, &key);
             batch::run_issuable(&mut locked);
+            let answer = asked_changes::begin_call(&mut locked, &key, outcome);
             locked.release(Exit::Leave);
+            let outcome = match answer {
+                Some(answer) => self.wait_for_answer(&answer, deadline)?,
+                None => outcome,
+            };
             match outcome {
-                // A worker has the request, and its system call was ended: check again when the
-                // worker is done.
+                // A worker runs the request, and its system call was interrupted. The cancellation
+                // is tried again after the worker has finished.
                 Err(Errno::EALREADY) => broken_off = true,
                 Err(Errno::ENOENT) if broken_off => return Ok(0),
                 other => return other.map(|number| number as u32),
@@ -432,6 +445,26 @@ impl Ring {
                 return Err(Errno::ETIME);
             }
             crate::driving::wait::pause(self)?;
+        }
+    }
+
+    /// Waits for the answer of other processes. Each answers at once, unless it is stopped: then
+    /// the wait ends with the call's limit, or soon after.
+    ///
+    /// Errors: `EINTR`; `ETIME`.
+    fn wait_for_answer(
+        self: &Arc<Self>,
+        answer: &AtomicI32,
+        deadline: Option<Nanoseconds>,
+    ) -> Result<Result<i32, Errno>, Errno> {
+        let end = deadline.map(|deadline| deadline.max(Clock::Monotonic.now() + LEAST_WAIT));
+        loop {
+            match answer.load(Ordering::Acquire) {
+                PENDING if end.is_some_and(|end| Clock::Monotonic.now() >= end) => return Err(Errno::ETIME),
+                PENDING => crate::driving::wait::pause(self)?,
+                error if error < 0 => return Ok(Err(Errno::new(error.unsigned_abs()))),
+                count => return Ok(Ok(count)),
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! io_uring_setup(2), the ring's mappings, and its end.
+//! io_uring_setup(2), mmap(2) of a ring's memory, and the close of a ring.
 
 use crate::counters::RingCounters;
 use crate::driving::{ring_watcher, sq_thread, task_work, wait};
@@ -6,11 +6,11 @@ use crate::host;
 use crate::request::Request;
 use crate::ring::{Queues, Ring, RingState};
 use crate::waiting::device_queues::Departing;
-use crate::waiting::{fast_poll, process_rings, workers};
+use crate::waiting::{asked_changes, fast_poll, process_rings, workers};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU32, Ordering};
 use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::mapping::PAGE;
 
@@ -40,8 +40,8 @@ const KNOWN: u32 = abi::IORING_SETUP_IOPOLL
     | abi::IORING_SETUP_REGISTERED_FD_ONLY
     | abi::IORING_SETUP_NO_SQARRAY;
 
-/// The features that usring has. RW_ATTR is not among them, because no file here takes integrity
-/// data.
+/// The IORING_FEAT_* flags that setup reports. RW_ATTR is missing, because usring transfers no
+/// integrity data.
 pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
     | abi::IORING_FEAT_NODROP
     | abi::IORING_FEAT_SUBMIT_STABLE
@@ -60,9 +60,12 @@ pub const FEATURES: u32 = abi::IORING_FEAT_SINGLE_MMAP
     | abi::IORING_FEAT_MIN_TIMEOUT
     | abi::IORING_FEAT_NO_IOWAIT;
 
+/// Number of rings that this process and its ancestors have made.
+static RINGS: AtomicU32 = AtomicU32::new(0);
+
 impl Ring {
-    /// Makes a ring and fills `params`. By `trust` the caller vouches for every address that
-    /// requests of this ring will name.
+    /// io_uring_setup(2): makes a ring and fills `params`. With `trust`, the caller vouches for
+    /// every address that the ring's requests will name.
     ///
     /// Errors:
     /// - `EINVAL` for sizes, flags or their combination; `ENOMEM`.
@@ -86,7 +89,9 @@ impl Ring {
             Memory::allocate(layout)?
         };
         ring_watcher::start()?;
-        let ring = Arc::new(new_ring(params.flags, memory));
+        let mut ring = new_ring(params.flags, memory);
+        ring.number = RINGS.fetch_add(1, Ordering::Relaxed) + 1;
+        let ring = Arc::new(ring);
         process_rings::enlist(&ring);
         if params.flags & abi::IORING_SETUP_R_DISABLED == 0 {
             ring.issuer.store(thread::current().0, Ordering::Relaxed);
@@ -94,7 +99,7 @@ impl Ring {
         if params.flags & abi::IORING_SETUP_SQPOLL != 0 {
             sq_thread::join(&ring, params)?;
         } else if params.flags & abi::IORING_SETUP_ATTACH_WQ != 0 {
-            // All rings of a process share its workers in any case.
+            // The rings of a process share its workers even without ATTACH_WQ.
             host::ring_to_attach_to(params.wq_fd as i32)?;
         }
         params.sq_entries = sq_entries;
@@ -106,11 +111,11 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Runs mmap(2) of the ring's descriptor: maps the memory that `offset` names, at any free
+    /// mmap(2) of a ring's descriptor: maps the memory that `offset` stands for, at any free
     /// address.
     ///
-    /// Errors: `EINVAL` (offset not of a page, length 0), `ENOMEM` (nothing is mapped at that
-    /// offset: unknown, NO_MMAP, no such buffer ring), those of mremap(2).
+    /// Errors: `EINVAL` (`offset` not a multiple of the page size, length 0), `ENOMEM` (unknown
+    /// offset, NO_MMAP, no such buffer ring), those of mremap(2).
     pub fn map(self: &Arc<Self>, offset: u64, length: usize) -> Result<usize, Errno> {
         if !offset.is_multiple_of(PAGE as u64) {
             return Err(Errno::EINVAL);
@@ -134,25 +139,29 @@ impl Ring {
         memory.duplicate(length)
     }
 
-    /// Closes the ring with its last descriptor in this process: cancels the requests in flight,
-    /// and waits for nothing. If other processes use the ring, the requests continue instead. Does
-    /// nothing to a value that an ancestor of this process made.
+    /// Closes the ring with its last descriptor in this process. Cancels the requests in flight and
+    /// does not wait for them. If other processes use the ring, the requests continue instead. Does
+    /// nothing to a `Ring` that an ancestor of this process made.
     pub fn close(self: &Arc<Self>) {
         if !self.is_inherited() && !self.leave() {
             self.end();
         }
     }
 
-    /// Cancels the requests in flight, and releases all that the ring has in this process.
+    /// Cancels the requests in flight, and releases everything that the ring has in this process.
     pub(super) fn end(self: &Arc<Self>) {
         self.readiness.forget();
         sq_thread::part(self);
         ring_watcher::forget(self);
         let mut locked = self.lock();
         locked.closed = true;
+        if !self.is_adopted() {
+            self.control.note_maker_has_left();
+        }
         locked.queues.taker.seal();
         while locked.waiting.polls.extract(|_| true).is_some() {}
         drop(locked.waiting.timeouts.take_all());
+        asked_changes::forget(&mut locked);
         workers::break_off(self);
         locked.waiting.rights.forget();
         locked.queues.issuable.clear();
@@ -168,20 +177,21 @@ impl Ring {
             let RingState { devices, registered, .. } = &mut *locked;
             Departing::of(&mut devices.queues, &mut registered.buffers)
         };
-        // The list is sealed, so this releases its entries, or sends them back to their rings.
+        // The task-work list is sealed, so this releases its entries, or sends them back to their
+        // own rings.
         task_work::run(&mut locked);
         locked.wake_others();
         if departing.is_back() {
             drop(locked);
             departing.go();
         } else {
-            // The thread that ends the last deferred submit releases the resources.
+            // The thread that makes the last deferred submit releases the resources.
             locked.devices.departing = Some(Box::new(departing));
         }
     }
 
-    /// Closes the ring and waits until no worker and no deferred submit touches memory for it any
-    /// more. Their sleeps are ended, but their writes are completed.
+    /// Closes the ring. Waits until no worker and no deferred submit accesses memory for it.
+    /// Workers' waits are interrupted, but writes that have begun are completed.
     pub fn close_and_wait(self: &Arc<Self>) {
         self.close();
         while !self.is_inherited() && (workers::have_requests_of(self) || self.lock().devices.departing.is_some()) {

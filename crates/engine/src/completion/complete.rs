@@ -1,19 +1,29 @@
-//! The end of a request: posts its CQE, moves its chain on, and releases what it held.
+//! Completes a request: posts its CQE, starts or cancels the next request of its chain, and
+//! releases what the request held.
 
+use crate::completion::faults;
 use crate::request::operation::Operation;
 use crate::request::operation::send_receive::REPORT_USAGE;
 use crate::request::outcome::Answer;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::{LockedRing, Queues, RingState};
+use usring_record::requests;
 use usring_sys::Errno;
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
 use usring_uapi::{Cqe, sqe_flags};
 
-/// Completes a request: posts exactly one CQE without F_MORE, or none if the request succeeded and
-/// has CQE_SKIP_SUCCESS. A zero-copy send posts a CQE with F_MORE, and the notification follows.
+/// Completes a request: posts exactly one CQE without F_MORE, or no CQE if the request succeeded
+/// and has CQE_SKIP_SUCCESS. Exception: a zero-copy send posts a CQE with F_MORE and then its
+/// notification.
 #[inline(always)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
+    if request.fault.is_some() {
+        return faults::complete(locked, request, answer);
+    }
+    if request.recorded != 0 {
+        requests::complete(core::mem::take(&mut request.recorded));
+    }
     locked.queues.statistics.count_completed(request.sqe.opcode, answer.result);
     if answer.failed || !request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
         let mut flags = request.cqe_flags;
@@ -32,15 +42,16 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
 }
 
 /// Posts the notification (F_NOTIF) of a zero-copy send: the program may now reuse the memory that
-/// it sent from. F_MORE in the request's own CQE has announced it. `usage`: the result of
-/// [`usage`].
+/// it sent from. The request's own CQE has announced the notification by F_MORE. `usage`: the
+/// result of [`usage`].
 #[cold]
 fn notify(locked: &mut LockedRing, user_data: u64, usage: i32) {
     locked.queues.cq.post(Cqe { user_data, res: usage, flags: IORING_CQE_F_NOTIF });
 }
 
-/// Ends a request of a broken chain before it has begun, with the error in `result`. A zero-copy
-/// send still gets its notification, but its CQE lacks the F_MORE that would announce it.
+/// Completes a request of a broken chain that has not begun, with the error in `request.result`. A
+/// zero-copy send still gets its notification, but its CQE lacks the F_MORE that would announce the
+/// notification.
 pub(crate) fn end_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
     let notifies = core::mem::take(&mut request.cqe_flags) & IORING_CQE_F_MORE != 0;
     let (user_data, answer) = (request.sqe.user_data, request.result.into());
@@ -50,7 +61,7 @@ pub(crate) fn end_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
     }
 }
 
-/// Ends a request of a broken chain without a CQE.
+/// Completes a request of a broken chain without posting a CQE.
 pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
     settle(locked, request, Answer { result: 0, failed: true });
 }
@@ -64,8 +75,8 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     if request.journal.is_some() {
         end_in_journal(locked, &mut request);
     }
-    // A buffer that no CQE has named (silent success) counts as used up, as on the kernel. If it
-    // went back to its group, a second read could get a buffer that already holds data.
+    // A buffer that no CQE has named (silent success) counts as consumed, as in the kernel. If the
+    // buffer went back to its group, a second read could get a buffer that already holds data.
     request.buffer = None;
     if request.link_timeout.is_some() {
         disarm_link_timeout(locked, &mut request);
@@ -75,12 +86,11 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     }
     locked.queues.pool.give_back(request);
     if locked.queues.drain.is_active() {
-        let Queues { drain, successors, .. } = &mut locked.queues;
-        drain.release(successors);
+        locked.release_held();
     }
 }
 
-/// Notes in a shared ring's journal that the request's last CQE is in the CQ.
+/// Records in a shared ring's journal that the request's last CQE is in the CQ.
 #[cold]
 fn end_in_journal(locked: &mut LockedRing, request: &mut Request) {
     let Queues { journal, cq, .. } = &mut locked.queues;
@@ -90,7 +100,7 @@ fn end_in_journal(locked: &mut LockedRing, request: &mut Request) {
 }
 
 /// Posts one of many CQEs of a multishot request, with F_MORE. Returns `false`, and posts nothing,
-/// if the CQ is full. The multishot then has to end: its last CQE has no F_MORE and may go to the
+/// if the CQ is full. The multishot must then end: its last CQE has no F_MORE and may go to the
 /// backlog.
 pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, flags: u32) -> bool {
     if locked.queues.cq.is_full() {
@@ -100,15 +110,16 @@ pub(crate) fn post_more(locked: &mut LockedRing, user_data: u64, result: i32, fl
     true
 }
 
-/// Posts a CQE that belongs to no request: the tag of a retired file or buffer.
+/// Posts a CQE for the tag of a released file or buffer. Such a CQE belongs to no request.
 pub(crate) fn post_tag(locked: &mut LockedRing, user_data: u64) {
     locked.queues.cq.post(Cqe { user_data, res: 0, flags: 0 });
 }
 
-/// Moves a chain on after a request has completed: starts the next request, or cancels all that
-/// follow.
+/// Continues a chain after one of its requests has completed: starts the next request, or cancels
+/// all that follow.
 fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
     let Some(mut next) = completed.link.take() else { return };
+    next.recorded_batch = 0;
     if next.is_link_timeout() {
         match detach_link_timeout(locked, next) {
             Some(behind) => next = behind,
@@ -119,8 +130,8 @@ fn advance(locked: &mut LockedRing, completed: &mut Request, answer: Answer) {
         cancel_rest(locked, next, completed.has_flag(sqe_flags::CQE_SKIP_SUCCESS));
     } else {
         if completed.progress == Progress::Ran {
-            // The kernel's worker that ran the completed request would also make the next one, and
-            // raises no SIGPIPE.
+            // In the kernel, the worker that ran the completed request would also run the next one,
+            // and a worker raises no SIGPIPE.
             next.raise_nothing();
         }
         locked.queues.successors.push_back(next);
@@ -135,9 +146,9 @@ fn cancel_rest(locked: &mut LockedRing, first: RequestEntry, silent: bool) {
     }
 }
 
-/// Cancels one request of a broken chain. If its own prepare failed, it keeps that error. `silent`:
-/// the request that broke the chain has CQE_SKIP_SUCCESS, so this one gets no CQE, whatever its own
-/// flags say.
+/// Cancels one request of a broken chain. A request whose prepare failed keeps the error of its
+/// prepare. `silent`: the request that broke the chain has CQE_SKIP_SUCCESS. The cancelled request
+/// then gets no CQE, whatever its own flags are.
 pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, silent: bool) {
     if silent {
         return drop_quietly(locked, member);
@@ -149,22 +160,22 @@ pub(crate) fn cancel_member(locked: &mut LockedRing, mut member: RequestEntry, s
     locked.queues.successors.push_back(member);
 }
 
-/// Detaches the LINK_TIMEOUT behind a request that has ended without waiting, and lets it complete
-/// by itself. Returns the request behind the LINK_TIMEOUT, which now follows the ended request.
-/// `None`: the LINK_TIMEOUT was the last.
+/// Unlinks the LINK_TIMEOUT that follows a request which has completed without waiting. The
+/// LINK_TIMEOUT completes by itself. Returns the request behind it, which now follows the completed
+/// request. `None`: the LINK_TIMEOUT was the last of the chain.
 pub(crate) fn detach_link_timeout(locked: &mut LockedRing, mut watcher: RequestEntry) -> Option<RequestEntry> {
     let next = watcher.link.take();
     locked.queues.successors.push_back(watcher);
     next
 }
 
-/// Returns a LINK_TIMEOUT's answer. Its result is an errno, but it never counts as a failure, so a
-/// LINK_TIMEOUT with CQE_SKIP_SUCCESS is silent.
+/// Returns the answer of a LINK_TIMEOUT that completes with `error`. It never counts as a failure,
+/// so a LINK_TIMEOUT with CQE_SKIP_SUCCESS posts no CQE.
 pub(crate) fn link_timeout_answer(error: Errno) -> Answer {
     Answer { result: error.negative(), failed: false }
 }
 
-/// Disarms the LINK_TIMEOUT of a request that completed in time.
+/// Disarms the LINK_TIMEOUT that watches a request, because the request has completed in time.
 fn disarm_link_timeout(locked: &mut LockedRing, request: &mut Request) {
     let Some(id) = request.link_timeout.take() else { return };
     if let Some(watcher) = locked.waiting.timeouts.take(id) {

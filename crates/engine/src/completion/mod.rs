@@ -1,9 +1,10 @@
-//! The completion side: the CQE (`complete`), and the notification of sleepers (`wakers`), of
-//! eventfds (`event_descriptor`, `request_events`), and of threads that poll the ring's descriptor
-//! (`readiness`, with the state in `signal`).
+//! The completion side: a request's CQE (`complete`) and the notifications that it causes. They go
+//! to sleepers (`wakers`), to eventfds (`event_descriptor`, `request_events`), and to threads that
+//! poll the ring's descriptor (`readiness`, with its state in `signal`).
 
 pub(crate) mod complete;
 pub(crate) mod event_descriptor;
+pub(crate) mod faults;
 pub mod readiness;
 pub(crate) mod request_events;
 pub(crate) mod signal;

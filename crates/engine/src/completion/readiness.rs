@@ -1,12 +1,20 @@
-//! The ring's descriptor as poll and epoll see it: readable while the CQ is not empty. The
-//! descriptor is an eventfd. It is kept up to date only after the program has polled it once,
-//! because each change is a system call.
+//! Keeps a ring's descriptor readable for poll and epoll while the CQ is not empty. The descriptor
+//! is an eventfd. Each change of it is a system call, so usring keeps it up to date only after the
+//! program has first polled it.
 //!
 //! The program takes CQEs without a call, so the descriptor may stay readable too long. The entry
 //! points drain it before a poll call sleeps.
+//!
+//! Processes that share the ring share the eventfd. Once one of them polls the descriptor, the
+//! drivers of all make it readable. A mark in the ring's memory says so. A driver finds the mark
+//! when it gets the lock from another process. A process that polls the descriptor treats it as
+//! readable as soon as the ring is shared.
 
-pub use super::signal::SIGNALLED;
+pub use super::signal::POLLED;
+use crate::host;
 use crate::ring::{Exit, LockedRing, Ring};
+use crate::waiting::tasks::tasks;
+use alloc::boxed::Box;
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -16,68 +24,111 @@ use usring_sys::epoll::{self, Epoll};
 use usring_sys::membarrier;
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
+use usring_sys::process_mutex::HeldBy;
 
-/// The rings whose descriptors the program polls.
+/// The rings of this process whose descriptors the program polls.
 static WATCHED: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
 
 impl Ring {
-    /// Sets the eventfd that stands for the ring's descriptor. Its readability follows the CQ.
+    /// Sets the eventfd that stands for the ring's descriptor. It is readable while the CQ is not
+    /// empty.
     pub fn attach_descriptor(&self, event: Arc<OwnedDescriptor>) {
         *self.readiness.descriptor.lock() = Some(event);
     }
 
-    /// Notes the number by which the program polls the ring's descriptor, or under which it is in
-    /// an epoll set.
+    /// Records the descriptor number by which the program polls the ring, or adds it to an epoll
+    /// set.
     pub fn is_polled_as(&self, number: i32) {
         self.readiness.polled_as.store(number, Ordering::Relaxed);
     }
 
-    /// From now on, keeps the descriptor readable exactly while the CQ is not empty. Takes no lock,
-    /// so a ring may watch another one, or itself.
+    /// From now on, keeps the descriptor readable exactly while the CQ is not empty. Waits for no
+    /// lock, so a ring may watch another one, or itself.
     pub fn watch_readiness(self: &Arc<Self>) {
-        if self.readiness.watched.swap(true, Ordering::SeqCst) {
+        if self.readiness.begin_polling() {
             return;
         }
         WATCHED.get_or_make(|| Mutex::new(Vec::new())).lock().push(Arc::downgrade(self));
-        // A publisher stores the tail and then checks whether the ring is watched, without a
-        // barrier in between. This call makes a barrier in every thread: either the publisher sees
-        // that the ring is watched, or this thread sees its CQEs.
+        self.control.note_poller();
+        // A publisher stores the CQ's tail and then checks whether the ring is watched, without a
+        // barrier in between. membarrier(2) is a barrier in every thread. So the publisher sees
+        // that the ring is watched, or this thread sees the publisher's CQEs.
         membarrier::everywhere();
-        if self.is_shared() {
-            self.readiness.share();
-        }
         let backlog = self.memory.flags() & flags::CQ_OVERFLOW != 0;
         if self.memory.ready() > 0 || backlog || !self.task_work.is_empty() {
             self.readiness.signal();
         }
-        // On a ring that defers task work, no thread has watched the files of waiting requests
-        // until now. The release below has the ring watcher watch them.
+        if self.is_shared() {
+            // A driver of another process may publish without having seen the mark. So a driver of
+            // this process looks at the CQ again: the next driver elsewhere sees the mark.
+            self.watch.called.store(true, Ordering::SeqCst);
+        }
+        // On a ring that defers task work, no thread has watched the files of waiting requests so
+        // far. The release below makes the ring watcher watch them.
         match self.try_lock() {
             Ok(locked) => locked.release(Exit::Leave),
+            Err(HeldBy::OtherProcess) => {
+                let ring = self.clone();
+                tasks().run(Box::new(move || ring.lock().release(Exit::Leave)));
+            }
             // The holder of the lock has the files watched when it leaves, unless it is leaving
             // already. So the descriptor is made readable: the program's next poll call then calls
             // `drain`, whose release has the files watched.
-            Err(_) if self.defers_task_work() => self.readiness.signal(),
-            Err(_) => {}
+            Err(HeldBy::ThisProcess) if self.defers_task_work() => self.readiness.signal(),
+            Err(HeldBy::ThisProcess) => {}
+        }
+    }
+
+    /// Returns whether the descriptor may be readable. Any process makes that of a shared ring
+    /// readable.
+    fn may_be_readable(&self) -> bool {
+        self.readiness.signalled.load(Ordering::SeqCst) || self.is_shared() && self.readiness.is_polled()
+    }
+}
+
+impl LockedRing<'_> {
+    /// Makes the descriptor readable, because a process polls it and there are new CQEs.
+    #[cold]
+    #[inline(never)]
+    pub fn signal_pollers(&mut self) {
+        let ring = self.ring;
+        if ring.readiness.signal_watched() {
+            return;
+        }
+        // Another process polls the descriptor, and this one has used no eventfd of it so far.
+        host::attach(ring);
+        if !ring.readiness.signal_watched() && ring.is_shared() {
+            // This process has closed the descriptor. A process that polls it makes it readable.
+            self.call_other_processes();
+        }
+    }
+
+    /// Makes the descriptor readable if this process polls it and there are CQEs, which another
+    /// process may have published without doing so.
+    pub fn signal_own_pollers(&mut self) {
+        let has_cqes = self.queues.cq.ready() != 0 || self.queues.cq.has_overflow();
+        if self.ring.readiness.is_polled() && has_cqes {
+            self.ring.readiness.signal();
         }
     }
 }
 
-/// Makes the descriptors of rings unreadable whose CQs the program has emptied. Called before a
-/// poll call sleeps.
+/// For each ring whose CQ the program has emptied, makes the ring's descriptor unreadable. Called
+/// before a poll call of the program sleeps.
 pub fn drain_readiness() {
-    for ring in signalled() {
-        // Under the lock, so that no completion is posted between check and drain.
+    for ring in readable() {
+        // The lock is held so that no completion is posted between the check and the drain.
         let locked = ring.lock();
         drain(&locked);
         locked.release(Exit::Leave);
     }
 }
 
-/// Does what [`drain_readiness`] does, for a driver whose request is about to poll a descriptor. It
-/// only tries the locks of other rings, because their drivers may want the lock of this one.
+/// Does what [`drain_readiness`] does, for a driver of the ring `inside` whose request is about to
+/// poll a descriptor. It only tries the locks of other rings, because their drivers may wait for
+/// the lock of `inside`.
 pub(crate) fn drain_from(inside: &LockedRing) {
-    for ring in signalled() {
+    for ring in readable() {
         if Arc::ptr_eq(&ring, inside.ring) {
             drain(inside);
         } else if let Ok(locked) = ring.try_lock() {
@@ -87,26 +138,27 @@ pub(crate) fn drain_from(inside: &LockedRing) {
     }
 }
 
-fn signalled() -> Vec<Arc<Ring>> {
+fn readable() -> Vec<Arc<Ring>> {
     let mut rings = Vec::new();
-    if SIGNALLED.load(Ordering::SeqCst) == 0 {
+    if POLLED.load(Ordering::SeqCst) == 0 {
         return rings;
     }
     if let Some(watched) = WATCHED.get() {
         let mut watched = watched.lock();
         watched.retain(|ring| ring.strong_count() > 0);
         let alive = watched.iter().filter_map(Weak::upgrade);
-        rings.extend(alive.filter(|ring| ring.readiness.may_be_readable()));
+        rings.extend(alive.filter(|ring| ring.may_be_readable()));
     }
     rings
 }
 
-/// Returns whether an epoll set of the program contains the descriptor of a ring that is readable
-/// now.
+/// Returns whether the epoll set `set` contains the descriptor of a ring that is readable now.
 pub(crate) fn is_signalled_in(set: i32) -> bool {
-    let is_signalled = |ring: &&Arc<Ring>| ring.readiness.signalled.load(Ordering::SeqCst);
+    let is_signalled = |ring: &&Arc<Ring>| {
+        ring.readiness.signalled.load(Ordering::SeqCst) || ring.is_shared() && ring.memory.ready() > 0
+    };
     let in_set = |ring: &Arc<Ring>| epoll::holds(set, ring.readiness.polled_as.load(Ordering::Relaxed));
-    signalled().iter().filter(is_signalled).any(in_set)
+    readable().iter().filter(is_signalled).any(in_set)
 }
 
 fn drain(locked: &LockedRing) {
@@ -114,8 +166,8 @@ fn drain(locked: &LockedRing) {
     let readiness = &ring.readiness;
     let announced = || readiness.announced.load(Ordering::SeqCst) && has_announced_work(locked);
     if locked.queues.cq.ready() == 0 && !locked.queues.cq.has_overflow() && ring.task_work.is_empty() && !announced() {
-        readiness.unsignal();
-        // Threads announce work without the ring's lock. An announcement may have come between the
+        readiness.unsignal(ring.is_shared());
+        // Threads announce work without the ring's lock, so one may have announced work between the
         // check and `unsignal`.
         if announced() || !ring.task_work.is_empty() {
             readiness.signal();
@@ -123,8 +175,8 @@ fn drain(locked: &LockedRing) {
     }
 }
 
-/// Returns whether announced work is still there. The announcing thread checked without the lock.
-/// Before its announcement, the owner may have done all the work and left.
+/// Returns whether announced work is still to be done. An announcement may be outdated: the owner
+/// may have done the work and left just before the announcing thread set it.
 fn has_announced_work(locked: &LockedRing) -> bool {
     let is_ready = |set: &Epoll| epoll::poll_now(set.number(), epoll::IN) != Ok(0);
     locked.devices.queues.in_flight() != 0

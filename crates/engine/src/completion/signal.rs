@@ -1,5 +1,5 @@
-//! The eventfd behind a ring's descriptor, and whether the program has to see it readable.
-//! `readiness` decides when.
+//! The eventfd behind a ring's descriptor, and its state: whether the eventfd is readable, and
+//! whether the program polls it. `readiness` decides when to change that state.
 
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
@@ -7,52 +7,73 @@ use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::eventfd;
 use usring_sys::mutex::Mutex;
 
-/// Number of rings whose descriptors are readable now. While it is 0, a poll call has nothing to
+/// Number of rings whose descriptors this process polls. While it is 0, a poll call has nothing to
 /// drain.
-pub static SIGNALLED: AtomicU32 = AtomicU32::new(0);
+pub static POLLED: AtomicU32 = AtomicU32::new(0);
 
-/// The state of one ring's descriptor.
+/// The state of the eventfd behind one ring's descriptor.
 #[derive(Default)]
 pub(crate) struct Readiness {
-    /// The eventfd; `None` before it is attached and after the ring is closed. Threads signal it
+    /// The eventfd; `None` before it is attached and after the ring is closed. Threads write to it
     /// without the ring's lock. They hold this lock during the write, because the number of a
-    /// closed eventfd may be any file's.
+    /// closed eventfd may name any file.
     pub descriptor: Mutex<Option<Arc<OwnedDescriptor>>>,
+    /// Drivers make the descriptor readable, because a process polls it.
     pub watched: AtomicBool,
-    /// The number by which the program last polled the descriptor.
+    /// This process polls the descriptor.
+    polled: AtomicBool,
+    /// The descriptor number by which the program last polled the ring.
     pub polled_as: AtomicI32,
-    /// Another process may make the descriptor readable, so this process treats it as readable from
-    /// now on. Only changed while `descriptor` is locked.
-    pub shared: AtomicBool,
-    /// The descriptor is readable. Only changed while `descriptor` is locked.
+    /// A driver of this process has made the descriptor readable. Only changed while `descriptor`
+    /// is locked.
     pub signalled: AtomicBool,
-    /// The ring defers task work, and its owner has been notified of work that is not on the
-    /// task-work list (files, timers). The owner has not looked for that work yet.
+    /// Set when the owner of a ring that defers task work is notified of files or timers, which are
+    /// not on the task-work list. Cleared when the owner looks for work.
     pub announced: AtomicBool,
 }
 
 impl Readiness {
+    /// Notes that this process polls the descriptor. Returns whether it did before.
+    pub fn begin_polling(&self) -> bool {
+        let did = self.polled.swap(true, Ordering::SeqCst);
+        if !did {
+            POLLED.fetch_add(1, Ordering::SeqCst);
+        }
+        self.watched.store(true, Ordering::SeqCst);
+        did
+    }
+
+    pub fn is_polled(&self) -> bool {
+        self.polled.load(Ordering::SeqCst)
+    }
+
+    /// Has drivers of this process make the descriptor readable for another process that polls it.
+    pub fn watch_for_others(&self) {
+        self.watched.store(true, Ordering::Release);
+    }
+
     #[inline]
     pub fn is_watched(&self) -> bool {
         self.watched.load(Ordering::Acquire)
     }
 
-    /// Makes the descriptor readable if the program polls it. Each call makes a new edge, so an
+    /// Makes the descriptor readable if the program polls it. Each call causes a new edge, so an
     /// edge-triggered poller sees each batch of completions.
     #[inline]
     pub fn signal(&self) {
         if self.is_watched() {
-            self.signal_watched();
+            let _ = self.signal_watched();
         }
     }
 
-    /// Makes the descriptor readable until the owner has looked for work, even if the CQ is empty.
+    /// Makes the descriptor readable, even if the CQ is empty, until the ring's owner has looked
+    /// for work.
     pub fn announce(&self) {
         self.announced.store(true, Ordering::SeqCst);
         self.signal();
     }
 
-    /// Clears the announcement: the ring's owner is about to look for work.
+    /// Clears the announcement of work, because the ring's owner is about to look for work.
     #[inline]
     pub fn hear(&self) {
         if self.announced.load(Ordering::Relaxed) {
@@ -60,55 +81,34 @@ impl Readiness {
         }
     }
 
+    /// Makes the descriptor readable. Returns `false` if this process has no eventfd for it.
     #[cold]
     #[inline(never)]
-    fn signal_watched(&self) {
+    pub fn signal_watched(&self) -> bool {
         let descriptor = self.descriptor.lock();
-        let Some(event) = &*descriptor else { return };
-        if !self.signalled.swap(true, Ordering::SeqCst) {
-            SIGNALLED.fetch_add(1, Ordering::SeqCst);
-        }
+        let Some(event) = &*descriptor else { return false };
+        self.signalled.store(true, Ordering::SeqCst);
         eventfd::signal(event.number());
+        true
     }
 
-    pub fn unsignal(&self) {
+    /// Makes the descriptor unreadable. `is_shared`: drivers of other processes may have made it
+    /// readable.
+    pub fn unsignal(&self, is_shared: bool) {
         let descriptor = self.descriptor.lock();
         let was_signalled = self.signalled.swap(false, Ordering::SeqCst);
-        if was_signalled {
-            SIGNALLED.fetch_sub(1, Ordering::SeqCst);
-        }
-        if let Some(event) = descriptor.as_ref().filter(|_| was_signalled || self.shared.load(Ordering::Relaxed)) {
+        if let Some(event) = descriptor.as_ref().filter(|_| was_signalled || is_shared) {
             eventfd::drain(event.number());
         }
-    }
-
-    /// Notes that another process uses the ring. If the program polls the descriptor, each poll
-    /// call checks it from now on.
-    #[cold]
-    pub fn share(&self) {
-        if !self.is_watched() || self.shared.load(Ordering::Relaxed) {
-            return;
-        }
-        let _descriptor = self.descriptor.lock();
-        if !self.shared.swap(true, Ordering::SeqCst) {
-            SIGNALLED.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Returns whether the descriptor may be readable.
-    pub fn may_be_readable(&self) -> bool {
-        self.signalled.load(Ordering::SeqCst) || self.shared.load(Ordering::SeqCst)
     }
 
     /// Drops the eventfd, because the ring's descriptor is closed.
     pub fn forget(&self) {
         self.watched.store(false, Ordering::Release);
-        let mut descriptor = self.descriptor.lock();
-        *descriptor = None;
-        for counted in [&self.signalled, &self.shared] {
-            if counted.swap(false, Ordering::SeqCst) {
-                SIGNALLED.fetch_sub(1, Ordering::SeqCst);
-            }
+        *self.descriptor.lock() = None;
+        self.signalled.store(false, Ordering::SeqCst);
+        if self.polled.swap(false, Ordering::SeqCst) {
+            POLLED.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }

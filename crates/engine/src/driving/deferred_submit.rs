@@ -1,16 +1,16 @@
-//! Deferred submits: requests that were accepted for devices on which a submit may sleep. The
-//! thread that releases the ring's lock submits them, after the release.
+//! Deferred submits: requests for devices on which a submit may sleep. The driver accepts such
+//! requests under the ring's lock, and submits them after it has released the lock.
 //!
-//! - A thread takes its own requests for submission before it releases the lock under which they
-//!   were accepted. No other thread submits any of them.
-//! - The thread's call does not return before the kernel has all of them. Until then the program's
-//!   numbers of their files are valid.
-//! - No later request of the thread overtakes its earlier ones. Requests that other threads submit
-//!   at the same time may overtake them.
+//! - A driver takes its own requests out of the channels before it releases the lock under which it
+//!   accepted them. No other thread submits any of them.
+//! - The driver's enter(2) does not return before the kernel has all of them. Until then the
+//!   program must keep the descriptor numbers of their files valid.
+//! - No later request of the driver's thread overtakes its earlier ones. Requests that other
+//!   threads submit at the same time may overtake them.
 //!
-//! Completions lead to further requests: the next members of chains, and requests that waited for a
-//! free slot. Each of these holds a duplicate of its file, so any thread may submit it. A thread
-//! that must not sleep leaves them to a submit helper.
+//! Completions cause further submits: the next requests of chains, and requests that waited for a
+//! free slot of a channel. Each of these holds a duplicate of its file, so any thread may submit
+//! it. A thread that must not sleep leaves them to a submit helper.
 
 use crate::driving::reap::{reap_one, submit_backlog};
 use crate::driving::ring_watcher;
@@ -21,17 +21,18 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::DeferredSubmit;
 
-/// A channel's index, and the batch that is being submitted for it.
+/// The index of a channel (the ring's queue pair on a device), and the requests that are being
+/// submitted to it.
 type Batch = (usize, DeferredSubmit);
 
-/// Most deferred submits that a driver makes before it leaves the rest to a submit helper. The
-/// first submit is the driver's own. If its completions start further requests (members of a
-/// chain), those usually start more.
+/// Most flushes that a driver makes before it leaves the remaining requests to a submit helper. The
+/// first flush submits the driver's own requests. Later flushes submit requests that completions
+/// have started (members of a chain), and those usually start more.
 const MOST_FLUSHES: u32 = 8;
 
-/// Makes the deferred submits of a driver that has finished its batch. They may sleep, so the
-/// ring's lock is released for them, and the ring watcher takes over the ring meanwhile. On return,
-/// the devices have all requests that the driver itself submitted.
+/// Submits the deferred requests of a driver that has finished its batch. The submits may sleep, so
+/// this function releases the ring's lock for them, and the ring watcher watches the ring
+/// meanwhile. On return, the devices have all requests that the driver itself accepted.
 #[inline(never)]
 pub(crate) fn flush(mut locked: LockedRing) -> LockedRing {
     for _ in 0..MOST_FLUSHES {
@@ -47,7 +48,7 @@ pub(crate) fn flush(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Makes all deferred submits, for a thread that has nothing else to do.
+/// Submits deferred requests until there are none, for a thread that has nothing else to do.
 pub(super) fn flush_all(ring: Arc<Ring>) {
     let mut locked = ring.lock();
     while locked.devices.queues.pending != 0 {
@@ -61,7 +62,7 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     let ring = locked.ring;
     let pending = locked.devices.queues.pending;
     ring_watcher::take_over_beside(&mut locked, pending);
-    // Batches of further channels; usually there are none.
+    // Batches of channels after the first; usually there are none.
     let mut others = Vec::new();
     let Some((index, mut batch)) = begin(&mut locked, &mut others) else {
         wake_polling_waiters(ring);
@@ -84,8 +85,8 @@ fn flush_once(mut locked: LockedRing) -> LockedRing {
     locked
 }
 
-/// Ends a deferred submit of a channel. The backlog is submitted once no deferred submit is under
-/// way.
+/// Ends a deferred submit of a channel. If no other is under way there, submits the channel's
+/// backlog.
 fn end_one(locked: &mut LockedRing, index: usize) {
     let queue = &mut locked.devices.queues.channels[index];
     queue.in_flush -= 1;
@@ -94,8 +95,7 @@ fn end_one(locked: &mut LockedRing, index: usize) {
     }
 }
 
-/// Wakes the threads that sleep because there was nothing to poll. A request is now in flight on a
-/// device, so they have to poll.
+/// Wakes waiters that sleep because there was no request in flight to poll for. Now there is one.
 #[inline(always)]
 fn wake_polling_waiters(ring: &Ring) {
     if ring.waiters_poll {
@@ -103,8 +103,8 @@ fn wake_polling_waiters(ring: &Ring) {
     }
 }
 
-/// Takes all deferred requests for submission. Returns the first channel's batch, and adds those of
-/// further channels to `others`. `None`: no request was deferred.
+/// Takes all deferred requests out of the channels. Returns the first channel's batch, and adds the
+/// batches of further channels to `others`. `None`: no request was deferred.
 #[inline(always)]
 fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
     let closed = locked.closed;
@@ -122,8 +122,8 @@ fn begin(locked: &mut LockedRing, others: &mut Vec<Batch>) -> Option<Batch> {
         let Some(batch) = queue.channel.begin_deferred() else {
             if queue.is_behind && queue.in_flush == 0 {
                 submit_backlog(locked, index);
-                // Requests that a device refuses at once are complete, and the lock is released
-                // next.
+                // A device may have refused requests at once. Their CQEs are published here,
+                // because the caller releases the lock next.
                 locked.finish_batch();
             }
             continue;
@@ -147,8 +147,7 @@ fn bring_others_back(locked: &mut LockedRing, others: Vec<Batch>) {
 #[inline(always)]
 fn bring_one_back(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) {
     locked.devices.queues.channels[index].channel.end_deferred(batch);
-    // By now, the device has often completed some requests, or refused those that would have to
-    // wait.
+    // By now, the device has often completed some requests, or refused those that would block.
     if !locked.waiters_poll_devices() {
         reap_one(locked, index);
     }
@@ -158,7 +157,7 @@ fn bring_one_back(locked: &mut LockedRing, index: usize, batch: DeferredSubmit) 
 #[cold]
 fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) -> LockedRing<'a> {
     let ring = locked.ring;
-    let departing = locked.devices.departing.as_deref_mut().expect("it waits for what is being delivered");
+    let departing = locked.devices.departing.as_deref_mut().expect("kept until deferred submits end");
     for (index, batch) in batches {
         let queue = &mut departing.devices.channels[index];
         queue.in_flush -= 1;
@@ -175,22 +174,22 @@ fn bring_back_to_closed<'a>(mut locked: LockedRing<'a>, batches: Vec<Batch>) -> 
     locked
 }
 
-/// Makes the deferred submits of a thread that releases the lock anyway. The ring watcher leaves
-/// them to a submit helper, because it serves all rings.
+/// Makes the deferred submits of a driver that leaves the ring. The ring watcher leaves them to a
+/// submit helper instead, because it serves all rings and must not sleep.
 #[inline(never)]
 pub(crate) fn flush_or_leave(locked: LockedRing) -> LockedRing {
     if tasks().is_current() { leave_to_helper(locked) } else { flush(locked) }
 }
 
 /// Leaves deferred submits to a submit helper, for a thread that must not sleep. If no helper can
-/// be started, the thread makes them itself.
+/// be started, the calling thread makes them itself.
 pub(crate) fn leave_to_helper(mut locked: LockedRing) -> LockedRing {
     leave_pending(&mut locked);
     if locked.devices.queues.has_pending_submits() { flush_once(locked) } else { locked }
 }
 
-/// Leaves deferred submits to a [submit helper](super::submit_helpers). They stay pending if no
-/// helper can be started.
+/// Leaves deferred submits to a [submit helper](super::submit_helpers). The submits stay pending if
+/// no helper can be started.
 pub(crate) fn leave_pending(locked: &mut LockedRing) {
     if locked.devices.queues.has_pending_submits() {
         locked.devices.queues.left_to_helper = submit_helpers().call(locked.ring);

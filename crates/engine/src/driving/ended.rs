@@ -1,8 +1,9 @@
-//! Requests of processes that have ended, on a ring that processes share. A waiter of another
-//! process completes them, because it may wait for their CQEs.
+//! Requests of processes that have ended, on a ring that several processes use. A waiter in another
+//! process completes these requests, because it may wait for their CQEs.
 //!
-//! The kernel ends such a request when its worker or its file is called next. Here all end at once,
-//! because no other process has the file.
+//! The kernel completes such a request when its worker runs or its file becomes ready. Here the
+//! waiter completes all of them at once, because the workers and descriptors that served them ended
+//! with their process.
 
 use crate::ring::{LockedRing, Queues};
 use usring_sys::Errno;
@@ -10,12 +11,16 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::process_number;
 use usring_uapi::Cqe;
 
-/// Longest sleep of a waiter while other processes have requests in flight. After it the waiter
-/// checks whether those processes are alive.
+/// Longest sleep of a waiter, in nanoseconds, while other processes have requests in flight. After
+/// it the waiter checks whether those processes are alive.
 const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
+/// Longest sleep of a waiter while they have none. A process may submit a request during the sleep,
+/// and die. Or it dies after it has published CQEs, and before it has woken the waiter.
+const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
-/// Completes the requests of processes that have ended, with −ECANCELED. For a waiter of a shared
-/// ring that is about to sleep. Returns whether there were any.
+/// Completes the requests of processes that have ended, with −ECANCELED, and releases the requests
+/// that waited for them. For a waiter of a shared ring that is about to sleep. Returns whether
+/// there was anything to do: the caller finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let ended = locked.journal().take_from_dead(process_number::is_alive);
@@ -26,13 +31,27 @@ pub(crate) fn complete(locked: &mut LockedRing) -> bool {
             journal.end(*slot, cq);
         }
     }
-    !ended.is_empty()
+    if locked.queues.drain.is_active() {
+        locked.release_held();
+    }
+    locked.queues.cq.has_unannounced() || !locked.queues.successors.is_empty()
 }
 
 /// Returns how long a waiter of a shared ring may sleep.
-pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) -> Option<Nanoseconds> {
-    match locked.journal().has_others() {
-        true => Some(span.map_or(BETWEEN_LOOKS, |span| span.min(BETWEEN_LOOKS))),
-        false => span,
+pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) -> Nanoseconds {
+    let longest = if locked.journal().has_others() { BETWEEN_LOOKS } else { LONGEST_SLEEP };
+    span.map_or(longest, |span| span.min(longest))
+}
+
+/// Returns after which time the ring watcher has to look whether the other processes of a shared
+/// ring are alive. It does so for a process that depends on them, because perhaps no thread of the
+/// process waits in enter. `None`: the process does not depend on them.
+pub(crate) fn between_looks(locked: &LockedRing) -> Option<Nanoseconds> {
+    if !locked.ring.is_shared() {
+        return None;
     }
+    if locked.queues.drain.has_deferred() || !locked.waiting.asks.is_empty() {
+        return Some(BETWEEN_LOOKS);
+    }
+    locked.ring.readiness.is_polled().then_some(LONGEST_SLEEP)
 }

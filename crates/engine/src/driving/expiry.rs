@@ -1,6 +1,7 @@
-//! The end of timeouts: by time, or after a number of completions.
+//! Completes timeouts: those whose time has come, and those that count completions.
 
 use crate::completion::complete::{self, link_timeout_answer};
+use crate::completion::faults;
 use crate::driving::batch;
 use crate::request::RequestEntry;
 use crate::request::conditions::{Deadline, RequestId};
@@ -12,7 +13,7 @@ use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_uapi::opcode;
 
-/// Completes the timeouts for which enough requests have completed.
+/// Completes the timeouts that have reached their number of completions.
 pub(crate) fn flush_counted(locked: &mut LockedRing) {
     let tail = locked.queues.cq.tail();
     if !locked.waiting.timeouts.has_counted(tail) {
@@ -20,13 +21,17 @@ pub(crate) fn flush_counted(locked: &mut LockedRing) {
     }
     let completions = locked.waiting.timeouts.count_to(tail);
     while let Some(timer) = locked.waiting.timeouts.pop_counted(completions) {
+        if timer.request.is_delayed() {
+            faults::resume(locked, timer.request);
+            continue;
+        }
         locked.count_ended_timeout();
         complete::complete(locked, timer.request, 0.into());
     }
 }
 
-/// Completes the timeouts that have expired. Each clock is read once, so a repeating timeout
-/// repeats at most once per call, however short its span is.
+/// Completes the timeouts that have expired. Reads each clock once, so a repeating timeout repeats
+/// at most once per call, however short its interval is.
 pub(crate) fn expire(locked: &mut LockedRing) {
     if locked.waiting.timeouts.is_empty() {
         return;
@@ -37,6 +42,10 @@ pub(crate) fn expire(locked: &mut LockedRing) {
         }
         let now = clock.now();
         while let Some(timer) = locked.waiting.timeouts.pop_expired(clock, now) {
+            if timer.request.is_delayed() {
+                faults::resume(locked, timer.request);
+                continue;
+            }
             match timer.deadline.watches {
                 Some(target) => expire_link(locked, timer.request, target),
                 None => expire_timeout(locked, timer.request, timer.deadline, now),
@@ -51,7 +60,7 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     let result = Errno::ETIME.negative();
     let goes_on = deadline.repeat_every != 0 && deadline.repeats != 1;
     if goes_on && complete::post_more(locked, request.sqe.user_data, result, 0) {
-        // The span begins anew, as in the kernel: missed repetitions are not made up for.
+        // The interval begins anew, as in the kernel. A late repetition is not made up for.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
         locked.waiting.timeouts.insert(request, Deadline { at, repeats, ..deadline }, None);
@@ -60,14 +69,14 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });
 }
 
-/// Handles the expiry of a LINK_TIMEOUT. Its CQE comes first, then −ECANCELED for the request that
-/// it watches. If a worker has the request, its system call is ended if possible, but the request
-/// counts as not found.
+/// Handles the expiry of a LINK_TIMEOUT. Posts the timeout's CQE first, then −ECANCELED for the
+/// request that it watches. If a worker is running that request, its system call is interrupted if
+/// possible, and the timeout's result says that the request was not found (ENOENT).
 fn expire_link(locked: &mut LockedRing, mut watcher: RequestEntry, target: RequestId) {
     let answer = match cancel::cancel_id(locked, target) {
         Found::Cancelled => link_timeout_answer(Errno::ETIME),
-        // In the kernel, WAITID occupies no worker, and the search for it returns the number of
-        // requests that it found.
+        // In the kernel, WAITID occupies no worker, so the search for the request succeeds. It
+        // returns 1, the number of requests found.
         Found::Running(opcode::WAITID) => 1.into(),
         Found::Running(_) | Found::Nothing => link_timeout_answer(Errno::ENOENT),
     };

@@ -5,7 +5,7 @@
 //! | a thread that submits | `submit` |
 //! | a thread that waits in enter | `wait`; `iopoll` on a polled ring; `cq_wait` beside an SQ thread that polls |
 //! | the SQ thread | `sq_thread` |
-//! | a thread that brings task work | `task_work` |
+//! | a thread that adds task work while no thread is inside | `task_work` |
 //! | the ring watcher, while no thread is inside | `ring_watcher`, `idle_watch` |
 //! | a submit helper | `submit_helpers` |
 //!
@@ -13,7 +13,8 @@
 //!
 //! - `dispatch` and `fire` call the requests whose files are ready.
 //! - `reap` completes what the devices have done, `expiry` the timeouts that are over.
-//! - `ended` completes requests of processes that have ended.
+//! - `shared_work` does what other processes of a shared ring cause, and `ended` completes requests
+//!   of processes that have ended.
 //! - `batch` issues what has become issuable.
 //! - `release` ends a batch and gives the ring back. `deferred_submit` makes the submits that may
 //!   sleep.
@@ -33,6 +34,7 @@ mod pace;
 pub(crate) mod reap;
 mod release;
 pub(crate) mod ring_watcher;
+pub(crate) mod shared_work;
 pub(crate) mod sq_thread;
 pub(crate) mod submit;
 pub(crate) mod submit_helpers;

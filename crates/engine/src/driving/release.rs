@@ -1,4 +1,4 @@
-//! The end of a driver's batch, and its exit from the ring ([`Exit`]).
+//! Finishes a driver's batch, and releases the ring's lock ([`Exit`]).
 
 use crate::completion::complete;
 use crate::driving::{batch, deferred_submit, expiry, ring_watcher, task_work};
@@ -21,27 +21,31 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Notifies of CQEs that were just published. Signals the ring's descriptor, the registered
-    /// eventfd and the requests' own eventfds at once; sleepers are woken when the lock is
-    /// released. Every publication calls this function.
+    /// Notifies pollers and sleepers of newly published CQEs. Signals the ring's descriptor, the
+    /// registered eventfd and the requests' own eventfds at once. Sleepers are woken when the lock
+    /// is released. Every publication of CQEs calls this function.
     #[inline(always)]
     fn notify_published(&mut self) {
         self.notify.published = true;
         if self.queues.cq.has_overflow() {
-            // A thread that is woken for the CQEs sees the backlog, too.
+            // A thread that is woken for the CQEs also sees the backlog, whose growth needs no
+            // notification of its own.
             let _ = self.queues.cq.take_growth();
         }
         self.notify_watchers();
     }
 
-    /// Notifies sleepers and pollers of the ring's descriptor that the backlog has grown. Their
-    /// next call moves the backlog into the CQ. A registered eventfd counts only CQEs in the CQ.
+    /// Notifies sleepers, and pollers of the ring's descriptor, that the backlog has grown. Their
+    /// next enter(2) moves the backlog into the CQ. A registered eventfd is not signalled: it
+    /// counts only CQEs in the CQ.
     #[cold]
     fn notify_of_backlog(&mut self) {
         if self.queues.cq.take_growth() {
             self.notify.published = true;
             self.notify.completed_by_worker = false;
-            self.ring.readiness.signal();
+            if self.ring.readiness.is_watched() {
+                self.signal_pollers();
+            }
         }
     }
 
@@ -62,7 +66,8 @@ impl<'a> LockedRing<'a> {
                 let tags = self.registered.buffers.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }
-            // This comes after the CQEs of released files and buffers: timeouts count these, too.
+            // This call follows the CQEs of released files and buffers, because timeouts count
+            // these CQEs, too.
             expiry::flush_counted(self);
             if !self.has_issuable() {
                 return;
@@ -80,7 +85,9 @@ impl<'a> LockedRing<'a> {
 
     #[inline(always)]
     fn notify_watchers(&mut self) {
-        self.ring.readiness.signal();
+        if self.ring.readiness.is_watched() {
+            self.signal_pollers();
+        }
         let by_worker = core::mem::take(&mut self.notify.completed_by_worker);
         if let Some(event) = &self.notify.event_descriptor {
             event.signal(&self.ring.memory, by_worker);
@@ -90,7 +97,7 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Gives the ring back. [`Exit`] says what is done before and after the lock is released.
+    /// Releases the ring's lock. [`Exit`] says what the driver does before and after that.
     #[inline(always)]
     pub fn release(mut self, exit: Exit) {
         if matches!(exit, Exit::Leave | Exit::LeaveInside) {
@@ -111,8 +118,8 @@ impl<'a> LockedRing<'a> {
         }
     }
 
-    /// Makes deferred submits by `flush`, and hands the ring's waiting requests to the ring
-    /// watcher.
+    /// Makes deferred submits by `flush`, and makes the ring watcher responsible for the ring's
+    /// waiting requests.
     #[inline(always)]
     fn settle(mut self, flush: impl Fn(Self) -> Self) -> Self {
         loop {
@@ -136,7 +143,7 @@ impl<'a> LockedRing<'a> {
 }
 
 impl ReleaseDuty<'_> {
-    /// Runs work that other threads have left for the driver.
+    /// Runs work that other threads have left for this driver while it held the lock.
     #[inline(always)]
     fn run(self, run: fn(&Arc<Ring>)) {
         self.run_what_arrived(run);

@@ -1,26 +1,27 @@
-//! The ring watcher: one thread of the process that watches the rings that no thread
-//! is inside of. So a program that only looks at the CQ in memory, or only at the ring's
-//! descriptor, still sees its completions. The ring watcher also runs the tasks that
-//! other threads leave for it (`waiting::tasks`).
+//! The ring watcher: one thread of the process that watches the rings that no thread is inside of.
+//! So a program that only reads the CQ in memory, or only polls the ring's descriptor, still sees
+//! its completions. The ring watcher also runs the tasks that other threads pass to it
+//! (`waiting::tasks`).
 //!
 //! How a ring is watched:
 //!
 //! 1. A driver that leaves a ring with armed files or timers puts the ring's epoll set into the
 //!    ring watcher's set, one-shot.
 //! 2. When the entry fires, the ring watcher marks the ring as called (`waiting::watcher_entry`)
-//!    and tries its lock once. It never waits for a ring's lock: one slow driver would delay all
-//!    rings.
+//!    and tries its lock once. The ring watcher never waits for a ring's lock: one slow driver
+//!    would delay all rings.
 //! 3. If the lock was free, the ring watcher drives the ring, and arms the entry again as it
-//!    leaves. If the lock was held, its holder looks for a call after releasing it (the hand-over
-//!    of `sys::mutex`).
+//!    leaves. If the lock was held, its holder checks the mark after releasing the lock (the
+//!    hand-over of `sys::mutex`).
 //!
-//! A waiter that watches the ring's set itself switches the ring watcher's entry off meanwhile: a
-//! needless wake-up of a thread costs more than two calls of epoll_ctl(2). For a program that keeps
-//! coming back even these two calls are too much: see `idle_watch`.
+//! A waiter that sleeps on the ring's set itself switches the ring watcher's entry off meanwhile. A
+//! needless wake-up of the ring watcher would cost more than two calls of epoll_ctl(2). For a
+//! program that enters the ring again and again even these two calls cost too much: see
+//! `idle_watch`.
 
 use super::last_thread::LastThread;
 use crate::driving::idle_watch::{self, IdleWatch};
-use crate::driving::{reap, task_work};
+use crate::driving::{ended, reap, task_work};
 use crate::ring::{LockedRing, Ring};
 use crate::waiting::process_rings;
 use crate::waiting::rights::groups;
@@ -38,10 +39,10 @@ use usring_sys::per_process::PerProcess;
 use usring_sys::process_number;
 use usring_uapi::io_uring as abi;
 
-/// Event data of the wake eventfd.
+/// Event data of the mailbox's eventfd, which wakes the ring watcher.
 const WAKE_EVENT: u64 = 0;
 
-/// The ring watcher's set, and the rings in it.
+/// The ring watcher's epoll set, and the rings in it by their event data.
 struct Watcher {
     set: Epoll,
     rings: Mutex<BTreeMap<u64, Weak<Ring>>>,
@@ -66,7 +67,7 @@ fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
         idle: IdleWatch::default(),
     });
     watcher.set.add(mailbox.number(), epoll::IN, WAKE_EVENT)?;
-    // A process without a number shares no ring.
+    // Watching can fail if the process has no process number. Such a process shares no ring.
     let _ = process_number::watch_wake_ups(&watcher.set, CALLED_BY_PROCESS);
     *self::watcher().lock() = Some(watcher.clone());
     let mailbox = mailbox.clone();
@@ -86,20 +87,21 @@ fn running() -> Result<Arc<Watcher>, Errno> {
     watcher().lock().clone().ok_or(Errno::EAGAIN)
 }
 
-/// Event data of the eventfd by which processes call each other.
+/// Event data of the eventfd by which processes wake each other's ring watchers.
 const CALLED_BY_PROCESS: u64 = u64::MAX - 1;
 
 /// Event data of the descriptor of the watched thread (`last_thread`).
 const LAST_THREAD: u64 = u64::MAX;
 
 /// Milliseconds between two checks of things whose end no event marks. These are the program's
-/// first thread, and parked descriptors: usring may close those only when the program's record
-/// locks on their files are gone (`sys::descriptor`).
+/// first thread, and parked descriptors. usring may close a parked descriptor only when the program
+/// has no record locks on its file any more (`sys::descriptor`).
 const BETWEEN_LOOKS: u16 = 1000;
-/// Nanoseconds between two attempts to move CQEs that only this process has into the CQ.
+/// Nanoseconds between two attempts to move backlog CQEs, which only this process has, into the CQ
+/// of a shared ring.
 const BETWEEN_FLUSHES: Nanoseconds = 5_000_000;
-/// The checks also come after this many wake-ups, because the set of a busy ring watcher is never
-/// without an event for a whole interval.
+/// After this many wake-ups the checks are made, too. A busy ring watcher's epoll_wait(2) may never
+/// time out.
 const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 
 impl Watcher {
@@ -158,7 +160,7 @@ impl Watcher {
     }
 }
 
-/// Runs the tasks, and what a change of credentials asks for.
+/// Runs the mailbox's tasks, and what a change of credentials requires.
 fn run_tasks(mailbox: &Mailbox) {
     mailbox.hear();
     if tasks().take_change() {
@@ -171,14 +173,14 @@ fn run_tasks(mailbox: &Mailbox) {
     }
 }
 
-/// Has the ring driven once: by the calling thread, or by the thread that holds the ring's lock.
+/// Has the ring driven once: by the calling thread, or by the current holder of the ring's lock.
 pub(super) fn call(ring: &Arc<Ring>) {
     ring.watch.called.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
 }
 
-/// Changes the list of rings under idle watching. `change` returns whether the ring watcher has to
-/// be woken for the change. Returns `false` if the ring watcher cannot be started.
+/// Applies `change` to the list of rings under idle watching. `change` returns whether the ring
+/// watcher has to be woken for it. Returns `false` if the ring watcher cannot be started.
 pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     let Ok(watcher) = running() else { return false };
     if change(&watcher.idle) {
@@ -187,23 +189,30 @@ pub(super) fn with_idle_watch(change: impl FnOnce(&IdleWatch) -> bool) -> bool {
     true
 }
 
-/// Hands the ring's waiting requests to the ring watcher; called by a driver that is about to
-/// leave.
+/// Makes the ring watcher responsible for the ring's waiting requests. A driver that is about to
+/// leave the ring calls this function.
 #[inline(always)]
 pub(crate) fn take_over(locked: &mut LockedRing) {
     take_over_beside(locked, 0);
 }
 
-/// Hands the ring's waiting requests to the ring watcher, for a driver that will come back. The
-/// driver itself is going to poll for `own` of the device requests.
+/// Makes the ring watcher responsible for the ring's waiting requests, for a driver that will come
+/// back. The driver itself is going to poll for `own` of the requests that are in flight on
+/// devices.
 #[inline(always)]
 pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     // If waiters poll the devices themselves, no interrupt is needed.
     let counts_on_devices = locked.devices.queues.in_flight() > own && !locked.waiters_poll_devices();
     let is_left = locked.waiting.polls.armed() != 0 || !locked.waiting.timeouts.is_empty() || counts_on_devices;
-    if is_left || locked.queues.cq.has_overflow_alone() && locked.ring.is_shared() {
+    if is_left || locked.ring.is_shared() && is_left_by_others(locked) {
         take_over_waits(locked);
     }
+}
+
+/// Returns whether the ring watcher has to come to a shared ring even if no request of this process
+/// waits.
+fn is_left_by_others(locked: &LockedRing) -> bool {
+    locked.queues.cq.has_overflow_alone() || ended::between_looks(locked).is_some()
 }
 
 #[inline(never)]
@@ -220,7 +229,7 @@ fn take_over_waits(locked: &mut LockedRing) {
     }
     watch(locked);
     if locked.waiting.polls.has_runnable() {
-        // The thread that watches the set goes on with the runnable requests.
+        // The thread that watches the ring's epoll set continues the runnable requests.
         ring.wakers.call_watcher();
     }
 }
@@ -235,24 +244,25 @@ fn hears_announcements(locked: &LockedRing) -> bool {
 fn watch(locked: &mut LockedRing) {
     let interrupts = locked.devices.queues.in_flight() != 0 && !locked.waiters_poll_devices();
     if interrupts && !reap::arm_interrupts(locked) && locked.ring.defers_task_work() {
-        // An interrupt reports no completion from before it was armed, so the owner is notified
-        // here.
+        // An interrupt does not report completions from before it was armed, so the owner is
+        // notified here.
         task_work::announce_deferred(locked.ring, false);
     }
     if interrupts && locked.devices.queues.has_silent() {
         locked.devices.queues.poll_later();
     }
-    // Another process may take CQEs and then wait for those that only this one has.
+    // Another process may empty the CQ and then wait for CQEs that only this process's backlog has.
     let flush = (locked.queues.cq.has_overflow_alone() && locked.ring.is_shared())
         .then(|| Clock::Monotonic.now() + BETWEEN_FLUSHES);
-    let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush];
+    let look = ended::between_looks(locked).map(|span| Clock::Monotonic.now() + span);
+    let times = [locked.devices.queues.next_poll(), locked.waiting.timeouts.next_due(), flush, look];
     let due = times.into_iter().flatten().min();
     if crate::waiting::fast_poll::arm_timer(locked, due).is_err() {
         return;
     }
     let ring = locked.ring.clone();
     let Some(set) = locked.waiting.polls.set() else { return };
-    // A leader watches the set itself, and arms the entry when it leaves.
+    // A leader watches the ring's set itself, and arms the entry when it leaves.
     if ring.is_led() || ring.watch.armed.swap(true, Ordering::SeqCst) {
         return;
     }
@@ -262,8 +272,8 @@ fn watch(locked: &mut LockedRing) {
     }
 }
 
-/// Disarms the ring's entry in the ring watcher's set, for a waiter that is about to watch the
-/// ring's set itself.
+/// Disarms the ring's entry in the ring watcher's set, because the calling waiter is about to sleep
+/// on the ring's own epoll set.
 pub(crate) fn stand_down(locked: &LockedRing) {
     let watch = &locked.ring.watch;
     let Some(set) = locked.waiting.polls.set().filter(|_| watch.armed.swap(false, Ordering::SeqCst)) else {
@@ -274,7 +284,7 @@ pub(crate) fn stand_down(locked: &LockedRing) {
     }
 }
 
-/// Removes the ring from the ring watcher's list, for a ring that goes away.
+/// Removes a ring that is going away from the ring watcher's list.
 pub(crate) fn forget(ring: &Arc<Ring>) {
     let id = ring.watch.id.load(Ordering::Relaxed);
     if id == 0 {

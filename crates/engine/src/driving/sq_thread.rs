@@ -1,5 +1,5 @@
-//! The SQ thread of IORING_SETUP_SQPOLL: submits for the program, which needs no call at all while
-//! the thread is awake. One thread may serve several rings (ATTACH_WQ).
+//! The SQ thread of IORING_SETUP_SQPOLL: submits for the program, which makes no system call while
+//! the SQ thread is awake. One SQ thread may serve several rings (ATTACH_WQ).
 //!
 //! The SQ thread sleeps after `sq_thread_idle` without work. The hand-over:
 //!
@@ -7,7 +7,7 @@
 //! |---|---|
 //! | sets NEED_WAKEUP on each of its rings | stores the SQ's tail |
 //! | full barrier | full barrier |
-//! | looks at each SQ once more | looks at NEED_WAKEUP |
+//! | checks each SQ once more | checks NEED_WAKEUP |
 //!
 //! So at least one of the two sees the other's store.
 
@@ -28,20 +28,22 @@ use usring_sys::{Errno, memory_reserve, processor, timer_slack, wait};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
-/// Nanoseconds that a `sq_thread_idle` of 0 stands for.
+/// Nanoseconds without work after which the SQ thread sleeps, if the program sets `sq_thread_idle`
+/// to 0.
 const DEFAULT_IDLE: Nanoseconds = 1_000_000_000;
 const MILLISECOND: Nanoseconds = 1_000_000;
-/// Pause between two tries to submit while the memory reserve is in use.
+/// Nanoseconds between two tries to submit while memory is low.
 const LOW_MEMORY_PAUSE: Nanoseconds = MILLISECOND;
-/// Most entries taken from one ring before the SQ thread serves the next one. Only for an SQ thread
-/// with several rings.
+/// Most SQEs taken from one ring before the SQ thread serves its next ring. Unlimited if the SQ
+/// thread has only one ring.
 const SHARE: u32 = 8;
 
-/// Gives a new ring its SQ thread: the one of the ring that it attaches to, or a new one.
+/// Gives a new ring its SQ thread. With ATTACH_WQ that is the SQ thread of the ring named by
+/// `wq_fd`; otherwise a new thread.
 pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Errno> {
     ticks::calibrate();
     if ring.is_polled() {
-        // The timer's delay is measured once here, so that no wait has to measure it.
+        // The timer's overshoot is measured once here, so that no wait has to measure it.
         timer_slack::overshoot();
     }
     let idle = match params.sq_thread_idle {
@@ -61,7 +63,8 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
             *ring.sq_thread.thread.lock() = Some(shared);
             return Ok(());
         }
-        // The shared SQ thread has just ended with its last ring, so this ring gets its own.
+        // The shared SQ thread has just ended with its last ring, so this ring gets an SQ thread of
+        // its own.
     }
     let processor = ring.has(abi::IORING_SETUP_SQ_AFF).then_some(params.sq_thread_cpu);
     if processor.is_some_and(|number| !processor::is_allowed(number)) {
@@ -77,10 +80,10 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
         dead: AtomicBool::new(false),
     });
     let added = own.add(ring);
-    debug_assert!(added, "a thread that was never alive has died");
+    debug_assert!(added, "an SQ thread that was not started yet is marked dead");
     *ring.sq_thread.thread.lock() = Some(own.clone());
-    // The calling thread, the ring's creator, starts the SQ thread. So the SQ thread has the
-    // creator's credentials, as the kernel's does.
+    // The SQ thread has its creator's credentials, as in the kernel. So the calling thread, which
+    // creates the ring, starts it.
     let theirs = own.clone();
     let started = thread::spawn("iou-sqp", Credentials::OfSubmitter, Box::new(move || theirs.live()));
     if started.is_err() {
@@ -89,7 +92,7 @@ pub(crate) fn join(ring: &Arc<Ring>, params: &io_uring_params) -> Result<(), Err
     started
 }
 
-/// Takes a ring away from its SQ thread, which ends with its last ring.
+/// Removes a ring from its SQ thread. The SQ thread ends when its last ring is removed.
 pub(crate) fn part(ring: &Arc<Ring>) {
     let Some(thread) = ring.sq_thread.thread.lock().take() else { return };
     thread.rings.lock().retain(|other| !Arc::ptr_eq(other, ring));
@@ -116,8 +119,7 @@ impl SqThread {
                 if self.ends() {
                     return;
                 }
-                // Another thread has just changed the list of rings, and is about to count the
-                // change.
+                // Another thread has just removed or added a ring, and is about to raise `changes`.
                 processor::yield_now();
                 continue;
             }
@@ -130,7 +132,7 @@ impl SqThread {
                 let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
             }
             if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
-                // The idle time that the program chose bounds this spin.
+                // The program chose this idle time, which bounds the spin.
                 spin();
                 continue;
             }
@@ -139,7 +141,7 @@ impl SqThread {
         }
     }
 
-    /// Submits what the rings' SQs hold; returns whether there was anything to do.
+    /// Submits the requests in the rings' SQs; returns whether there was any work.
     fn serve(&self, rings: &[Arc<Ring>]) -> bool {
         let most = if rings.len() > 1 { SHARE } else { u32::MAX };
         let mut worked = false;
@@ -155,12 +157,12 @@ impl SqThread {
             let taken = submit::submit(&mut locked, most);
             if ring.is_polled() {
                 reap::reap(&mut locked);
-                // No other thread polls for the requests in flight, so the SQ thread must not
-                // sleep.
+                // No other thread polls for the requests in flight, so the SQ thread must stay
+                // awake.
                 worked |= locked.devices.queues.in_flight() > 0;
             }
-            // With several rings, deferred submits go to a submit helper, so that a slow device
-            // holds up no other ring.
+            // With several rings, a submit helper makes deferred submits, so that a slow device
+            // delays no other ring.
             if rings.len() > 1 {
                 locked.release(Exit::LeaveInside)
             } else {
@@ -174,10 +176,11 @@ impl SqThread {
         worked
     }
 
-    /// Sleeps until the thread is woken, unless there is something to do. `seen`: the count of
-    /// changes when `rings` was copied.
+    /// Sleeps until a waker ends the sleep. Does not sleep if there is work. `seen`: the value of
+    /// `changes` when `rings` was copied.
     fn sleep(&self, rings: &[Arc<Ring>], seen: u32) {
-        // The announcement comes first, so that an enter that sees the flag finds the sleeper.
+        // The announcement precedes NEED_WAKEUP: an enter(2) that sees the flag then finds a
+        // sleeper to wake.
         let ticket = self.sleep.announce(Sleeper::Futex, 1);
         let mut idle = self.changes.load(Ordering::SeqCst) == seen;
         for ring in rings {
@@ -185,14 +188,15 @@ impl SqThread {
             let nothing = locked.queues.sq.prepare_sleep();
             idle &= nothing || ring.is_disabled();
             locked.release(Exit::Pause);
-            // A worker or the ring watcher may have found the lock taken just now, and left its
-            // work here.
+            // A worker or the ring watcher may have found the lock held by this thread just now. It
+            // has then left its work for this thread.
             idle &= !ring.has_work_left();
         }
         if idle {
             let _ = self.sleep.sleep(&ticket, None);
         }
-        // This thread looks for work again in any case, whether or not a waker has claimed it.
+        // This thread checks for work in any case, so it does not matter whether a waker has
+        // claimed it.
         let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();
@@ -202,10 +206,10 @@ impl SqThread {
     }
 }
 
-/// Spins or yields before the next poll. On a single processor this thread yields: new work can
-/// only come from a thread that gets the processor meanwhile. Elsewhere it keeps its processor, as
-/// the kernel's SQ thread does. The scheduler gives other threads their share. A thread that yields
-/// would wait for the time slices of all others, some milliseconds each time.
+/// Spins or yields before the next poll. On a machine with one processor this thread yields: new
+/// work can only come from another thread, which needs the processor. Elsewhere it keeps its
+/// processor, as the kernel's SQ thread does, and the scheduler preempts it for other threads. A
+/// yield there would cost the time slices of all other threads, some milliseconds each time.
 fn spin() {
     if processor::is_only() {
         processor::yield_now();

@@ -1,28 +1,37 @@
-//! From the submission queue to a request: copies each entry once, makes the checks that all
-//! opcodes share, and has the opcode's family prepare the request. Then passes the request to its
-//! chain, to the drain, or straight to issue.
+//! Turns entries of the submission queue into requests: copies each entry once, makes the checks
+//! that all opcodes share, and has the opcode's family prepare the request. Then passes the request
+//! to its chain, to the drain, or straight to issue.
 
 use crate::driving::batch;
 use crate::request::{Progress, RequestEntry};
-use crate::ring::{LockedRing, Queues};
+use crate::ring::{LockedRing, Ring};
 use crate::submission::opcode_table::{self, Row};
-use crate::submission::{issue, link, start};
+use crate::submission::{faults, issue, link, recording, start};
 use usring_sys::{credentials, memory_reserve, unusual};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 
-/// Submits up to `wanted` entries and returns how many were taken. A refused entry gets its CQE
-/// and, without SUBMIT_ALL, ends the batch. If memory is low, entries stay in the SQ.
+/// Submits up to `wanted` entries and returns how many it has taken from the SQ. A refused entry
+/// gets its CQE and, without SUBMIT_ALL, ends the batch. If memory is low, entries stay in the SQ.
 pub(crate) fn submit(locked: &mut LockedRing, wanted: u32) -> u32 {
-    if unusual::any() || locked.ring.is_shared() {
-        submit_unusual(locked, wanted)
-    } else {
-        submit_batch::<false, false>(locked, wanted)
-    }
+    if is_unusual(locked.ring) { submit_unusual(locked, wanted) } else { submit_usual(locked, wanted) }
 }
 
+/// Returns whether a submission has to look for unusual states: threads with different credentials,
+/// low memory, other processes that share the ring.
+#[inline(always)]
+pub(crate) fn is_unusual(ring: &Ring) -> bool {
+    unusual::any() || ring.is_shared()
+}
+
+/// Submits as [`submit`] does, if [`is_unusual`] returned `false`.
+pub(crate) fn submit_usual(locked: &mut LockedRing, wanted: u32) -> u32 {
+    submit_batch::<false, false>(locked, wanted)
+}
+
+/// Submits as [`submit`] does, if [`is_unusual`] returned `true`.
 #[cold]
 #[inline(never)]
-fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
+pub(crate) fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     if memory_reserve::check().is_err() {
         return 0;
     }
@@ -32,7 +41,8 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     if !credentials::differ() {
         return submit_batch::<false, true>(locked, wanted);
     }
-    // Threads have different credentials, so the requests get the calling thread's own group.
+    // Threads have different credentials, so the requests go to the worker group of the calling
+    // thread.
     {
         let outstanding = locked.queues.drain.outstanding();
         locked.waiting.rights.begin_submission(outstanding)
@@ -42,9 +52,9 @@ fn submit_unusual(locked: &mut LockedRing, wanted: u32) -> u32 {
     taken
 }
 
-/// Submits a batch. `BY_GROUP`: the requests get the group of the calling thread. `ONE_BY_ONE`: the
-/// SQ's head moves with each entry, before the entry is carried out. If the process dies in
-/// between, no other process submits the entry again.
+/// Submits a batch. `BY_GROUP`: only workers with the calling thread's credentials may run the
+/// requests. `ONE_BY_ONE`: the SQ's head moves past each entry before the request is issued. If the
+/// process dies in between, no other process submits the entry again.
 #[inline(always)]
 fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut LockedRing, wanted: u32) -> u32 {
     let available = locked.queues.sq.pending().min(wanted);
@@ -53,21 +63,26 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
     let tail = locked.queues.cq.tail();
     locked.waiting.timeouts.begin_batch(tail);
     let mut taken = 0;
+    let recorded_batch = if BY_GROUP || ONE_BY_ONE { recording::begin_batch() } else { 0 };
     for _ in 0..available {
         let Some(mut request) = locked.queues.pool.take() else { break };
-        // `next_into` skips and counts an index beyond the queue's end; as in the kernel, the batch
-        // ends there.
+        // `next_into` skips and counts an SQ array index that is out of range. The batch ends at
+        // such an index, as in the kernel.
         let Some(Ok(())) = locked.queues.sq.next_into(&mut request.sqe) else {
             locked.queues.pool.give_back(request);
             break;
         };
-        if ONE_BY_ONE {
-            locked.queues.sq.commit();
-        }
-        let row = opcode_table::row(request.sqe.opcode);
+        let row = match (BY_GROUP || ONE_BY_ONE) && faults::have_rows() {
+            true => faults::row(request.sqe.opcode),
+            false => opcode_table::row(request.sqe.opcode),
+        };
         request.begin(&row.properties);
+        if BY_GROUP || ONE_BY_ONE {
+            request.was_asked = false;
+            (request.recorded, request.recorded_batch) = (0, recorded_batch);
+        }
         if ONE_BY_ONE {
-            locked.note_in_journal(&mut request);
+            locked.take_by_journal(&mut request);
         }
         taken += 1;
         if !submit_one::<BY_GROUP>(locked, request, row) && !submit_all {
@@ -76,8 +91,7 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
     }
     link::end_of_batch(locked);
     if locked.queues.drain.has_refused() {
-        let Queues { drain, successors, .. } = &mut locked.queues;
-        drain.end_of_batch(successors);
+        locked.end_batch_with_refused();
     }
     batch::run_issuable(locked);
     locked.devices.named.end_submission();
@@ -95,7 +109,7 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
         Err(error) => {
             request.progress = Progress::Refused;
             request.result = error.negative();
-            // A chain is refused as a whole, so its entries are read to the end of the chain.
+            // A chain is refused as a whole, so the loop reads on to the end of the chain.
             ends_batch = !request.is_linked();
             false
         }

@@ -1,24 +1,29 @@
-//! Task work: other threads put finished requests, and messages of other rings, on the ring's
-//! task-work list. The ring's own thread completes them. If no thread is inside, the thread that
-//! brings the work runs it, unless the ring defers task work to its owner. On a ring that processes
-//! share, the thread that brings the work always runs it.
+//! Task work: requests that another thread has finished, and messages of other rings, wait on the
+//! ring's task-work list until a driver completes them. The driver is:
+//!
+//! - usually a thread inside the ring;
+//! - if no thread is inside, the thread that adds the work to the list;
+//! - on a ring that defers task work, its owner alone;
+//! - on a ring that processes share, the thread that adds the work.
 //!
 //! The hand-over:
 //!
-//! | the thread that brings work | the driver that leaves |
+//! | the thread that adds work | the driver that leaves |
 //! |---|---|
 //! | pushes, which is a full barrier | releases the lock, which is a full barrier |
-//! | looks for a sleeper or a lock holder | looks at the list once more |
+//! | checks for a sleeper or a lock holder | checks the list once more |
 //!
 //! So at least one of the two sees the other's step.
 //!
-//! The threads of the process share nothing here: each ring has its list, its sleep word, its
-//! eventfd. (Until 5.11, the kernel's notification by signal took a lock that all threads share.)
+//! Each ring has its own list, sleep word and eventfd, so threads of the process contend for
+//! nothing here. (Until 5.11, the kernel's notification by signal took a lock that all threads
+//! share.)
 //!
-//! A closed ring's list is sealed. A thread that brings work later releases it.
+//! The list of a closed ring is sealed. A thread that pushes an entry later releases it, or returns
+//! it to the ring that sent it.
 
 use crate::completion::complete;
-use crate::driving::{batch, dispatch, expiry, reap};
+use crate::driving::{batch, dispatch, expiry, reap, shared_work};
 use crate::op::message_ring;
 use crate::request::outcome::Answer;
 use crate::request::{Progress, RequestEntry};
@@ -32,22 +37,22 @@ use usring_sys::queue::{Rest, Urgency};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring as abi;
 
-/// The ways in which the kernel has a thread run its task work, one for each kind of ring, and what
-/// replaces them here.
+/// The kernel's ways to make a thread run its task work, one for each kind of ring, and what this
+/// module does instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// The thread is not notified: the owner asks for events when it wants them (DEFER_TASKRUN).
-    /// The thread that brings the first piece announces it where the program can see it (eventfd,
-    /// SQ flag, poll on the descriptor). A sleeping owner is woken when as many pieces wait as it
-    /// waits for.
+    /// The owner is not interrupted: it runs the work when it asks for events (DEFER_TASKRUN). The
+    /// thread that pushes the first entry announces it where the program can see it (eventfd, SQ
+    /// flag, poll on the descriptor). A sleeping owner is woken once the list has as many entries
+    /// as it waits for.
     #[doc(alias = "TWA_NONE")]
     None,
-    /// At the thread's next return to user mode. This ends no sleep except an interruptible one
-    /// (COOP_TASKRUN).
+    /// In the kernel, the thread runs the work at its next return to user mode. The notification
+    /// ends no sleep except an interruptible one (COOP_TASKRUN).
     #[doc(alias = "TWA_SIGNAL_NO_IPI")]
     Resume,
-    /// At once: the thread is sent into the kernel wherever it is. It may be asleep in another
-    /// call, on something that only its own task work would bring about.
+    /// In the kernel, the thread is sent into the kernel at once, wherever it is. It may be asleep
+    /// in another system call, on an event that only its own task work would cause.
     #[doc(alias = "TWA_SIGNAL")]
     Signal,
 }
@@ -65,17 +70,17 @@ impl Notification {
 }
 
 impl Ring {
-    /// Gives a request that a worker has finished to its ring. For any thread; never blocks on the
-    /// ring.
+    /// Passes a request that a worker has finished to its ring. Any thread may call this function;
+    /// it never blocks on the ring.
     pub(crate) fn bring_finished(self: &Arc<Self>, request: RequestEntry) {
-        // Never lazy: a chain, a drain or a counted timeout may wait for a worker's result. The
-        // kernel's workers wake at once, too.
+        // Urgent, because a chain, a drain or a counted timeout may wait for a worker's result. The
+        // kernel's workers also wake waiters at once.
         self.bring(request, Urgency::Urgent, true);
     }
 
-    /// Puts a request on the ring's task-work list, and notifies the threads that it concerns. A
-    /// caller that is no worker may be inside another ring. `by_worker`: an eventfd with
-    /// EVENTFD_ASYNC is signalled only for a worker's request.
+    /// Puts a request on the ring's task-work list, and notifies the threads that it concerns.
+    /// `by_worker`: a worker has run the request. Only then is an eventfd with EVENTFD_ASYNC
+    /// signalled. Any other caller may be inside another ring.
     pub(crate) fn bring(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
         let run = if by_worker { run_if_unattended } else { run_inside };
         let pushed = self.task_work.push(request, urgency);
@@ -89,13 +94,13 @@ impl Ring {
                 }
                 self.wakers.wake_one(pushed.queued);
             }
-            // On the kernel only the ring's own thread can complete the request. Here the thread
-            // that brings it can, so no thread has to be interrupted, and both notifications are
-            // "at once". A thread asleep in another call gets what it waits for from the thread
-            // that brings the work.
+            // In the kernel only the ring's own thread can complete the request. Here the thread
+            // that adds the request to the list can, so no thread has to be interrupted, and both
+            // notifications act at once. If the program's thread is asleep in another system call,
+            // the thread that adds the work causes the event for which the program's thread sleeps.
             Notification::Resume | Notification::Signal => {
-                // A waiter beside an SQ thread that polls only looks at the CQ: waking it would not
-                // get the work done.
+                // A waiter beside an SQ thread that polls only reads the CQ. Waking that waiter
+                // would not get the work done.
                 let wake = || self.wakers.wake_one(u32::MAX);
                 if self.is_polled_by_thread() || !self.control.sharing().leave_to_waiter(wake) {
                     run(self);
@@ -105,7 +110,7 @@ impl Ring {
     }
 }
 
-/// Notifies the owner of a DEFER_TASKRUN ring, which alone runs its work.
+/// Notifies the owner of a DEFER_TASKRUN ring of entries on the list, which only the owner runs.
 pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     show_deferred(ring);
     if let Some(event) = &*ring.work_event.lock() {
@@ -113,8 +118,8 @@ pub(crate) fn announce_deferred(ring: &Arc<Ring>, by_worker: bool) {
     }
 }
 
-/// Notifies the owner of a ring that defers task work that its files or timers are ready. The
-/// ring's own eventfd is not signalled if it was what became ready.
+/// Notifies the owner of a ring that defers task work that files or timers of the ring are ready.
+/// Does not signal the ring's own eventfd if that eventfd is the file that became ready.
 pub(crate) fn announce_files(ring: &Arc<Ring>) {
     show_deferred(ring);
     if let Some(event) = &*ring.work_event.lock()
@@ -133,8 +138,8 @@ fn show_deferred(ring: &Ring) {
     ring.readiness.announce();
 }
 
-/// Clears the announcements: the owner is about to look for all work. A thread that brings more
-/// work announces it again.
+/// Clears the announcements of work, because the owner is about to look for all work. A thread that
+/// adds more work later announces it again.
 pub(crate) fn hear_announcement(locked: &LockedRing) {
     if locked.ring.memory.flags() & abi::IORING_SQ_TASKRUN != 0 {
         locked.queues.sq.clear_flag(abi::IORING_SQ_TASKRUN);
@@ -142,17 +147,17 @@ pub(crate) fn hear_announcement(locked: &LockedRing) {
     locked.ring.readiness.hear();
 }
 
-/// Runs waiting work, unless a thread of this process drives the ring. That driver looks for work
-/// again after it has released the lock. A driver in another process does not, so the caller waits
-/// for it.
+/// Runs waiting work, unless a thread of this process drives the ring. That driver checks for work
+/// after it has released the lock. A driver in another process does not, so the caller waits for
+/// its lock.
 #[inline(never)]
 pub(crate) fn run_if_unattended(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedForOthers, || Some(ring.lock()));
 }
 
 /// Runs waiting work as [`run_if_unattended`] does, for a caller that is inside another ring or has
-/// a deferred submit. The caller must not wait for a driver in another process, which may be
-/// waiting for the caller. The ring watcher waits instead.
+/// a deferred submit. This caller must not wait for a driver in another process, because that
+/// driver may wait for the caller. The ring watcher waits instead.
 #[inline(never)]
 pub(crate) fn run_inside(ring: &Arc<Ring>) {
     run_unattended(ring, Exit::FinishedInside, || {
@@ -162,14 +167,14 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
     });
 }
 
-/// Runs waiting work. `wait` waits for the lock that a driver in another process holds, or returns
-/// `None` and leaves the work to another thread.
+/// Runs waiting work. If a driver in another process holds the lock, `wait` waits for it, or
+/// returns `None` and has another thread run the work.
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {
         if ring.watch.take_call() {
             if ring.is_shared() {
-                locked.take_part();
+                shared_work::look(&mut locked);
             }
             run_all(&mut locked);
             if locked.queues.cq.has_overflow_alone() && ring.is_shared() {
@@ -185,25 +190,25 @@ fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option
 }
 
 /// Most entries per run on a ring that defers task work, unless the wait needs more. So the owner
-/// returns to its program now and then (the kernel's `IO_LOCAL_TW_DEFAULT_MAX`).
+/// returns to its program now and then (`IO_LOCAL_TW_DEFAULT_MAX` in the kernel).
 const DEFERRED_RUN: u32 = 20;
 
-/// Completes what other threads have finished.
+/// Completes the requests on the task-work list.
 #[inline]
 pub(crate) fn run(locked: &mut LockedRing) {
     run_for(locked, u32::MAX);
 }
 
 impl LockedRing<'_> {
-    /// Completes what other threads have finished. For modules below this one, when the driver is
-    /// inside another ring.
+    /// Completes the requests on the task-work list. Modules below this one call it when the driver
+    /// is inside another ring.
     pub fn run_task_work(&mut self) {
         run(self);
     }
 }
 
-/// Completes what other threads have finished, for a caller that waits for `wanted` completions. On
-/// a ring that defers task work, entries beyond one run's limit are left.
+/// Completes requests on the task-work list, for a caller that waits for `wanted` completions. On a
+/// ring that defers task work, entries beyond one run's limit stay on the list.
 #[inline]
 pub(crate) fn run_for_wait(locked: &mut LockedRing, wanted: u32) {
     let limit = if locked.ring.defers_task_work() { wanted.max(DEFERRED_RUN) } else { u32::MAX };
@@ -227,8 +232,8 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
         run_one(locked, request);
     }
     batch::run_issuable(locked);
-    // A thread that pushes behind an existing entry does not notify the owner: the driver that
-    // leaves that entry does so here.
+    // A thread that pushes behind an existing entry does not notify the owner. So the driver that
+    // leaves entries on the list notifies it.
     if locked.queues.taker.leave() == Rest::Entries && locked.ring.defers_task_work() {
         announce_deferred(locked.ring, by_worker);
     }
@@ -237,8 +242,8 @@ fn run_batch(locked: &mut LockedRing, limit: u32) {
 fn run_one(locked: &mut LockedRing, request: RequestEntry) {
     match request.progress {
         Progress::Visiting => message_ring::arrive(locked, request),
-        // The ring is closed: no thread looks at its CQEs, and requests linked to this one must not
-        // start.
+        // The ring is closed: no thread reads its CQEs, and requests linked to this one must not
+        // start. The request is only released.
         _ if locked.closed => {}
         Progress::Message => {
             locked.queues.cq.post(Cqe {
@@ -256,7 +261,7 @@ fn run_one(locked: &mut LockedRing, request: RequestEntry) {
     }
 }
 
-/// Completes a request that a worker has run.
+/// Completes a request that a worker has run, or issues it again if it is a multishot that goes on.
 fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     debug_assert!(request.progress == Progress::Ran);
     locked.notify.completed_by_worker = true;
@@ -269,7 +274,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
         None => request.result,
     };
     if request.progress == Progress::New {
-        // One result of a multishot is posted, and the request goes on.
+        // The multishot has posted one result, and continues.
         locked.queues.issuable.push_back(request);
         return;
     }
@@ -277,7 +282,7 @@ fn finish(locked: &mut LockedRing, mut request: RequestEntry) {
     complete::complete(locked, request, Answer { result, failed });
 }
 
-/// Runs everything that may be due: files, timers, devices, finished work.
+/// Runs all that may be due on the ring: finished work, ready files, device completions, timers.
 pub(crate) fn run_all(locked: &mut LockedRing) {
     run(locked);
     dispatch::poll(locked);

@@ -1,6 +1,6 @@
-//! Sleeping in `enter` until enough completions are there. The waiter watches the ring's files and
-//! timers itself, so a completion needs no second thread. Of several waiters one leads; the other
-//! waiters sleep on the sleep word.
+//! Sleeping in enter(2) until there are enough completions. The waiter watches the ring's files and
+//! timers itself, so a completion needs no second thread. If several threads wait, one of them
+//! leads: it sleeps on the ring's epoll set. The other waiters sleep on the sleep word, a futex.
 
 use super::pace::Pace;
 use crate::driving::{deferred_submit, dispatch, ended, expiry, fire, lone_poll, reap, ring_watcher, task_work};
@@ -15,38 +15,40 @@ use usring_sys::sleep::{Sleeper, Ticket, Wake};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, wait};
 
-/// The conditions that end a wait.
+/// The conditions that end a thread's wait on a ring.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitCall {
-    /// CQEs that must be in the CQ; 0: look once and return.
+    /// CQEs that must be in the CQ; 0: the waiter checks once and returns.
     pub completions: u32,
     /// Time at which the wait ends with `ETIME`; `None`: no limit.
     pub deadline: Option<(Clock, Nanoseconds)>,
-    /// Until this point in time (monotonic clock) the deadline does not count. From then on a
-    /// single CQE is enough, and without a deadline none is needed.
+    /// Time (monotonic clock) until which the deadline does not count (the minimum wait time of
+    /// enter(2)). After it a single CQE is enough, and without a deadline none is needed.
     pub minimum: Option<Nanoseconds>,
-    /// Signal mask while asleep.
+    /// Signal mask while the waiter sleeps.
     pub mask: Option<u64>,
-    /// Return as soon as a request is in flight on a device: the caller is going to poll for it.
+    /// Whether to return as soon as a request is in flight on a device, because the caller is going
+    /// to poll for it.
     pub until_devices: bool,
 }
 
-/// Waits until the conditions of `call` hold, or a timeout has ended.
+/// Waits until the conditions of `call` hold, or a timeout request has expired.
 ///
-/// Errors: `EINTR` and `ETIME`, only if there is no CQE at all; `EINVAL` on a ring that is retired;
-/// those of making the epoll set.
+/// Errors: `EINTR` and `ETIME`, only if the CQ is empty; `EINVAL` if the ring is retired; those of
+/// making the epoll set.
 pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     let mut call = *call;
-    // A helper submits what other threads have deferred: that may take longer than this call's
-    // limit, and the caller does not wait for requests of other threads.
+    // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
+    // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let mut polled = false;
-    // The time at which the wait for a lone transfer began. `None`: it is not such a wait.
+    // The time at which this wait for a lone transfer began. `None`: it is no wait for a lone
+    // transfer.
     let mut lone: Option<Ticks> = None;
     let mut pace = Pace::default();
-    // The count of ended timeouts when this call began to wait. `None`: not read yet.
+    // The ring's number of TIMEOUTs that had ended when this wait began. `None`: not read yet.
     let mut ended = None;
-    // The head of the CQ when this call began to wait. `None`: not read yet.
+    // The head of the CQ when this wait began. `None`: not read yet.
     let mut consumed = None;
     loop {
         let mut locked = ring.lock();
@@ -56,7 +58,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
         post_what_is_there(&mut locked, call.completions, &mut polled, hurries);
         let ready = match ring.is_shared() {
-            // Another process may have taken a CQE that came meanwhile; it counts all the same.
+            // A CQE that came during this wait counts, even if another process has consumed it.
             true => locked.queues.cq.published_since(consumed),
             false => locked.queues.cq.ready(),
         };
@@ -73,7 +75,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         }
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
-            // Time is up, but the files have not been polled yet: poll them once.
+            // The time is up, but this wait has not polled the files yet: poll them once.
             Err(_) if !polled && locked.waiting.polls.armed() > 0 => {
                 polled = true;
                 poll_and_release(locked);
@@ -94,7 +96,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// Polls the ring's files once, for a waiter whose time is up.
+/// Polls the ring's files once and releases the lock, for a waiter whose time is up.
 fn poll_and_release(mut locked: LockedRing) {
     dispatch::poll(&mut locked);
     locked.finish_batch();
@@ -102,12 +104,13 @@ fn poll_and_release(mut locked: LockedRing) {
     locked.release(Exit::Finished);
 }
 
-/// Completes all that is due, and publishes its CQEs. Polls the files if the waiter is not going to
-/// sleep, and they are due (`polled`: once in each wait). `hurries`: a helper makes the deferred
-/// submits.
+/// Completes all requests that can be completed, and publishes their CQEs. If the waiter is not
+/// going to sleep, also polls the files when a poll is due, at most once per wait (`polled`).
+/// `hurries`: a helper makes the deferred submits.
 fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, hurries: bool) {
     bring_what_is_there(locked, wanted);
-    // A waiter that goes on to sleep gets ready files from the epoll set without a poll of its own.
+    // A waiter that goes on to sleep learns of ready files from the epoll set, so it needs no poll
+    // here.
     let sleeps = locked.queues.cq.ready() < wanted;
     let is_due = |locked: &mut LockedRing| locked.ring.is_left_to_owner() && locked.is_poll_due();
     if !*polled && !sleeps && locked.waiting.polls.armed() > 0 && (wanted == 0 || is_due(locked)) {
@@ -121,7 +124,7 @@ fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, h
     locked.flush_overflow();
 }
 
-/// Completes finished work, and calls requests whose files are known or expected to be ready.
+/// Completes finished work, and retries requests whose files are known or expected to be ready.
 fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     task_work::hear_announcement(locked);
     locked.ring.watch.activity.visit();
@@ -135,12 +138,12 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     }
     if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
         dispatch::try_expected(locked);
-        // The completions that `try_expected` has brought count from here on.
+        // Publishes the CQEs that `try_expected` has posted, so that the caller counts them.
         locked.finish_batch();
     }
 }
 
-/// Ends a wait that a signal interrupted. Returns `EINTR` only if nothing has arrived.
+/// Ends a wait that a signal interrupted. Returns `EINTR` only if the CQ is empty.
 fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     let mut locked = ring.lock();
     locked.finish_batch();
@@ -150,8 +153,8 @@ fn interrupted(ring: &Arc<Ring>) -> Result<(), Errno> {
     if ready > 0 { Ok(()) } else { Err(Errno::EINTR) }
 }
 
-/// Returns how long to sleep at most, in nanoseconds; `None`: without limit. Changes `call` once
-/// its minimum time is over.
+/// Returns how long to sleep at most, in nanoseconds; `None`: without limit. Once the minimum time
+/// of `call` is over, relaxes the conditions in `call`.
 ///
 /// Error: `ETIME` if the deadline has passed.
 pub(crate) fn time_left(
@@ -183,9 +186,10 @@ pub(crate) fn time_left(
     Ok(span)
 }
 
-/// Sleeps at most a millisecond, until another thread brings work to the ring. Runs that work.
+/// Sleeps for at most one millisecond, or until another thread puts work on the ring's task-work
+/// list. Then runs that work.
 ///
-/// Error: `EINTR` for a signal.
+/// Error: `EINTR` if a signal ended the sleep.
 pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
     let ticket = ring.wakers.sleep.announce(Sleeper::Futex, 1);
     let slept = if ring.task_work.is_empty() {
@@ -200,8 +204,8 @@ pub(crate) fn pause(ring: &Arc<Ring>) -> Result<(), Errno> {
     if slept == Err(Errno::EINTR) { slept } else { Ok(()) }
 }
 
-/// Returns how many completions wake a sleeper. On a ring that defers task work the CQEs that are
-/// in the CQ already are subtracted.
+/// Returns how many completions have to arrive before a waker wakes this waiter. On a ring that
+/// defers task work, CQEs that are already in the CQ do not count.
 fn needed(locked: &mut LockedRing, call: &WaitCall) -> u32 {
     if !locked.ring.defers_task_work() {
         return call.completions;
@@ -227,10 +231,12 @@ fn gather_or_sleep(
     }
 }
 
-/// Pauses while the events of the files gather. Only on a ring that defers task work, for a waiter
-/// that needs several more and knows their pace. The kernel wakes such a waiter once, when there
-/// are enough; an epoll set would wake it for each. `None`: the pause is over, and the lock is
-/// released.
+/// Pauses while events of the files gather, so that one wake-up serves several events. Only for a
+/// waiter on a ring that defers task work, which needs several more completions and has measured
+/// their pace. (The kernel wakes such a waiter once, when there are enough; an epoll set would wake
+/// it for each event.)
+///
+/// Returns `None`, with the lock released, if the waiter paused; otherwise the held lock.
 ///
 /// Errors: `EINTR` if a signal ended the pause.
 fn gather<'a>(
@@ -248,7 +254,8 @@ fn gather<'a>(
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
         return Ok(Some(locked));
     }
-    // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
+    // The waiter calls this before it announces itself as a sleeper. Otherwise it would wake itself
+    // for the CQEs that it has just published.
     locked.wake_others();
     let needed = needed(&mut locked, call);
     let ticket = ring.wakers.sleep.announce(Sleeper::Futex, needed);
@@ -266,23 +273,23 @@ fn gather<'a>(
     if slept == Err(Errno::EINTR) { Err(Errno::EINTR) } else { Ok(None) }
 }
 
-/// Returns how to sleep on the kernel's AIO context, and for how many completions at most, if the
-/// ring waits for completions of the kernel's files only. Such a sleep is one system call, woken
-/// once. `None` on a ring that does not defer task work: other threads could meanwhile add a file
-/// or a timer to watch.
+/// Returns the kernel's AIO context to sleep on, and how many completions at most to wait for
+/// there. Such a sleep is one system call with one wake-up. `None` if the ring also watches a file
+/// or another device. Also `None` on a ring that does not defer task work: another thread could arm
+/// a file or a timer during the sleep.
 fn aio_waiter(locked: &LockedRing, call: &WaitCall) -> Option<(Waiter, u32)> {
     if !locked.ring.defers_task_work() || locked.waiting.polls.armed() != 0 || call.mask.is_some() {
         return None;
     }
     let (waiter, to_come) = locked.devices.queues.waiter()?;
-    // If the ring has other requests, too, one of them may complete first, and counts. The sleep is
-    // then for a single completion.
+    // A request outside the AIO context may complete first, and its completion counts, too. If
+    // there is one, this thread sleeps for a single completion.
     let is_all = locked.queues.drain.outstanding() == u64::from(to_come);
     Some((waiter, if is_all { to_come.min(Waiter::MOST) } else { 1 }))
 }
 
-/// Sleeps once. Order: announce the sleeper, release the lock, look at the task-work list once
-/// more, sleep. The reverse would lose a wake-up.
+/// Sleeps once. Order: announce the sleeper, release the lock, check the task-work list once more,
+/// sleep. The reverse order would lose a wake-up.
 fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     if locked.waiting.polls.has_runnable() || locked.devices.queues.has_pending_submits() {
@@ -292,7 +299,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     let watches_devices = locked.devices.queues.in_flight() > 0 && !ring.is_polled_by_thread();
     let waiter = if watches_devices { aio_waiter(&locked, call) } else { None };
     if watches_devices && waiter.is_none() && !reap::arm_interrupts(&mut locked) {
-        // A device has completed something, or cannot signal: the caller polls it again.
+        // A device has completed a request, or cannot signal: the caller polls it again.
         locked.release(Exit::Leave);
         return Ok(());
     }
@@ -304,7 +311,7 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
     }
     let leads = locked.waiting.polls.set().is_some() && ring.control.sharing().lead(&ring.wakers.sleep);
     let is_shared = ring.is_shared();
-    let span = if is_shared { ended::bound_sleep(&mut locked, span) } else { span };
+    let span = if is_shared { Some(ended::bound_sleep(&mut locked, span)) } else { span };
     if is_shared && watches_devices && !leads {
         return sleep_on_own_devices(locked, call, span);
     }
@@ -313,26 +320,27 @@ fn sleep(mut locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> 
         ring_watcher::stand_down(&locked);
     }
     let kind = if leads { Sleeper::Epoll } else { Sleeper::Futex };
-    // This precedes the announcement. Otherwise this waiter would wake itself for its own CQEs.
+    // The waiter calls this before it announces itself as a sleeper. Otherwise it would wake itself
+    // for the CQEs that it has just published.
     locked.wake_others();
     let needed = needed(&mut locked, call);
     match waiter.filter(|_| leads) {
         Some((waiter, most)) => sleep_for_completions(locked, (&waiter, needed.min(most)), needed, span),
         None => {
             let ticket = ring.wakers.sleep.announce(kind, needed);
-            // On a shared ring the ring watcher watches the files meanwhile.
+            // On a shared ring the ring watcher watches the files during this sleep.
             locked.release(if is_shared { Exit::Finished } else { Exit::Pause });
             sleep_announced(&ring, ticket, leads.then_some(set), call.mask, span)
         }
     }
 }
 
-/// Longest single sleep of a waiter of a shared ring in a call that no waker of another process can
-/// end. The waiter looks at the CQ in between.
+/// Longest single sleep, in nanoseconds, of a waiter of a shared ring in a system call that a waker
+/// in another process cannot end. The waiter checks the CQ after each such sleep.
 const BLIND: Nanoseconds = 1_000_000;
 
 /// Sleeps once on the epoll set of a shared ring, for a waiter whose process has transfers in
-/// flight on devices. They end soon, and then no other thread has to wake this one.
+/// flight on devices. These end soon, and the set then wakes the waiter itself.
 ///
 /// Errors: `EINTR`, and those of epoll_wait(2).
 fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanoseconds>) -> Result<(), Errno> {
@@ -354,7 +362,8 @@ fn sleep_on_own_devices(locked: LockedRing, call: &WaitCall, span: Option<Nanose
     slept.map(drop)
 }
 
-/// Sleeps on the epoll set if the thread leads, else on the sleep word.
+/// Sleeps on the epoll set `set` if there is one, because this thread leads; else on the sleep
+/// word.
 fn sleep_announced(
     ring: &Arc<Ring>,
     ticket: Ticket,
@@ -367,7 +376,7 @@ fn sleep_announced(
         _ if !ring.task_work.is_empty() => Ok(0),
         Some(set) => wait::epoll(set, &mut events, span, mask),
         None if let Some(mask) = mask.filter(|_| ring.is_shared()) => {
-            // A futex has no mask.
+            // futex(2) cannot change the signal mask, so this sleep uses another system call.
             wait::under_mask(span.map_or(BLIND, |span| span.min(BLIND)), mask).map(|()| 0)
         }
         None => wait::futex(ring.wakers.sleep.futex(), ticket.futex_value(), span).map(|()| 0),
@@ -389,8 +398,8 @@ fn sleep_for_completions(
 ) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     ring.wakers.completions.begin(waiter.clone(), least);
-    // Work on the list counts, too. Once the list has this many entries, they and fewer than
-    // `least` completions may be enough.
+    // Entries on the task-work list count, too. With this many of them, fewer than `least`
+    // completions in the AIO context may be enough.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
     locked.release(Exit::Pause);
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };
@@ -405,8 +414,8 @@ fn sleep_for_completions(
     Ok(())
 }
 
-/// Notes that a filter of the program's denies io_getevents(2). From now on the ring sleeps on the
-/// epoll set.
+/// Records that a seccomp filter of the program denies io_getevents(2). From now on the ring's
+/// leader sleeps on the epoll set.
 #[cold]
 fn forbid_waiter(ring: &Arc<Ring>) {
     let mut locked = ring.lock();
@@ -414,15 +423,15 @@ fn forbid_waiter(ring: &Arc<Ring>) {
     locked.release(Exit::Leave);
 }
 
-/// Ends the leader's role: handles what the epoll set reported, and wakes a successor.
+/// Ends this thread's leadership: handles `events` from the epoll set, and wakes the next leader.
 fn stop_leading(ring: &Arc<Ring>, events: &[Event]) {
     let mut locked = ring.lock();
     locked.note_poll();
     dispatch::dispatch(&mut locked, events);
     locked.finish_batch();
     let successor = ring.wakers.sleep.resign();
-    // `Exit::Bare` leaves deferred submits to this thread's next turn, because the successor must
-    // not wait for them.
+    // `Exit::Bare` leaves deferred submits pending until this thread takes the lock again, because
+    // the next leader must not wait for them.
     locked.release(Exit::Bare);
     if successor == Wake::Futex {
         ring.wakers.sleep.wake_futex();

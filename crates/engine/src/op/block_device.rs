@@ -1,11 +1,11 @@
-//! READ and WRITE of all kinds on a block device of usring's. The SQEs are those for any other
-//! file, but a queue pair carries them out.
+//! READ, WRITE and their variants on a block device of usring's. The SQEs are the same as for any
+//! other file, but a queue pair of the device carries the transfers out.
 //!
-//! Transfers of whole blocks within the device go to the ring's channel. All others (a part of a
-//! block, the file position) go to a worker, which may block.
+//! Transfers of whole blocks within the device go to the ring's channel to the device. All others
+//! (parts of blocks, transfers at the file position) go to a worker, which may block.
 //!
-//! Ordinary files are served by one more device, which uses the kernel's AIO. A ring uses it for a
-//! transfer if the file is open with O_DIRECT. An AIO context also uses it for all writes.
+//! One more device stands for all ordinary files. It uses the kernel's AIO. A ring gives it the
+//! transfers on files that are open with O_DIRECT. An AIO context also gives it all writes.
 
 use super::named_files::NamedFiles;
 use crate::registered::registered_files::RegisteredFiles;
@@ -17,18 +17,20 @@ use crate::ring::{Devices, LockedRing, Registered, RingState};
 use crate::{devices, host};
 use alloc::sync::Arc;
 use usring_device::{OpenDevice, Route};
+use usring_sys::unusual::{self, Unusual};
 use usring_sys::{Errno, descriptor, pinned_memory};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
-/// Returns whether the transfers of a ring may concern devices at all. Called for every READ and
-/// WRITE, so it is cheap.
+/// Returns whether a transfer of this ring can be one for [`issue`]. Called for every READ and
+/// WRITE, so it must be cheap.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {
     devices::are_any() || locked.ring.is_polled() || locked.ring.has_events()
 }
 
-/// Returns whether a request is a transfer whose outcome [`issue`] decides.
+/// Returns whether the request is a transfer for [`issue`]: its file is a device, or the ring
+/// polls.
 pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     let ring = locked.ring;
     let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
@@ -36,8 +38,7 @@ pub(crate) fn concerns(locked: &mut LockedRing, request: &Request) -> bool {
     is_transfer && (ring.is_polled() || find(files, named, &request.file, &request.sqe).is_some())
 }
 
-/// Returns the device that a request's file stands for; `None`: the file is not one of usring's
-/// devices.
+/// Returns the device of usring's that a request's file stands for, if any.
 #[inline]
 fn find<'a>(
     files: &'a RegisteredFiles,
@@ -53,8 +54,8 @@ fn find<'a>(
     }
 }
 
-/// Returns the outcome of a transfer whose file is a device, or must be one because the ring polls.
-/// `None`: this module does not handle the transfer.
+/// Issues a transfer whose file is a device, or has to be one because the ring has IOPOLL. `None`:
+/// the transfer is neither, and the caller issues it.
 #[inline(always)]
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     let ring = locked.ring;
@@ -105,7 +106,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     Some(outcome)
 }
 
-/// Notes the device of a request that goes to a worker, if its file stands for one.
+/// Notes the device behind the file of a request that goes to a worker, if there is one.
 pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     let RingState { registered: Registered { files, .. }, devices: Devices { named, .. }, .. } = &mut **locked;
     if devices::are_any() && request.file.device.is_none() {
@@ -113,8 +114,8 @@ pub(crate) fn note(locked: &mut LockedRing, request: &mut Request) {
     }
 }
 
-/// Issues a ring's direct transfer on an ordinary file: to the kernel's AIO if it is available,
-/// else to a worker. `file_system`: the file's.
+/// Issues a transfer on an ordinary file with O_DIRECT: by the kernel's AIO if it is available,
+/// else by a worker. `file_system`: that of the file, as fstat(2)'s `st_dev`.
 #[inline]
 pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_system: u64) -> IssueOutcome {
     let ring = locked.ring;
@@ -124,6 +125,7 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     if settle_position(request).is_err()
         || locked.devices.named.lacks_nowait(file_system)
         || pinned_memory::has_pin_hook()
+        || unusual::has(Unusual::Recording)
     {
         return IssueOutcome::NeedsWorker;
     }
@@ -136,7 +138,8 @@ pub(crate) fn issue_direct(locked: &mut LockedRing, request: &mut Request, file_
     }
 }
 
-/// Settles the position of a direct transfer that goes to a worker (IOSQE_ASYNC).
+/// Sets the offset of a direct transfer at the file position, before it goes to a worker
+/// (IOSQE_ASYNC).
 pub(crate) fn settle_if_direct(locked: &mut LockedRing, request: &mut Request) {
     let is_at_position = matches!(&request.operation, Operation::ReadWrite(transfer) if transfer.is_at_position());
     if is_at_position && request.may_be_direct() && direct_on(locked, request).is_some() {
@@ -152,11 +155,11 @@ fn settle_position(request: &mut Request) -> Result<(), Errno> {
     }
 }
 
-/// Notes that the kernel takes no RWF_NOWAIT for a transfer of this file. Further transfers on its
-/// file system go to a worker at once.
+/// Notes that the file system of this request's file refuses RWF_NOWAIT. Later direct transfers on
+/// that file system go to a worker at once.
 #[cold]
 pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
-    // If the program set no flags, RWF_NOWAIT is the only flag that the kernel can have refused.
+    // If the program set no flags, the kernel can only have refused RWF_NOWAIT, which usring added.
     if request.sqe.op_flags == 0
         && let Ok(identity) = descriptor::identity(request.file.number)
     {
@@ -164,9 +167,9 @@ pub(crate) fn note_without_nowait(locked: &mut LockedRing, request: &Request) {
     }
 }
 
-/// Keeps the file of a transfer open until the transfer has ended. The kernel may answer late that
-/// the transfer would have to wait, and a worker then needs the file. By then the program may have
-/// closed its own number or reused it for another file.
+/// Keeps the transfer's file open until the transfer completes. The kernel's AIO may report late
+/// that it would block, and a worker then makes the transfer. By then, the program may have closed
+/// or reused its descriptor number.
 #[inline]
 fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !matches!(request.file.hold, Hold::Submitter) {
@@ -180,36 +183,37 @@ fn keep_for_deferred_submit(locked: &mut LockedRing, request: &mut Request) -> R
     locked.devices.named.keep(&mut request.file)
 }
 
-/// Returns the channel to ordinary files, if it is to carry out a transfer of an AIO context. It
-/// carries out transfers with O_DIRECT, which are asynchronous there, and all writes: a write that
-/// io_submit(2) has accepted is made even if the program ends. (Without O_DIRECT the kernel writes
-/// within io_submit.)
+/// Returns the channel to ordinary files, if an AIO context's transfer is to go there. Transfers
+/// with O_DIRECT do, because they are asynchronous. So do all writes: a write that io_submit(2) has
+/// accepted is made even if the program ends. (In the kernel, a write without O_DIRECT is made
+/// during io_submit.)
 ///
-/// Errors: `EBADF`; `EOPNOTSUPP` for any other transfer.
+/// Errors: `EBADF`; `EOPNOTSUPP` for all other transfers.
 pub(crate) fn channel_to_kernel_file(
     locked: &mut LockedRing,
     number: i32,
     writes: bool,
 ) -> Result<ChannelIndex, Errno> {
     let ring = locked.ring;
-    // Swapped memory is pinned only during a call. A transfer by the kernel's AIO lasts longer than
-    // the call.
-    if !ring.has_events() || pinned_memory::has_pin_hook() {
+    // Swapped memory is pinned only while the program's call runs. A transfer by the kernel's AIO
+    // takes longer than that.
+    // The recorder sees only transfers that are system calls.
+    if !ring.has_events() || pinned_memory::has_pin_hook() || unusual::has(Unusual::Recording) {
         return Err(Errno::EOPNOTSUPP);
     }
     let direct = locked.devices.named.status_flags(number)? & linux::O_DIRECT != 0;
-    // O_DIRECT on a pipe has another meaning (packets), so only stored files count.
+    // O_DIRECT on a pipe selects packet mode. So only regular files and block devices count.
     if !(direct || writes && !ring.is_polled()) || !locked.devices.named.identity(number)?.is_stored() {
         return Err(Errno::EOPNOTSUPP);
     }
-    // A machine or a sandbox may allow no kernel AIO context. Then no file can be polled for, and
-    // workers make the writes.
+    // The machine or a sandbox may allow no kernel AIO context. Then no transfer on a file can be
+    // polled for, and workers make the writes.
     locked.devices.queues.channel_to_kernel_files(ring).map_err(|_| Errno::EOPNOTSUPP)
 }
 
-/// Returns whether a request of an AIO context may begin before the deferred submits to ordinary
-/// files are made. It may if it joins them or goes to a device. Any other request waits for them:
-/// as in the kernel, the earlier writes of its batch come first.
+/// Returns whether an AIO context's request may start before the deferred submits to ordinary files
+/// are made. That holds if the request joins them, or goes to a device. Any other request waits for
+/// the deferred submits: as in the kernel, the earlier writes of its batch come first.
 pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) -> bool {
     let Operation::ReadWrite(transfer) = &request.operation else { return false };
     let (number, writes) = (request.file.number, transfer.writes());
@@ -219,8 +223,8 @@ pub(crate) fn joins_deferred_submit(locked: &mut LockedRing, request: &Request) 
     channel_to_kernel_file(locked, number, writes).is_ok()
 }
 
-/// Returns the outcome on a polled ring for a file that cannot be polled for: `EBADF` if the file
-/// is not open for this transfer, else `EOPNOTSUPP`.
+/// Returns the outcome of a transfer on a ring with IOPOLL whose file cannot be polled for.
+/// The error is `EBADF` if the file is not open for this kind of transfer, else `EOPNOTSUPP`.
 #[cold]
 fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
     let other_way = if writes { linux::O_RDONLY } else { linux::O_WRONLY };
@@ -232,8 +236,8 @@ fn refuse_on_polled_ring(number: i32, writes: bool) -> IssueOutcome {
     IssueOutcome::done(error.negative())
 }
 
-/// Returns the file system of a request's file. `None`: the file is not open with O_DIRECT, or it
-/// is neither a regular file nor a block device.
+/// Returns the file system of the request's file (fstat(2)'s `st_dev`). `None`: the file is not
+/// open with O_DIRECT, or is neither a regular file nor a block device.
 #[inline]
 pub(super) fn direct_on(locked: &mut LockedRing, request: &Request) -> Option<u64> {
     if request.has_flag(sqe_flags::FIXED_FILE) {

@@ -5,7 +5,7 @@ use crate::request::conditions::CancelKey;
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;
 use crate::ring::LockedRing;
-use crate::waiting::cancel;
+use crate::waiting::{asked_changes, cancel};
 use usring_sys::Errno;
 use usring_uapi::io_uring as abi;
 use usring_uapi::sqe_flags;
@@ -45,5 +45,6 @@ pub(crate) fn check(key: &CancelKey) -> Result<(), Errno> {
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Cancel(key) = request.operation else { return IssueOutcome::done(Errno::EINVAL.negative()) };
-    IssueOutcome::of(cancel::cancel(locked, &key))
+    let answer = cancel::cancel(locked, &key);
+    asked_changes::outcome(locked, request, answer)
 }

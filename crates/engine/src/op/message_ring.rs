@@ -1,14 +1,14 @@
-//! MSG_RING: sends a CQE to another ring, or one of this ring's registered files to the other
-//! ring's table. Also the register call that sends a CQE from no ring (REGISTER_SEND_MSG_RING).
+//! MSG_RING: posts a CQE on another ring (the target), or puts one of this ring's registered files
+//! into the target's table. REGISTER_SEND_MSG_RING posts a CQE without a ring of its own.
 //!
-//! Two drivers may be sending to each other, so neither waits for the other ring's lock.
+//! Two drivers may be sending to each other. So neither may wait for the target's lock:
 //!
-//! - If the other ring's lock is free, the message is delivered at once.
-//! - If not, the message goes onto the other ring's task-work list. That ring's driver checks the
+//! - If the target's lock is free, the sender delivers the message itself.
+//! - Otherwise it adds the message to the target's task-work list. The target's driver checks the
 //!   list when it releases the lock.
-//! - A ring that defers task work gets CQEs only by that list. They appear when its owner asks.
-//! - A message with a file needs an answer (its slot, or an error). So the request itself goes to
-//!   the other ring's list and comes back by this ring's list.
+//! - A target with DEFER_TASKRUN gets CQEs only by that list. They appear when its owner waits.
+//! - A message with a file has a result (the slot, or an error). So if the target's lock is taken,
+//!   the request itself goes to the target's list and comes back by this ring's list.
 
 use crate::host;
 use crate::registered::registered_files::{FileSlot, RegisteredFile};
@@ -25,22 +25,22 @@ use usring_sys::{Errno, UserAddress, descriptor, user_memory};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{Cqe, Sqe, opcode};
 
-/// The commands, `enum io_uring_msg_ring_flags`.
+/// Commands of MSG_RING (`enum io_uring_msg_ring_flags`).
 const DATA: u32 = 0;
 const SEND_FD: u32 = 1;
 
 const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
 
-/// The things that a MSG_RING with a file takes along to the other ring.
+/// The file and the number that a MSG_RING with a file takes along to the target ring.
 struct Visit {
     target: Arc<Ring>,
     home: Arc<Ring>,
     file: Arc<RegisteredFile>,
 }
 
-/// Returns the things that the request has taken along. Other modules see them only as `Any`.
+/// Returns what the request takes along. Other modules see it only as `Any`.
 fn visited(visit: &(dyn Any + Send)) -> &Visit {
-    visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file fills it"))
+    visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file makes the value"))
 }
 
 impl Message {
@@ -49,7 +49,7 @@ impl Message {
             return Err(Errno::EINVAL);
         }
         Ok(Message {
-            // The upper half of this wide field has no meaning.
+            // The command is the lower half of `addr`. The upper half has no meaning.
             command: sqe.addr as u32,
             user_data: sqe.off,
             result: sqe.len,
@@ -60,7 +60,7 @@ impl Message {
         })
     }
 
-    /// Returns the CQE of a message without a file.
+    /// Returns the CQE that a message without a file posts. Error: `EINVAL`.
     fn cqe(&self) -> Result<Cqe, Errno> {
         let passes_flags = self.flags & abi::IORING_MSG_RING_FLAGS_PASS != 0;
         if self.source != 0 || self.flags & !abi::IORING_MSG_RING_FLAGS_PASS != 0 || !passes_flags && self.index != 0 {
@@ -76,7 +76,7 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 }
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made it one") };
+    let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made a message") };
     let target = match ring_at(request.file.number) {
         Ok(target) => target,
         Err(error) => return IssueOutcome::of(Err(error)),
@@ -88,7 +88,7 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     }
 }
 
-/// REGISTER_SEND_MSG_RING: sends the message in the call's SQE, without a ring.
+/// REGISTER_SEND_MSG_RING: sends the message of an SQE in the program's memory. Needs no ring.
 pub fn send_without_ring(argument: UserAddress, count: u32) -> Result<u32, Errno> {
     if argument.is_null() || count != 1 {
         return Err(Errno::EINVAL);
@@ -119,7 +119,8 @@ fn ring_at(number: i32) -> Result<Arc<Ring>, Errno> {
     Err(Errno::EBADFD)
 }
 
-/// Checks that a ring is open. Error: `EBADF` if the program has closed the ring's last descriptor.
+/// Checks that a ring is enabled (else `EBADFD`), and that the program has not closed it (else
+/// `EBADF`).
 fn check_open(target: &Ring) -> Result<(), Errno> {
     if target.is_disabled() {
         return Err(Errno::EBADFD);
@@ -127,14 +128,14 @@ fn check_open(target: &Ring) -> Result<(), Errno> {
     if target.task_work.is_sealed() { Err(Errno::EBADF) } else { Ok(()) }
 }
 
-/// Returns whether CQEs from other rings appear only when the ring's owner asks for completions.
-/// (The owner of a polled ring polls for completions, so its ring has no such delay.)
+/// Returns whether CQEs from other rings appear only when the ring's owner waits (DEFER_TASKRUN).
+/// (A ring with IOPOLL has no such delay, because its owner polls.)
 fn defers_messages(target: &Ring) -> bool {
     target.defers_task_work() && !target.is_polled()
 }
 
-/// Posts a CQE to a ring, possibly the one that this thread drives. If another thread has the lock
-/// of the other ring, the CQE goes to that ring's task-work list.
+/// Posts a CQE on the target, which may be the ring that this thread drives. If another thread
+/// holds the target's lock, the CQE goes onto the target's task-work list.
 fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Errno> {
     check_open(target)?;
     if !defers_messages(target) {
@@ -150,8 +151,8 @@ fn post(locked: &mut LockedRing, target: &Arc<Ring>, cqe: Cqe) -> Result<(), Err
     Ok(())
 }
 
-/// Posts a CQE to a ring if its lock is free, after the messages on its task-work list. Returns
-/// `false`, and posts nothing, if the CQE has to go onto that list.
+/// Posts a CQE on a ring if its lock is free, behind the messages on its task-work list. Returns
+/// `false` and posts nothing if the CQE has to go onto that list.
 ///
 /// Error: `EBADF` if the ring is closed.
 fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
@@ -167,10 +168,10 @@ fn post_at_once(target: &Arc<Ring>, cqe: Cqe) -> Result<bool, Errno> {
     Ok(is_next)
 }
 
-/// Delivers the messages on a ring's task-work list, so that a later message can be delivered at
-/// once. Returns `false` if some messages stay there. One of these may be this thread's own last
-/// message, behind one that another thread is just pushing. The new message then has to go onto the
-/// list, too, or it would overtake the older one.
+/// Delivers the messages on a ring's task-work list, so that the next message may be delivered
+/// directly. Returns `false` if some stay on the list, because another thread is just adding one.
+/// An earlier message of this thread may be behind that one. So the next message has to go onto the
+/// list, too, or it would overtake the earlier one.
 fn catch_up(other: &mut LockedRing) -> bool {
     if !other.ring.defers_task_work() {
         other.run_task_work();
@@ -194,8 +195,8 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     check_open(&target)?;
     let file = locked.registered.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
     if let Ok(mut other) = target.try_lock() {
-        // The file is delivered even if the ring defers task work, as in the kernel. Completions
-        // that wait for the ring's owner continue to wait.
+        // As in the kernel, the file is delivered even if the ring has DEFER_TASKRUN. Its deferred
+        // completions stay on the list.
         let received =
             (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
         other.release(Exit::LeaveInside);
@@ -208,7 +209,7 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     Ok(IssueOutcome::Visits)
 }
 
-/// Puts a file into the table of the ring that this thread drives.
+/// Puts a file that another ring sends into the table of the ring that this thread drives.
 fn receive(locked: &mut LockedRing, message: &Message, file: Arc<RegisteredFile>) -> Result<i32, Errno> {
     if locked.closed {
         return Err(Errno::EBADF);
@@ -230,11 +231,11 @@ pub(crate) fn send_off(mut request: RequestEntry) {
     target.bring(request, Urgency::Urgent, false);
 }
 
-/// Handles a request that has come from another ring, and sends it back with its answer.
+/// Carries out a request that has come from another ring, and sends it back with its result.
 pub(crate) fn arrive(locked: &mut LockedRing, mut request: RequestEntry) {
-    let Operation::Message(message) = &mut request.operation else { unreachable!("nothing else visits") };
+    let Operation::Message(message) = &mut request.operation else { unreachable!("only a message visits a ring") };
     let Some(visit) = message.visit.take().and_then(|visit| visit.downcast::<Visit>().ok()) else {
-        unreachable!("it has come from somewhere")
+        unreachable!("a visiting request names its ring")
     };
     let Visit { home, file, .. } = *visit;
     request.result = receive(locked, message, file).unwrap_or_else(Errno::negative);

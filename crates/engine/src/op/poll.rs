@@ -1,4 +1,4 @@
-//! POLL_ADD, and POLL_REMOVE, which can also update a poll.
+//! POLL_ADD and POLL_REMOVE. The latter can also update an armed poll.
 
 use crate::completion::readiness;
 use crate::host;
@@ -7,27 +7,28 @@ use crate::request::operation::{Operation, PollUpdate};
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
+use crate::waiting::asked_changes;
 use usring_sys::{Errno, epoll};
 use usring_uapi::io_uring as abi;
 use usring_uapi::{opcode, sqe_flags};
 
 const UPDATES: u32 = abi::IORING_POLL_UPDATE_EVENTS | abi::IORING_POLL_UPDATE_USER_DATA;
 
-/// POLLRDHUP: like error and hang-up, reported even if the program did not ask for it.
+/// POLLRDHUP. It is reported even if the program did not ask for it, as error and hang-up are.
 const PEER_HANG_UP: u32 = 0x2000;
 
 fn interest(events: u32, flags: u32) -> Interest {
     let multishot = flags & abi::IORING_POLL_ADD_MULTI != 0;
-    // These bits ask for a behaviour of epoll and name no event. usring chooses that behaviour
-    // itself. (1 << 29 is EPOLLWAKEUP.)
+    // These bits are options of epoll_ctl(2) and no events. usring chooses these options itself.
+    // (Bit 29 is EPOLLWAKEUP.)
     let behaviour = epoll::ONESHOT | epoll::EDGE | epoll::EXCLUSIVE | 1 << 29;
     Interest { events: events & !behaviour | PEER_HANG_UP, multishot }
 }
 
 pub(crate) fn prepare_add(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let sqe = request.sqe;
-    // IORING_POLL_ADD_LEVEL is refused: the manual page has it, but the kernel takes it only in
-    // updates.
+    // IORING_POLL_ADD_LEVEL is refused: the manual page names it for POLL_ADD, but the kernel
+    // accepts it only in updates.
     if sqe.buf_index != 0 || sqe.off != 0 || sqe.addr != 0 || sqe.len & !abi::IORING_POLL_ADD_MULTI != 0 {
         return Err(Errno::EINVAL);
     }
@@ -81,21 +82,28 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
     let Operation::PollUpdate(update) = request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
+    let answer = self::update(locked, update);
+    asked_changes::outcome(locked, request, answer)
+}
+
+/// Removes or changes a poll of this process. Error: `ENOENT` if there is none.
+pub(crate) fn update(locked: &mut LockedRing, update: PollUpdate) -> Result<i32, Errno> {
     let PollUpdate { target, user_data, interest } = update;
     let is_it = |poll: &Request| poll.sqe.opcode == opcode::POLL_ADD && poll.sqe.user_data == target;
-    let Some(mut poll) = locked.waiting.polls.extract(is_it) else { return IssueOutcome::of(Err(Errno::ENOENT)) };
+    let mut poll = locked.waiting.polls.extract(is_it).ok_or(Errno::ENOENT)?;
     if user_data.is_none() && interest.is_none() {
         poll.progress = Progress::Refused;
         poll.result = Errno::ECANCELED.negative();
     }
-    // A poll with new user data or events is issued again, as if it were new.
+    // A poll with new user data or new events is issued again, as if it were new.
     if let Some(user_data) = user_data {
         poll.sqe.user_data = user_data;
+        poll.journal.inspect(|slot| locked.journal().rename(*slot, user_data));
     }
     if let (Some(new), Operation::Poll(armed)) = (interest, &mut poll.operation) {
-        // An update changes only the events. The poll stays a multishot or not.
+        // An update changes only the events. It cannot turn the poll into a multishot, or back.
         armed.events = new.events;
     }
     locked.queues.issuable.push_back(poll);
-    IssueOutcome::done(0)
+    Ok(0)
 }

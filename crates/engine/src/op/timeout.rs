@@ -5,6 +5,7 @@ use crate::request::operation::{Operation, TimeoutUpdate};
 use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{Progress, Request};
 use crate::ring::LockedRing;
+use crate::waiting::asked_changes;
 use crate::waiting::timeout::point;
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, user_memory};
@@ -24,7 +25,8 @@ fn clock_of(flags: u32) -> Result<Clock, Errno> {
     }
 }
 
-/// Prepares a TIMEOUT. Until its issue, `at` holds the span or the absolute time from the SQE.
+/// Prepares a TIMEOUT. Until the issue, the deadline's `at` is the span or the absolute time from
+/// the SQE.
 pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     let deadline = parse(request)?;
     request.operation = Operation::Timeout(deadline);
@@ -36,8 +38,8 @@ pub(crate) fn prepare_link(locked: &mut LockedRing, request: &mut Request) -> Re
         return Err(Errno::EINVAL);
     }
     let deadline = parse(request)?;
-    // A LINK_TIMEOUT watches the request before it in its chain. There must be such a request, and
-    // it must not be a LINK_TIMEOUT.
+    // A LINK_TIMEOUT limits the request before it in its chain. There must be such a request, and
+    // it must not itself be a LINK_TIMEOUT.
     if locked.queues.chain.last_opcode().is_none_or(|last| last == opcode::LINK_TIMEOUT) {
         return Err(Errno::EINVAL);
     }
@@ -61,7 +63,7 @@ fn parse(request: &Request) -> Result<Deadline, Errno> {
     }
     let clock = clock_of(flags)?;
     let span = read_span(sqe.addr)?;
-    // For a multishot the field is the number of repeats, otherwise a number of completions.
+    // For a multishot, `off` is the number of expiries, otherwise a number of completions.
     let (completions, repeats, repeat_every) =
         if multishot { (0, sqe.off as u32, span.max(1)) } else { (sqe.off as u32, 0, 0) };
     let expiry_succeeds = flags & abi::IORING_TIMEOUT_ETIME_SUCCESS != 0;
@@ -76,8 +78,8 @@ pub(crate) fn issue(_: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     IssueOutcome::AwaitsTime
 }
 
-/// Ends a LINK_TIMEOUT that is issued by itself: the request that it would watch has ended.
-/// Otherwise the watched request arms it, and it is never issued.
+/// Completes a LINK_TIMEOUT that is issued by itself, because the request that it limits has
+/// completed. Any other LINK_TIMEOUT is never issued: the request that it limits arms it.
 pub(crate) fn issue_link(_: &mut LockedRing, _: &mut Request) -> IssueOutcome {
     IssueOutcome::Done(Answer { result: Errno::ECANCELED.negative(), failed: false })
 }
@@ -106,7 +108,7 @@ pub(crate) fn prepare_remove(_: &mut LockedRing, request: &mut Request) -> Resul
     let absolute = flags & abi::IORING_TIMEOUT_ABS != 0;
     let span = read_span(sqe.off)?;
     if flags & abi::IORING_TIMEOUT_UPDATE == 0 {
-        // LINK_TIMEOUT_UPDATE alone is checked, but treated as a removal.
+        // LINK_TIMEOUT_UPDATE alone is accepted, but the request removes the timeout.
         request.operation = Operation::TimeoutUpdate(TimeoutUpdate::Remove { target });
         return Ok(());
     }
@@ -118,16 +120,22 @@ pub(crate) fn issue_remove(locked: &mut LockedRing, request: &mut Request) -> Is
     let Operation::TimeoutUpdate(update) = request.operation else {
         return IssueOutcome::done(Errno::EINVAL.negative());
     };
-    IssueOutcome::of(match update {
+    let answer = self::update(locked, update);
+    asked_changes::outcome(locked, request, answer)
+}
+
+/// Removes or changes a timeout of this process. Error: `ENOENT` if there is none.
+pub(crate) fn update(locked: &mut LockedRing, update: TimeoutUpdate) -> Result<i32, Errno> {
+    match update {
         TimeoutUpdate::Remove { target } => remove(locked, target),
         TimeoutUpdate::Update { target, linked, absolute, span } => {
             locked.waiting.timeouts.update(target, linked, absolute, span).map(|()| 0)
         }
-    })
+    }
 }
 
 fn remove(locked: &mut LockedRing, target: u64) -> Result<i32, Errno> {
-    let is_it = |timeout: &Request| timeout.sqe.user_data == target;
+    let is_it = |timeout: &Request| timeout.sqe.user_data == target && !timeout.is_delayed();
     let mut timeout = locked.waiting.timeouts.extract(is_it).ok_or(Errno::ENOENT)?;
     timeout.progress = Progress::Refused;
     timeout.result = Errno::ECANCELED.negative();

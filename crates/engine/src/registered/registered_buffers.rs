@@ -1,5 +1,5 @@
-//! The ring's table of registered buffers. usring does not pin their pages. A buffer is an address
-//! range, and READ_FIXED and WRITE_FIXED must stay within it.
+//! The ring's table of registered buffers. A buffer is an address range, and READ_FIXED and
+//! WRITE_FIXED must lie within it. usring does not pin its pages.
 
 use crate::devices;
 use alloc::sync::Arc;
@@ -9,12 +9,12 @@ use usring_sys::pinning::PinCheck;
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// Most buffers of a table.
+/// Most buffers in a table.
 const LIMIT: u32 = 1 << 14;
-/// Longest buffer, in bytes.
+/// Most bytes of one buffer.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
-/// A buffer of the table. Requests under way hold it, too, if it has a tag.
+/// A buffer of the table. If it has a tag, the requests that use it own it, too.
 pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
@@ -24,16 +24,15 @@ pub(crate) struct RegisteredBuffer {
 /// A request's hold on the registered buffer that it transfers from or to.
 #[derive(Default)]
 pub(crate) enum BufferHold {
-    /// The request transfers to or from no registered buffer.
+    /// The request uses no registered buffer.
     #[default]
     Nothing,
-    /// The transfer lies in a buffer without a tag. Its holders need not be counted, because
-    /// nothing is posted after the last one. Counting would cost two locked instructions per
-    /// request.
+    /// The request uses a buffer without a tag. Such requests are not counted, because nothing is
+    /// posted after the last of them. Counting would cost two locked instructions per request.
     Untagged,
-    /// The transfer lies in this tagged buffer. The tag is posted once no request holds the buffer
-    /// any more.
-    Tagged(#[expect(dead_code, reason = "owned to be counted")] Arc<RegisteredBuffer>),
+    /// The request uses this buffer, which has a tag. The tag is posted once the buffer has left
+    /// the table and no request holds it.
+    Tagged(#[expect(dead_code, reason = "owned so that the requests are counted")] Arc<RegisteredBuffer>),
 }
 
 impl BufferHold {
@@ -47,32 +46,34 @@ impl BufferHold {
         if matches!(self, BufferHold::Tagged(_)) {
             *self = BufferHold::Nothing;
         } else {
-            // The value owns nothing. `forget` spares the code that the compiler makes for a drop.
+            // The value owns nothing. `forget` spares the code that the compiler makes for its
+            // drop.
             core::mem::forget(core::mem::take(self));
         }
     }
 }
 
-/// A slot: a buffer, or nothing.
+/// A slot of the table; `None` if it is empty.
 type BufferSlot = Option<Arc<RegisteredBuffer>>;
 
 #[derive(Default)]
 pub(crate) struct RegisteredBuffers {
     entries: Option<Vec<BufferSlot>>,
-    /// Tagged buffers that were taken out and that requests may still hold.
+    /// Buffers with tags that have left the table and that requests may still hold.
     retired: Vec<Arc<RegisteredBuffer>>,
-    /// Memory that the ring has offered to the run's devices, in as few parts as possible.
+    /// Memory of the table's buffers that the run's devices share, merged into as few ranges as
+    /// possible.
     shared: Vec<IoVector>,
 }
 
 impl RegisteredBuffers {
-    /// Returns the buffer in a slot, unless the slot is empty.
+    /// Returns the buffer in slot `index`; `None` if the slot is empty or does not exist.
     pub fn get(&self, index: u16) -> Option<&Arc<RegisteredBuffer>> {
         self.entries.as_ref()?.get(usize::from(index))?.as_ref()
     }
 
-    /// Returns a hold on the buffer in slot `index`, for a transfer of `length` bytes at `address`.
-    /// Error: `EFAULT` if the transfer does not lie within the buffer.
+    /// Returns what a request holds of the buffer in slot `index` while it transfers `length` bytes
+    /// at `address`. Error: `EFAULT` if the bytes do not lie within the buffer.
     #[inline]
     pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferHold, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
@@ -83,8 +84,8 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferHold::Untagged } else { BufferHold::Tagged(buffer.clone()) })
     }
 
-    /// Returns a hold on the buffer in slot `index`, for a transfer of many pieces. Error: `EFAULT`
-    /// if a piece does not lie within the buffer.
+    /// Returns what a request holds of the buffer in slot `index` while it transfers these pieces.
+    /// Error: `EFAULT` if a piece is empty or does not lie within the buffer.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferHold, Errno> {
         let mut held = self.share_nothing(index)?;
         for piece in pieces {
@@ -104,7 +105,7 @@ impl RegisteredBuffers {
         self.entries.is_some()
     }
 
-    /// Ends the sharing of the memory with the run's devices.
+    /// Ends the sharing of the buffers' memory with the run's devices.
     pub fn unshare(&mut self) {
         devices::unshare(&core::mem::take(&mut self.shared));
     }
@@ -118,8 +119,8 @@ impl RegisteredBuffers {
         !self.retired.is_empty()
     }
 
-    /// Takes the tags that are to be posted: those of removed buffers that no request holds any
-    /// more.
+    /// Returns the tags that are to be posted now: those of buffers that have left the table and
+    /// that no request holds any more.
     pub fn take_released(&mut self) -> Vec<u64> {
         let mut tags = Vec::new();
         self.retired.retain(|buffer| {
@@ -133,7 +134,7 @@ impl RegisteredBuffers {
     }
 }
 
-/// Reads one member of the program's vector as a slot.
+/// Reads the buffer for one slot from member `index` of the program's vector and tags.
 fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index: u64) -> Result<BufferSlot, Errno> {
     let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
     if vector.is_null() {
@@ -141,7 +142,7 @@ fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index:
     }
     let member = user_memory::read::<IoVector>(vector.offset(16 * index))?;
     if member.base == 0 {
-        // An address of null means an empty slot, which must have neither length nor tag.
+        // A null address makes an empty slot, for which length and tag must be 0.
         return match (member.length, tag) {
             (0, 0) => Ok(None),
             (0, _) => Err(Errno::EINVAL),
@@ -157,7 +158,7 @@ fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index:
     Ok(Some(Arc::new(RegisteredBuffer { address: member.base, length: member.length, tag })))
 }
 
-/// REGISTER_BUFFERS and REGISTER_BUFFERS2.
+/// REGISTER_BUFFERS and REGISTER_BUFFERS2: makes the table from the program's vector and tags.
 pub(crate) fn register(
     buffers: &mut RegisteredBuffers,
     vector: UserAddress,
@@ -184,7 +185,8 @@ pub(crate) fn register(
     Ok(0)
 }
 
-/// Returns the buffers' memory in as few parts as possible, because a back end has room for few.
+/// Returns the buffers' memory as few ranges, sorted and merged: a device's back end can map only
+/// few.
 fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
     let mut parts: Vec<IoVector> =
         slots.iter().flatten().map(|buffer| IoVector { base: buffer.address, length: buffer.length }).collect();
@@ -201,7 +203,7 @@ fn coalesce(slots: &[BufferSlot]) -> Vec<IoVector> {
     whole
 }
 
-/// The part of another ring's table that CLONE_BUFFERS copies, and its destination.
+/// The slots that CLONE_BUFFERS copies from another ring's table, and where they go.
 pub(crate) struct Part {
     pub from: u32,
     pub to: u32,
@@ -210,7 +212,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Returns the slots that this part means in a table of `size` slots.
+    /// Returns the slots to copy out of a table of `size` slots.
     fn within(&self, size: usize) -> Result<Range<usize>, Errno> {
         if self.count == 0 && (self.from != 0 || self.to != 0) {
             return Err(Errno::EINVAL);
@@ -227,7 +229,7 @@ impl Part {
     }
 }
 
-/// CLONE_BUFFERS on the source: returns the buffers to copy. The copies have no tags.
+/// CLONE_BUFFERS on the source ring: returns copies of the buffers. The copies have no tags.
 pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<BufferSlot>, Errno> {
     let entries = source.entries.as_ref().ok_or(Errno::ENXIO)?;
     let copy = |buffer: &Arc<RegisteredBuffer>| {
@@ -236,8 +238,8 @@ pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<Buff
     Ok(entries[part.within(entries.len())?].iter().map(|slot| slot.as_ref().map(copy)).collect())
 }
 
-/// CLONE_BUFFERS on the destination: puts the buffers into this ring's table, which grows with
-/// them.
+/// CLONE_BUFFERS on the destination ring: puts the copies into its table, from slot `to` on. The
+/// table grows if necessary.
 pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to: u32) -> u32 {
     let mut entries = buffers.entries.take().unwrap_or_default();
     let first = to as usize;
@@ -257,7 +259,7 @@ pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to
     0
 }
 
-/// UNREGISTER_BUFFERS.
+/// UNREGISTER_BUFFERS: removes the table.
 pub(crate) fn unregister(buffers: &mut RegisteredBuffers) -> Result<u32, Errno> {
     let entries = buffers.entries.take().ok_or(Errno::ENXIO)?;
     buffers.unshare();
@@ -265,7 +267,8 @@ pub(crate) fn unregister(buffers: &mut RegisteredBuffers) -> Result<u32, Errno> 
     Ok(0)
 }
 
-/// REGISTER_BUFFERS_UPDATE: returns how many slots were changed before the first error.
+/// REGISTER_BUFFERS_UPDATE: replaces slots from `offset` on. Returns how many were replaced before
+/// the first error.
 pub(crate) fn update(
     buffers: &mut RegisteredBuffers,
     offset: u32,

@@ -1,4 +1,4 @@
-//! The file of a request, and the hold that keeps its descriptor number valid.
+//! The file of a request, and what keeps its descriptor number valid while the request waits.
 
 use super::conditions::SharedHold;
 use crate::registered::registered_files::RegisteredFile;
@@ -11,33 +11,34 @@ use usring_sys::descriptor::{self, HeldDescriptor};
 /// The file that a request works on.
 #[derive(Default)]
 pub(crate) struct FileUse {
-    /// The number to use in system calls.
+    /// The descriptor number that the request's system calls use.
     pub number: i32,
     pub hold: Hold,
-    /// The device of usring's behind the file. `None`: there is no such device, or the request has
-    /// no need to remember it.
+    /// The device of usring's behind the file. `None`: no device is behind the file, or no later
+    /// step of the request needs it.
     pub device: Option<Arc<OpenDevice>>,
 }
 
-/// The hold that makes a request's descriptor number refer to one file throughout.
+/// The object that keeps [`FileUse::number`] valid: the number refers to one file for the life of
+/// the request.
 #[derive(Default)]
 pub(crate) enum Hold {
     /// No hold: the number is the program's own, valid until the program's call returns.
     #[default]
     Submitter,
-    /// A registered file, which lives on even if its slot is updated.
+    /// A registered file. The request shares it, so it stays open even if its slot is updated.
     Registered(Arc<RegisteredFile>),
     /// A duplicate that all requests waiting for the same file share.
     Shared(Arc<SharedHold>),
-    /// A duplicate from [`KeptFiles`], shared by all transfers of the file.
-    Kept(#[expect(dead_code, reason = "owned to be given up with the request")] Arc<HeldDescriptor>),
+    /// A duplicate from [`KeptFiles`], which transfers on the same file share.
+    Kept(#[expect(dead_code, reason = "owned to be closed with the request")] Arc<HeldDescriptor>),
     /// A private duplicate, made when the request had to wait.
-    Duplicate(#[expect(dead_code, reason = "owned to be given up with the request")] HeldDescriptor),
+    Duplicate(#[expect(dead_code, reason = "owned to be closed with the request")] HeldDescriptor),
 }
 
 impl FileUse {
-    /// Duplicates the file, if no hold keeps it yet. After that the program may close its number or
-    /// reuse it, and the request still works on its file.
+    /// Duplicates the file if the number is still the program's own. After that, the program may
+    /// close or reuse its number, and the request still works on its file.
     pub fn keep(&mut self) -> Result<(), Errno> {
         if matches!(self.hold, Hold::Submitter) {
             let duplicate = descriptor::hold(self.number)?;
@@ -48,22 +49,22 @@ impl FileUse {
     }
 }
 
-/// Duplicates of the program's files, found by the program's descriptor numbers. Requests share
-/// them, because many requests may wait and descriptors are few. A duplicate is closed when no
-/// request holds it any more.
+/// Duplicates of the program's files, by the program's descriptor numbers. Requests on one file
+/// share one duplicate, because many requests may wait and descriptors are few. Each duplicate is
+/// closed with the last request that shares it.
 #[derive(Default)]
 pub(crate) struct KeptFiles {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
-/// Number of entries at which those without a waiting request are dropped.
+/// Number of entries at which entries that no request uses are removed.
 const KNOWN_NUMBERS: usize = 64;
 
 impl KeptFiles {
-    /// Returns the duplicate of one of the program's files; makes it on first use.
+    /// Returns the duplicate for one of the program's descriptor numbers; makes it on first use.
     pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
-        // The program may have another file by that number now.
+        // Meanwhile the program may have opened another file under this number.
         let same = known.filter(|kept| descriptor::same_file(number, kept.number()) == Some(true));
         if let Some(kept) = same {
             return Ok(kept);

@@ -1,17 +1,18 @@
 //! A request: one SQE on its way to its CQE.
 //!
-//! A request has exactly one owner at any time, and moves in this order:
+//! A request has exactly one owner at any time. It moves through these modules:
 //!
 //! 1. `submit`
-//! 2. `drain` or `link`, if it is held back
+//! 2. `drain` or `link`, if it has to wait for other requests
 //! 3. `issue`
-//! 4. `fast_poll`, `timeout`, or `workers` and then `task_work`, if it waits
+//! 4. `fast_poll`, `timeout`, or `workers` and then `task_work`, if it cannot complete at once
 //! 5. `complete`
-//! 6. back to its ring's pool
+//! 6. its ring's pool, for reuse
 //!
-//! It is an owning pointer, so a move neither copies it nor allocates.
+//! Modules pass an owning pointer to the request, so a move neither copies nor allocates.
 
 pub(crate) mod conditions;
+pub(crate) mod fault;
 pub(crate) mod file;
 pub(crate) mod operation;
 pub(crate) mod outcome;
@@ -21,9 +22,11 @@ use crate::completion::event_descriptor::EventDescriptor;
 use crate::completion::request_events::RequestEvents;
 use crate::registered::buffer_group::SelectedBuffer;
 use crate::registered::registered_buffers::BufferHold;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use conditions::{RequestId, Tag};
 use core::sync::atomic::AtomicU32;
+use fault::{FaultStage, PendingFault};
 use file::{FileUse, Hold};
 use operation::Operation;
 use operation::send_receive::POLL_FIRST;
@@ -32,46 +35,50 @@ use usring_sys::queue::Entry;
 use usring_sys::{Errno, SystemCall, wait};
 use usring_uapi::{Sqe, opcode, sqe_flags};
 
-/// Flag in a request's copy of the SQE: `personality` there holds the number of a group with equal
-/// rights (`waiting::rights`). Group 0 then means that all threads had equal rights at submission,
-/// but that the first thread to try the request may have others.
+/// Flag that usring adds in a request's copy of the SQE. It means that `personality` in that copy
+/// is the number of a group of threads with equal rights (`waiting::rights`). Group 0: all threads
+/// had equal rights when the request was submitted. They may differ when the request is first
+/// tried.
 pub(crate) const HAS_GROUP: u8 = 1 << 7;
 
 /// The owning pointer by which a request moves between modules.
 pub(crate) type RequestEntry = Entry<Request>;
 
-/// The blocking work of an opcode: carries a request out in a worker and returns the result.
+/// The blocking work of an opcode: carries out the request in a worker; returns the result.
 pub(crate) type Work = fn(&mut Request, &Blocking) -> i32;
 
-/// The properties of an opcode, from its row of the opcode table.
+/// The properties of an opcode. Its row of the opcode table sets them.
 #[derive(Clone, Copy)]
 pub(crate) struct Properties {
-    /// Carries the request out in a worker, and may block; returns the result.
+    /// The opcode's blocking work. `None`: no worker can carry out the request.
     pub work: Option<Work>,
-    /// The request works on the file in `fd`.
+    /// The request works on the file whose number is in the SQE's `fd`.
     pub needs_file: bool,
-    /// Events to poll the file for when the request would block.
+    /// Events for which the file is polled when the request would block; 0: it is not polled.
     pub poll_events: u32,
-    /// The request may take a provided buffer.
+    /// The request may use a provided buffer (BUFFER_SELECT).
     pub selects_buffer: bool,
-    /// The request's `ioprio` has a meaning; otherwise it must be 0.
+    /// The SQE's `ioprio` has a meaning. Otherwise it must be 0.
     pub takes_ioprio: bool,
-    /// Workers run requests of this opcode on one regular file in order, one at a time.
+    /// Workers carry out requests of this opcode on one regular file in order, one at a time.
     pub hashes_regular_file: bool,
-    /// A worker may have to wait without a limit.
+    /// The blocking work may take for ever: it waits for an event, not for a disk.
     pub waits_for_ever: bool,
-    /// The issue takes something from the ring, or looks a number up there. So no worker may run
-    /// the request before it is issued.
+    /// The issue uses the ring's tables (buffers, files). So a worker may run the request only
+    /// after its issue.
     pub needs_ring_at_issue: bool,
-    /// The result depends on the issuing thread's rights, so a thread with other rights leaves the
-    /// request to a worker. (Not set for requests that always go to a worker.)
+    /// The result depends on the rights of the thread that tries the request. A thread with other
+    /// rights than the submitter leaves the request to a worker. Not set for opcodes whose requests
+    /// always go to a worker.
     pub bears_rights: bool,
-    /// An error from a worker does not break a link, and gets no CQE with CQE_SKIP_SUCCESS, as in
-    /// the kernel.
+    /// A negative result from a worker does not break a link, and posts no CQE if the request has
+    /// CQE_SKIP_SUCCESS. The kernel does the same.
     pub errors_keep_link: bool,
     /// The request may be submitted to a ring with IOPOLL.
     pub allowed_on_polled_ring: bool,
     pub supported: bool,
+    /// The request may get a fault (`submission::faults`).
+    pub is_armed: bool,
 }
 
 /// The properties of an opcode that is not supported.
@@ -88,9 +95,10 @@ pub(crate) const UNSUPPORTED: Properties = Properties {
     errors_keep_link: false,
     allowed_on_polled_ring: false,
     supported: false,
+    is_armed: false,
 };
 
-/// Makes blocking system calls, which end early when the request is cancelled.
+/// Makes a worker's blocking system calls, which are interrupted when the request is cancelled.
 pub(crate) struct Blocking<'a> {
     pub cancelled: &'a AtomicU32,
 }
@@ -104,53 +112,65 @@ impl Blocking<'_> {
 pub(crate) struct Request {
     pub id: RequestId,
     pub properties: &'static Properties,
-    /// The ring's private copy of the SQE: read once from shared memory, never again.
+    /// The ring's private copy of the SQE. The shared memory is read only once, because the program
+    /// may change it.
     pub sqe: Sqe,
-    /// The operation that the opcode family's prepare made of the SQE.
+    /// The operation that the SQE asks for, as the opcode's prepare has read and checked it.
     pub operation: Operation,
     pub file: FileUse,
-    /// The provided buffer that the request has taken, until its CQE names it.
+    /// The provided buffer that the request uses. `None` again once a CQE has named the buffer.
     pub buffer: Option<SelectedBuffer>,
     /// The registered buffer that the request transfers from or to.
     pub fixed_buffer: BufferHold,
     /// The next request of its chain.
     pub link: Option<RequestEntry>,
-    /// The armed LINK_TIMEOUT that watches the request.
+    /// The armed LINK_TIMEOUT that limits the request.
     pub link_timeout: Option<RequestId>,
-    /// The request's slot in the journal of a shared ring.
+    /// The request's slot in the journal, if several processes use the ring.
     pub journal: Option<JournalSlot>,
     pub progress: Progress,
-    /// The request has many CQEs, all but the last with F_MORE, and waits again after each.
+    /// The request posts many CQEs, all but the last with F_MORE. After each it waits again.
     pub multishot: bool,
-    /// Tag of the poll table's slot where the request waits or last waited; 0 if it never waited.
+    /// The poll table's slot in which the request waits or last waited; 0 if it has never waited.
     pub place: Tag,
-    /// The events for which its file was last ready; 0 before it waited.
+    /// The events that were last reported for the request's file; 0 if none was since its
+    /// submission.
     pub ready_for: u32,
-    /// Its result so far; `progress` says from which step.
+    /// The request's result so far. `progress` says which step has set it.
     pub result: i32,
-    /// Flags of its next CQE.
+    /// Flags of the request's next CQE.
     pub cqe_flags: u32,
-    /// The eventfd that its iocb names (IOCB_FLAG_RESFD), on the ring of an AIO context.
+    /// On the ring of an AIO context: the eventfd that the iocb names (IOCB_FLAG_RESFD).
     pub event: Option<Arc<EventDescriptor>>,
+    /// The fault that the request gets.
+    pub fault: Option<Box<PendingFault>>,
+    /// Whether the rules were asked about the request. Meaningful if the request is armed.
+    pub was_asked: bool,
+    /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
+    pub recorded: u64,
+    /// The recorded batch that the request was submitted with; 0 if it was held back.
+    pub recorded_batch: u64,
 }
 
-/// A request's progress, as far as its next step depends on it.
+/// The state of a request that decides what its next step is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Progress {
     #[default]
     New,
     /// The request's prepare failed, with the error in `result`. The request is never issued.
     Refused,
-    /// The request's chain broke before it started: it ends with the error in `result`.
+    /// The request's chain broke before the request started. It completes with the error in
+    /// `result`.
     Unbegun,
-    /// A worker has run the request; `result` is the worker's.
+    /// A worker has run the request and set `result`.
     Ran,
-    /// No request but a message for this ring: `user_data`, `result` and `cqe_flags` are those of
-    /// the CQE to post.
+    /// Not a request, but a message from another ring: `user_data`, `result` and `cqe_flags` are
+    /// those of the CQE to post.
     Message,
-    /// Another ring's MSG_RING, which brings this ring a file.
+    /// A MSG_RING of another ring that brings a file into this ring's table.
     Visiting,
-    /// This ring's MSG_RING, back from another ring, which has set `result`.
+    /// A MSG_RING of this ring that has come back from the other ring. The other ring has set
+    /// `result`.
     Returned,
 }
 
@@ -159,31 +179,43 @@ impl Request {
         self.sqe.flags & flag != 0
     }
 
-    /// Returns whether the kernel would leave each attempt of the request to a worker
-    /// (IOSQE_ASYNC). It does not do so with a multishot, which waits for its file first and is
-    /// then tried by its submitter.
+    /// Returns whether the kernel would leave every attempt of the request to a worker
+    /// (IOSQE_ASYNC). For a multishot with IOSQE_ASYNC, the kernel instead waits for the file
+    /// first. Then the submitter tries the request.
     pub fn is_forced_once(&self) -> bool {
         self.has_flag(sqe_flags::ASYNC) && !self.multishot
+    }
+
+    /// Returns whether the request is delayed by a fault, and so is no timeout although it is among
+    /// the timers.
+    pub fn is_delayed(&self) -> bool {
+        let stage = self.fault.as_ref().map(|pending| pending.stage);
+        matches!(stage, Some(FaultStage::Entering | FaultStage::Leaving(_)))
+    }
+
+    /// Returns whether the request is delayed after it was done, so that it cannot be cancelled.
+    pub fn is_leaving(&self) -> bool {
+        self.fault.as_ref().is_some_and(|pending| matches!(pending.stage, FaultStage::Leaving(_)))
     }
 
     pub fn is_linked(&self) -> bool {
         self.has_flag(sqe_flags::IO_LINK | sqe_flags::IO_HARDLINK)
     }
 
-    /// Marks a request that may be tried for the first time after its submission, when threads may
-    /// have different rights.
+    /// Marks a request that may be tried only after its submission. By then, the threads' rights
+    /// may differ: see [`HAS_GROUP`].
     pub fn mark_for_later(&mut self) {
         self.sqe.flags |= HAS_GROUP;
     }
 
-    /// Returns whether the request is a LINK_TIMEOUT, the timeout of the request before it in its
+    /// Returns whether the request is a LINK_TIMEOUT, which limits the request before it in its
     /// chain.
     pub fn is_link_timeout(&self) -> bool {
         self.sqe.opcode == opcode::LINK_TIMEOUT && matches!(self.operation, Operation::LinkTimeout(_))
     }
 
-    /// Returns whether the request's file is known to be a socket: its operation was tried, and
-    /// works on sockets only.
+    /// Returns whether the request's file is known to be a socket: the request has been tried, and
+    /// its opcode works on sockets only.
     pub fn has_met_socket(&self) -> bool {
         match &self.operation {
             Operation::SendReceive(transfer) => !transfer.has(POLL_FIRST),
@@ -191,7 +223,7 @@ impl Request {
         }
     }
 
-    /// Returns the events that a request's file is polled for when it would block.
+    /// Returns the events for which the request's file is polled when the request would block.
     #[inline]
     pub fn poll_events(&self) -> u32 {
         match &self.operation {
@@ -200,8 +232,8 @@ impl Request {
         }
     }
 
-    /// Returns whether a worker's result breaks an ordinary link: an error, or fewer bytes than
-    /// asked for.
+    /// Returns whether a worker's `result` breaks a normal link: it is an error, or fewer bytes
+    /// than the request asks for.
     pub fn is_failure(&self, result: i32) -> bool {
         match &self.operation {
             Operation::ReadWrite(operation) => operation.is_short(result),
@@ -210,16 +242,15 @@ impl Request {
         }
     }
 
-    /// Returns whether the request is a transfer that would be direct I/O if its file is open with
-    /// O_DIRECT.
+    /// Returns whether the request is a transfer that would be direct I/O on a file with O_DIRECT.
     #[inline]
     pub fn may_be_direct(&self) -> bool {
         matches!(&self.operation, Operation::ReadWrite(transfer) if transfer.may_be_direct())
     }
 
-    /// Suppresses SIGPIPE for the request's writes from now on. In the kernel a worker would make
-    /// the write, and workers take no signals. If the kernel does not know RWF_NOSIGNAL, a worker
-    /// of usring's makes the write.
+    /// Has the request's writes raise no SIGPIPE from now on. In the kernel, a worker would make
+    /// these writes, and workers take no signals. A kernel without RWF_NOSIGNAL refuses such a
+    /// write, and a worker of usring's makes it.
     #[cold]
     pub fn raise_nothing(&mut self) {
         if let Operation::ReadWrite(transfer) = &mut self.operation {
@@ -227,7 +258,7 @@ impl Request {
         }
     }
 
-    /// Returns the descriptor number of the request's file, if it works on one.
+    /// Returns the descriptor number of the request's file, if the request works on a file.
     pub fn file_number(&self) -> Option<i32> {
         self.properties.needs_file.then_some(self.file.number)
     }
@@ -251,11 +282,15 @@ impl Request {
             result: 0,
             cqe_flags: 0,
             event: None,
+            fault: None,
+            was_asked: false,
+            recorded: 0,
+            recorded_batch: 0,
         }
     }
 
-    /// Initialises a spare request from the SQE that was copied into it. `properties`: those of its
-    /// opcode.
+    /// Initialises a spare request whose `sqe` has just been set. `properties` are those of the
+    /// SQE's opcode.
     #[inline(always)]
     pub fn begin(&mut self, properties: &'static Properties) {
         self.properties = properties;
@@ -267,16 +302,18 @@ impl Request {
         self.file.number = self.sqe.fd;
     }
 
-    /// Sets the operation of a request that has just begun. It replaces [`Operation::Nothing`], and
-    /// `forget` keeps the compiler from generating code to drop that.
+    /// Sets the operation of a request that [`Request::begin`] has initialised. The operation
+    /// before it is [`Operation::Nothing`]; `forget` spares the code that the compiler makes for
+    /// its drop.
     #[inline(always)]
     pub fn begin_operation(&mut self, operation: Operation) {
         debug_assert!(matches!(self.operation, Operation::Nothing));
         core::mem::forget(core::mem::replace(&mut self.operation, operation));
     }
 
-    /// Returns the second half of a 32-byte CQE. On the ring of an AIO context, returns the event's
-    /// `data` instead, and queues the signal of the request's eventfd until the event is published.
+    /// Returns the second half of a 32-byte CQE. For an AIO context, returns the `data` of the
+    /// `io_event` instead, and queues the signal of the request's eventfd until the event is
+    /// published.
     #[inline(never)]
     pub fn extension(&mut self, has_events: bool, events: &mut RequestEvents) -> [u64; 2] {
         if !has_events {
@@ -286,8 +323,7 @@ impl Request {
         [self.sqe.pad2, 0]
     }
 
-    /// Releases everything that the request held, so that none of it is left when the request is
-    /// reused.
+    /// Releases everything that the request holds, before the request goes back to the pool.
     #[inline(always)]
     fn release(&mut self) {
         if self.operation.owns_memory() {
@@ -303,11 +339,12 @@ impl Request {
         }
         self.fixed_buffer.release();
         debug_assert!(self.link.is_none() && self.link_timeout.is_none() && self.buffer.is_none());
-        debug_assert!(self.event.is_none());
+        debug_assert!(self.event.is_none() && self.fault.is_none());
     }
 }
 
-/// Drops the chain in a loop: it may be as long as the SQ, too long for recursion.
+/// Drops the rest of the chain in a loop. A chain may be as long as the SQ, which is too deep for
+/// recursion.
 impl Drop for Request {
     fn drop(&mut self) {
         let mut next = self.link.take();

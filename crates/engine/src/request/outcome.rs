@@ -2,11 +2,11 @@
 
 use usring_sys::Errno;
 
-/// A result, and its effect on the rest of the chain.
+/// A request's result, and whether it breaks the request's chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Answer {
     pub result: i32,
-    /// Breaks an ordinary link: an error, or fewer bytes than asked for.
+    /// The result breaks a normal link: it is an error, or fewer bytes than the request asks for.
     pub failed: bool,
 }
 
@@ -16,26 +16,33 @@ impl From<i32> for Answer {
     }
 }
 
-/// Outcome of an attempt to issue a request. It fits into one register.
+/// The outcome of an attempt to carry out a request without blocking. It fits into one register.
 pub(crate) enum IssueOutcome {
     Done(Answer),
-    /// The file was not ready: poll for the events of the opcode's row, then try again.
+    /// The file was not ready. The engine polls it for the events of the opcode's row, then tries
+    /// the request again.
     WouldBlock,
-    /// The request has to wait for its file, but was not tried, so the file may be ready already.
-    /// The engine polls it first.
+    /// The request was not tried, because it has to wait for its file first. The file may be ready
+    /// already, so the engine polls it before the request waits.
     PollsFirst,
-    /// The request has used its time slice and may have more to do: other requests come first.
+    /// The request has used up its time slice (`fast_poll::SLICE` results) and may have more to do.
+    /// It continues after other requests.
     Yield,
-    /// Only a thread that may block can carry the request out.
+    /// Only a worker, which may block, can carry out the request.
     NeedsWorker,
-    /// The request is a transfer for this queue pair of a device.
+    /// A queue pair of a device carries out the transfer. The index names the ring's channel to it.
     OnDevice(ChannelIndex),
-    /// The request waits for poll events of its file; its operation names them.
+    /// The request waits for poll events of its file. The events are in its operation.
     AwaitsPoll,
-    /// The request waits for a time or a number of completions; its operation names them.
+    /// The request waits for a time or a number of completions, which are in its operation.
     AwaitsTime,
-    /// The request is a message to another ring whose lock is taken. It goes to that ring's driver
-    /// and comes back.
+    /// A fault delays the request (`submission::faults`).
+    Delayed,
+    /// The request changes others, and other processes of its shared ring may have them. Its
+    /// `result` is this process's answer.
+    AsksProcesses,
+    /// The request is a message to another ring, which another thread is driving. The request
+    /// itself goes to that driver and comes back with the result.
     Visits,
 }
 
@@ -45,12 +52,12 @@ impl IssueOutcome {
         IssueOutcome::Done(result.into())
     }
 
-    /// Returns the outcome of an operation that fails with an errno.
+    /// Returns the outcome of a request whose operation has this result, or this error.
     pub fn of(result: Result<i32, Errno>) -> Self {
         Self::done(result.unwrap_or_else(Errno::negative))
     }
 }
 
-/// Index of one of the ring's channels to devices.
+/// Index of one of the ring's channels to devices (`waiting::device_queues`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChannelIndex(pub u32);

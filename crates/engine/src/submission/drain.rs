@@ -1,40 +1,51 @@
 //! IO_DRAIN: a request that waits for all earlier ones, and the requests behind it.
+//! `submission::shared_drain` does the same for a ring that processes share, where requests of all
+//! processes count.
 
 use crate::request::{Request, RequestEntry};
 use alloc::collections::VecDeque;
 use usring_uapi::sqe_flags;
 
-/// Requests that are held back, and the counts that release them.
+/// The requests that are held back, and the counts that decide when they are released.
 #[derive(Default)]
 pub(crate) struct Drain {
     deferred: VecDeque<Deferred>,
-    /// Requests submitted and not completed; each member of a chain counts.
+    /// Requests that were submitted and have not completed, including those held back. Each member
+    /// of a chain counts.
     outstanding: u64,
-    /// The number of these that are held back here.
+    /// Number of requests that are held back in `deferred`. Each member of a chain counts.
     held: u64,
     /// Flags [`ACTIVE`] and [`HOLD_NEXT`].
     state: u8,
-    /// A request with CQE_SKIP_SUCCESS was seen. The kernel refuses drains from then on, because it
-    /// counts them by CQEs.
+    /// A request with CQE_SKIP_SUCCESS was submitted. From then on the kernel refuses IO_DRAIN,
+    /// because it counts completed requests by their CQEs.
     disabled: bool,
-    /// Number of this batch's requests that were refused while the ring drains. They count as under
-    /// way until the batch ends.
+    /// Requests of this batch that were refused while the ring drains. They count as not completed
+    /// until the batch ends.
     refused_in_batch: u64,
 }
 
-/// A drain is held back or may be under way: later requests wait until it is done.
+/// A drain is held back or may be running: later requests are held back until it has completed.
 const ACTIVE: u8 = 1;
-/// The next request waits like a drain, because the chain before it contained a drain.
+/// The next request is held back as if it had IO_DRAIN, because the chain before it contained a
+/// drain.
 const HOLD_NEXT: u8 = 2;
 
-struct Deferred {
-    request: RequestEntry,
-    drains: bool,
+pub(super) struct Deferred {
+    pub request: RequestEntry,
+    pub drains: bool,
     members: u64,
 }
 
+impl Deferred {
+    /// Returns the requests of the chain, the first one first.
+    pub fn members(&self) -> impl Iterator<Item = &Request> {
+        core::iter::successors(Some(&*self.request), |request| request.link.as_deref())
+    }
+}
+
 /// Has a request be issued as if it had IOSQE_ASYNC. The kernel does so with each request that is
-/// submitted while the ring drains, even if the request has nothing to wait for.
+/// submitted while the ring drains, even if no other request holds it back.
 pub(crate) fn force(request: &mut Request) {
     request.sqe.flags |= sqe_flags::ASYNC;
 }
@@ -50,7 +61,7 @@ impl Drain {
         self.outstanding -= 1;
     }
 
-    /// Returns the number of requests submitted and not completed.
+    /// Returns the number of requests that were submitted and have not completed.
     #[inline]
     pub fn outstanding(&self) -> u64 {
         self.outstanding
@@ -61,7 +72,8 @@ impl Drain {
         self.state != 0
     }
 
-    /// Holds requests back until one of them has found nothing to wait for.
+    /// Has the ring drain from now on: each request is held back behind earlier ones. This ends
+    /// with a request for which [`Drain::defer`] finds nothing to wait for.
     pub fn activate(&mut self) {
         self.state |= ACTIVE;
     }
@@ -70,7 +82,7 @@ impl Drain {
         self.state |= HOLD_NEXT;
     }
 
-    /// Lets a request that is being refused count as under way until its batch ends.
+    /// Counts a request that is being refused as not completed until its batch ends.
     pub fn refuse(&mut self) {
         if self.is_active() {
             self.outstanding += 1;
@@ -91,45 +103,78 @@ impl Drain {
         self.disabled
     }
 
-    /// Drops everything that is held back, for a ring that goes away.
+    /// Drops all requests that are held back. Called when the ring is closed.
     pub fn clear(&mut self) {
         self.deferred.clear();
     }
 
     /// Queues a request behind those that it waits for. If there are none, releases it at once.
-    pub fn defer(&mut self, mut request: RequestEntry, successors: &mut VecDeque<RequestEntry>) {
-        let drains = self.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
-        force(&mut request);
-        request.mark_for_later();
-        let mut members = 1;
-        let mut link = &request.link;
-        while let Some(next) = link {
-            members += 1;
-            link = &next.link;
-        }
-        self.held += members;
-        self.state = ACTIVE;
-        self.deferred.push_back(Deferred { request, drains, members });
+    pub fn defer(&mut self, request: RequestEntry, successors: &mut VecDeque<RequestEntry>) {
+        let drains = self.hold_back(request).drains;
         self.release(successors);
         // Draining ends with a request that did not have to wait and that no later request has to
         // wait for.
-        let is_active = drains || !self.deferred.is_empty();
+        self.set_active(drains || self.has_deferred());
+    }
+
+    /// Queues a request behind those that it waits for.
+    pub(super) fn hold_back(&mut self, mut request: RequestEntry) -> &Deferred {
+        let drains = self.state & HOLD_NEXT != 0 || request.has_flag(sqe_flags::IO_DRAIN);
+        force(&mut request);
+        request.mark_for_later();
+        let mut deferred = Deferred { request, drains, members: 0 };
+        deferred.members = deferred.members().count() as u64;
+        self.held += deferred.members;
+        self.state = ACTIVE;
+        self.deferred.push_back(deferred);
+        &self.deferred[self.deferred.len() - 1]
+    }
+
+    pub(super) fn set_active(&mut self, is_active: bool) {
         self.state = if is_active { ACTIVE } else { 0 };
     }
 
-    /// Ends a batch in which requests were refused while the ring drains.
-    #[cold]
-    pub fn end_of_batch(&mut self, successors: &mut VecDeque<RequestEntry>) {
-        self.outstanding -= core::mem::take(&mut self.refused_in_batch);
-        self.release(successors);
+    /// Takes note of what other processes of a shared ring have done: whether the ring drains, and
+    /// whether it refuses drains.
+    pub fn follow(&mut self, is_draining: bool, refuses: bool) {
+        let is_active = is_draining || self.has_deferred() || self.has_refused();
+        self.state = self.state & HOLD_NEXT | if is_active { ACTIVE } else { 0 };
+        self.disabled |= refuses;
     }
 
-    /// Releases the oldest request when no other is under way, and those behind it up to the
-    /// next drain. So no request overtakes a drain that has been released either.
+    /// Returns whether requests are held back.
+    pub fn has_deferred(&self) -> bool {
+        !self.deferred.is_empty()
+    }
+
+    pub(super) fn first(&self) -> Option<&Deferred> {
+        self.deferred.front()
+    }
+
+    /// Returns the requests that are held back, with the members of their chains.
+    pub(super) fn held_requests(&self) -> impl Iterator<Item = &Request> {
+        self.deferred.iter().flat_map(Deferred::members)
+    }
+
+    /// Lets the request go on that is held back first.
+    pub(super) fn release_first(&mut self, successors: &mut VecDeque<RequestEntry>) {
+        if let Some(Deferred { request, members, .. }) = self.deferred.pop_front() {
+            self.held -= members;
+            successors.push_back(request);
+        }
+    }
+
+    /// Ends the count of requests that were refused in a batch.
+    pub(super) fn forget_refused(&mut self) {
+        self.outstanding -= core::mem::take(&mut self.refused_in_batch);
+    }
+
+    /// Releases requests to `successors`, oldest first. The oldest is released when no released
+    /// request is left to complete. The requests behind it follow, up to the next drain. If the
+    /// oldest is itself a drain, no request follows it.
     ///
     /// The driver issues released requests after their batch, as it issues the successors of a
-    /// chain. Requests that follow a drain in its batch wait for it. The ring drains until a
-    /// request has found nothing to wait for.
+    /// chain.
     pub fn release(&mut self, successors: &mut VecDeque<RequestEntry>) {
         let mut first = true;
         let mut drain_seen = false;
@@ -139,9 +184,7 @@ impl Drain {
                 return;
             }
             first = false;
-            let Some(Deferred { request, members, .. }) = self.deferred.pop_front() else { return };
-            self.held -= members;
-            successors.push_back(request);
+            self.release_first(successors);
         }
     }
 }
@@ -199,7 +242,8 @@ mod tests {
         drain.refuse();
         submit(&mut drain, 1, sqe_flags::IO_DRAIN, &mut successors);
         assert!(successors.is_empty());
-        drain.end_of_batch(&mut successors);
+        drain.forget_refused();
+        drain.release(&mut successors);
         assert_eq!(names(&successors), [1]);
     }
 }

@@ -1,4 +1,4 @@
-//! Issues a request: resolves its file, tries it without blocking, and moves it on by the outcome.
+//! Issues a request: looks up its file, tries it without blocking, and passes it on by the outcome.
 
 use crate::completion::complete;
 use crate::op::{self, block_device, message_ring, receive, send};
@@ -8,12 +8,12 @@ use crate::request::outcome::{Answer, IssueOutcome};
 use crate::request::{HAS_GROUP, Progress, Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::opcode_table::{self, Row};
-use crate::submission::{device_submit, suspend};
+use crate::submission::{device_submit, faults, suspend};
 use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::sqe_flags;
 
-/// Issues a request again, or for the first time after it was held back by a link or drain.
+/// Issues a request again, or for the first time after a link or drain has held it back.
 pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::Unbegun {
         return complete::end_unbegun(locked, request);
@@ -23,11 +23,12 @@ pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
         let result = op::send_receive::result_when_ended(&request, request.result);
         return complete::complete(locked, request, Answer { result, failed: true });
     }
-    let row = opcode_table::row(request.sqe.opcode);
+    let row_of = if request.properties.is_armed { faults::row } else { opcode_table::row };
+    let row = row_of(request.sqe.opcode);
     issue_now(locked, request, row);
 }
 
-/// Issues an accepted request during its submission.
+/// Issues a request that is ready to be tried, by its row of the opcode table.
 #[inline(always)]
 pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) {
     if row.properties.needs_file
@@ -44,8 +45,8 @@ pub(crate) fn issue_now(locked: &mut LockedRing, mut request: RequestEntry, row:
     conclude(locked, request, outcome);
 }
 
-/// Issues a multishot again after its file was reported ready. Returns the request if the attempt
-/// would block: it still belongs to its slot in the poll table, and the caller puts it back there.
+/// Issues a multishot again after its file was reported ready. If the attempt would block, returns
+/// the request, and the caller puts it back into its slot of the poll table.
 #[inline(always)]
 pub(crate) fn call(locked: &mut LockedRing, mut request: RequestEntry) -> Option<RequestEntry> {
     debug_assert!(request.multishot && request.place != 0);
@@ -64,12 +65,12 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
     conclude(locked, request, outcome);
 }
 
-/// Moves a request on by the outcome of the attempt.
+/// Completes a request, or passes it on, by the outcome of the attempt.
 #[inline(always)]
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
-            // In the kernel a worker would have completed the request.
+            // In the kernel, a worker would have completed this request.
             locked.notify.completed_by_worker = true;
         }
         locked.queues.statistics.count_inline(request.sqe.opcode);
@@ -85,13 +86,19 @@ fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOu
     }
 }
 
-/// Decides about a request that another thread may have to carry out, because of its rights or
-/// because of IOSQE_ASYNC. Returns `None` if this thread is to issue it.
+/// Decides whether another thread has to carry out the request: because of rights, or because of
+/// IOSQE_ASYNC. Returns `None` if the calling thread issues it.
 #[cold]
 fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
+    if request.properties.is_armed
+        && let Some(outcome) = faults::begin(locked, request)
+    {
+        return Some(outcome);
+    }
     let is_send = matches!(request.operation, Operation::SendReceive(_));
-    // Each attempt of a send is checked against the sender's rights. Any other request was first
-    // tried by its submitter; later attempts, after a wait for its file, need no rights.
+    // Each attempt of a send is checked against the rights of its sender. Any other request was
+    // first tried with its submitter's rights. Its later attempts, after a wait for its file, need
+    // none.
     let asks = request.properties.bears_rights && request.progress == Progress::New && (request.place == 0 || is_send);
     if asks && locked.waiting.rights.is_foreign(request) {
         return if is_send { send::leave_to_worker(locked, request) } else { Some(IssueOutcome::NeedsWorker) };
@@ -100,18 +107,18 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
 }
 
 /// Returns the outcome of a request with IOSQE_ASYNC, which asks that the submitter not try it.
-/// Returns `None` for a request that the submitter issues all the same:
-/// - A request whose file can be polled occupies no worker while it waits. (The kernel's workers
+/// Returns `None` if the submitter issues it nevertheless. That holds for:
+/// - A request whose file can be polled. It needs no worker while it waits. (The kernel's workers
 ///   poll such files, too.)
-/// - A request that takes something from its ring (a provided buffer, another file) must be issued
-///   under the ring's lock.
-/// - A transfer on a device needs no worker: the device's queue pair takes a worker's place.
+/// - A request that uses the ring's tables (a provided buffer, a registered file). It must be
+///   issued under the ring's lock.
+/// - A transfer on a device. The device's queue pair does a worker's work.
 fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
     if block_device::is_possible(locked) && block_device::concerns(locked, request) {
         return None;
     }
     if matches!(request.operation, Operation::Poll(_)) {
-        // In the kernel, too, a worker arms a poll just as the submitter does, on any file.
+        // A worker of the kernel would arm the poll just as the submitter does, on any file.
         return None;
     }
     let polls = || {
@@ -142,9 +149,9 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     works.then_some(IssueOutcome::NeedsWorker)
 }
 
-/// Looks up the descriptor number that system calls use for the request's file. This happens at
-/// issue, as in the kernel's `io_assign_file`: a request may open the file that the next request of
-/// its chain uses.
+/// For a request with FIXED_FILE, looks up the file in its slot of the registered files. This
+/// happens at issue, as in the kernel's `io_assign_file`: an earlier request of the chain may put
+/// the file there.
 #[inline]
 fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.has_flag(sqe_flags::FIXED_FILE) || !matches!(request.file.hold, Hold::Submitter) {

@@ -1,17 +1,20 @@
-//! The submission side: the path of a request from its SQE to an attempt to carry it out.
+//! The submission side: a request from its SQE to the first attempt to carry it out.
 //!
 //! 1. `start` checks and prepares it by its row of `opcode_table`.
-//! 2. `link` (with `chain`) and `drain` hold it back.
+//! 2. `link` (with `chain`) and `drain` hold it back; `shared_drain` does on a shared ring.
 //! 3. `issue` tries it, or `device_submit` hands it to a device.
-//! 4. `suspend` lets it wait.
+//! 4. `suspend` lets it wait for its file, a time, or a worker.
 //!
-//! `driving::submit` takes the SQEs from the queue.
+//! `driving::submit` takes the SQEs from the SQ.
 
 pub(crate) mod chain;
 pub(crate) mod device_submit;
 pub(crate) mod drain;
+pub(crate) mod faults;
 pub(crate) mod issue;
 pub(crate) mod link;
 pub(crate) mod opcode_table;
+pub(crate) mod recording;
+mod shared_drain;
 pub(crate) mod start;
 pub(crate) mod suspend;

@@ -1,9 +1,8 @@
-//! The opcode table: one row per opcode, in the order of the opcodes. A row is the only place that
-//! says what its opcode needs, and which functions prepare it, issue it and carry it out in a
-//! worker. PROBE reports from this table alone. A new opcode is a row here and a file (or a few
-//! lines) in `op`.
+//! The opcode table: one row per opcode, in the order of the opcodes. Only the row says what the
+//! opcode needs, and which functions prepare, issue and (in a worker) carry out its requests. PROBE
+//! reports from this table. A new opcode is a row here, and a file or some lines in `op`.
 //!
-//! A property that a row does not name is absent.
+//! A property that a row does not set is absent.
 
 use crate::op::{
     accept, attributes, call, cancel, connect, descriptor, epoll_ctl, epoll_wait, files_update, message_ring, nop,
@@ -18,16 +17,16 @@ use usring_sys::Errno;
 use usring_sys::epoll::{IN, OUT, PEER_HANG_UP};
 use usring_uapi::opcode::{self, COUNT};
 
-/// Checks the SQE and makes the family's operation from it. Copies any memory that the program may
-/// reuse once the call returns.
+/// Checks the SQE, and makes the request's operation from it. Copies all memory that the program
+/// may reuse when its call returns.
 type Prepare = fn(&mut LockedRing, &mut Request) -> Result<(), Errno>;
 /// Tries the request without blocking, under the ring's lock.
-type Issue = fn(&mut LockedRing, &mut Request) -> IssueOutcome;
-/// Finishes a request that a worker has run, under the ring's lock. Gets the worker's result and
-/// returns the final one.
+pub(super) type Issue = fn(&mut LockedRing, &mut Request) -> IssueOutcome;
+/// Completes the work on a request that a worker has run, under the ring's lock. Gets the worker's
+/// result and returns the CQE's.
 type Finish = fn(&mut LockedRing, &mut Request, i32) -> i32;
 
-/// An opcode: its functions and its properties.
+/// An opcode's functions and properties.
 #[doc(alias = "io_issue_def")]
 pub(crate) struct Row {
     opcode: u8,
@@ -141,7 +140,23 @@ const ROWS: [Row; COUNT] = [
 
 static TABLE: [Row; COUNT] = ROWS;
 
-/// The columns of the table. The fields of [`Properties`] say what each means.
+/// Makes a copy of the table in which all rows have this issue and this work, and are marked as
+/// armed.
+pub(super) const fn armed(issue: Issue, work: Work) -> [Row; COUNT] {
+    let mut rows = ROWS;
+    let mut index = 0;
+    while index < COUNT {
+        rows[index].issue = issue;
+        if rows[index].properties.work.is_some() {
+            rows[index].properties.work = Some(work);
+        }
+        rows[index].properties.is_armed = true;
+        index += 1;
+    }
+    rows
+}
+
+/// Builders for a row. The fields of [`Properties`] say what each property means.
 impl Row {
     const fn new(opcode: u8, prepare: Prepare, issue: Issue) -> Row {
         Row { opcode, prepare, issue, finish: None, properties: Properties { supported: true, ..UNSUPPORTED } }
@@ -157,8 +172,7 @@ impl Row {
         self
     }
 
-    /// Names the function that finishes the request under the ring's lock after a worker has run
-    /// it.
+    /// Sets the function that runs under the ring's lock after a worker has run the request.
     const fn finish(mut self, finish: Finish) -> Row {
         self.finish = Some(finish);
         self
@@ -215,19 +229,18 @@ impl Row {
     }
 }
 
-/// Returns the row of a known opcode. Every other byte gets a row whose prepare fails with
-/// `EINVAL`.
+/// Returns the row of an opcode. Unknown opcodes have a row whose prepare fails with `EINVAL`.
 #[inline]
 pub(crate) fn row(opcode: u8) -> &'static Row {
     static REFUSE: Row = Row::unsupported(u8::MAX);
     TABLE.get(usize::from(opcode)).unwrap_or(&REFUSE)
 }
 
-/// Returns whether the rows are in order and every supported opcode can be carried out:
+/// Returns whether the table is consistent. Row `n` is that of opcode `n`, and for each supported
+/// opcode:
 ///
-/// - An opcode that polls needs a file.
-/// - An opcode has work for a worker if it has a `finish`, or if its rights may send it to a
-///   worker.
+/// - An opcode with poll events needs a file.
+/// - An opcode with a `finish`, or whose rights may send it to a worker, has blocking work.
 const fn is_sound(rows: &[Row; COUNT]) -> bool {
     let mut index = 0;
     while index < COUNT {

@@ -1,25 +1,25 @@
-//! The first steps of a request: makes the checks that all opcodes share, has the opcode's family
-//! prepare the request, and starts it.
+//! The first steps of a request: the checks that all opcodes share, the opcode's prepare, and the
+//! start.
 
 use crate::request::{Properties, RequestEntry};
-use crate::ring::{LockedRing, Queues};
+use crate::ring::LockedRing;
 use crate::submission::issue;
 use crate::submission::opcode_table::Row;
 use usring_sys::Errno;
 use usring_uapi::{Sqe, sqe_flags};
 
-/// Issues a request, or the head of a chain, unless a drain holds it back.
+/// Starts a request, or the first request of a chain: issues it, unless a drain holds it back.
 #[inline(always)]
-pub(crate) fn start(locked: &mut LockedRing, request: RequestEntry, row: &Row) {
+pub(crate) fn start(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) {
     if locked.queues.drain.is_active() || request.has_flag(sqe_flags::IO_DRAIN) {
-        let Queues { drain, successors, .. } = &mut locked.queues;
-        drain.defer(request, successors);
+        request.recorded_batch = 0;
+        locked.hold_back(request);
     } else {
         issue::issue_now(locked, request, row);
     }
 }
 
-/// Makes the checks that all opcodes share, in the kernel's order, and prepares the request.
+/// Makes the checks that all opcodes share, in the kernel's order, and calls the opcode's prepare.
 #[inline(always)]
 pub(crate) fn prepare(locked: &mut LockedRing, request: &mut RequestEntry, row: &Row) -> Result<(), Errno> {
     let (sqe, properties) = (&request.sqe, &row.properties);
@@ -47,14 +47,14 @@ fn check_flags(locked: &mut LockedRing, sqe: &Sqe, properties: &Properties) -> R
         return Err(Errno::EOPNOTSUPP);
     }
     if sqe.flags & sqe_flags::CQE_SKIP_SUCCESS != 0 {
-        locked.queues.drain.disable();
+        locked.refuse_drains();
     }
     if sqe.flags & sqe_flags::IO_DRAIN != 0 {
         if locked.queues.drain.is_disabled() {
             return Err(Errno::EOPNOTSUPP);
         }
         // The drain begins even if the request is then refused for another reason.
-        locked.queues.drain.activate();
+        locked.activate_drain();
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
-//! Lets a request wait that cannot be done at once: keeps its file open, and hands the request to
-//! the module of `waiting` that will bring it back.
+//! Lets a request wait that cannot complete at once. This module keeps the request's file open, and
+//! hands the request to a module of `waiting`. That one returns it to the driver when it can
+//! continue.
 
 use crate::completion::complete;
 use crate::op::block_device;
@@ -8,15 +9,19 @@ use crate::request::file::Hold;
 use crate::request::outcome::IssueOutcome;
 use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
-use crate::waiting::{fast_poll, workers};
+use crate::submission::faults;
+use crate::waiting::{asked_changes, fast_poll, workers};
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;
 
-/// Hands a request that cannot be done now to the module that will bring it back.
+/// Hands a request that cannot complete now to the module of `waiting` that the outcome asks for.
 #[cold]
 pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
+    if request.properties.is_armed && faults::cancels(&request) {
+        return complete::complete(locked, request, Errno::ECANCELED.negative().into());
+    }
     let poll_events = request.poll_events();
-    // Whether the request will wait in the poll table.
+    // Whether the request will wait in a slot of the poll table.
     let polls = match outcome {
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::Yield => poll_events != 0,
         IssueOutcome::AwaitsPoll => true,
@@ -34,30 +39,32 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
         IssueOutcome::PollsFirst if polls => fast_poll::arm_first(locked, request, poll_events),
         IssueOutcome::Yield => fast_poll::arm_retry(locked, request, poll_events, TimeSlice::Runnable),
         IssueOutcome::AwaitsPoll => fast_poll::arm(locked, request),
+        IssueOutcome::AsksProcesses => asked_changes::begin(locked, request),
         IssueOutcome::AwaitsTime => {
             locked.waiting.timeouts.arm(request);
             if locked.ring.is_shared() {
                 locked.listen_for_cqes();
             }
         }
+        IssueOutcome::Delayed => faults::hold(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
-            // If the request is a sync, the writes before it in this batch reach their devices
-            // first, because that costs nothing here. Writes whose submit is deferred may come
-            // later: only links, drains and AIO contexts order requests.
+            // If the request is a sync, earlier writes of its batch should reach their devices
+            // before it. Ringing the doorbells now costs nothing. Writes with a deferred submit may
+            // still come later: only links, drains and AIO contexts order requests.
             locked.devices.queues.ring_doorbells();
             workers::hand_over(locked, request);
         }
-        IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("none waits here"),
+        IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("these do not wait"),
     }
 }
 
-/// Hands a request to a thread that may block.
+/// Hands a request to a worker, which may block.
 pub(crate) fn hand_to_worker(locked: &mut LockedRing, request: RequestEntry) {
     suspend(locked, request, IssueOutcome::NeedsWorker);
 }
 
-/// Keeps the file of a request that has to wait. For a request that polls, the poll table keeps the
-/// file, unless the file is registered.
+/// Keeps the file of a request that has to wait. If the request `polls`, an unregistered file is
+/// left to the poll table, which keeps it.
 fn keep_file(locked: &mut LockedRing, request: &mut Request, polls: bool) -> Result<(), Errno> {
     if !request.properties.needs_file {
         return Ok(());

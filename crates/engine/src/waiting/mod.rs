@@ -6,16 +6,23 @@
 //! | a device | `device_queues` |
 //! | a thread that may block | `workers`, with the rights that `rights` chooses |
 //! | time | `timeout` |
+//! | another process of a shared ring | `asked_changes` asks it, `asks` keeps |
 //! | the program's next submission | `sq_thread` |
 //!
-//! Estimates that decide how a thread waits: `watcher_entry` (how active a ring's program is),
-//! `cq_estimate`, `expected`, `lone_wait`.
+//! Estimates that decide how a thread waits:
 //!
-//! `process_rings` has the processes of a shared ring call each other. `tasks` has the
-//! ring watcher start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a
-//! driver out of a call that should not have slept (`stuck_calls`). `cancel` ends a wait. The
-//! threads that bring requests back are in `driving`.
+//! - `watcher_entry`: how active a ring's program is;
+//! - `cq_estimate`: whether to sleep or to poll the CQ;
+//! - `expected`: which files are probably ready;
+//! - `lone_wait`: how long to poll for a single transfer.
+//!
+//! `process_rings` lets the processes of a shared ring wake each other's ring watchers. `tasks` has
+//! the ring watcher start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a
+//! driver out of a system call that should not have slept (`stuck_calls`). `cancel` ends a
+//! request's wait. The threads that complete the requests are in `driving`.
 
+pub(crate) mod asked_changes;
+pub(crate) mod asks;
 pub(crate) mod cancel;
 pub(crate) mod cq_estimate;
 pub(crate) mod device_queues;

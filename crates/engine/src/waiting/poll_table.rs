@@ -1,51 +1,53 @@
-//! The files that a ring's requests wait for. Each is registered once in the ring's epoll set, with
-//! the list of the requests behind it. `fast_poll` decides what an event means for them.
+//! The files that a ring's requests wait for. Each file is registered in the ring's epoll set, with
+//! a list of the requests that wait for it (a slot, `poll_slot`). An event *wakes* these requests:
+//! `fast_poll` says what that means.
 //!
 //! # What keeps a file open
-//! A request that waits holds its file: close(2) neither cancels it nor makes it wait for the file
-//! that gets the number next. So usring needs a duplicate of the program's descriptor while a
-//! request waits, and must have none otherwise:
+//! A waiting request holds its file. If the program closes the descriptor, the request is not
+//! cancelled, and does not begin to wait for the next file with this number. So usring needs a
+//! duplicate of the program's descriptor while a request waits. At other times usring must have
+//! none, because a duplicate would keep the file open after the program's close(2). usring does not
+//! see that call on an ordinary descriptor:
 //!
-//! - usring does not see the close of an ordinary number. libc closes some files internally. The
-//!   trap filter survives execve(2), so it must let close(2) pass: the next program's loader closes
-//!   files before usring has a handler there. So usring cannot close its duplicate when the program
-//!   closes its number.
+//! - libc closes some files internally.
+//! - The trap filter survives execve(2), so it must let close(2) pass: the next program's loader
+//!   closes files before usring has a handler there.
 //!
-//! Hence there is one duplicate per file and wait, shared by all requests that wait. Only
-//! registered files, which the ring keeps open anyway, need none.
+//! Hence there is one duplicate per file, shared by all requests that wait for it, and closed with
+//! the last of them. Registered files need no duplicate: the ring keeps them open anyway.
 //!
 //! # Why a registration outlives its duplicate
-//! An entry of an epoll set is named by an open file *and* the number under which it was
-//! registered. It does not keep the file open, and the kernel drops it with the file.
+//! An entry of an epoll set is named by an open file *and* the descriptor number under which it was
+//! registered. The entry does not keep the file open, and the kernel drops it with the file.
 //!
-//! Registering the program's own number would not be safe: the program may close it and use it
-//! again at any moment. Between usring's duplicate and its epoll_ctl(2) the number may come to mean
-//! another file. A registration whose number is gone can no longer be deleted.
+//! Registering the program's own number would not be safe. The program may close and reuse it at
+//! any moment, also between usring's duplication and its epoll_ctl(2): the entry would then stand
+//! for another file. And an entry whose number is closed can no longer be deleted.
 //!
-//! So the entry is registered under the number of the duplicate, which only usring changes. The
+//! So the entry is registered under the number of the duplicate, which only usring closes. The
 //! duplicate of a file always gets the same number, a fixed distance above the program's
-//! (`descriptor::hold_settled`). The next wait for the file finds the registration in place and
-//! only switches it on again. EPOLL_CTL_MOD names both file and number. If the program's number
-//! means another file by now, the kernel answers ENOENT, and the file is registered afresh. usring
-//! remembers no identity that could become stale. It only remembers, per number, whether to try ADD
-//! or MOD first.
+//! (`descriptor::hold_settled`). The next wait for the file finds the entry in place and only
+//! switches it on again. EPOLL_CTL_MOD names both file and number. If the program's number means
+//! another file by now, MOD fails with ENOENT, and usring adds the new file. usring remembers no
+//! file identity that could become stale. It only remembers, per number, whether to try ADD or MOD
+//! first.
 //!
-//! A wait for one event thus costs a duplicate, a MOD and a close. It is one-shot (EPOLLONESHOT),
-//! so the entry that stays in the set after the duplicate's close is silent, even if other
-//! processes have the file open. Where requests still wait after an event, and for multishots, the
-//! registration becomes edge-triggered and needs no further call per event. It is deleted by name
-//! before its number is closed.
+//! A wait for one event thus costs three system calls: the duplication, MOD and close(2). The entry
+//! is one-shot (EPOLLONESHOT). After its event it stays in the set, but reports nothing more, even
+//! if other processes have the file open. If requests still wait after an event, and for
+//! multishots, the entry becomes edge-triggered and needs no further system call per event. Such an
+//! entry is deleted before its number is closed.
 //!
 //! # Which requests share a registration
 //! Requests share a registration if all of these hold:
 //!
-//! - They wait for the same open file; only the kernel knows, so it is asked.
+//! - They wait for the same open file. Only the kernel knows this, so usring asks it.
 //! - They wait for the same events.
 //! - They are all multishot, or all not.
 //!
-//! Other requests have one each. epoll reports all registered events that are present, not only the
-//! one that has just come. So a shared registration would show a multishot that waits for input
-//! each event of output as well.
+//! Any other request has a registration of its own. epoll reports all registered events that are
+//! present, not only the one that has just come. A multishot that waits for input would therefore
+//! see each output event, too, if it shared a registration with a request that waits for output.
 
 use super::expected::Expected;
 pub(crate) use super::poll_slot::AssignedSlot;
@@ -65,11 +67,11 @@ use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::epoll::{self, Epoll};
 use usring_sys::processor;
 
-/// Event data of descriptors that belong to no request: they only wake the waiter.
+/// Event data of the wake eventfd. Its event only ends the sleep on the set.
 pub(crate) const WAKE_DATA: u64 = u64::MAX;
-/// Event data of devices' interrupts.
+/// Event data of the devices' interrupts.
 pub(crate) const DEVICE_DATA: u64 = u64::MAX - 1;
-/// Event data of the timer.
+/// Event data of the ring's timer ([`PollTable::timer`]).
 pub(crate) const TIMER_DATA: u64 = u64::MAX - 2;
 
 /// The files that a ring's requests wait for: see the head of this file.
@@ -80,29 +82,29 @@ pub(crate) struct PollTable {
     free: Vec<u32>,
     numbers: Vec<Number>,
     waiting: u32,
-    /// Slots with a runnable request, which may be gone by now.
+    /// Slots with a runnable request. The request may have gone since the slot was queued.
     runnable: VecDeque<Tag>,
-    /// Files that are expected to be ready.
+    /// The files that are expected to be ready, in the order in which they are tried.
     pub expected: Expected,
-    /// All slots below this one have no waiters.
+    /// All slots with a lower index have no waiters.
     low: usize,
-    /// Number of slots at which the next search for slots of closed files begins.
+    /// Number of slots at which `claim_slot` next searches for slots of closed files.
     sweep_at: usize,
-    /// Timer in the set, for times when no thread is inside: it fires when the ring's next timeout
-    /// is due.
+    /// Timer in the epoll set. It fires when the ring's next timeout is due, so that the thread
+    /// that watches the set completes that timeout.
     pub timer: Option<OwnedDescriptor>,
-    /// Time at which the timer fires, on the monotonic clock; 0 once the event has been seen.
+    /// Time at which the timer fires, on the monotonic clock; 0 once its event has been handled.
     pub timer_fires: Nanoseconds,
 }
 
 impl PollTable {
-    /// Returns the number of requests that wait.
+    /// Returns the number of requests that wait for files.
     #[inline]
     pub fn armed(&self) -> u32 {
         self.waiting
     }
 
-    /// Returns the set, if it was made.
+    /// Returns the ring's epoll set; `None`: it has not been made yet.
     pub fn set(&self) -> Option<&Epoll> {
         self.set.as_deref()
     }
@@ -111,13 +113,13 @@ impl PollTable {
         self.set = Some(Arc::new(set));
     }
 
-    /// Returns whether a request has waited for the file of this number. The file can then be
-    /// polled, unless the number has come to mean another file.
+    /// Returns whether a request has waited for the file of this descriptor number. The file can
+    /// then be polled, unless the number means another file by now.
     pub fn knows(&self, number: i32) -> bool {
         self.numbers.get(number as usize).is_some_and(|known| known.registered || known.first != NONE)
     }
 
-    /// Notes that the number has just been given to a file that no request has waited for.
+    /// Records that the number now names a file for which no request has waited.
     #[inline]
     pub fn has_new_file(&mut self, number: i32) {
         if let Some(known) = self.numbers.get_mut(number as usize) {
@@ -125,19 +127,19 @@ impl PollTable {
         }
     }
 
-    /// Returns whether a request that has waited can go back to its slot, because it still has its
-    /// share of the hold.
+    /// Returns whether a request that has waited can wait in its slot again. It can while it keeps
+    /// a reference to the file's hold (its duplicate or registered file).
     #[inline]
     pub fn can_go_back(&mut self, request: &Request, interest: Interest) -> bool {
         let waited = request.place != 0 && matches!(request.file.hold, Hold::Registered(_) | Hold::Shared(_));
         waited && self.slot(request.place).is_some_and(|slot| slot.switch == Switch::On && slot.interest == interest)
     }
 
-    /// Finds or makes the registration for a file, and gives the request its share of the hold.
-    /// `socket`: the file is known to be a socket.
+    /// Finds or makes the registration for a file, and stores a reference to what keeps the file
+    /// open in `file.hold`. `socket`: the caller knows that the file is a socket.
     ///
     /// Errors: those of epoll_ctl(2), `EPERM` if the file cannot be polled. The request then has a
-    /// hold of its own.
+    /// duplicate of its own.
     pub fn attach(&mut self, file: &mut FileUse, interest: Interest, socket: bool) -> Result<AssignedSlot, Errno> {
         match &file.hold {
             Hold::Registered(registered) => return self.attach_registered(&registered.clone(), interest),
@@ -156,7 +158,7 @@ impl PollTable {
     }
 
     /// Returns the slot in which requests wait for this file and these events; `None`: there is
-    /// none. Unlinks slots of this number whose file no longer has it.
+    /// none. Unlinks those slots of the number whose file is no longer open under it.
     fn waited_for(&mut self, number: i32, interest: Interest) -> Option<u32> {
         let mut index = self.numbers.get(number as usize)?.first;
         let mut before = NONE;
@@ -175,7 +177,7 @@ impl PollTable {
         None
     }
 
-    /// Takes the slot behind `before` out of its number's list. `next`: the slot behind it.
+    /// Unlinks the slot between `before` and `next` from its number's list.
     fn link_over(&mut self, number: i32, before: u32, next: u32) {
         if before == NONE {
             self.numbers[number as usize].first = next;
@@ -244,7 +246,7 @@ impl PollTable {
         Ok(self.share(index, file))
     }
 
-    /// Sets a claimed slot up for a file.
+    /// Initialises a claimed slot for a file. `of`: the program's descriptor number of the file.
     fn settle_in(&mut self, index: u32, of: i32, hold: SharedHold, interest: Interest, switch: Switch) {
         let first = core::mem::replace(&mut self.number_mut(of).first, index);
         let slot = &mut self.slots[index as usize];
@@ -265,8 +267,8 @@ impl PollTable {
         slot.next = first;
     }
 
-    /// Returns a slot in which requests wait for the same file under another of its numbers. A set
-    /// takes one file under at most 500 numbers, so the slot is shared.
+    /// Returns a slot in which requests wait for the same file under another descriptor number. An
+    /// epoll set takes one file under at most 500 numbers; beyond that, requests share a slot.
     #[cold]
     fn waited_for_elsewhere(&self, number: i32, interest: Interest) -> Option<u32> {
         let is_it = |slot: &Slot| {
@@ -308,8 +310,8 @@ impl PollTable {
         Ok(AssignedSlot { tag, has_reported: false })
     }
 
-    /// Switches a registration in the epoll set. `known`: the registration is probably there, so
-    /// MOD is tried before ADD. Returns whether it was there.
+    /// Changes a registration's state in the epoll set. `known`: the registration probably exists,
+    /// so MOD is tried before ADD. Returns whether it existed.
     fn switch_to(&self, number: i32, interest: Interest, to: Switch, tag: Tag, known: bool) -> Result<bool, Errno> {
         let Some(set) = &self.set else { return Err(Errno::ENOMEM) };
         let events = match to {
@@ -338,7 +340,7 @@ impl PollTable {
         &mut self.numbers[index]
     }
 
-    /// Claims a free slot, with a generation that no pending event names.
+    /// Claims a free slot, and gives it a generation that no pending event names.
     fn claim_slot(&mut self) -> u32 {
         if self.free.is_empty() && self.slots.len() >= self.sweep_at {
             self.sweep();
@@ -369,11 +371,11 @@ impl PollTable {
         (slot.generation == (tag >> 32) as u32 && !matches!(slot.home, Home::Free)).then_some(slot)
     }
 
-    /// Adds a request to the slot that [`PollTable::attach`] returned.
+    /// Adds a request to the slot `tag`, which [`PollTable::attach`] has returned.
     pub fn push(&mut self, tag: Tag, mut request: RequestEntry, purpose: Purpose, slice: TimeSlice) {
         request.place = tag;
         let slot = &mut self.slots[tag as u32 as usize];
-        debug_assert!(tag == tag_of(tag as u32, slot), "attached just now");
+        debug_assert!(tag == tag_of(tag as u32, slot), "the caller has just attached the request to this slot");
         slot.waiters.push_back(Waiter { request, purpose, slice, round: slot.round });
         if slice == TimeSlice::Runnable {
             self.runnable.push_back(tag);
@@ -382,8 +384,8 @@ impl PollTable {
         self.low = self.low.min(tag as u32 as usize);
     }
 
-    /// Begins a round after an event: the requests that wait now are to be called. Returns `false`
-    /// if none waits.
+    /// Begins a round after an event: the requests that wait in the slot now are to be woken.
+    /// Returns `false` if none waits.
     pub fn begin_round(&mut self, tag: Tag) -> bool {
         let Some(slot) = self.slot(tag) else { return false };
         if slot.waiters.is_empty() {
@@ -399,14 +401,15 @@ impl PollTable {
         true
     }
 
-    /// Handles an event of a registered file that no request waits for. The first such event
-    /// switches the registration off. Error and hang-up cannot be switched off, so they are
-    /// reported once more; then the registration reports nothing.
+    /// Handles an event of a registered file for which no request waits. The first such event
+    /// switches the registration off. epoll still reports an error or a hang-up once more, because
+    /// these cannot be masked.
     #[cold]
     fn rest(&mut self, tag: Tag) {
         let Some(slot) = self.slot(tag) else { return };
         let Home::Registered { file, number } = &slot.home else { return };
-        // If the file is gone, the number may mean another file by now, and is left alone.
+        // If the file is gone, the number may name another file by now, whose registration must not
+        // change.
         let (Some(_held), number) = (file.upgrade(), *number) else { return };
         if slot.switch != Switch::Off {
             slot.switch = Switch::Off;
@@ -415,7 +418,7 @@ impl PollTable {
         }
     }
 
-    /// Returns the next request to be called in this round.
+    /// Removes and returns the next request to be woken in this round.
     pub fn next_of_round(&mut self, tag: Tag) -> Option<Waiter> {
         let slot = self.slot(tag)?;
         if slot.waiters.front()?.round == slot.round {
@@ -436,8 +439,8 @@ impl PollTable {
         self.runnable.len()
     }
 
-    /// Takes the request that has been runnable for longest. `None`: there is none, or it is gone.
-    /// The caller calls it and then ends the slot's round.
+    /// Removes and returns the request that has been runnable for longest. `None`: there is none,
+    /// or it is gone. The caller tries the request and then ends the slot's round.
     pub fn begin_slice(&mut self) -> Option<(Tag, Waiter)> {
         let tag = self.runnable.pop_front()?;
         let slot = self.slot(tag)?;
@@ -447,8 +450,9 @@ impl PollTable {
         Some((tag, waiter))
     }
 
-    /// Queues the file of a multishot that has been called among those expected to be ready. If the
-    /// call found `nothing`, the file gets one more try behind all others, and no third.
+    /// Queues the file of a multishot that has just been tried among the files expected to be
+    /// ready. If the try found `nothing`, the file gets one more try, behind all other files, and
+    /// no third.
     #[inline]
     pub fn expect(&mut self, tag: Tag, nothing: bool) {
         let Some(slot) = self.slot(tag) else { return };
@@ -462,14 +466,14 @@ impl PollTable {
         }
     }
 
-    /// Returns whether there are files that may be ready.
+    /// Returns whether there are files that are expected to be ready.
     #[inline]
     pub fn expects(&self) -> bool {
         !self.expected.is_empty()
     }
 
-    /// Takes a multishot whose file may be ready. The caller calls it and then ends the slot's
-    /// round.
+    /// Removes and returns a multishot whose file is expected to be ready. The caller tries the
+    /// request and then ends the slot's round.
     pub fn begin_expected(&mut self) -> Option<(Tag, Waiter)> {
         loop {
             let (tag, time) = self.expected.take()?;
@@ -482,8 +486,8 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the next request to be tried. A system call lies between two tries, which pushes
-    /// the request out of the near caches.
+    /// Prefetches the next request to be tried. The system call of the current try evicts it from
+    /// the near caches.
     #[inline]
     fn prefetch_expected(&self) {
         if let Some(tag) = self.expected.next() {
@@ -491,7 +495,7 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the slot of an event that has come.
+    /// Prefetches the slot that an event names.
     #[inline]
     pub fn prefetch_slot(&self, tag: Tag) {
         if let Some(slot) = self.slots.get(tag as u32 as usize) {
@@ -499,7 +503,7 @@ impl PollTable {
         }
     }
 
-    /// Prefetches the request that is about to be called.
+    /// Prefetches the request that is about to be woken.
     #[inline]
     pub fn prefetch_waiter(&self, tag: Tag) {
         let Some(slot) = self.slots.get(tag as u32 as usize) else { return };
@@ -511,7 +515,8 @@ impl PollTable {
         }
     }
 
-    /// Puts a multishot back that was called in a round, at the position that it had.
+    /// Makes a multishot that was woken in this round wait in its slot again, behind the slot's
+    /// other requests.
     #[inline]
     pub fn waits_on(&mut self, tag: Tag, request: RequestEntry) {
         let index = tag as u32 as usize;
@@ -531,8 +536,8 @@ impl PollTable {
         }
     }
 
-    /// Switches the registration on if requests wait in the slot. Closes the duplicate if none
-    /// waits.
+    /// Adapts a slot after its waiters have changed: switches the registration on if requests wait,
+    /// closes the duplicate if none waits.
     fn after_change(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         if slot.firing || !matches!(slot.home, Home::Duplicate { .. }) {
@@ -544,12 +549,12 @@ impl PollTable {
             slot.switch = Switch::On;
             slot.has_reported = false;
             let (number, interest, tag) = (slot.number(), slot.interest, tag_of(index, slot));
-            // This cannot fail, because only usring deletes the registration.
+            // MOD cannot fail, because only usring deletes the registration.
             let _ = self.switch_to(number, interest, Switch::On, tag, true);
         }
     }
 
-    /// Releases the file of a slot where no request waits any more.
+    /// Releases the file of a slot in which no request waits any more.
     fn close(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         let Home::Duplicate { mut hold, of } = core::mem::replace(&mut slot.home, Home::Free) else { return };
@@ -560,7 +565,8 @@ impl PollTable {
         if !stays && let Some(set) = &self.set {
             let _ = set.delete(hold.descriptor.number());
         }
-        // If a worker still has a share of the hold, the worker closes the file.
+        // If a worker still has a reference to the hold, the file is closed when the worker drops
+        // it.
         if let Some(sole) = Arc::get_mut(&mut hold) {
             sole.descriptor = HeldDescriptor::default();
             self.slots[index as usize].spare = Some(hold);
@@ -568,7 +574,7 @@ impl PollTable {
         self.free.push(index);
     }
 
-    /// Takes out the first request that `matches`.
+    /// Removes and returns the first request for which `matches` returns true.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
         while self.slots.get(self.low).is_some_and(|slot| slot.waiters.is_empty()) {
             self.low += 1;

@@ -1,13 +1,14 @@
-//! The rings of this process that other processes may use, and how processes call each other.
+//! The rings of this process that other processes may use, and how processes wake each other for
+//! them.
 //!
-//! | a process | wakes | by |
+//! | a process that | wakes | by |
 //! |---|---|---|
 //! | begins to use a ring that a waiter leads | the process that made the ring | the wake eventfd of that process's ring watcher |
-//! | has news of a ring: see [`LockedRing::call_other_processes`] | all | the eventfd of `sys::process_number` |
+//! | has news of a ring: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
 //!
-//! The ring watcher of a process that was called looks at that process's rings.
+//! The ring watcher of a woken process then checks that process's rings.
 
-use crate::ring::{LockedRing, Ring, RingState};
+use crate::ring::{LockedRing, Queues, Ring, RingState};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ use usring_sys::process_number;
 
 static RINGS: PerProcess<Mutex<Vec<Weak<Ring>>>> = PerProcess::new();
 
-/// Adds a ring that this process has made, or begins to use.
+/// Adds a ring that this process has made, or is beginning to use.
 pub(crate) fn enlist(ring: &Arc<Ring>) {
     let mut rings = RINGS.get_or_make(Mutex::default).lock();
     if rings.len() == rings.capacity() {
@@ -26,24 +27,24 @@ pub(crate) fn enlist(ring: &Arc<Ring>) {
     rings.push(Arc::downgrade(ring));
 }
 
-/// Returns the shared rings that `is_concerned` accepts.
+/// Returns the shared rings for which `is_concerned` returns true.
 fn shared_rings(is_concerned: impl Fn(&Ring) -> bool) -> Vec<Arc<Ring>> {
     let Some(rings) = RINGS.get() else { return Vec::new() };
     let rings = rings.lock();
     rings.iter().filter_map(Weak::upgrade).filter(|ring| ring.is_shared() && is_concerned(ring)).collect()
 }
 
-/// Wakes the leaders of rings that other processes use: they have to become ordinary sleepers.
-/// Returns the rings that another process has begun to use, and that no driver has looked at since.
-/// Only the ring watcher calls this.
+/// Wakes the leaders of rings that other processes use now: on such a ring there is no leader, so
+/// they have to sleep like other waiters. Returns the shared rings for which this process has not
+/// called [`LockedRing::take_part`] yet. Only the ring watcher calls this function.
 pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
     shared_rings(Ring::has_late_leader).iter().for_each(|ring| ring.wakers.call_watcher());
     shared_rings(|ring| !ring.takes_part.load(Ordering::Relaxed) && !ring.defers_task_work())
 }
 
-/// Returns the rings of which another process has posted news that this process has not heard.
+/// Returns the rings with unseen news: changes by another process that this process has to handle.
 pub(crate) fn with_news() -> Vec<Arc<Ring>> {
-    // On a ring that defers task work, its owner hears of the news in its next call.
+    // The owner of a ring that defers task work handles the news in its next enter(2).
     shared_rings(|ring| ring.has_news() && !ring.defers_task_work())
 }
 
@@ -52,11 +53,28 @@ impl Ring {
         self.control.news() != self.heard_news.load(Ordering::Relaxed)
     }
 
-    /// Takes note of what drivers in other processes have done. Called with the ring's lock held,
-    /// by the first driver in this process after them. That driver looks at the whole ring after
-    /// it has released the lock ([`crate::ring::ReleaseDuty`]).
+    /// Completes what a process has begun that died with the ring's lock. It may have had news, or
+    /// CQEs that it had published, and no time to call other processes.
+    pub(crate) fn mend(&self, state: &mut RingState) {
+        self.journal(state);
+        let Queues { journal, cq, sq, .. } = &mut state.queues;
+        // The next CQEs overwrite those that the dead driver had not published.
+        journal.iter_mut().for_each(|journal| journal.mend(cq, sq.head()));
+        cq.show_overflow();
+        state.notify.published = true;
+        self.control.post_news();
+        process_number::wake_all();
+    }
+
+    /// Applies to this process's state what drivers in other processes have done. Called with the
+    /// ring's lock held, by the first driver of this process after them. That driver then runs all
+    /// that is due on the ring, after it has released the lock ([`crate::ring::ReleaseDuty`]).
     pub(crate) fn hear_of_others(&self, state: &mut RingState) {
         state.waiting.timeouts.note_ended_of_all(self.control.timeouts_ended());
+        state.queues.drain.follow(self.control.is_draining(), self.control.refuses_drains());
+        if self.control.is_polled() {
+            self.readiness.watch_for_others();
+        }
         if self.has_news() {
             self.heard_news.store(self.control.news(), Ordering::Relaxed);
             self.listen_for_cqes(state);
@@ -72,11 +90,11 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Has all other processes of a shared ring look at it soon. In each of them, the next thread
-    /// that gets the ring's lock hears of the news first. The ring watcher comes if no other thread
-    /// does ([`crate::driving::ring_watcher`]).
+    /// Posts news of a shared ring: each other process drives the ring once, soon. There, the next
+    /// thread that gets the ring's lock sees the news. If no other thread does, the ring watcher
+    /// takes the lock ([`crate::driving::ring_watcher`]).
     ///
-    /// For rare events: all processes are woken, whichever of them the news concerns.
+    /// Only for rare events: all processes are woken, whether or not the news concerns them.
     #[cold]
     pub fn call_other_processes(&mut self) {
         let news = self.ring.control.post_news();
@@ -84,7 +102,7 @@ impl LockedRing<'_> {
         process_number::wake_all();
     }
 
-    /// Calls the processes that listen for CQEs of a shared ring. The caller has published CQEs.
+    /// Wakes the processes that listen for CQEs of a shared ring. The caller has published CQEs.
     pub fn call_cqe_listeners(&mut self) {
         if self.ring.control.take_cqe_listeners(self.ring.process_number()) {
             self.call_other_processes();
@@ -92,12 +110,14 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Has this process hear of CQEs of other processes, if it needs that.
+    /// Has this process be woken for CQEs that other processes publish, if one of its timeouts
+    /// counts completions.
     pub fn listen_for_cqes(&mut self) {
         self.ring.listen_for_cqes(self);
     }
 
-    /// Lets this process take part in the sharing of a shared ring, if it does not yet.
+    /// Prepares this process for a ring that other processes use. Only the first call for a ring
+    /// has an effect.
     pub fn take_part(&mut self) {
         if self.ring.takes_part.swap(true, Ordering::Relaxed) {
             return;
@@ -105,10 +125,11 @@ impl LockedRing<'_> {
         self.listen_for_cqes();
         if !self.ring.is_adopted() {
             self.ring.control.note_maker();
+            self.begin_shared_drains();
         }
     }
 
-    /// Counts a timeout that has ended by time or count.
+    /// Counts a TIMEOUT that has expired or has reached its number of completions.
     pub fn count_ended_timeout(&mut self) {
         let of_all = self.ring.is_shared().then(|| self.ring.control.count_ended_timeout());
         self.waiting.timeouts.count_ended(of_all);

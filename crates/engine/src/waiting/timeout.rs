@@ -1,5 +1,5 @@
-//! Requests that wait for time: TIMEOUT, LINK_TIMEOUT, and the deadline by which a waiter has to be
-//! awake.
+//! Requests that wait for a time: TIMEOUT and LINK_TIMEOUT. A sleeping waiter has to wake for the
+//! earliest of them.
 
 use crate::request::conditions::{Deadline, RequestId};
 use crate::request::operation::Operation;
@@ -13,11 +13,11 @@ use usring_uapi::io_uring as abi;
 pub(crate) struct Timer {
     pub request: RequestEntry,
     pub deadline: Deadline,
-    /// The timer ends early when this many completions have been counted; `None`: it counts none.
+    /// Number of counted completions at which the timer ends early; `None`: the timer counts none.
     completes_at: Option<i64>,
 }
 
-/// Key of a timer: its time, then the order of arming.
+/// Key of a timer: its time, then the request's id, so that timers of equal times have an order.
 type TimerKey = (Nanoseconds, RequestId);
 
 pub(crate) const CLOCKS: [Clock; 3] = [Clock::Monotonic, Clock::Realtime, Clock::Boottime];
@@ -26,19 +26,20 @@ pub(crate) const CLOCKS: [Clock; 3] = [Clock::Monotonic, Clock::Realtime, Clock:
 #[derive(Default)]
 pub(crate) struct Timeouts {
     by_clock: [BTreeMap<TimerKey, Timer>; 3],
-    /// Timers that also count completions.
+    /// Number of timers that also count completions.
     counting: u32,
-    /// Completions counted so far, and the CQ's tail up to which they are counted.
+    /// Number of completions counted so far.
     completions: i64,
+    /// The CQ's tail up to which completions were counted.
     counted_to: u32,
-    /// The CQ's tail just before the present batch of requests was issued.
+    /// The CQ's tail just before the current batch of requests was issued.
     batch_began_at: u32,
-    /// Number of TIMEOUTs that ended by time or count. Each ends a wait, however many completions
-    /// the wait still needs (the kernel's `cq_timeouts`).
+    /// Number of TIMEOUTs that have expired or reached their count. Each ends a wait, even if the
+    /// wait still needs completions (the kernel's `cq_timeouts`).
     pub ended: i64,
-    /// The shared count of all processes, as far as it is in `ended`.
+    /// The value of the processes' shared count that is already contained in `ended`.
     ended_of_all: u32,
-    /// A TIMEOUT has ended since sleepers were last woken.
+    /// Whether a TIMEOUT has ended since sleepers were last woken.
     pub just_ended: bool,
 }
 
@@ -60,8 +61,8 @@ impl Timeouts {
         !self.by_clock[clock_index(clock)].is_empty()
     }
 
-    /// Counts a TIMEOUT that has ended. `of_all`: the count of all processes since, on a shared
-    /// ring.
+    /// Counts a TIMEOUT that has expired or reached its count. `of_all`: the new count of all
+    /// processes, on a shared ring.
     pub fn count_ended(&mut self, of_all: Option<u32>) {
         match of_all {
             Some(of_all) => self.note_ended_of_all(of_all),
@@ -70,7 +71,8 @@ impl Timeouts {
         self.just_ended = true;
     }
 
-    /// Adds the TIMEOUTs that have ended in other processes. `of_all`: the count of all processes.
+    /// Adds the TIMEOUTs of other processes that have ended since the last call. `of_all`: the
+    /// count of all processes.
     pub fn note_ended_of_all(&mut self, of_all: u32) {
         self.ended += i64::from(of_all.wrapping_sub(self.ended_of_all));
         self.ended_of_all = of_all;
@@ -81,7 +83,7 @@ impl Timeouts {
         self.counting != 0
     }
 
-    /// Returns whether a timer counts completions, and the CQ has new ones.
+    /// Returns whether a timer counts completions, and the CQ has CQEs that were not counted yet.
     #[inline(always)]
     pub fn has_counted(&self, tail: u32) -> bool {
         self.counting != 0 && self.counted_to != tail
@@ -96,8 +98,8 @@ impl Timeouts {
         spans.min()
     }
 
-    /// Returns when the next timer is due, on the monotonic clock; `None`: no timer is armed. Reads
-    /// no clock if all timers use the monotonic one.
+    /// Returns the time at which the next timer is due, on the monotonic clock; `None`: no timer is
+    /// armed. Reads no clock if all timers use the monotonic one.
     pub fn next_due(&self) -> Option<Nanoseconds> {
         let due = CLOCKS.iter().filter_map(|&clock| {
             let (&(at, _), _) = self.by_clock[clock_index(clock)].first_key_value()?;
@@ -109,9 +111,10 @@ impl Timeouts {
         due.min()
     }
 
-    /// Counts the CQEs up to this tail of the CQ; returns their number less the timeouts that have
-    /// ended by themselves. Timeouts with a count use this number. (A timeout that is removed or
-    /// refused counts like any other request, and so does a tag.)
+    /// Counts the CQEs up to this tail of the CQ. Returns the number of CQEs so far, less the
+    /// TIMEOUTs that have expired or reached their count. Counting timeouts use this number. (A
+    /// TIMEOUT that is removed or refused counts like any other request, and so does the CQE of a
+    /// tag.)
     pub fn count_to(&mut self, tail: u32) -> i64 {
         self.completions += i64::from(tail.wrapping_sub(self.counted_to) as i32);
         self.counted_to = tail;
@@ -137,26 +140,31 @@ impl Timeouts {
             .find_map(|(index, timers)| timers.iter().find(|(_, timer)| matches(timer)).map(|(key, _)| (index, *key)))
     }
 
-    /// Takes out the first TIMEOUT that `matches`; `None`: there is none. A LINK_TIMEOUT goes with
-    /// the request that it watches and is never taken by itself.
+    /// Removes and returns the first TIMEOUT for which `matches` returns true. Skips LINK_TIMEOUTs:
+    /// a LINK_TIMEOUT ends only with the request that it watches.
     pub fn extract(&mut self, mut matches: impl FnMut(&Request) -> bool) -> Option<RequestEntry> {
-        let (index, key) = self.find(|timer| timer.deadline.watches.is_none() && matches(&timer.request))?;
+        let may_end = |timer: &Timer| timer.deadline.watches.is_none() && !timer.request.is_leaving();
+        let (index, key) = self.find(|timer| may_end(timer) && matches(&timer.request))?;
         self.remove(index, key).map(|timer| timer.request)
     }
 
-    /// Gives the timeout with this user data a new deadline (TIMEOUT_UPDATE; `linked`: searches the
-    /// LINK_TIMEOUTs).
+    /// Sets a new deadline for the timeout with this user data (TIMEOUT_UPDATE). `linked`: searches
+    /// the LINK_TIMEOUTs instead.
     ///
-    /// Error: `ENOENT` if there is none.
+    /// Error: `ENOENT` if there is no such timeout.
     pub fn update(&mut self, user_data: u64, linked: bool, absolute: bool, time: Nanoseconds) -> Result<(), Errno> {
         let (index, key) = self
-            .find(|timer| timer.request.sqe.user_data == user_data && timer.deadline.watches.is_some() == linked)
+            .find(|timer| {
+                let is_it = timer.request.sqe.user_data == user_data && !timer.request.is_delayed();
+                is_it && timer.deadline.watches.is_some() == linked
+            })
             .ok_or(Errno::ENOENT)?;
         let Some(timer) = self.remove(index, key) else { return Err(Errno::ENOENT) };
         let at = if absolute { time } else { timer.deadline.clock.now().saturating_add(time) };
         let mut deadline = Deadline { at, ..timer.deadline };
         if deadline.repeat_every != 0 {
-            // The timeout goes on with the new span and no longer counts its repeats.
+            // The timeout continues with the new interval, and its number of repeats is no longer
+            // limited.
             deadline.repeats = 0;
             if !absolute {
                 deadline.repeat_every = time.max(1);
@@ -172,8 +180,8 @@ impl Timeouts {
         if key.0 <= now { self.remove(index, key) } else { None }
     }
 
-    /// Takes out a timer whose count has been reached, the one with the smallest count first.
-    /// `completions`: the number from [`Timeouts::count_to`].
+    /// Removes and returns a timer whose count has been reached, the one with the smallest count
+    /// first. `completions`: the result of [`Timeouts::count_to`].
     pub fn pop_counted(&mut self, completions: i64) -> Option<Timer> {
         let counts = self.by_clock.iter().enumerate().flat_map(|(index, timers)| {
             let reached = timers.iter().filter_map(|(key, timer)| Some((timer.completes_at?, *key)));
@@ -183,14 +191,15 @@ impl Timeouts {
         self.remove(index, key)
     }
 
-    /// Begins a batch of issues at this tail of the CQ. A counting timeout in the batch counts the
-    /// completions of all requests of the batch.
+    /// Begins a batch of requests to issue, at this tail of the CQ. A counting timeout in the batch
+    /// counts the completions of all requests of the batch.
     #[inline]
     pub fn begin_batch(&mut self, tail: u32) {
         self.batch_began_at = tail;
     }
 
-    /// Arms a TIMEOUT. Its count begins at the CQ's tail before its own batch.
+    /// Arms a TIMEOUT. If it counts completions, its count begins at the CQ's tail before its own
+    /// batch.
     pub fn arm(&mut self, request: RequestEntry) {
         let Operation::Timeout(deadline) = request.operation else { unreachable!("only a timeout waits for time") };
         let completes_at = (deadline.completions != 0).then(|| {
@@ -200,7 +209,7 @@ impl Timeouts {
         self.insert(request, deadline, completes_at);
     }
 
-    /// Arms the LINK_TIMEOUT behind a request that is about to wait.
+    /// Arms the LINK_TIMEOUT that follows a request in its chain. The request is about to wait.
     pub fn arm_link_timeout(&mut self, request: &mut Request) {
         if !request.link.as_ref().is_some_and(|next| next.is_link_timeout()) {
             return;
@@ -213,29 +222,29 @@ impl Timeouts {
         self.insert(watcher, deadline, None);
     }
 
-    /// Takes the requests of all armed timers, for a ring that goes away.
+    /// Removes all timers and returns their requests, for a ring that goes away.
     pub fn take_all(&mut self) -> Vec<RequestEntry> {
         let timers_by_clock = core::mem::take(&mut self.by_clock);
         self.counting = 0;
         timers_by_clock.into_iter().flat_map(BTreeMap::into_values).map(|timer| timer.request).collect()
     }
 
-    /// Takes the timer with this id; `None`: it is not armed.
+    /// Removes the timer with this id and returns its request; `None`: it is not armed.
     pub fn take(&mut self, id: RequestId) -> Option<RequestEntry> {
         let (index, key) = self.find(|timer| timer.request.id == id)?;
         self.remove(index, key).map(|timer| timer.request)
     }
 }
 
-/// Returns the deadline of a LINK_TIMEOUT whose span counts from now; `None`: the request is no
-/// LINK_TIMEOUT.
+/// Returns the deadline of a LINK_TIMEOUT, with a relative time counted from now; `None`: the
+/// request is no LINK_TIMEOUT.
 fn link_deadline(request: &Request) -> Option<Deadline> {
     let Operation::LinkTimeout(deadline) = request.operation else { return None };
     Some(Deadline { at: point(request.sqe.op_flags, deadline.clock, deadline.at), ..deadline })
 }
 
-/// Returns the point in time that a span or an absolute time means. A span counts from now, so its
-/// end is fixed when the timeout is issued.
+/// Returns the absolute time of a timeout. Without `IORING_TIMEOUT_ABS`, `span` counts from now, so
+/// the time is fixed when the timeout is issued.
 pub(crate) fn point(flags: u32, clock: Clock, span: Nanoseconds) -> Nanoseconds {
     if flags & abi::IORING_TIMEOUT_ABS != 0 { span } else { clock.now().saturating_add(span) }
 }

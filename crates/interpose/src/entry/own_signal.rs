@@ -1,6 +1,7 @@
 //! Handles the three signals that belong to usring in the kernel:
-//! - SIGSYS: a trapped call, or a request to a worker;
-//! - SIGSEGV and SIGBUS: a fault in one of usring's copies.
+//! - SIGSYS: a trapped call, or a signal of usring's to one of its own threads;
+//! - SIGSEGV and SIGBUS: a fault while usring copies from or to the program's memory, or at a call
+//!   site that is being rewritten.
 //!
 //! If a signal has any other cause, the program's handler runs, or the signal has its default
 //! effect.
@@ -72,7 +73,7 @@ global_asm!(
     ".cfi_def_cfa_offset 8",
     "test rcx, rcx",
     "jz 3f",
-    "xor r9d, r9d", // the mark must not reach the handler
+    "xor r9d, r9d", // PASS_MARK must not reach the handler
     "xor eax, eax",
     "jmp usring_run_handler",
     "3:",
@@ -174,8 +175,9 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
     true
 }
 
-/// Makes the program's call here, in the handler. glibc changes the credentials of all threads by a
-/// signal to each, which may find a thread in the engine. No entry point may be entered from there.
+/// Makes a program's call that changes credentials here, in the handler. glibc makes it in every
+/// thread, by a signal that may find a thread in the engine. From there no entry point may be
+/// entered.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [context::RDI, context::RSI, context::RDX].map(|register| *arrival.word(register));
     *arrival.word(context::RAX) = match process::caller() {
@@ -223,9 +225,9 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
 }
 
 /// Puts off a signal that found its thread in the engine. `false`: it found the thread elsewhere,
-/// or no slot is free. Its handler then runs now.
+/// or all slots for put-off signals are in use. Its handler then runs now.
 fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
-    // SAFETY: the context is the kernel's.
+    // SAFETY: the context is that of a signal frame of the kernel's.
     let found = unsafe { wrapper::interrupted_by(arrival.context) };
     let mut interrupted = Arrival { information: arrival.information, context: found };
     let mask = *interrupted.word(context::MASK);
@@ -241,8 +243,8 @@ fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     true
 }
 
-/// Takes the default action, which for all three signals is to kill with a core dump. If an
-/// instruction raised the signal, it raises it again; other signals are sent again.
+/// Takes the default action, which for all three signals is to kill with a core dump. An
+/// instruction that raised the signal raises it again. A signal of any other cause is sent again.
 fn die(arrival: &mut Arrival, signal: u32) {
     let _ = table::kernel_exchange(signal, Some(&Action::default()));
     *arrival.word(context::MASK) &= !set_of(signal);

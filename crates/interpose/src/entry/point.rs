@@ -12,17 +12,15 @@
 //! lock is held there, and a handler may leave the frames by `siglongjmp` or unwind them (hence the
 //! CFI). So an entry point calls engine code only to run it to its end.
 //!
-//! # The exit
-//! Every call leaves through `usring_run_call`, which reads the counter of put-off signals. If this
-//! thread has one, it is delivered here (`settle`). To the program, its handler runs during its
-//! call, before the call returns.
+//! # The exit Every call leaves through `usring_run_call`, which reads the counter of put-off
+//! signals. If a signal was put off for this thread, it is delivered here (`settle`). To the
+//! program, the signal's handler runs during the call, before the call returns.
 
 use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
 use crate::entry::patch;
 use crate::process::stacks;
 use crate::runtime::assembler::load_mmap;
-use crate::swap::guard;
 use core::arch::global_asm;
 use core::mem::offset_of;
 use usring_sys::signals::DEFERRED;
@@ -48,8 +46,8 @@ fn serve_other(call: &mut Call) -> Outcome {
 const XMM_SIZE: usize = 16 * 16;
 const FRAME: usize = CALL_SIZE + XMM_SIZE;
 
-/// Makes the call in `Call::forward`; rbx points to the [`Call`]. Afterwards r9 is 0: it may have
-/// held the mark, and libc's next call may not set it.
+/// Makes the call in `Call::forward`; rbx points to the [`Call`]. Afterwards clears r9. It may hold
+/// PASS_MARK, which libc's next call must not carry if that call does not set r9.
 macro_rules! make_forwarded_call {
     () => {
         concat!(
@@ -126,7 +124,7 @@ global_asm!(
     deferred = sym DEFERRED,
     again = const Outcome::AGAIN,
     pinned = const Outcome::PINNED,
-    after = sym guard::after,
+    after = sym dispatch::after,
     forward = const offset_of!(Call, forward),
     answer = const offset_of!(Call, outcome),
 );
@@ -218,7 +216,8 @@ macro_rules! enter {
     };
 }
 
-/// The two entrances of an entry point, and its frame.
+/// Begins an entry point: `$trap` is entered after a trap, `$patch` from a patched call site. Makes
+/// the frame.
 macro_rules! entrance {
     ($trap:literal, $patch:literal) => {
         concat!(
@@ -267,7 +266,7 @@ macro_rules! leave {
     ($last:literal) => {
         concat!(
             "mov rax, [rbp - 16]\n",
-            // al is 1 after an overflow: 1 + 127 overflows.
+            // Restores the overflow flag: al is 1 if it was set, and 1 + 127 overflows.
             "add al, 127\n",
             "sahf\n",
             "mov rax, [rbp - 8]\n",
@@ -301,16 +300,16 @@ global_asm!(
     trapped = const offset_of!(Call, trapped),
 );
 
-// Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's,
-// unless this thread is on it already. The latter happens if a handler has interrupted usring's
-// exit.
+// Entry points for programs with small stacks (see `stacks`). The call runs on a stack of usring's.
+// If a handler has interrupted usring's exit, this thread is on that stack already, and the call
+// runs on the current stack.
 global_asm!(
     entrance!("usring_trap_entry_aside", "usring_patched_entry_aside"),
     "push rdi",
     "push rsi",
     "push rdx",
     "push r11",
-    // This thread's row: rsi.
+    // Finds this thread's row of the table. rsi becomes the row's address.
     "mov rax, fs:[0]",
     "mov rdx, {golden}",
     "imul rdx, rax",
@@ -337,7 +336,7 @@ global_asm!(
     "lock cmpxchg [rsi], rdx",
     "mov rax, rdx",
     "jne 3b",
-    // A row without a stack: map one.
+    // Maps a stack, if the row has none yet.
     "5:",
     "mov rax, [rsi + 8]",
     "test rax, rax",
@@ -371,8 +370,9 @@ global_asm!(
     "push rax",
     "push rax",
     run!(),
-    // Of the two words above the frame at least one is unmoved: the frame was rounded down by less
-    // than sixteen bytes.
+    // The frame lies directly below the pushed words, because its size and the stack's top are
+    // multiples of 16. The load makes r11 the address of the word that says whether the stack is in
+    // use.
     "mov r11, [rsp + {frame}]",
     leave!("mov dword ptr [r11], 0\n"),
     ".cfi_endproc",

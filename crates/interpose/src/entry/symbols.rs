@@ -10,21 +10,23 @@
 
 use crate::call::{CALL_SIZE, Call};
 use crate::entry::{fork_symbols, limit_symbols, stack_symbol};
+use crate::faults;
 use crate::files::descriptors::{self, LOW_ALIASES, UNWATCHED};
 use crate::files::{device_calls, devices};
+use crate::filter;
 use crate::process;
 use crate::runtime::assembler::{begin_frame, settle};
 use crate::runtime::libc::{self, BOUND};
 use core::arch::{global_asm, naked_asm};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use usring_engine::readiness::SIGNALLED;
+use usring_engine::readiness::POLLED;
 use usring_sys::descriptor::{self, RESERVED_BASE};
 use usring_sys::signals::DEFERRED;
 use usring_sys::{UserAddress, own_numbers, user_memory};
 use usring_uapi::general as linux;
 
-/// Whether usring is ready; the symbols take calls from then on.
+/// 1 once usring is ready. Before that, `syscall` leads all calls to the kernel.
 pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
 /// How many numbers, from the reserved base on, may be rings. The symbols compare it with an
@@ -42,7 +44,7 @@ global_asm!(
     ".type usring_symbol_call,@function",
     ".type usring_symbol_sleep,@function",
     ".type usring_symbol_answer,@function",
-    // A call that may concern a ring.
+    // usring_symbol_call: serves a call that may concern a ring or a device.
     ".p2align 4",
     "usring_symbol_call:",
     ".cfi_startproc",
@@ -74,7 +76,8 @@ global_asm!(
     ".cfi_def_cfa rsp, 8",
     "jmp [r11]",
     ".cfi_endproc",
-    // A call that sleeps until a descriptor is ready.
+    // usring_symbol_sleep: prepares a call that sleeps until a descriptor is ready, and continues
+    // in libc's function.
     ".p2align 4",
     "usring_symbol_sleep:",
     ".cfi_startproc",
@@ -103,8 +106,8 @@ global_asm!(
     "lea rdi, [rsp + 8]",
     "ret",
     ".cfi_endproc",
-    // Converts the kernel's answer in rax to C's convention. Clears r9, which may hold the mark: it
-    // would let the program's next call pass the filter.
+    // usring_symbol_answer: converts the kernel's answer in rax to C's convention. Clears r9,
+    // because PASS_MARK in r9 would let the program's next call pass the filter.
     ".p2align 4",
     "usring_symbol_answer:",
     ".cfi_startproc",
@@ -140,8 +143,8 @@ global_asm!(
     bound = sym BOUND,
 );
 
-/// Defines a symbol of libc. `$register` holds its descriptor, and `$second` another one, if the
-/// function has two. Both are 32-bit registers.
+/// Defines a libc function that takes a descriptor in `$register`, and perhaps another one in
+/// `$second`. Only the lower 32 bits of these registers count.
 macro_rules! with_descriptor {
     ($real:ident, $fallback:ident, $number:expr, $register:literal, $second:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -175,7 +178,7 @@ macro_rules! with_descriptor {
                     base = const RESERVED_BASE,
                     reserved = const RESERVED,
                     low_aliases = sym LOW_ALIASES,
-                    exist = sym devices::EXIST,
+                    exist = sym filter::SYMBOLS_CHECK,
                     real = sym $real,
                     fallback = sym $fallback,
                     number = const $number,
@@ -187,7 +190,8 @@ macro_rules! with_descriptor {
     };
 }
 
-/// Defines a symbol that concerns usring only if the run has devices. Then each call is checked.
+/// Defines a libc function whose calls concern usring only if the run has devices. Then each call
+/// is checked.
 macro_rules! with_devices {
     ($real:ident, $fallback:ident, $number:expr, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -208,7 +212,7 @@ macro_rules! with_devices {
                     "lea r11, [rip + {real}]",
                     "mov eax, {number}",
                     "jmp usring_symbol_call",
-                    exist = sym devices::EXIST,
+                    exist = sym filter::SYMBOLS_CHECK,
                     real = sym $real,
                     fallback = sym $fallback,
                     number = const $number,
@@ -220,7 +224,8 @@ macro_rules! with_devices {
     };
 }
 
-/// Defines a symbol of the poll family.
+/// Defines a symbol of libc that sleeps until a descriptor is ready. `$adjust` sets the argument
+/// that only the system call has.
 macro_rules! sleeping {
     ($real:ident, $fallback:ident, $number:expr, $adjust:literal, $($name:ident)*) => {
         static $real: AtomicUsize = AtomicUsize::new(0);
@@ -234,7 +239,7 @@ macro_rules! sleeping {
                 naked_asm!(
                     "cmp qword ptr [rip + {real}], 0",
                     "je {fallback}",
-                    "cmp dword ptr [rip + {signalled}], 0",
+                    "cmp dword ptr [rip + {polled}], 0",
                     "jne 2f",
                     "cmp dword ptr [rip + {unwatched}], 0",
                     "jne 2f",
@@ -245,7 +250,7 @@ macro_rules! sleeping {
                     "jmp usring_symbol_sleep",
                     real = sym $real,
                     fallback = sym $fallback,
-                    signalled = sym SIGNALLED,
+                    polled = sym POLLED,
                     unwatched = sym UNWATCHED,
                     number = const $number,
                 )
@@ -256,8 +261,8 @@ macro_rules! sleeping {
     };
 }
 
-/// Defines the system call without libc. It is used before the constructor has found libc's
-/// function, and if libc has no such function.
+/// Defines a function that makes the system call without libc. It is used before the constructor
+/// has found libc's function, and if libc has no such function.
 macro_rules! raw {
     ($name:ident, $number:expr, $adjust:literal) => {
         #[unsafe(naked)]
@@ -359,7 +364,7 @@ pub unsafe extern "C" fn syscall() {
         "2:",
         ".cfi_restore rbp",
         ".cfi_def_cfa rsp, 8",
-        "mov eax, [rip + {signalled}]",
+        "mov eax, [rip + {polled}]",
         "or eax, [rip + {unwatched}]",
         "jnz usring_symbol_number",
         "jmp usring_symbol_libc",
@@ -372,13 +377,13 @@ pub unsafe extern "C" fn syscall() {
         open = sym OPEN,
         size = const CALL_SIZE,
         trapped = const offset_of!(Call, trapped),
-        signalled = sym SIGNALLED,
+        polled = sym POLLED,
         unwatched = sym UNWATCHED,
     )
 }
 
-// A call by its number, with the arguments of `syscall`, which may poll a ring. Then the jump to
-// libc's function, or the system call itself.
+// usring_symbol_number: prepares a call through `syscall` that may poll a ring. usring_symbol_libc:
+// jumps to libc's function, or makes the system call if libc's function is not found.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_symbol_number, usring_symbol_libc",
@@ -430,7 +435,7 @@ global_asm!(
     real = sym REAL_SYSCALL,
 );
 
-/// Finds the real functions behind these symbols.
+/// Finds libc's own functions behind these symbols.
 pub fn resolve() {
     let functions = [
         (c"syscall", &REAL_SYSCALL),
@@ -479,7 +484,8 @@ pub fn libc_writev() -> Option<usize> {
 
 /// Returns whether usring has to answer a call that came by a symbol. If not, libc does.
 extern "C" fn concerns(call: &Call) -> u64 {
-    // In a child, this disowns what the child has inherited before it makes objects of its own.
+    // In a forked child, this call disowns what the child has inherited, before the child makes
+    // objects of its own.
     process::current();
     let is_ours = |number: u64| {
         let number = number as i32;
@@ -495,10 +501,10 @@ extern "C" fn concerns(call: &Call) -> u64 {
         linux::__NR_getrlimit | linux::__NR_setrlimit | linux::__NR_prlimit64 => true,
         _ => devices::is_device(first as i32),
     };
-    u64::from(ours)
+    u64::from(ours || faults::is_for_symbols(call.number as u32))
 }
 
-/// Prepares a call that came by libc's `syscall`, which may be a call that polls.
+/// Prepares a call through libc's `syscall`, if that call polls.
 extern "C" fn before_call(call: &Call) {
     match call.number as u32 {
         linux::__NR_poll

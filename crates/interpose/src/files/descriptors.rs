@@ -4,7 +4,7 @@
 //! closes, duplicates or maps it. The table maps a number to its ring. A look-up takes no lock and
 //! no locked instruction ([`usring_sys::hazard`]); a change takes the lock `descriptors`.
 //!
-//! A ring is closed when its last number is gone and no thread is inside any more, like a file.
+//! Like a file, a ring is closed when its last number is closed and no thread uses it any more.
 //!
 //! A forked child inherits the table with its parent's entries, and marks them ([`disown`]). A ring
 //! that the child does not use costs it nothing else. The first call on such a ring makes the
@@ -22,21 +22,22 @@ use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, eventfd, hazard};
 
-/// Mark of an entry that is the parent's: the address of its `File`, in the child's copy of memory.
-/// No thread of the child owns or frees that copy.
+/// Bit that marks the entry of an inherited ring. The entry is the address of the parent's `File`,
+/// in the child's copy of memory. No thread of the child owns or frees that copy.
 const INHERITED: usize = 1;
 
-/// Each entry is 0, an `Arc<File>` from `into_raw`, or a parent's with the mark `INHERITED`.
+/// Each entry is 0, an `Arc<File>` from `into_raw`, or a parent's `File` with the bit `INHERITED`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
-/// One more than the highest number that was ever a ring.
+/// The highest number that was ever a ring's, plus 1.
 static END: AtomicI32 = AtomicI32::new(0);
 
-/// Number of rings with a number below the reserved range, made by dup2. If there are any, calls of
-/// libc's symbols check every number.
+/// Number of aliases of rings below the reserved range, made by dup2(2). While there are any, the
+/// entry points of libc's symbols check every number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
-/// Number of rings that no call was seen to poll yet, and of inherited entries.
+/// Number of rings that the program has not polled yet in a call that usring sees, plus inherited
+/// entries.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 
 /// The open file, in the kernel's terms: a ring, shared by its descriptors and registrations.
@@ -44,13 +45,13 @@ pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
 pub struct File {
     pub ring: Arc<Ring>,
     watched: AtomicBool,
-    /// Held by the thread that begins to watch the ring's descriptor, so that only one does.
+    /// Held while a thread begins to watch the ring's descriptor, so that only one thread does.
     beginning: Mutex<()>,
-    /// The eventfd's id, once it is needed to recognise the file; else 0.
+    /// The eventfd's id of [`eventfd_id`], set when the file gets a low alias; else 0.
     identity: AtomicU64,
 }
 
-/// The file behind a number.
+/// Result of looking a descriptor number up.
 pub enum Found<T> {
     Ring(T),
     /// A ring of the parent process that cannot be used here, for this reason.
@@ -66,22 +67,14 @@ impl File {
     }
 
     /// Notes that the program polls the descriptor `number`. From now on the descriptor is readable
-    /// when the kernel's would be.
+    /// when the kernel's ring descriptor would be.
     pub fn watch(&self, number: i32) {
         self.ring.is_polled_as(number);
         let one_at_a_time = self.beginning.lock();
         if self.watched.load(Ordering::Relaxed) {
             return;
         }
-        // Uses a private number: the program's may be closed and reused at any moment, while an
-        // alias keeps the ring alive.
-        if let Ok(private) = descriptor::duplicate_private(number) {
-            // A number leaves the table before it is closed. If the ring is still in the table, the
-            // number belonged to it when it was duplicated.
-            let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
-            if stands != Some(&raw const *self as usize) {
-                return;
-            }
+        if let Some(private) = self.duplicate(number) {
             eventfd::drain(private.number());
             self.ring.attach_descriptor(Arc::new(private));
             self.watched.store(true, Ordering::Relaxed);
@@ -91,11 +84,23 @@ impl File {
         }
     }
 
+    /// Duplicates the ring's descriptor `number` to a private number: the program may close and
+    /// reuse its own at any moment, while an alias keeps the ring alive. `None`: that has happened,
+    /// or no number is left.
+    fn duplicate(&self, number: i32) -> Option<OwnedDescriptor> {
+        let private = descriptor::duplicate_private(number).ok()?;
+        // A number leaves the table before it is closed. If the ring is still in the table, the
+        // number belonged to it when it was duplicated.
+        let stands = entry(number).map(|entry| entry.load(Ordering::Acquire));
+        (stands == Some(&raw const *self as usize)).then_some(private)
+    }
+
     pub fn is_watched(&self) -> bool {
         self.watched.load(Ordering::Relaxed)
     }
 
-    /// Stores the eventfd's id, by which a low alias is recognised.
+    /// Stores the eventfd's id, by which a number below the reserved range is recognised as the
+    /// ring's.
     fn identify(&self, number: i32) {
         self.identity.store(eventfd_id(None, number).unwrap_or(0), Ordering::Relaxed);
     }
@@ -114,7 +119,7 @@ fn entry(number: i32) -> Option<&'static AtomicUsize> {
     TABLE.get(number as usize)
 }
 
-/// A ring's file in use: it lives at least as long as this value.
+/// A ring's file in use: the file lives at least as long as this value.
 pub struct Using {
     file: ManuallyDrop<Arc<File>>,
     /// The hazard pointer that keeps the table's reference alive. `None`: this value owns a
@@ -135,13 +140,14 @@ impl Drop for Using {
     #[inline(always)]
     fn drop(&mut self) {
         if self.held.is_none() {
-            // SAFETY: this value owns the reference, and does not use it again.
+            // SAFETY: without a hazard pointer, this value owns the reference and does not use it
+            // again.
             unsafe { ManuallyDrop::drop(&mut self.file) };
         }
     }
 }
 
-/// Returns the ring's file behind `number`.
+/// Returns the file of the ring behind `number`.
 #[inline(always)]
 pub fn find(number: i32) -> Found<Using> {
     let Some(entry) = entry(number) else { return Found::Other };
@@ -156,14 +162,14 @@ pub fn find(number: i32) -> Found<Using> {
         drop(held);
         return find_with_lock(number, entry);
     }
-    // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does not drop
-    // it while `held` lives.
+    // SAFETY: the pointer comes from `Arc::into_raw`. A thread that takes it out of the table does
+    // not drop it while `held` lives.
     let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) });
     checked(Using { file, held }, number)
 }
 
-/// Returns the ring's file behind `number`, for a thread without a hazard pointer or an entry that
-/// is the parent's.
+/// Returns the file of the ring behind `number`, under the lock `descriptors`: for a thread without
+/// a hazard pointer, or for an inherited entry.
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
@@ -174,7 +180,7 @@ fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
     }
 }
 
-/// Returns a new counted reference to the file of this table entry.
+/// Returns a counted reference to the file of a table entry, under the lock `descriptors`.
 fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     if entry.load(Ordering::Relaxed) == 0 {
         return Found::Other;
@@ -183,7 +189,8 @@ fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     match entry.load(Ordering::Acquire) {
         0 => Found::Other,
         object if object & INHERITED != 0 => adopt(object).map_or_else(Found::Inherited, Found::Ring),
-        // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
+        // SAFETY: the pointer comes from `Arc::into_raw`, and stays in the table while the lock is
+        // held.
         object => Found::Ring(Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
     }
 }
@@ -192,7 +199,7 @@ fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
 /// The caller holds the lock `descriptors`.
 #[cold]
 fn adopt(object: usize) -> Result<Arc<File>, Errno> {
-    // SAFETY: 1. The parent's entry came from `Arc::into_raw`. 2. This process has a copy of the
+    // SAFETY: 1. The parent's entry comes from `Arc::into_raw`. 2. This process has a copy of the
     // file as it was at the fork, which nothing frees. 3. Only parts that never change are read.
     let inherited = ManuallyDrop::new(unsafe { Arc::from_raw((object & !INHERITED) as *const File) });
     let file = File::new(Ring::adopt(&inherited.ring)?);
@@ -208,8 +215,8 @@ fn adopt(object: usize) -> Result<Arc<File>, Errno> {
     Ok(file)
 }
 
-/// Checks a number below the reserved range: the program may have closed it unseen and opened
-/// another file by it.
+/// Returns `using` if the number still stands for that ring. The program may have closed a number
+/// below the reserved range unseen, and opened another file by it.
 #[inline(always)]
 fn checked(using: Using, number: i32) -> Found<Using> {
     if number < RESERVED_BASE && !is_still(&using, number) {
@@ -220,7 +227,7 @@ fn checked(using: Using, number: i32) -> Found<Using> {
     Found::Ring(using)
 }
 
-/// Runs `work` on the ring's file behind `number`.
+/// Runs `work` on the file of the ring behind `number`.
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     match find(number) {
         Found::Ring(using) => Found::Ring(work(&using)),
@@ -229,9 +236,9 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     }
 }
 
-/// A reference to a ring's file for the engine, which looks it up with a ring's lock held, perhaps
-/// this ring's. If the program closes the last number meanwhile, the ring is closed later, where no
-/// lock is held.
+/// A reference to a ring's file for the engine. The engine looks the file up while it holds a
+/// ring's lock, perhaps that of the same ring. If the program closes the last number meanwhile, the
+/// ring is closed later, when no lock is held.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {
@@ -242,10 +249,11 @@ impl Drop for Inside {
     }
 }
 
-/// Runs `work` on the ring's file behind `number`, inside the engine.
+/// Runs `work` on the file of the ring behind `number`, for the engine, which may hold a ring's
+/// lock.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // The mark is only ever taken off an entry, so a check before the look-up is enough.
+    // The bit is only ever removed from an entry, so a check before the look-up is enough.
     let is_inherited = entry.load(Ordering::Acquire) & INHERITED != 0;
     if number >= RESERVED_BASE
         && !is_inherited
@@ -253,7 +261,8 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     {
         let found = match object {
             0 => Found::Other,
-            // SAFETY: it came from `Arc::into_raw`, and is not dropped while `held` lives.
+            // SAFETY: the pointer comes from `Arc::into_raw`, and is not dropped while `held`
+            // lives.
             _ => Found::Ring(work(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
         };
         if let Some(held) = held {
@@ -276,6 +285,23 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
+/// Gives a ring the eventfd of its descriptor, if the ring has a number in this process. For a
+/// driver that is to make the descriptor readable for another process.
+pub fn attach(ring: &Ring) {
+    for number in known_between(0, u32::MAX) {
+        if TABLE[number as usize].load(Ordering::Acquire) & INHERITED != 0 {
+            continue;
+        }
+        let duplicate = |file: &File| match core::ptr::eq(&raw const *file.ring, ring) {
+            true => file.duplicate(number),
+            false => None,
+        };
+        if let Found::Ring(Some(private)) = with_inside(number, duplicate) {
+            return ring.attach_descriptor(Arc::new(private));
+        }
+    }
+}
+
 /// Returns whether a number below the reserved range is still an alias of the ring. usring may have
 /// missed a call that closed it. Without /proc the answer is always true.
 #[cold]
@@ -285,7 +311,7 @@ fn is_still(file: &File, number: i32) -> bool {
     identity == 0 || eventfd_id(None, number) == Some(identity)
 }
 
-/// Returns the ring's file behind a number, with a reference of its own; `None`: the number is no
+/// Returns a counted reference to the file of the ring behind a number; `None`: the number is no
 /// ring of this process.
 pub fn get(number: i32) -> Option<Arc<File>> {
     match with(number, Arc::clone) {
@@ -294,13 +320,13 @@ pub fn get(number: i32) -> Option<Arc<File>> {
     }
 }
 
-/// Returns whether a number is a ring, or was one of the parent's.
+/// Returns whether a number is a ring's, or an inherited entry.
 pub fn is_known(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != 0)
 }
 
-/// Enters a ring under a number, whose previous entry has been removed. Error: `EMFILE` if the
-/// number is beyond the table.
+/// Enters a ring under a number that has no entry. Error: `EMFILE` if the number is beyond the
+/// table.
 pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     let entry = entry(number).ok_or(Errno::EMFILE)?;
     if number < RESERVED_BASE {
@@ -314,8 +340,8 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Removes a number from the table. The ring is closed when the returned reference is dropped and
-/// no thread is inside any more.
+/// Removes a number from the table. If it was the last one, the ring is closed when the returned
+/// reference is dropped and no thread uses the ring any more.
 pub fn remove(number: i32) -> Option<Arc<File>> {
     let entry = entry(number)?;
     let object = {
@@ -332,8 +358,8 @@ pub fn remove(number: i32) -> Option<Arc<File>> {
         }
         object
     };
-    // SAFETY: it came from `Arc::into_raw`, and this function now owns the table's reference, to be
-    // dropped once.
+    // SAFETY: the pointer comes from `Arc::into_raw`, and this function now owns the table's
+    // reference, to be dropped once.
     unsafe {
         let file = Arc::clone(&ManuallyDrop::new(Arc::from_raw(object as *const File)));
         hazard::retire(object, drop_share);
@@ -356,7 +382,7 @@ pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     (first..end).map(|number| number as i32).filter(|number| is_known(*number))
 }
 
-/// Marks all entries as the parent's, in a forked child. Their memory is left alone.
+/// Marks all entries as inherited, in a forked child. The parent's `File`s are not changed.
 pub fn disown() {
     let mut inherited = 0;
     for number in known_between(0, u32::MAX) {
@@ -366,9 +392,9 @@ pub fn disown() {
     UNWATCHED.store(inherited, Ordering::Relaxed);
 }
 
-/// Makes a descriptor for a ring, in the reserved range, closed on exec. It is readable until it is
-/// watched. So a poll that usring does not see (by a bare instruction, or another process) may wake
-/// once needlessly but misses no event.
+/// Makes a descriptor for a ring, in the reserved range, closed on exec. It is readable until
+/// [`File::watch`]. So a poll that usring does not see (by a bare instruction, or another process)
+/// may wake once needlessly but misses no event.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;

@@ -5,8 +5,9 @@
 //! from another process.
 //!
 //! When a number is first used, its file's inode shows whether it is a device. The table remembers
-//! that until the number is closed or replaced by a duplicate. usring does not see low numbers
-//! opened and closed, so they are checked at each use. Dropping an entry too early does no harm.
+//! the result until the number is closed or replaced by a duplicate. Calls that open and close
+//! numbers below the reserved range are not seen, so such numbers are checked at each use. A
+//! dropped entry does no harm: the next use examines the file again.
 
 use crate::call::{Call, Outcome};
 use crate::files::numbers::{self, NUMBERS};
@@ -28,11 +29,12 @@ const OTHER: usize = 1;
 /// Each entry is [`UNKNOWN`], [`OTHER`], or an `Arc<OpenDevice>` from `into_raw`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUMBERS];
 
-/// One more than the highest number that was ever entered.
+/// The highest number that was ever entered in the table, plus 1.
 static END: AtomicU32 = AtomicU32::new(0);
 
-/// Number of entries dropped so far; changes under the table's lock. A thread that looks a number
-/// up while another closes it finds the old file, and must not record it.
+/// Number of entries dropped so far; changes under the lock `descriptors`. While one thread closes
+/// a number, another may look it up and find the old file. A change of this count shows the second
+/// thread that it must not record that file.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.
@@ -55,6 +57,7 @@ pub fn learn() -> Result<(), &'static str> {
     })?;
     hazard::prepare();
     EXIST.store(true, Ordering::Relaxed);
+    filter::SYMBOLS_CHECK.store(true, Ordering::Relaxed);
     if !traps() {
         filter::install_for_devices().map_err(|_| "the trap filter for devices was refused")?;
         if !traps() {
@@ -64,17 +67,18 @@ pub fn learn() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// First argument and answer of the call that tests whether the filter for devices is installed.
+/// First argument of the call that tests whether the filter for devices is installed. If it is, the
+/// answer is [`PROBE_ANSWER`].
 const PROBE_ARGUMENT: u64 = 0x7573_6465;
 const PROBE_ANSWER: u64 = 0x7573_0001;
 
 /// Returns whether calls on files reach usring.
 fn traps() -> bool {
-    // SAFETY: the kernel has no such call, and usring reads no memory for it.
+    // SAFETY: the kernel has no such call, and usring's answer to it accesses no memory.
     unsafe { usring_sys::syscall::syscall6(filter::PROBE, [PROBE_ARGUMENT, 0, 0, 0, 0, 0]) == PROBE_ANSWER }
 }
 
-/// Answers the call of [`traps`].
+/// Answers the test call of [`traps`].
 pub fn answer_probe(call: &mut Call) -> Outcome {
     if call.arguments[0] == PROBE_ARGUMENT { Ok::<u64, Errno>(PROBE_ANSWER).into() } else { call.pass() }
 }
@@ -88,8 +92,8 @@ pub fn get(number: i32) -> Option<Arc<OpenDevice>> {
     with(number, Arc::clone)
 }
 
-/// Runs `work` on the device behind a number; `None`: the number is no device. For such a number
-/// this costs one read of the table.
+/// Runs `work` on the device behind a number; `None`: the number is no device. For a number of the
+/// reserved range that is known to be no device, this costs one read of the table.
 #[inline]
 pub fn with<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     let entry = entry(number)?;
@@ -124,12 +128,12 @@ fn with_recognised<T>(number: i32, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> 
 fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>) -> T) -> Option<T> {
     if let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire)) {
         let answer = (object > OTHER).then(|| {
-            // SAFETY: it came from `Arc::into_raw`. A thread that takes it out of the table does
-            // not drop it while `held` lives.
+            // SAFETY: the pointer comes from `Arc::into_raw`. A thread that takes it out of the
+            // table does not drop it while `held` lives.
             let file = ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) });
             work(&file)
         });
-        // The engine calls this with a ring's lock held.
+        // The engine calls this function with a ring's lock held, so the object is freed later.
         if let Some(held) = held {
             numbers::end_inside(held);
         }
@@ -139,15 +143,16 @@ fn with_known<T>(entry: &'static AtomicUsize, work: impl FnOnce(&Arc<OpenDevice>
         let _removers_wait = process::current().descriptors.lock();
         match entry.load(Ordering::Acquire) {
             UNKNOWN | OTHER => return None,
-            // SAFETY: it came from `Arc::into_raw`, and stays in the table while the lock is held.
+            // SAFETY: the pointer comes from `Arc::into_raw`, and stays in the table while the lock
+            // is held.
             object => Arc::clone(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const OpenDevice) })),
         }
     };
     Some(work(&file))
 }
 
-/// Returns whether a number still stands for the device. usring does not see what becomes of
-/// numbers below the reserved range.
+/// Returns whether a number still stands for the device. The file of a number below the reserved
+/// range is examined, because usring does not see all calls that close such numbers.
 #[inline]
 fn is_still(file: &OpenDevice, number: i32) -> bool {
     number >= RESERVED_BASE || devices::is_still(file, number)
@@ -163,9 +168,9 @@ pub fn is_remembered(number: i32) -> bool {
     entry(number).is_some_and(|entry| entry.load(Ordering::Relaxed) != UNKNOWN)
 }
 
-/// Forgets which device a number stands for. The caller calls this before it closes or replaces the
-/// number, and again afterwards: a thread that looked the number up in between has entered the old
-/// file again.
+/// Drops the entry of a number. The caller calls this before it closes or replaces the number, and
+/// again afterwards: a thread that looked the number up in between may have recorded the old file
+/// again.
 #[inline]
 pub fn forget(number: i32) {
     if exist()
@@ -185,7 +190,7 @@ fn forget_entry(entry: &'static AtomicUsize) {
     give_up(old);
 }
 
-/// Gives the program a device's new number. From now on the program has to close it.
+/// Returns a device's new number to the program, which has to close it.
 pub fn enter(number: OwnedDescriptor) -> i32 {
     let number = number.into_raw();
     forget(number);
@@ -212,11 +217,12 @@ fn remember(number: i32, device: Option<&Arc<OpenDevice>>, forgotten: u64) {
     give_up(old);
 }
 
-/// Releases an entry that was taken out of the table.
+/// Releases the object of an entry that was taken out of the table.
 fn give_up(old: usize) {
     if old > OTHER {
-        // SAFETY: 1. It came from `Arc::into_raw`, and this function owns the table's reference, to
-        // be dropped once. 2. No thread can find it any more.
+        // SAFETY: 1. The pointer comes from `Arc::into_raw`, and this function owns the table's
+        // reference, to be dropped once. 2. The entry is replaced, so no thread can find the
+        // pointer any more.
         unsafe { hazard::retire(old, drop_share) };
     }
 }
@@ -230,8 +236,8 @@ unsafe fn drop_share(object: usize) {
     drop(unsafe { Arc::from_raw(object as *const OpenDevice) });
 }
 
-/// Clears the table in a forked child. The devices' queue pairs belong to the parent and are left
-/// alone. The child opens the devices again when it uses them.
+/// Clears the table in a forked child. The child does not touch the devices' queue pairs, which are
+/// the parent's. It opens the devices again when it uses them.
 pub fn disown() {
     for entry in &TABLE[..END.load(Ordering::Relaxed) as usize] {
         if entry.load(Ordering::Relaxed) != UNKNOWN {

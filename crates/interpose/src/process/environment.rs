@@ -1,11 +1,11 @@
 //! The environment: reads the launcher's variables from it, and hides them and the library from the
 //! program.
 //!
-//! The constructor takes usring's own variables, and its part of LD_PRELOAD, out of the
+//! The constructor takes usring's own variables, and the library's path in LD_PRELOAD, out of the
 //! environment. So a program that prints, compares or empties its environment finds it as it would
 //! be without usring. Each exec puts them in again ([`crate::program::exec`]), whatever environment
-//! the program passes. If usring does not serve a program, it leaves that program's environment as
-//! it is, so that the programs that it executes find the library.
+//! the program passes. If usring does not serve a program, the environment stays as it is, so that
+//! programs that this one executes find the library.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -25,20 +25,35 @@ const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
+const FAULTS: &[u8] = b"USRING_FAULTS=";
+const CRASH: &[u8] = b"USRING_CRASH=";
 const SWAP: &[u8] = b"USRING_SWAP=";
 const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
 const SWAP_STATISTICS: &[u8] = b"USRING_SWAP_STATS=";
 const STRICT: &[u8] = b"USRING_STRICT=";
 const LOG: &[u8] = b"USRING_LOG=";
-/// The library that stands in LD_PRELOAD on behalf of usring: a sanitizer's runtime, which has to
-/// be loaded before this library.
+/// Names the sanitizer's runtime that usring has added to LD_PRELOAD. The runtime has to be loaded
+/// before this library.
 pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
 /// Variables for one process alone; the next program does not get them.
 const OF_ONE_PROCESS: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
-/// Variables that each further program gets, too.
-const OF_ALL_PROCESSES: [&[u8]; 11] =
-    [NO_PATCH, POLLING_ENTER, AIO_POLL, SPIN, STATISTICS, DEVICES, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, LOG];
+/// Variables that each program gets that this process or its children execute.
+const OF_ALL_PROCESSES: [&[u8]; 13] = [
+    NO_PATCH,
+    POLLING_ENTER,
+    AIO_POLL,
+    SPIN,
+    STATISTICS,
+    DEVICES,
+    FAULTS,
+    CRASH,
+    SWAP,
+    SWAP_SOCKET,
+    SWAP_STATISTICS,
+    STRICT,
+    LOG,
+];
 
 /// usring's variables, kept for this process and its children. They are copies: programs overwrite
 /// the originals to change their title.
@@ -48,14 +63,14 @@ pub struct Kept {
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
-    /// The runtime that is preloaded on behalf of usring; empty if there is none.
+    /// The sanitizer's runtime that usring has added to LD_PRELOAD; empty if there is none.
     runtime: Vec<u8>,
     pub no_patch: bool,
     probe: Option<i32>,
 }
 
 impl Kept {
-    /// Returns the path without its NUL.
+    /// Returns the library's path without its NUL.
     pub fn path(&self) -> &[u8] {
         self.library.strip_suffix(b"\0").unwrap_or(&[])
     }
@@ -117,7 +132,8 @@ pub unsafe fn hide(variables: *mut *mut u8) {
             }
             from = from.add(1);
         }
-        // If their number is odd, one variable stays visible.
+        // If the number of removed variables is odd, the last one stays, because the gap needs
+        // pairs.
         if !from.offset_from(to).unsigned_abs().is_multiple_of(2) {
             *to = last;
             to = to.add(1);
@@ -179,13 +195,14 @@ unsafe fn keeps(kept: &Kept, variable: *mut u8) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == kept.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // The program's own list was empty and stays as an empty list: an exec will append to it after
-    // a separator.
+    // An empty part shows that the program has an LD_PRELOAD of its own, which is empty. It stays,
+    // so that an exec appends the library to it.
     let has_own_list = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
     }
-    // SAFETY: the rest is shorter than the original.
+    // SAFETY: the caller guarantees a writable string. The rest is not longer than the original
+    // list.
     unsafe {
         let start = variable.add(PRELOAD.len());
         start.copy_from_nonoverlapping(rest.as_ptr(), rest.len());
@@ -225,14 +242,24 @@ pub fn report_probe() {
     }
 }
 
-/// Returns the path of the file to count in, if there is one.
+/// Returns the path of the file in which rings are counted, if there is one.
 pub fn statistics() -> Option<&'static CStr> {
     path(STATISTICS)
 }
 
-/// Returns the path of the run's socket, if the run has devices.
+/// Returns the path of the launcher's socket, if the run has devices.
 pub fn devices() -> Option<&'static [u8]> {
     value_of(DEVICES)
+}
+
+/// Returns the path of the recorder's log, if `usring crash` records the program's changes.
+pub fn recording() -> Option<&'static CStr> {
+    path(CRASH)
+}
+
+/// Returns the path of the launcher's socket, if the run's swapped memory is on a back end.
+pub fn faults() -> Option<&'static CStr> {
+    path(FAULTS)
 }
 
 /// Returns the path of the run's socket, if a back end has its swapped memory.

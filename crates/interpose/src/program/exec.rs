@@ -6,8 +6,8 @@
 //! - A program into which no loader will load the library is refused, with a message on standard
 //!   error and `ELIBBAD`. Such a program is of another machine, or it starts where the library
 //!   cannot be read.
-//! - If the program is linked to a sanitizer's runtime, the runtime is named before the library, as
-//!   it demands.
+//! - If the program is linked to a sanitizer's runtime, the runtime is named before the library.
+//!   Otherwise the runtime would end the program.
 //!
 //! A static program runs without usring ([`crate::program::unserved`]), and a message says so. It
 //! is refused if the run has devices or swap, or if the process cannot be traced.
@@ -36,7 +36,7 @@ struct Execution {
     flags: u32,
     /// Index of the argument that is the environment.
     environment: usize,
-    /// The program runs without usring.
+    /// Whether the program runs without usring.
     is_unserved: bool,
 }
 
@@ -70,7 +70,7 @@ impl Execution {
     }
 }
 
-/// Makes the call; returns only if it failed.
+/// Executes the next program, with the library; returns only if the exec failed.
 pub fn execute(call: &mut Call) -> Outcome {
     let mut execution = Execution::of(call);
     let runtime = match judge(&execution) {
@@ -101,6 +101,9 @@ fn judge(execution: &Execution) -> Verdict {
         Verdict::Static if environment::devices().is_some() => {
             Verdict::Refused("it is statically linked, and would not see the devices of the run")
         }
+        Verdict::Static if environment::recording().is_some() => {
+            Verdict::Refused("it is statically linked, and its changes of files would not be recorded")
+        }
         Verdict::Static if environment::swap().is_some() => {
             Verdict::Refused("it is statically linked, and its memory would not be swapped")
         }
@@ -123,8 +126,8 @@ fn has_other_ids() -> bool {
     })
 }
 
-/// Returns whether the loader will find the library. It may not, if the process has changed its
-/// root directory or its user.
+/// Returns whether the loader will find the library. If the process has changed its root directory
+/// or its user, the loader may not find it.
 fn is_library_visible() -> bool {
     const READ: u64 = 4;
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else { return true };
@@ -144,6 +147,7 @@ fn is_executable(execution: &Execution) -> bool {
 fn explain(execution: &Execution, why: &str) {
     let name = user_memory::read_c_string(execution.path, linux::PATH_MAX as usize).unwrap_or_default();
     let name = name.strip_suffix(b"\0").unwrap_or(&name);
+    usring_record::note_unknown(b"a program was refused, because usring cannot record it", name);
     match core::str::from_utf8(name) {
         // fexecve(3) passes an empty name.
         Ok(name) if !name.is_empty() => message::say(format_args!("cannot serve {name}: {why}")),
@@ -187,21 +191,22 @@ fn on_stack<const VARIABLES: usize, const BYTES: usize>(
     build(execution, kept, size, &mut variables, &mut bytes)
 }
 
-/// The size of the new environment, and which parts the program's own one already has.
+/// The size of the new environment, and what the environment that the program passes already has.
 struct Size<'a> {
-    /// Variables that the program passes.
+    /// Number of variables that the program passes.
     given: usize,
     /// Pointers of the new array, including the null at the end.
     variables: usize,
     /// Bytes of the new strings, including their NULs.
     bytes: usize,
-    /// The runtime that LD_PRELOAD has to name first; empty if there is none, or if LD_PRELOAD
-    /// names it already.
+    /// The sanitizer's runtime that LD_PRELOAD has to name first. Empty if there is none, or if
+    /// LD_PRELOAD names it already.
     runtime: &'a [u8],
     /// The first and the last LD_PRELOAD that the program passes: musl's loader uses the first,
     /// glibc's the last.
     preloads: [Option<Preload>; 2],
-    /// One bit for each of usring's variables that the program passes itself.
+    /// One bit for each variable of usring ([`Kept::variables`]): whether the program passes it
+    /// itself.
     present: u32,
 }
 
@@ -249,9 +254,10 @@ fn measure<'a>(array: u64, kept: &Kept, mut runtime: &'a [u8]) -> Result<Size<'a
         }
     }
     let own: usize = preloads.iter().map(|preload| preload.map_or(PRELOAD.len(), |preload| preload.length) + 1).sum();
-    // The runtime is named in both, with a colon, and in its own variable.
+    // Both LD_PRELOADs name the library and the runtime, with a colon. The runtime is also named in
+    // a variable of its own.
     let bytes = own + 2 * kept.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
-    // LD_PRELOAD, the runtime, the padding, the null.
+    // Four more pointers: LD_PRELOAD, the runtime's variable, the padding, the null.
     let variables = given + kept.variables.len() + 4;
     Ok(Size { given, variables, bytes, runtime, preloads, present })
 }
@@ -260,7 +266,7 @@ fn starts_with(address: u64, prefix: &[u8]) -> bool {
     prefix.iter().enumerate().all(|(index, byte)| user_memory::read(UserAddress(address + index as u64)) == Ok(*byte))
 }
 
-/// Returns whether a list of paths contains the library's.
+/// Returns whether the LD_PRELOAD at `address`, of `length` bytes, contains the path `library`.
 fn names(address: u64, length: usize, library: &[u8]) -> bool {
     let byte = |at: usize| user_memory::read::<u8>(UserAddress(address + at as u64)).unwrap_or(0);
     let ends = |at: usize| matches!(byte(at), 0 | b':' | b' ');
@@ -277,7 +283,7 @@ fn length_of(address: u64) -> Result<usize, Errno> {
     Ok(length as usize)
 }
 
-/// Fills the new array and makes the call.
+/// Builds the new environment in `variables` and `bytes`, and executes with it.
 fn build(
     execution: &Execution,
     kept: &Kept,
@@ -295,7 +301,7 @@ fn build(
 }
 
 /// Changes each LD_PRELOAD that a loader uses so that it names the library, or adds one. Returns
-/// the new end of the array.
+/// the number of variables in the array then.
 fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut [u8]) -> Result<usize, Errno> {
     let mut end = size.given;
     let (mut bytes, runtime) = bytes.split_at_mut(bytes.len() - size.runtime.len() - RUNTIME.len() - 1);
@@ -317,7 +323,7 @@ fn name_library(kept: &Kept, size: &Size<'_>, variables: &mut [u64], bytes: &mut
     Ok(end)
 }
 
-/// Adds usring's variables to the array, and its end.
+/// Appends those of usring's variables that the program does not pass, and the null at the end.
 fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: usize) {
     for (index, variable) in kept.variables.iter().enumerate() {
         if size.present & 1 << index == 0 {
@@ -325,7 +331,7 @@ fn finish_array(kept: &Kept, size: &Size<'_>, variables: &mut [u64], mut end: us
             end += 1;
         }
     }
-    // usring's variables come in an even number; see `environment`.
+    // The number of usring's variables must be even: see `environment::hide`.
     if !(end - size.given).is_multiple_of(2) {
         variables[end] = PADDING.as_ptr() as u64;
         end += 1;
@@ -351,7 +357,7 @@ fn write_preload(kept: &Kept, size: &Size<'_>, own: Option<(u64, usize)>, bytes:
     Ok(length + write(&mut bytes[length..], &[&kept.library]))
 }
 
-/// Writes the parts one after another; returns their length.
+/// Writes the parts one after another; returns the sum of their lengths.
 fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     parts.iter().fold(0, |at, part| {
         bytes[at..at + part.len()].copy_from_slice(part);
@@ -359,7 +365,7 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
     })
 }
 
-/// Makes the call; returns only if it failed.
+/// Makes the exec with this environment; returns only if it failed.
 fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;
@@ -367,7 +373,7 @@ fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     table::with_ignored(|| stacks::released_by(|| own_numbers::with_program_limit(make)))
 }
 
-/// Makes the call that starts a program without usring. Error: `ELIBBAD` if no handler can be
+/// Makes the exec of a program that runs without usring. Error: `ELIBBAD` if no handler can be
 /// installed in it.
 fn make_unserved(execution: &Execution, call: &SystemCall) -> Result<u64, Errno> {
     let make = || {

@@ -46,7 +46,7 @@ global_asm!(
     "mov r8, [rbx + {arguments} + 32]",
     "mov r9, [rbx + {arguments} + 40]",
     "syscall",
-    "xor r9d, r9d", // no other call may carry the mark
+    "xor r9d, r9d", // no other call may carry PASS_MARK
     "pop rbx",
     ".cfi_def_cfa_offset 8",
     "ret",
@@ -88,8 +88,8 @@ unsafe extern "C" {
 /// Runs the handlers of put-off signals, and then `work` with all signals blocked. The argument of
 /// `work` is the program's mask.
 pub fn with_signals_blocked<T>(work: impl FnOnce(SignalSet) -> T) -> T {
-    // SAFETY: 1. `usring_block` keeps the C ABI, and the set lives across it. 2. The handlers that
-    // run in between find nothing of ours held or half done.
+    // SAFETY: 1. `usring_block` keeps the C ABI, and the set lives across it. 2. Handlers that run
+    // in between find no lock held and no work half done.
     let mask = unsafe { usring_block(&ALL_BLOCKED) };
     let result = work(mask);
     set_mask(mask);

@@ -7,37 +7,37 @@
 //! rt_sigreturn(2) accepts the frame.
 //!
 //! Of the register state in the frame, only the upper parts of the vector registers still matter
-//! then: no code of usring has changed them. The lower parts hold the engine's values, which the
-//! entry point replaces afterwards.
+//! when the signal is delivered: no code of usring has changed them. The lower parts hold the
+//! engine's values, which the entry point replaces afterwards.
 
 use crate::signals::context;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Frames kept at the same time: one for each thread with a put-off signal.
+/// Most frames kept at one time: one for each thread with a put-off signal.
 const MOST_FRAMES: usize = 64;
-/// Bytes for the largest frame on x86-64 processors (11 KiB with AMX).
+/// Bytes of a slot: room for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
 
-/// Offsets in the register state, and the magic number at the first one if the state is longer than
-/// the legacy 512 bytes.
+/// Offset in the register state of a magic number, [`MAGIC`]. The magic number shows that the state
+/// is longer than the legacy 512 bytes. [`STATE_SIZE`] is the offset of its length.
 const STATE_MAGIC: usize = 464;
 const STATE_SIZE: usize = 468;
 const MAGIC: u32 = 0x4650_5853;
 const OLD_STATE: usize = 512;
 
-/// A signal frame without the state: return address, ucontext_t, siginfo_t.
+/// Bytes of a signal frame without the register state: return address, ucontext_t, siginfo_t.
 const HEAD: usize = 8 + context::SIZE + 128;
 
 struct KeptFrame {
     used: AtomicU32,
-    /// Original address of the frame, and its length.
+    /// Address at which the kernel had put the frame.
     origin: AtomicUsize,
     length: AtomicUsize,
     bytes: UnsafeCell<[u8; SIZE]>,
 }
 
-// SAFETY: only the thread that has set `used` touches the bytes.
+// SAFETY: only the thread that has set `used` accesses the bytes.
 unsafe impl Sync for KeptFrame {}
 
 static TABLE: [KeptFrame; MOST_FRAMES] = [const {
@@ -53,25 +53,25 @@ fn place_of(note: u32) -> Option<&'static KeptFrame> {
     TABLE.get((note as usize).wrapping_sub(1))
 }
 
-/// Copies a frame away. Returns its note, a number that is never 0; `None` if no slot is free or
-/// large enough.
+/// Copies a frame into a free slot. Returns the slot's note, a number that is never 0; `None` if no
+/// slot is free or large enough.
 ///
 /// # Safety
 /// `frame` must be a signal frame of the kernel's on this thread's stack.
 pub unsafe fn keep(frame: *const u8) -> Option<u32> {
-    // SAFETY: the caller guarantees the frame.
+    // SAFETY: the caller guarantees a signal frame.
     let length = unsafe { length_of(frame) };
     if length > SIZE {
         return None;
     }
-    // Partner: the releasing store in `give_back`, after which the slot's last user is done with
-    // it.
+    // Pairs with the releasing store in `give_back`, before which the slot's last user has
+    // finished.
     let free = |place: &KeptFrame| place.used.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let index = TABLE.iter().position(free)?;
     let place = &TABLE[index];
     place.origin.store(frame as usize, Ordering::Relaxed);
     place.length.store(length, Ordering::Relaxed);
-    // SAFETY: this thread now owns the place, and the frame has this length.
+    // SAFETY: this thread owns the slot, the frame has this length, and it fits.
     unsafe { place.bytes.get().cast::<u8>().copy_from_nonoverlapping(frame, length) };
     Some(index as u32 + 1)
 }
@@ -81,8 +81,8 @@ pub unsafe fn keep(frame: *const u8) -> Option<u32> {
 /// # Safety
 /// `frame` must be a signal frame of the kernel's.
 unsafe fn length_of(frame: *const u8) -> usize {
-    // SAFETY: this is the layout of the kernel's frames. The register state, if there is one, lies
-    // above the head and contains its length.
+    // SAFETY: the offsets are those of the kernel's frames. The register state, if there is one,
+    // lies above the head and contains its length.
     unsafe {
         let state = *frame.add(8 + context::REGISTER_STATE).cast::<*const u8>();
         if state.is_null() {
@@ -94,39 +94,42 @@ unsafe fn length_of(frame: *const u8) -> usize {
     }
 }
 
-/// Frees a slot without using its frame.
+/// Frees the slot of a note. Its frame is not used any more.
 pub fn give_back(note: u32) {
     if let Some(place) = place_of(note) {
         place.used.store(0, Ordering::Release);
     }
 }
 
-/// Frees all slots, in a forked child: they belong to other threads of the parent. (The forking
-/// thread has none: `swap::fork` delivers a put-off signal before the fork.)
+/// Frees all slots in a forked child: they belong to threads of the parent that the child does not
+/// have. (The forking thread has none: `swap::fork` delivers a put-off signal before the fork.)
 pub fn forget_after_fork() {
-    // Writes only where a change is needed: the child shares these pages with its parent.
+    // Writes only to slots in use, because each write copies a page that the child shares with its
+    // parent.
     for place in TABLE.iter().filter(|place| place.used.load(Ordering::Relaxed) != 0) {
         place.used.store(0, Ordering::Relaxed);
     }
 }
 
-/// Returns how many bytes of stack [`place`] may need for a frame.
+/// Returns the most bytes of stack that [`place`] uses for a frame.
 pub fn room_for(note: u32) -> u64 {
-    // The state must keep its offset relative to 64-byte lines.
+    // The copy may begin up to 63 bytes above `room`, so that the register state keeps its
+    // alignment.
     place_of(note).map_or(0, |place| place.length.load(Ordering::Relaxed) as u64 + 64)
 }
 
-/// Puts a frame back, into `room` or at its original address; returns its address.
+/// Copies a kept frame back, into `room` or to its original address, and returns its address.
 ///
 /// # Safety
-/// `room` must be aligned to 64 bytes and as large as [`room_for`] said. The stack pointer must be
-/// at it or below.
+/// `room` must be aligned to 64 bytes and as large as [`room_for`] said. The stack pointer must not
+/// be above it.
 pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
-    let place = place_of(note).expect("a frame that was kept");
+    let place = place_of(note).expect("the note of a kept frame");
     let (origin, length) = (place.origin.load(Ordering::Relaxed), place.length.load(Ordering::Relaxed));
     let kept = place.bytes.get().cast::<u8>();
-    // SAFETY: 1. The kept bytes are a frame. 2. The target is `room`, or the alternate stack that
-    // the kernel had chosen. This thread does not run on that stack, so no byte of it is in use.
+    // SAFETY: 1. The kept bytes are a whole frame. 2. The target is `room`, or the alternate stack
+    // that the kernel had chosen. This thread does not run on the alternate stack, so no byte of it
+    // is in use.
     unsafe {
         let frame =
             if is_on_other_stack(kept, origin, room as usize) { origin as *mut u8 } else { room.add(origin % 64) };
@@ -146,7 +149,8 @@ pub unsafe fn place(note: u32, room: *mut u8) -> *mut u8 {
 /// # Safety
 /// `kept` must be a frame.
 unsafe fn is_on_other_stack(kept: *const u8, origin: usize, now: usize) -> bool {
-    // SAFETY: the ucontext_t has the alternate stack: start, flags, size.
+    // SAFETY: the caller guarantees a frame. Its ucontext_t has the alternate stack: start, flags,
+    // size.
     let (start, size, interrupted) = unsafe {
         let kept = kept.add(8);
         (

@@ -14,18 +14,19 @@ use usring_sys::syscall::PASS_MARK;
 use usring_sys::wait::{self, SignalInformation};
 use usring_uapi::general as linux;
 
-/// The state of an entry point's exit while it delivers put-off signals. It lies on the exit's
-/// stack.
+/// Values that an entry point's exit needs while it delivers this thread's put-off signals. The
+/// exit has them on its stack.
 #[repr(C)]
 pub struct Delivery {
     pub delivery_mask: u64,
     pub original_mask: u64,
     pub has_delivery_mask: u64,
-    /// Signals that have to be sent again.
+    /// Set of signals that have to be sent again.
     pub resend: u64,
     pub process: u32,
     pub thread: u32,
-    /// The kept frame of the first signal, or 0, and the bytes of stack that it needs.
+    /// Note of the first signal's kept frame ([`frames`]), or 0. `frame_room`: the bytes of stack
+    /// that the frame needs.
     pub frame: u64,
     pub frame_room: u64,
     /// The first signal's handler, and the mask under which it runs.
@@ -34,12 +35,12 @@ pub struct Delivery {
 }
 
 const DELIVERY_SIZE: usize = size_of::<Delivery>();
-/// Bytes of the `Delivery`, the previous mask, and eight bytes to align the stack.
+/// Bytes of stack: the `Delivery`, the previous mask, and eight bytes for alignment.
 const ROOM: usize = (DELIVERY_SIZE + 8).next_multiple_of(16) + 8;
 
-// usring_settle(): some thread has a put-off signal. If it is this thread, delivers it. C calling
-// convention. Every signal is blocked while the slots are searched: a signal that arrived then
-// would be put off, and no later exit would deliver it.
+// usring_settle(): called when some thread has a put-off signal. If it is this thread, delivers the
+// signal. C calling convention. Every signal is blocked while the slots are searched. Otherwise a
+// signal could be put off during the search, and no later exit would deliver it.
 //
 // The first signal's frame is put back on the stack, and its handler is entered as the kernel would
 // enter it. After the handler, rt_sigreturn(2) continues the thread at label 9, where only rbp is
@@ -98,8 +99,8 @@ global_asm!(
     "xor eax, eax",
     "xor r9d, r9d",
     "jmp usring_run_handler",
-    // The handler has returned. The mask in force is that of its frame. If the handler changed it
-    // there, the change stays in force after this call.
+    // The handler has returned, and the mask of its frame is in force. If the handler changed that
+    // mask, the change stays in force after this call.
     "9:",
     "lea rsp, [rbp - 40 - {room}]",
     "lea rsi, [rip + {every}]",
@@ -118,7 +119,7 @@ global_asm!(
     "xor edx, edx",
     "cmp qword ptr [rsp + {resend}], 0",
     "je 4f",
-    // No signal is unblocked before all of them are sent, because a handler may not return.
+    // No signal is unblocked before all signals have been sent, because a handler may not return.
     "lea rsi, [rip + {every}]",
     "call 8f",
     "3:",
@@ -160,12 +161,12 @@ global_asm!(
     "call 8f",
     "jmp 6b",
     ".cfi_endproc",
-    // Sets the mask: rsi new mask, rdx address for the old one.
+    // Sets the signal mask to the one at rsi. The previous mask goes to the address in rdx.
     "8:",
     ".cfi_startproc",
     change_mask!("{set_mask}"),
     "xor edx, edx",
-    "xor r9d, r9d", // libc's next call may not set it: no mark for that one
+    "xor r9d, r9d", // libc's next call may not set r9, and must not carry PASS_MARK
     "ret",
     ".cfi_endproc",
     ".size usring_settle, . - usring_settle",
@@ -193,8 +194,8 @@ global_asm!(
     tgkill = const linux::__NR_tgkill,
 );
 
-/// Takes this thread's put-off state into `delivery`, for an entry point's exit, with every signal
-/// blocked. Returns 0 if there is none.
+/// Moves this thread's put-off signals into `delivery`, with every signal blocked. Returns 0 if the
+/// thread has none. Called by `usring_settle`.
 extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     let Some(put_off) = signals::take() else { return 0 };
     *delivery = Delivery {
@@ -212,13 +213,13 @@ extern "C" fn take_put_off(delivery: &mut Delivery) -> u32 {
     1
 }
 
-/// Puts the kept frame of a signal back on a stack: into `room`, or where the kernel had put it on
-/// the alternate stack. When its handler returns, the thread continues at `resume` with
-/// `frame_pointer`, under the next mask. Returns the frame's address.
+/// Puts the kept frame of a signal back: into `room`, or where the kernel had put it on the
+/// alternate stack. After the signal's handler, the thread continues at `resume` with
+/// `frame_pointer`, under the mask of the next signals. Returns the frame's address.
 extern "C" fn place_put_off(delivery: &mut Delivery, room: *mut u8, resume: u64, frame_pointer: u64) -> *mut u8 {
-    // SAFETY: the room is as large as `frames::room_for` said.
+    // SAFETY: `usring_settle` passes room of as many bytes as `frames::room_for` said.
     let frame = unsafe { frames::place(delivery.frame as u32, room) };
-    // SAFETY: the frame was the kernel's, and has its layout.
+    // SAFETY: the frame is a copy of the kernel's, so the offsets lie within it.
     let signal = unsafe {
         let start = frame.add(8);
         let word = |offset: usize, value: u64| start.add(offset).cast::<u64>().write(value);

@@ -1,4 +1,5 @@
-//! The wrapper in front of every handler of the program, and how a signal is put off.
+//! The wrapper in front of every handler of the program. It puts off a signal that finds its thread
+//! in the engine.
 
 use crate::process;
 use crate::runtime::assembler::change_mask;
@@ -19,9 +20,9 @@ use usring_uapi::general as linux;
 // The wrapper. On entry: rdi signal, rsi siginfo_t, rdx ucontext_t; rsp is the kernel's frame, and
 // the ucontext_t begins eight bytes above it.
 //
-// A second signal may interrupt this wrapper before `usring_signal_decided`. Until there, the
+// A second signal may interrupt this wrapper before `usring_signal_decided`. Until then, the
 // wrapper pushes nothing, so the interrupted rsp still points at the first signal's frame. The
-// second wrapper reads the first one's ucontext_t there (rsp + 8), and decides by the code that the
+// second wrapper reads the first one's ucontext_t there (rsp + 8). It decides by the code that the
 // first signal interrupted.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
@@ -33,9 +34,9 @@ global_asm!(
     ".cfi_startproc",
     ".cfi_def_cfa rsp, 8",
     "endbr64",
-    // By this signal libc requests a change of credentials from every thread, and waits for each.
-    // That includes usring's threads, which never leave the engine. So its handler may run
-    // anywhere.
+    // By this signal libc requests a change of credentials from every thread, and waits for each of
+    // them. That includes usring's threads, which never leave the engine. So this signal's handler
+    // runs in the engine, too.
     "cmp edi, [rip + {change_user}]",
     "je 5f",
     "mov r8, rdx",
@@ -58,12 +59,13 @@ global_asm!(
     "sub rcx, [rip + {entry_points}]",
     "cmp rcx, [rip + {entry_points} + 8]",
     "jb 5f",
-    // The engine was interrupted. From here on no signal may arrive, not even those that are never
-    // blocked in the engine.
+    // The engine was interrupted. From here on no signal may arrive, not even the signals that
+    // usring otherwise keeps unblocked in the engine.
     "lea rsi, [rip + {every}]",
     "xor edx, edx",
     change_mask!("{set_mask}"),
-    // Decided: code that interrupts this wrapper may push from here on.
+    // The wrapper has decided. From here on it may push, because a second wrapper no longer reads
+    // its stack.
     "usring_signal_decided:",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
@@ -76,7 +78,8 @@ global_asm!(
     "test rax, rax",
     "jnz 6f",
     "ret",
-    // The signal cannot be put off (no slot): the handler runs under the mask in rdx.
+    // The signal cannot be put off, because all slots are in use: the handler runs under the mask
+    // in rdx.
     "6:",
     "push rdx",
     ".cfi_def_cfa_offset 16",
@@ -85,8 +88,8 @@ global_asm!(
     change_mask!("{set_mask}"),
     "pop rax",
     ".cfi_def_cfa_offset 8",
-    // Runs the program's handler. The mask may be that of a sigsuspend(2) or ppoll(2) that usring
-    // has not seen, so usring's signals are unblocked here.
+    // Runs the program's handler. A sigsuspend(2) or ppoll(2) that usring has not seen may have
+    // blocked usring's own signals, so they are unblocked here.
     "5:",
     "lea rsi, [rip + {kept_open}]",
     "xor edx, edx",
@@ -113,7 +116,7 @@ global_asm!(
     "mov edi, r8d",
     "lea rsi, [rsp + {information}]",
     "lea rdx, [rsp + 8]",
-    "xor r9d, r9d", // the mark must not reach the handler
+    "xor r9d, r9d", // PASS_MARK must not reach the handler
     "xor eax, eax",
     "cmp rcx, {ignore}",
     "ja usring_run_handler",
@@ -145,7 +148,7 @@ global_asm!(
 
 // usring_run_handler(rcx: the program's handler; rdi, rsi, rdx: its arguments; rsp: the kernel's
 // frame): runs the handler and returns to the restorer. The handler may change the mask in its
-// ucontext_t, which is in force afterwards. usring's signals stay unblocked in that mask.
+// ucontext_t, which rt_sigreturn(2) puts in force. usring's own signals are removed from that mask.
 global_asm!(
     ".pushsection usring_entry,\"ax\",@progbits",
     ".globl usring_run_handler",
@@ -173,15 +176,15 @@ unsafe extern "C" {
     fn usring_signal_decided();
 }
 
-/// Returns the ucontext_t of the interrupted code. Skips wrappers that were interrupted before they
-/// had decided (see the wrapper).
+/// Returns the ucontext_t of the code that was interrupted first. Skips wrappers that were
+/// themselves interrupted before `usring_signal_decided`.
 ///
 /// # Safety
 /// `found` must be the ucontext_t of a signal frame of the kernel's.
 pub unsafe fn interrupted_by(mut found: *mut u8) -> *mut u8 {
     let undecided = usring_signal_entry as *const () as u64..usring_signal_decided as *const () as u64;
-    // SAFETY: this is the kernel's layout. An undecided wrapper has pushed nothing, so its own
-    // frame, eight bytes below its ucontext_t, is the top of its stack.
+    // SAFETY: the offsets are those of the kernel's ucontext_t. A wrapper that has not decided has
+    // pushed nothing. So its own frame is on top of its stack, eight bytes below its ucontext_t.
     unsafe {
         while undecided.contains(&*found.add(wait::CONTEXT_INSTRUCTION_POINTER).cast::<u64>()) {
             found = (*found.add(context::STACK_POINTER).cast::<*mut u8>()).add(8);
@@ -205,8 +208,8 @@ struct Decision {
 /// Puts off a signal that found its thread in the engine. `first` is the ucontext_t of the frame
 /// that interrupted the engine, `own` that of this signal. Every signal must be blocked.
 extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: *mut u8) -> Decision {
-    // SAFETY: these are the kernel's frames on this stack. They may be changed until the handlers
-    // return.
+    // SAFETY: these are the kernel's frames on this stack. Only this thread accesses them until the
+    // handlers return.
     let (information, original_mask, own_mask, instruction_pointer) = unsafe {
         (
             &*information,
@@ -230,8 +233,8 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             frames::give_back(note);
             let itself = set_of(information.signal as u32);
             if itself & ALWAYS_OPEN != 0 {
-                // If such a signal were queued, the kernel would deliver it at once, again and
-                // again.
+                // If such a signal were queued here, the kernel would deliver it at once, again and
+                // again. So it is sent when the call leaves the engine.
                 signals::send_again(itself);
             } else {
                 // The signal goes to the end of the kernel's queue. It may lose its position among

@@ -19,19 +19,19 @@
 //! smaller pieces than necessary.
 
 use crate::filter::{
-    ARCH, ARCHITECTURE, Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, NUMBER, RET_ALLOW, RET_NO_SUCH_CALL,
-    RET_TRAP, high, install_one, low,
+    Assembler, JUMP_BITS, JUMP_EQUAL, JUMP_GREATER_OR_EQUAL, MARK, NUMBER, RET_ALLOW, RET_NO_SUCH_CALL, RET_TRAP, high,
+    install_one, low,
 };
 use usring_swap::mappings::{LEAST_MINIMUM, WINDOW};
 use usring_sys::Errno;
-use usring_sys::syscall::PASS_MARK;
 use usring_uapi::general as linux;
 
-/// create_module(2), which Linux 2.6 and later do not have. By this call a program tests for the
-/// filter that traps pieces of memory as large as its second argument.
+/// create_module(2), which Linux 2.6 and later do not have. By this call usring tests whether a
+/// filter is installed that traps mappings of as many bytes as the second argument says.
 pub const PROBE: u32 = linux::__NR_create_module;
 
-/// First argument and answer of the call that tests whether the filter is installed.
+/// First argument of the test call [`PROBE`]. If the filter is installed, the answer is
+/// [`PROBE_ANSWER`].
 pub const PROBE_ARGUMENT: u64 = 0x7573_7377;
 pub const PROBE_ANSWER: u64 = 0x7573_0002;
 
@@ -40,7 +40,8 @@ pub const PROBE_ANSWER: u64 = 0x7573_0002;
 const EXEMPT: [u32; 4] =
     [linux::__NR_rt_sigreturn, linux::__NR_restart_syscall, linux::__NR_exit, linux::__NR_exit_group];
 
-/// Calls that always trap. They name memory by other memory, or may do so, or they copy all memory.
+/// Calls that always trap. They name memory by other memory, or may do so, or they concern all
+/// memory.
 const ALWAYS: [u32; 23] = [
     linux::__NR_fork,
     linux::__NR_readv,
@@ -67,17 +68,13 @@ const ALWAYS: [u32; 23] = [
     linux::__NR_mlockall,
 ];
 
-/// The mark in a register's upper half. Every call of usring has it in its sixth argument. If that
-/// argument is an address, the mark is in the first argument, a number of 32 bits.
-const MARK: u32 = (PASS_MARK >> 32) as u32;
-
-/// An option of prctl(2).
+/// Option of prctl(2) that installs a seccomp filter.
 const PR_SET_SECCOMP: u32 = 22;
 
 /// The descriptor to which the loader writes its error messages.
 const STANDARD_ERROR: u32 = 2;
 
-/// Flags of mmap(2) for kinds of memory that the region does not provide.
+/// Flags of mmap(2) for kinds of memory that the swap region does not provide.
 const OTHER_KINDS: u32 = linux::MAP_SHARED
     | linux::MAP_FIXED
     | linux::MAP_FIXED_NOREPLACE
@@ -89,20 +86,13 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// Least length of mapped memory that traps, in bytes, for each of the filters.
+/// Least length in bytes of a mapping that traps, for each of the filters.
 const SIZES: [u32; 4] = [LEAST_MINIMUM as u32, 256 << 10, 512 << 10, 1 << 20];
 
 /// Assembles a filter; `size` is one of [`SIZES`].
 const fn assemble(size: u32) -> Assembler {
     let mut filter = Assembler::new();
-    filter.load(ARCH);
-    filter.add(JUMP_EQUAL, ARCHITECTURE, 1, 0);
-    filter.answer(RET_ALLOW);
-    filter.load(high(5));
-    filter.add(JUMP_EQUAL, MARK, 2, 0);
-    filter.load(high(0));
-    filter.add(JUMP_EQUAL, MARK, 0, 1);
-    filter.answer(RET_ALLOW);
+    filter.begin_with_marks();
     filter.load(NUMBER);
     look_at_clone(&mut filter);
     look_at_vfork(&mut filter);
@@ -126,7 +116,8 @@ const fn assemble(size: u32) -> Assembler {
     filter.add(JUMP_EQUAL, STANDARD_ERROR, 1, 0);
     filter.answer(RET_TRAP);
     filter.load(NUMBER);
-    // mmap: trapped if the region could serve it and it is large enough. A marked call passes.
+    // mmap: trapped if the region could serve it and it is large enough. usring's own calls have
+    // MAP_DENYWRITE and pass.
     filter.add(JUMP_EQUAL, linux::__NR_mmap, 0, 12);
     filter.load(low(3));
     filter.add(JUMP_BITS, linux::MAP_DENYWRITE, 0, 1);
@@ -153,7 +144,7 @@ const fn assemble(size: u32) -> Assembler {
     filter
 }
 
-/// clone(2): trapped if it makes a process.
+/// Adds the rule for clone(2): it traps if it makes a process.
 const fn look_at_clone(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_clone, 0, 4);
     filter.load(low(0));
@@ -162,8 +153,9 @@ const fn look_at_clone(filter: &mut Assembler) {
     filter.answer(RET_TRAP);
 }
 
-/// vfork(2): trapped unless marked. It has no argument, so its mark is in a register that no other
-/// call checks. If the mark stays there, it lets no other call pass.
+/// Adds the rule for vfork(2): it traps unless marked ([`MARK`]). vfork(2) has no argument, so its
+/// mark is in a register that the filter checks for no other call. A mark that stays there lets no
+/// other call pass.
 const fn look_at_vfork(filter: &mut Assembler) {
     filter.add(JUMP_EQUAL, linux::__NR_vfork, 0, 4);
     filter.load(high(VFORK_MARKED));
@@ -175,7 +167,7 @@ const fn look_at_vfork(filter: &mut Assembler) {
 /// Index of the register that carries the mark of vfork(2), as if it were an argument.
 pub const VFORK_MARKED: u32 = 4;
 
-/// Gives one answer to each of these calls.
+/// Adds the rule that each of these calls gets `answer`.
 const fn answer_for(filter: &mut Assembler, numbers: &[u32], answer: u32) {
     let mut index = 0;
     while index < numbers.len() {
@@ -195,7 +187,7 @@ fn index_for(minimum: usize) -> usize {
 /// Returns whether the filter for `minimum` is installed, and its traps reach usring.
 pub fn is_installed(minimum: usize) -> bool {
     let arguments = [PROBE_ARGUMENT, u64::from(SIZES[index_for(minimum)]), 0, 0, 0, 0];
-    // SAFETY: the kernel has no such call, and usring reads no memory for it.
+    // SAFETY: the kernel has no such call, and usring's answer to it accesses no memory.
     unsafe { usring_sys::syscall::syscall6(PROBE, arguments) == PROBE_ANSWER }
 }
 

@@ -1,9 +1,10 @@
 //! fork(2) of a process whose memory is swapped. The child gets a copy of that memory, as of all
 //! other memory. `usring_swap::inheritance` describes how.
 //!
-//! This file makes the call itself, with all signals blocked. From the moment at which all swapped
-//! memory is at rest until parent and child continue, no code of the program or of libc may run. So
-//! the filter traps the call; a handler of libc's (pthread_atfork) would not be enough.
+//! This file makes the call itself, with all signals blocked. First it brings all swapped memory to
+//! rest: no thread evicts it or reads it back. From then until parent and child continue, no code
+//! of the program or of libc may run. So the filter traps the call; a handler of libc's
+//! (pthread_atfork) would not be enough.
 //!
 //! A copy that is made in any other way has zeroes in the pages that are evicted. So every process
 //! with memory of its own is made here, one at a time. That includes children that do not inherit
@@ -17,8 +18,8 @@
 //!
 //! A process that shares its parent's memory (vfork, posix_spawn) returns on the stack on which its
 //! parent waits, or on another stack. So the program makes that call itself. Before that, this
-//! process takes over the memory that it has inherited. The child could not do so: its fault slots
-//! and threads would end with it.
+//! process takes over the memory that it has inherited. The child could not take it over, because
+//! its fault slots and threads would end with the child.
 
 use crate::call::{Call, Outcome};
 use crate::process::{self, ChildDescriptors};
@@ -37,13 +38,13 @@ use usring_sys::syscall::{self, PASS_MARK, PASS_MARK_ABOVE_FLAGS, syscall6};
 use usring_sys::{Errno, descriptor, signals, thread};
 use usring_uapi::general as linux;
 
-/// Lock for forking a child. A vfork child may hold it, too, and may be killed meanwhile.
+/// Held while a thread forks a child. A vfork child may hold it, too, and may be killed meanwhile.
 static FORKING: PerProcess<OwnerLock> = PerProcess::new();
-/// One bit for each kind of refusal that has been reported.
+/// The reasons that [`refuse`] has reported already, one bit each.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
-/// How long a fork waits for memory to come to rest, which means for requests on the device. After
-/// each of `ROUNDS` rounds, other threads run for a moment, and a signal may end the wait.
+/// How long a fork waits until no request for swapped memory is on the device. After each of
+/// `ROUNDS` rounds, other threads run for a moment, and a signal may end the wait.
 const ROUND_SECONDS: u64 = 5;
 const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
 const ROUNDS: u64 = 12;
@@ -104,7 +105,7 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     let calls = held.is_some().then(in_flight::hold);
     region::set_child_inherits(held.is_some());
     let [first, _, third, fourth, fifth, _] = call.arguments;
-    // The child continues in its copy of this stack at first.
+    // The stack argument is 0: the child begins on its copy of this stack.
     let arguments = [first, 0, third, fourth, fifth, PASS_MARK];
     // SAFETY: these are the program's own arguments. The child shares no memory with its parent.
     let answer = unsafe { syscall6(call.number as u32, arguments) };
@@ -128,7 +129,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
     syscall::check(answer).into()
 }
 
-/// Brings swapped memory to rest. Errors: `EBUSY` if a signal came or it took too long.
+/// Brings swapped memory to rest: no thread evicts, reads back or changes it until the result is
+/// dropped. Errors: `EBUSY` if a signal came or it took too long.
 fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
     for round in 1..=ROUNDS {
         let held = mappings.hold(ROUND);
@@ -212,22 +214,24 @@ fn begin(held: Held, calls: OfThread) {
 
 /// Ends a child that could read zeroes instead of its parent's memory.
 fn die_of_zeroes() -> ! {
-    message::say(format_args!("swap: a forked child cannot be kept from its parent's swapped memory, and ends"));
+    message::say(format_args!(
+        "swap: a forked child ends, because its parent's swapped memory cannot be unmapped in it"
+    ));
     message::abort()
 }
 
-/// Reports the refusal, once for each reason. (If the mechanism or the backing store never supports
-/// copies, the report comes when a child touches the memory: most children execute another
-/// program.)
+/// Reports why a child does not inherit swapped memory, once for each reason. (If the mechanism or
+/// the backing store never supports copies, the report comes when a child touches the memory: most
+/// children execute another program.)
 fn refuse(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,
         Errno::EAGAIN => (1, "too many processes have copies already"),
-        _ => (2, "the system does not give what that needs"),
+        _ => (2, "the system refuses what a copy needs"),
     };
     if REPORTED.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
         message::say(format_args!(
-            "swap: forked children of process {} do not have its swapped memory, and die of a touch: {why} ({error})",
+            "swap: forked children of process {} do not have its swapped memory, and touching it ends them: {why} ({error})",
             process::id()
         ));
     }

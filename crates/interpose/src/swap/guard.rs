@@ -2,7 +2,7 @@
 //! that a call names until the kernel has answered ([`usring_call_memory`]).
 //!
 //! The entry point makes the program's call ([`Outcome::PINNED`]), so that a signal interrupts the
-//! call as it would interrupt the program's own. Then it calls [`after`].
+//! call as it would interrupt the program's own. Then `dispatch` calls [`after`].
 
 use crate::call::{Call, Outcome};
 use crate::runtime::message;
@@ -21,8 +21,8 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
     if !region::exists() {
         return Ok(0);
     }
-    // A ring makes no call that names memory indirectly. (The calls of a pager name the region
-    // directly, on a thread that has taken a page.)
+    // The engine makes no call that names memory indirectly, by other memory. A thread that moves a
+    // swapped page is exempt, because pinning that page would wait for the thread itself.
     if !call_memory::may_name_memory(call) || pinned_memory::is_exempt() || is_execution(call.number) {
         return Ok(0);
     }
@@ -31,7 +31,7 @@ fn prepare(call: &mut SystemCall) -> Result<usize, Errno> {
 }
 
 fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
-    // SAFETY: the number comes from `prepare` or from this function, which released the box.
+    // SAFETY: `kept` comes from `Box::into_raw` in `prepare` or below, and each value is used once.
     let mut pinned = unsafe { Box::from_raw(kept as *mut PinnedCall) };
     let answer = proceed(&mut pinned, call, answer);
     if answer.is_none() {
@@ -46,8 +46,8 @@ fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Optio
     let is_fault = answer == i64::from(Errno::EFAULT.negative()) as u64;
     if is_fault && call_memory::is_guess(call.number) && !IS_REPORTED.swap(true, Ordering::Relaxed) {
         message::say(format_args!(
-            "swap: system call {} answers EFAULT: it may name swapped memory by way of other memory in a way that is \
-             not known",
+            "swap: system call {} answers EFAULT: it may name swapped memory by a structure that usring \
+             does not know",
             call.number
         ));
     }
@@ -95,8 +95,8 @@ fn hold(call: &mut Call) -> Outcome {
     }
 }
 
-/// Handles the kernel's answer to a call that is [`Outcome::PINNED`]. The entry point calls this.
-pub extern "C" fn after(call: &mut Call, answer: u64) -> Outcome {
+/// Handles the kernel's answer to a call that is [`Outcome::PINNED`].
+pub fn after(call: &mut Call, answer: u64) -> Outcome {
     let address = core::ptr::from_ref(call) as usize;
     let done = |answer| Outcome { answer, kind: Outcome::DONE };
     let Some(mut pinned) = in_flight::take(address) else { return done(answer) };

@@ -3,7 +3,8 @@
 //! kernel, and holes.
 //!
 //! The kernel does not know the region's holes, because to the kernel the region is mapped there.
-//! So it is called for each part that belongs to it. A call that has to stop at a hole stops there.
+//! So usring calls the kernel for each part that the kernel owns. A call that has to stop at a hole
+//! stops there.
 //!
 //! Some requests are impossible on paged memory: another protection, a lock, a stack. For these the
 //! memory is released to the kernel, which keeps it until it is unmapped. If the release fails (a
@@ -22,11 +23,12 @@ use usring_sys::mapping::PAGE;
 use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
 use usring_uapi::general as linux;
 
-/// One bit for each kind of refusal that has been reported.
+/// The kinds of refusals that [`refused`] has reported already, one bit each.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 static IS_FULL_REPORTED: AtomicBool = AtomicBool::new(false);
 
-/// The number in a [`Call`] by which the program's choice of a stack is announced.
+/// Number of a [`Call`] that is no system call: it announces memory that the program chose for a
+/// stack.
 pub const STACK: u32 = 0x7573_0200;
 
 /// Answer to a call on mappings; `None`: the kernel has to answer.
@@ -82,7 +84,7 @@ fn serve_range(mappings: &Mappings, number: u32, arguments: [u64; 4]) -> Answer 
     Some(answer)
 }
 
-/// Returns the kernel's answer for a part that belongs to it.
+/// Makes a system call on a part that the kernel owns, and returns the answer.
 fn kernel(number: u32, [first, second, third, fourth]: [u64; 4]) -> Result<u64, Errno> {
     SystemCall::new(number, [first, second, third, fourth, 0]).run()
 }
@@ -104,7 +106,7 @@ fn around(start: u64, length: u64) -> Result<Range<usize>, Errno> {
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// Kinds of memory that the region does not provide.
+/// Flags of mmap(2) for kinds of memory that the region does not provide.
 const OTHER_KINDS: u32 = linux::MAP_STACK
     | linux::MAP_GROWSDOWN
     | linux::MAP_LOCKED
@@ -180,14 +182,15 @@ fn map_over(mappings: &Mappings, mut arguments: [u64; 6], is_ours: bool) -> Answ
     let flags = flags as u32 & !linux::MAP_FIXED_NOREPLACE | linux::MAP_FIXED;
     arguments[3] = u64::from(flags);
     match changes.replace(&range, || map_by_kernel(arguments)) {
-        // A later layer handles a descriptor of usring's. So the call is passed on, with a range
-        // that belongs to the kernel alone.
+        // The file may be one of usring's descriptors, which have no mmap in the kernel. Another
+        // module then answers the call, on a range that belongs to the kernel alone.
         Err(Errno::ENODEV) => make_room(&mut changes, &range).err().map(|error| Err(busy(error, Unsupported::MapOver))),
         answer => Some(answer.map_err(|error| busy(error, Unsupported::MapOver))),
     }
 }
 
-/// Releases all of a range to the kernel, with its contents; maps its holes.
+/// Releases all of a range to the kernel, with its contents; maps memory without access at its
+/// holes.
 fn make_room(changes: &mut Changes, range: &Range<usize>) -> Result<(), Errno> {
     changes.release_to_kernel(range)?;
     let holes = changes.parts(range).into_iter().filter(|part| part.owner == Owner::Nobody);
@@ -213,7 +216,7 @@ fn unmap(mappings: &Mappings, start: u64, length: u64) -> Result<u64, Errno> {
 fn protect(mappings: &Mappings, start: u64, length: u64, protection: u32, key: Option<u64>) -> Result<u64, Errno> {
     let number = if key.is_some() { linux::__NR_pkey_mprotect } else { linux::__NR_mprotect };
     let ask = |start, length| kernel(number, [start, length, u64::from(protection), key.unwrap_or(0)]);
-    // This call changes nothing. It has the kernel check the other arguments.
+    // With a length of 0 the kernel only checks the other arguments.
     ask(start, 0)?;
     const KNOWN: u32 = READ_WRITE | linux::PROT_EXEC | linux::PROT_SEM;
     if protection & !KNOWN != 0 && length != 0 {
@@ -231,9 +234,9 @@ fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -
     in_order(mappings, &around(start, length)?, Some(Unsupported::Lock), ask)
 }
 
-/// Makes the kernel's call for those parts of a range that belong to the kernel, up to the first
-/// hole. With `becomes`, first releases all that is mapped to the kernel; if that fails, the call
-/// is refused as `becomes`. Errors: `ENOMEM` at a hole.
+/// Calls `ask` for each part of a range that the kernel owns, up to the first hole. With `becomes`,
+/// first releases the range up to that hole to the kernel. If the release fails, the call is
+/// refused as `becomes`. Errors: `ENOMEM` at a hole.
 fn in_order(
     mappings: &Mappings,
     range: &Range<usize>,
@@ -258,7 +261,8 @@ fn advise(mappings: &Mappings, start: u64, length: u64, advice: u32) -> Result<u
     let range = pages(start, length)?;
     let mut changes = mappings.change();
     let parts = changes.parts(&range);
-    // This advice changes what children inherit, or the pages themselves.
+    // These kinds of advice change what children inherit, or the pages themselves, so the kernel
+    // must own the memory.
     if let linux::MADV_DOFORK
     | linux::MADV_WIPEONFORK
     | linux::MADV_HWPOISON
@@ -289,12 +293,12 @@ fn advise_parts(mappings: &Mappings, parts: &[Part], advice: u32) -> Result<u64,
 
 fn advise_paged(mappings: &Mappings, range: &Range<usize>, advice: u32) -> Result<(), Errno> {
     match advice {
-        // The contents of freed memory may vanish at any time; here they do so at once.
+        // After MADV_FREE, Linux may drop the contents at any time; usring drops them at once.
         linux::MADV_DONTNEED | linux::MADV_FREE | linux::MADV_DONTNEED_LOCKED => mappings.zero(range),
         linux::MADV_POPULATE_READ | linux::MADV_POPULATE_WRITE => {
             range.clone().step_by(PAGE).try_for_each(|page| user_memory::read::<u8>(UserAddress(page as u64)).map(drop))
         }
-        // Not supported by private memory.
+        // Linux supports this advice only for shared memory.
         linux::MADV_REMOVE => Err(Errno::EINVAL),
         // Other advice is only a hint.
         _ => Ok(()),
@@ -426,8 +430,8 @@ fn remap_freely(
 }
 
 /// Releases the memory of a stack to the kernel. The kernel writes signal frames to a stack. If the
-/// page were evicted, it would kill the thread that runs there. (Also called for other memory that
-/// the kernel writes when it switches or ends threads.)
+/// page were evicted, the kernel would kill the thread that runs there. (Also called for other
+/// memory that the kernel writes when it switches or ends threads.)
 fn keep_stack(start: u64, length: u64) {
     let Some((mappings, range)) = mappings().zip(around(start, length).ok()).filter(|_| is_in_window(start)) else {
         return;
@@ -468,8 +472,8 @@ fn busy(error: Errno, what: Unsupported) -> Errno {
 /// Reports a refusal, once for each kind, and returns `ENOMEM`.
 fn refused(what: Unsupported) -> Errno {
     let call = match what {
-        Unsupported::MapOver => "something else mapped over it",
-        Unsupported::Remap => "a given place to be moved to or from (mremap)",
+        Unsupported::MapOver => "another mapping over it (mmap)",
+        Unsupported::Remap => "a move to or from a given address (mremap)",
         Unsupported::Protect => "another protection than reading and writing (mprotect)",
         Unsupported::Advice => "this advice (madvise)",
         Unsupported::Lock => "a lock (mlock)",
@@ -477,7 +481,7 @@ fn refused(what: Unsupported) -> Errno {
         Unsupported::Stack => "a stack",
     };
     if REPORTED.fetch_or(1 << what as u32, Ordering::Relaxed) & 1 << what as u32 == 0 {
-        message::say(format_args!("swap: swapped memory does not have {call}: the program is answered ENOMEM"));
+        message::say(format_args!("swap: swapped memory does not support {call}: the program gets ENOMEM"));
     }
     Errno::ENOMEM
 }

@@ -5,9 +5,9 @@
 //! backing store to others. All other mappings are the kernel's. [`crate::swap::mapping_calls`]
 //! answers later calls on mappings.
 //!
-//! A forked child has a copy of the region ([`crate::swap::fork`]), which it takes over when it
-//! first uses it. If that is not possible, a touch of its parent's memory ends the child. A vfork
-//! child uses its parent's region and notices nothing.
+//! A forked child inherits a copy of the region ([`crate::swap::fork`]) and takes it over at the
+//! first use. If it cannot do that, the child ends when it touches its parent's swapped memory. A
+//! vfork child uses its parent's region and notices nothing.
 
 use crate::process::{self, environment};
 use crate::runtime::message;
@@ -27,17 +27,17 @@ use usring_sys::set_once::SetOnce;
 /// Whether this process's memory may be swapped.
 pub static ON: AtomicBool = AtomicBool::new(false);
 static MAPPINGS: AtomicPtr<Mappings> = AtomicPtr::new(null_mut());
-/// The memory that this process has inherited and not used yet.
+/// Swapped memory that this process has inherited and not used yet; else null.
 static INHERITANCE: AtomicPtr<Inheritance> = AtomicPtr::new(null_mut());
-/// Whether a child that is forked now inherits the region.
+/// Whether a child that is forked now inherits the region. Set before each fork.
 static CHILD_INHERITS: AtomicBool = AtomicBool::new(false);
-/// Lock for making the region.
+/// Held while a thread makes the region.
 static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
-/// Lock for taking the inherited memory over.
+/// Held while a thread takes the inherited memory over.
 static TAKING_OVER: PerProcess<Mutex<()>> = PerProcess::new();
-/// The pin hook of processes that have a region.
+/// Pins memory for system calls that usring itself makes. Installed when the process has a region.
 static HOOK: SetOnce<PinHook> = SetOnce::new();
-/// Least length of a mapping from the region, in bytes.
+/// Least length in bytes of a mapping that the region serves.
 static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 #[inline]
@@ -45,7 +45,7 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Returns the least length of a mapping from the region, in bytes.
+/// Returns the least length in bytes of a mapping that the region serves.
 pub fn minimum() -> usize {
     MINIMUM.load(Ordering::Relaxed)
 }
@@ -62,7 +62,7 @@ pub fn mappings() -> Option<&'static Mappings> {
 
 /// Returns the region that this process has made or taken over; `None`: there is none yet.
 fn known() -> Option<&'static Mappings> {
-    // SAFETY: stored values are leaked, so they live for ever.
+    // SAFETY: a stored pointer comes from a box that is never freed.
     unsafe { MAPPINGS.load(Ordering::Acquire).as_ref() }
 }
 
@@ -72,10 +72,10 @@ pub fn exists() -> bool {
     !MAPPINGS.load(Ordering::Relaxed).is_null() || has_inherited()
 }
 
-/// Publishes the process's region.
+/// Makes `mappings` the process's region, and installs the pin hook.
 fn publish(mappings: Mappings) {
     static FIRST_TOUCH: fn() -> bool = || {
-        // A child that does not inherit may not have made a call to usring yet.
+        // A child that does not inherit the region gives it up here, at its first call to usring.
         process::current();
         self::mappings().is_some()
     };
@@ -86,7 +86,7 @@ fn publish(mappings: Mappings) {
     }
 }
 
-/// The run's swapped memory, once it has been parsed.
+/// The parsed text of `USRING_SWAP`; not set if no memory is swapped.
 static TEXT: SetOnce<SwapText> = SetOnce::new();
 
 /// Returns the options of the region.
@@ -95,12 +95,13 @@ fn options() -> Option<Options<'static>> {
     Some(Options { text: TEXT.get()?, statistics, socket: environment::swap_socket() })
 }
 
-/// Returns the least length of a mapping that is to be swapped; `None`: no memory is swapped.
+/// Returns the least length in bytes of a mapping to swap, by `USRING_SWAP`; `None`: no memory is
+/// swapped.
 pub fn wanted_minimum() -> Option<usize> {
     TEXT.get().map(|text| text.minimum)
 }
 
-/// Parses the environment's text about swapped memory, if there is any.
+/// Parses `USRING_SWAP`, if the environment has it.
 ///
 /// Errors: a message of one sentence.
 pub fn read_environment() -> Result<(), &'static str> {
@@ -121,8 +122,8 @@ pub fn read_environment() -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Lets mappings of at least `minimum` bytes come from a region. `hook` pins the memory in it that
-/// a system call names.
+/// Switches swapping on: a region serves mappings of at least `minimum` bytes. `hook` pins the
+/// region's memory that a system call names.
 pub fn allow(minimum: usize, hook: &'static PinHook) {
     HOOK.set(hook);
     MINIMUM.store(minimum, Ordering::Relaxed);
@@ -134,17 +135,17 @@ pub fn set_child_inherits(inherits: bool) {
     CHILD_INHERITS.store(inherits, Ordering::Relaxed);
 }
 
-/// Resets the state in a forked child, which may inherit afterwards.
+/// Resets this module's state in a forked child. The child may call [`inherit`] afterwards.
 pub fn begin_after_fork() {
     MAPPINGS.store(null_mut(), Ordering::Relaxed);
-    // The parent's unused inheritance is not this child's.
+    // This child does not inherit memory that the parent has inherited and not used yet.
     INHERITANCE.store(null_mut(), Ordering::Relaxed);
     if !CHILD_INHERITS.load(Ordering::Relaxed) {
         disown();
     }
 }
 
-/// Gives up the region: this process will have none.
+/// Switches swapping off: this process will have no region.
 pub fn disown() {
     ON.store(false, Ordering::Relaxed);
     pinned_memory::forget_pin_hook();
@@ -166,25 +167,25 @@ fn take_over() -> Option<&'static Mappings> {
         static IS_REPORTED: AtomicBool = AtomicBool::new(false);
         if !IS_REPORTED.swap(true, Ordering::Relaxed) {
             message::say(format_args!(
-                "swap: process {} shares the memory of a forked child that has not used what it inherited: \
-                 it dies of a touch",
+                "swap: process {} shares the memory of a forked child that has not used its inherited swapped memory: \
+                 touching that memory ends the process",
                 process::id()
             ));
         }
         return None;
     }
     let _one_at_a_time = TAKING_OVER.get_or_make(|| Mutex::new(())).lock();
-    // The calls that this thread makes here use no swapped memory.
+    // The system calls below name no swapped memory, so none of it is pinned for them.
     let _exempt = pinned_memory::exempt();
     let inheritance = INHERITANCE.load(Ordering::Acquire);
     if !inheritance.is_null() {
-        // SAFETY: `inherit` released it, and only the lock's holder takes it, once. The next holder
-        // sees the store below.
+        // SAFETY: the pointer comes from `Box::into_raw` in `inherit`. Only the holder of
+        // `TAKING_OVER` frees it, and replaces it by null below.
         let inheritance = unsafe { Box::from_raw(inheritance) };
         match inheritance.adopt(statistics) {
             Ok(mappings) => publish(mappings),
             Err(error) => message::say(format_args!(
-                "swap: process {} cannot have the memory that it inherited ({error}): it dies of a touch",
+                "swap: process {} cannot use the swapped memory that it inherited ({error}): touching it ends the process",
                 process::id()
             )),
         }

@@ -1,9 +1,9 @@
 //! The descriptor of a ring for poll and epoll: an eventfd, made when the program first asks for
 //! it. The engine keeps the eventfd readable while the ring has completions.
 //!
-//! This module also answers the engine's question which ring a descriptor belongs to, for
-//! `POLL_ADD` on a ring and for `setup_attach_wq`. Only descriptors that this module has made are
-//! known here. (In `libusring.so` the interposer answers instead, from a table of all descriptors.)
+//! For `POLL_ADD` on a ring and for `setup_attach_wq`, this module tells the engine which ring a
+//! descriptor belongs to. It knows only descriptors that it has made. (In `libusring.so` the
+//! interposer answers instead, from a table of all descriptors.)
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
@@ -12,7 +12,7 @@ use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE, duplicate_from};
 use usring_sys::per_process::PerProcess;
 use usring_sys::{Errno, eventfd};
 
-/// The descriptor of one ring. Empty until the program asks for it.
+/// The descriptor of one ring, or none if the program has not asked for it yet.
 #[derive(Default)]
 pub(super) struct Descriptor {
     made: OnceLock<Option<Arc<OwnedDescriptor>>>,
@@ -20,12 +20,12 @@ pub(super) struct Descriptor {
 
 type Table = RwLock<Vec<(RawFd, Weak<Ring>)>>;
 
-/// The descriptors of all rings of this process. A forked child starts with an empty table, because
-/// it cannot use the rings that it inherits.
+/// The descriptors of all rings of this process, with their rings. A forked child starts with an
+/// empty table, because it cannot use the rings that it inherits.
 static TABLE: PerProcess<Table> = PerProcess::new();
 
-/// Locks the table for reading. Threads that send messages between rings look the rings up at the
-/// same time, so readers must not exclude each other.
+/// Locks the table for reading. Threads that send messages between rings look up rings at the same
+/// time, so a reader must not exclude another reader.
 fn table() -> RwLockReadGuard<'static, Vec<(RawFd, Weak<Ring>)>> {
     TABLE.get_or_make(Table::default).read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -35,8 +35,8 @@ fn table_to_change() -> RwLockWriteGuard<'static, Vec<(RawFd, Weak<Ring>)>> {
 }
 
 impl Descriptor {
-    /// Returns the descriptor's number, and makes the descriptor at the first call. Returns −1 if
-    /// it cannot be made, or if the ring is the parent process's.
+    /// Returns the descriptor's number. The first call makes the descriptor. Returns −1 if that
+    /// fails, or if the ring is the parent process's.
     pub fn number(&self, ring: &Arc<Ring>) -> RawFd {
         if ring.is_inherited() {
             return -1;
@@ -46,8 +46,8 @@ impl Descriptor {
     }
 
     /// Makes the descriptor unreadable if the application has taken the last completion. The API
-    /// does this whenever the application looks at the queue. (The interposer does it before each
-    /// poll call, which the API does not see.)
+    /// calls this function whenever the application uses the queue. (The interposer, which does not
+    /// see that, does the same before each poll call.)
     #[inline]
     pub fn settle(&self, is_empty: impl FnOnce() -> bool) {
         if self.made.get().is_some_and(Option::is_some) && is_empty() {
@@ -55,7 +55,7 @@ impl Descriptor {
         }
     }
 
-    /// Removes the descriptor from the table, before the ring is closed.
+    /// Removes the descriptor from the table of all rings. Called before the ring is closed.
     pub fn retire(&self) {
         if let Some(Some(descriptor)) = self.made.get() {
             table_to_change().retain(|(number, _)| *number != descriptor.number());
@@ -65,9 +65,8 @@ impl Descriptor {
 
 fn make(ring: &Arc<Ring>) -> Result<Arc<OwnedDescriptor>, Errno> {
     let event = eventfd::create()?;
-    // The engine takes only numbers from `RESERVED_BASE` on for rings. If the limit of open files
-    // is lower than that, the eventfd keeps an ordinary number. It then still serves poll and
-    // epoll.
+    // The engine treats only numbers from `RESERVED_BASE` on as rings. If the limit of open files
+    // is lower, the eventfd keeps its ordinary number, and serves only poll and epoll.
     let descriptor = Arc::new(duplicate_from(event.number(), RESERVED_BASE).unwrap_or(event));
     table_to_change().push((descriptor.number(), Arc::downgrade(ring)));
     ring.attach_descriptor(descriptor.clone());
@@ -83,19 +82,20 @@ fn ring_of(number: RawFd) -> Option<Arc<Ring>> {
 
 static HOST: Host = Host {
     ring_of,
-    // Only the interposer has a table of rings per thread (`register_ring_fd`).
+    // Only the interposer has a table of registered rings per thread (`register_ring_fd`).
     ring_at_index: |_| Err(Errno::EINVAL),
-    // Nothing to do: `make` watches each ring that gets a descriptor.
+    // There is nothing to do: `make` watches each ring that gets a descriptor.
     watch: |_| (),
+    attach: |_| (),
     device_of: |_| None,
-    // A CLOSE request may not close a ring's descriptor. The engine closes any other number.
+    // Refuses a CLOSE request for a ring's descriptor. `None` lets the engine close the number.
     close: |number| {
         let is_ring = number >= RESERVED_BASE && ring_of(number).is_some();
         is_ring.then_some(Err(Errno::EBADF))
     },
 };
 
-/// Registers this module as the one that answers the engine's questions about descriptors.
+/// Makes this module the host that the engine asks about descriptors.
 pub(super) fn become_host() {
     usring_engine::set_host(&HOST);
 }

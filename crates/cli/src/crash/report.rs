@@ -1,0 +1,54 @@
+//! The words of `usring crash` about what it found.
+
+use super::programs::Verdict;
+use super::search::Found;
+use usring_crash::explain;
+use usring_crash::{History, Plan};
+
+/// Lines of a check's output that are shown.
+const MOST_LINES: usize = 10;
+
+/// Returns a number with a noun.
+pub fn count(number: usize, noun: &str) -> String {
+    match number {
+        1 => format!("1 {noun}"),
+        _ if noun.ends_with('s') => format!("{number} {noun}es"),
+        _ => format!("{number} {noun}s"),
+    }
+}
+
+/// Returns how many states were checked, and how fast.
+pub fn states(found: &Found) -> String {
+    let rate = found.states as f64 / found.seconds.max(0.001);
+    format!("{} ({rate:.0} per second)", count(found.states as usize, "state"))
+}
+
+/// Says that no state was found, and why the search ended.
+pub fn nothing_found(found: &Found) -> String {
+    let end = if found.is_exhausted { "no new state is left" } else { "the budget is used up" };
+    let verdict = match found.is_unstable {
+        true => "unknown: the check failed on a state, and passed when it was repeated",
+        false => "nothing found: the check passes on all of them",
+    };
+    format!("checked {}; {end}\n{verdict}", states(found))
+}
+
+/// Describes a power loss and what the command had promised.
+pub fn explanation(history: &History, plan: &Plan) -> String {
+    let mut lines = explain::plan(history, plan);
+    let printed = history.output_before(plan.cut);
+    let printed = String::from_utf8_lossy(&printed);
+    lines.push(match printed.lines().last() {
+        Some(last) => format!("the last line printed before the power loss: {last:?}"),
+        None => "nothing was printed before the power loss".into(),
+    });
+    lines.join("\n")
+}
+
+/// Prints the last lines that a check printed.
+pub fn said(verdict: &Verdict) {
+    let lines: Vec<&str> = verdict.said.lines().collect();
+    for line in &lines[lines.len().saturating_sub(MOST_LINES)..] {
+        tell!("the check said: {line}");
+    }
+}

@@ -1,0 +1,211 @@
+//! Makes states and checks them, on all processors.
+
+use super::STATUS_NOT_RUN;
+use super::folder::{self, Base};
+use super::programs::{Check, Verdict};
+use super::workplace::{Workplace, is_stopped};
+use crate::Failure;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use usring_crash::durability::{Durability, Fate};
+use usring_crash::generator::{Generator, Stage};
+use usring_crash::{History, Plan, Tree};
+
+/// Plans in a row whose states were all checked before. After that many, no new state is expected.
+const MOST_KNOWN: u64 = 5000;
+
+/// One search.
+pub struct Search<'a> {
+    pub history: &'a History,
+    pub durability: &'a Durability,
+    pub check: &'a str,
+    pub limit: Duration,
+    pub budget: Duration,
+    pub seed: u64,
+    pub workplace: &'a Workplace,
+    /// The folder as it was at the beginning.
+    pub base: &'a Path,
+}
+
+/// A state in which the check fails.
+pub struct Failing {
+    pub plan: Plan,
+    pub verdict: Verdict,
+}
+
+/// The result of a search.
+pub struct Found {
+    pub failing: Option<Failing>,
+    pub states: u64,
+    pub seconds: f64,
+    /// No new state is left.
+    pub is_exhausted: bool,
+    /// The check failed on a state, and passed when it was repeated.
+    pub is_unstable: bool,
+}
+
+/// The state of a search that its threads share.
+struct Shared<'a> {
+    generator: Mutex<Generator<'a>>,
+    seen: Mutex<HashSet<(u64, usize)>>,
+    failing: Mutex<Option<Failing>>,
+    failure: Mutex<Option<Failure>>,
+    is_over: AtomicBool,
+    is_exhausted: AtomicBool,
+    is_unstable: AtomicBool,
+    states: AtomicU64,
+    known_in_a_row: AtomicU64,
+    end: Instant,
+    bar: ProgressBar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One thread's way from plans to verdicts.
+pub struct Worker<'a> {
+    search: &'a Search<'a>,
+    check: Check,
+    /// The tree after the first operations, all of which are durable, and their number.
+    prefix: (Tree, usize),
+}
+
+impl<'a> Worker<'a> {
+    pub fn new(search: &'a Search<'a>, number: usize) -> Worker<'a> {
+        let check = Check::new(search.check, search.limit, search.workplace, number);
+        Worker { search, check, prefix: (search.history.initial.clone(), 0) }
+    }
+
+    fn tree(&mut self, plan: &Plan) -> Tree {
+        let Search { history, durability, .. } = *self.search;
+        let is_durable = |index: &usize| durability.fate(history, *index, plan.cut) == Fate::Durable;
+        let durable = (0..history.operations.len()).take_while(is_durable).count();
+        if durable < self.prefix.1 {
+            self.prefix = (history.initial.clone(), 0);
+        }
+        for operation in &history.operations[self.prefix.1..durable] {
+            self.prefix.0.apply(&operation.change);
+        }
+        self.prefix.1 = durable;
+        plan.tree_from(history, durability, self.prefix.0.clone(), durable)
+    }
+
+    /// Runs the check on a tree, in a fresh folder.
+    pub fn check(&self, tree: &Tree, printed: &[u8]) -> Result<Verdict, Failure> {
+        folder::remove(&self.check.state);
+        let base = Base { tree: &self.search.history.initial, folder: self.search.base };
+        folder::write(tree, &self.check.state, Some(&base)).map_err(|error| {
+            Failure::with_status(
+                STATUS_NOT_RUN,
+                format!("cannot write a state to {} ({error})", self.check.state.display()),
+            )
+        })?;
+        let verdict = self.check.run(printed);
+        folder::remove(&self.check.state);
+        verdict
+    }
+
+    /// Runs the check on the state of a plan.
+    pub fn check_plan(&mut self, plan: &Plan) -> Result<Verdict, Failure> {
+        let tree = self.tree(plan);
+        self.check(&tree, &self.search.history.output_before(plan.cut))
+    }
+
+    fn run(&mut self, shared: &Shared<'_>) {
+        while !shared.is_over.load(Ordering::Relaxed) && Instant::now() < shared.end && !is_stopped() {
+            if let Err(failure) = self.next(shared) {
+                lock(&shared.failure).get_or_insert(failure);
+                shared.is_over.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn next(&mut self, shared: &Shared<'_>) -> Result<(), Failure> {
+        let (plan, stage) = {
+            let mut generator = lock(&shared.generator);
+            (generator.next(), generator.stage())
+        };
+        let Some(plan) = plan else {
+            shared.is_exhausted.store(true, Ordering::Relaxed);
+            shared.is_over.store(true, Ordering::Relaxed);
+            return Ok(());
+        };
+        let tree = self.tree(&plan);
+        let printed = self.search.history.output_before(plan.cut);
+        if !lock(&shared.seen).insert((tree.hash(), printed.len())) {
+            let known = shared.known_in_a_row.fetch_add(1, Ordering::Relaxed);
+            if stage == Stage::Random && known >= MOST_KNOWN {
+                shared.is_exhausted.store(true, Ordering::Relaxed);
+                shared.is_over.store(true, Ordering::Relaxed);
+            }
+            return Ok(());
+        }
+        shared.known_in_a_row.store(0, Ordering::Relaxed);
+        let first = self.check(&tree, &printed)?;
+        let states = shared.states.fetch_add(1, Ordering::Relaxed) + 1;
+        shared.bar.set_position(states);
+        if first.ended.is_success() || is_stopped() {
+            return Ok(());
+        }
+        let verdict = self.check(&tree, &printed)?;
+        if verdict.ended.is_success() {
+            shared.is_unstable.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        if !is_stopped() {
+            lock(&shared.failing).get_or_insert(Failing { plan, verdict });
+            shared.is_over.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+/// Checks states until one fails, none is left, or the budget is used up.
+pub fn search(search: &Search<'_>) -> Result<Found, Failure> {
+    let begin = Instant::now();
+    let shared = Shared {
+        generator: Mutex::new(Generator::new(search.history, search.durability, search.seed)),
+        seen: Mutex::new(HashSet::new()),
+        failing: Mutex::new(None),
+        failure: Mutex::new(None),
+        is_over: AtomicBool::new(false),
+        is_exhausted: AtomicBool::new(false),
+        is_unstable: AtomicBool::new(false),
+        states: AtomicU64::new(0),
+        known_in_a_row: AtomicU64::new(0),
+        end: begin + search.budget,
+        bar: bar(),
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for number in 0..workers {
+            let shared = &shared;
+            scope.spawn(move || Worker::new(search, number).run(shared));
+        }
+    });
+    shared.bar.finish_and_clear();
+    if let Some(failure) = lock(&shared.failure).take() {
+        return Err(failure);
+    }
+    let failing = lock(&shared.failing).take();
+    Ok(Found {
+        failing,
+        states: shared.states.load(Ordering::Relaxed),
+        seconds: begin.elapsed().as_secs_f64(),
+        is_exhausted: shared.is_exhausted.load(Ordering::Relaxed),
+        is_unstable: shared.is_unstable.load(Ordering::Relaxed),
+    })
+}
+
+/// Makes the progress line, which appears on a terminal only.
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::new_spinner();
+    let style = ProgressStyle::with_template("{spinner} {pos} states checked, {per_sec}, {elapsed}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar
+}

@@ -1,0 +1,158 @@
+//! `usring ctl inject`: shows and changes the rules of a run while it goes on.
+
+use super::{add_rule, counts_of, table};
+use crate::devices::socket;
+use crate::{Failure, Outcome};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use usring_device::control::{Control, QuestionKind};
+use usring_inject::Rule;
+use usring_inject::calls::CALLS;
+use usring_inject::page::Page;
+use usring_inject::set::{Kind, name_of};
+use usring_sys::Errno;
+use usring_uapi::opcode;
+
+const EXAMPLES: &str = "\
+Examples:
+  usring run --inject none -- my-server &
+      Starts a run without rules, to which any rule can be added.
+  usring ctl inject add 'write:error=ENOSPC:path=*.wal'
+  usring ctl inject list
+  usring ctl inject remove 1";
+
+/// Show and change the rules of a run that was started with --inject
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Options {
+    /// The run: process id of its `usring run`. Needed if several of your runs have --inject.
+    #[arg(long, value_name = "PID", global = true)]
+    run: Option<u32>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Add a rule. It holds from the next call of each process on.
+    Add {
+        /// The rule, as for `usring run --inject`.
+        #[arg(value_parser = parse)]
+        rule: Box<Rule>,
+    },
+    /// List the rules, how many calls they meant, and how many faults they made.
+    List,
+    /// Remove a rule.
+    Remove {
+        /// The number of the rule in the list.
+        number: u16,
+    },
+    /// List the names of the calls that rules can name.
+    Names,
+}
+
+fn parse(text: &str) -> Result<Box<Rule>, String> {
+    usring_inject::parse(text).map(Box::new).map_err(|error| format!("{error}\n"))
+}
+
+/// Runs the subcommand.
+pub fn run(options: &Options) -> Outcome {
+    if matches!(options.command, Command::Names) {
+        list_names();
+        return Ok(0);
+    }
+    let (run, page) = find(options.run)?;
+    match &options.command {
+        Command::Add { rule } => {
+            check_traps(&page, rule)?;
+            let index = add_rule(&page, rule)?;
+            tell!("run {run}: rule {} added", u32::from(index) + 1);
+        }
+        Command::List => list(&run, &page),
+        Command::Remove { number } => {
+            let removed = number.checked_sub(1).is_some_and(|index| page.remove(index));
+            if !removed {
+                return Err(Failure::with_status(1, format!("run {run} has no active rule {number}")));
+            }
+            tell!("run {run}: rule {number} removed");
+        }
+        Command::Names => {}
+    }
+    Ok(0)
+}
+
+fn list(run: &str, page: &Page) {
+    let rules = page.rules();
+    let active: Vec<_> = rules.iter().filter(|entry| entry.is_active).collect();
+    tell!("run {run}, seed {}: {} active rules", page.seed(), active.len());
+    active.iter().for_each(|entry| tell!("  {} {}", u32::from(entry.index) + 1, entry.text));
+    let counts = counts_of(page);
+    if !counts.is_empty() {
+        tell!("");
+        crate::print(format_args!("{}", table(&counts, &rules)));
+    }
+}
+
+/// Fails if the rule names plain calls that the run's processes do not trap.
+fn check_traps(page: &Page, rule: &Rule) -> Result<(), Failure> {
+    let traps = page.traps();
+    let is_trapped = |number: &u16| traps[usize::from(*number / 64)] & 1 << (number % 64) != 0;
+    match rule.set.members(Kind::Call).find(|number| !is_trapped(number)) {
+        None => Ok(()),
+        Some(number) => {
+            let name = name_of(Kind::Call, number);
+            Err(Failure::with_status(
+                1,
+                format!(
+                    "the run does not trap the system call {name}; start it with `--inject none`, and any rule can be \
+                     added (a rule for rings or libaio alone begins with ring: or aio:)"
+                ),
+            ))
+        }
+    }
+}
+
+/// Returns the launcher's process id and the page of the run that is meant.
+fn find(wanted: Option<u32>) -> Result<(String, Page), Failure> {
+    let mut found = Vec::new();
+    for path in socket::all() {
+        let run = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        if wanted.is_some_and(|wanted| run != wanted.to_string()) {
+            continue;
+        }
+        match page_of(&path) {
+            Ok(page) => found.push((run, page)),
+            // The run has no rules, or was killed, or is of another build.
+            Err(Errno::ENODEV | Errno::ECONNREFUSED | Errno::EINVAL) => {}
+            Err(error) => eprintln!("usring ctl: the run {run} does not answer ({error})"),
+        }
+    }
+    if found.len() > 1 {
+        let runs: Vec<&str> = found.iter().map(|(run, _)| run.as_str()).collect();
+        let text = format!("several of your runs have --inject: {}; name one by --run PID", runs.join(", "));
+        return Err(Failure::with_status(1, text));
+    }
+    found.pop().ok_or_else(|| {
+        Failure::with_status(1, "none of your runs was started with `usring run --inject`; `--inject none` is enough")
+    })
+}
+
+fn page_of(socket: &Path) -> Result<Page, Errno> {
+    let answered = Control::at(socket.as_os_str().as_bytes()).ask(QuestionKind::Faults, 0, [0; 4], None)?;
+    Page::open(&answered.descriptors.into_iter().next().ok_or(Errno::EINVAL)?)
+}
+
+fn list_names() {
+    let lines = |title: &str, names: &[&str]| {
+        tell!("{title}");
+        for line in names.chunks(8) {
+            tell!("  {}", line.join(" "));
+        }
+    };
+    lines("Opcodes of rings (ring:)", &opcode::NAMES);
+    lines("Plain system calls (call:)", &CALLS.iter().map(|call| call.name).collect::<Vec<_>>());
+    let commands = ["read", "pread", "write", "pwrite", "readv", "preadv", "writev", "pwritev", "fsync", "fdsync"];
+    lines("Commands of libaio (aio:)", &[&commands[..], &["poll_add"]].concat());
+    lines("Classes", &["%file", "%desc", "%net", "%sync", "%rw", "all", "none"]);
+}

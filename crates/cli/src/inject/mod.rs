@@ -1,0 +1,213 @@
+//! `usring run --inject`: the rules of a run, the page by which its processes share them, and the
+//! report at its end.
+
+pub mod control;
+
+use super::Failure;
+use super::table::Table;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use usring_inject::page::{Counter, Entry, Key, Page};
+use usring_inject::set::CallSet;
+use usring_inject::{Rule, armed};
+use usring_sys::clock::Clock;
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::mapping;
+
+/// A value of `--inject`.
+#[derive(Clone, Debug)]
+pub enum InjectOption {
+    Rule(Box<Rule>),
+    /// `@FILE`: rules, one per line. A log is such a file.
+    File(PathBuf),
+    /// `none`: no rule yet.
+    Nothing,
+}
+
+/// Parses a value of `--inject`.
+pub fn parse(text: &str) -> Result<InjectOption, String> {
+    if text == "none" {
+        return Ok(InjectOption::Nothing);
+    }
+    if let Some(file) = text.strip_prefix('@') {
+        return Ok(InjectOption::File(file.into()));
+    }
+    let rule = usring_inject::parse(text).map_err(|error| format!("{error}\n"))?;
+    Ok(InjectOption::Rule(Box::new(rule)))
+}
+
+/// Parses the rules in a file. Empty lines, and text from ` #` on, are left out.
+fn read_file(path: &Path) -> Result<Vec<Rule>, Failure> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::new(format!("cannot read the rules of {name} ({error})")))?;
+    let lines = text.lines().enumerate().map(|(index, line)| (index + 1, without_comment(line)));
+    let rules = lines.filter(|(_, line)| !line.is_empty()).map(|(number, line)| {
+        usring_inject::parse(line).map_err(|error| Failure::new(format!("{name}, line {number}: {error}")))
+    });
+    rules.collect()
+}
+
+fn without_comment(line: &str) -> &str {
+    let rule = if line.starts_with('#') { "" } else { line.split(" #").next().unwrap_or("") };
+    rule.trim()
+}
+
+/// The rules of a run, and what became of them.
+pub struct Faults {
+    file: Arc<OwnedDescriptor>,
+    page: Page,
+}
+
+/// The options of `usring run` about faults.
+pub struct Settings<'a> {
+    pub options: &'a [InjectOption],
+    pub seed: Option<u64>,
+    pub log: Option<&'a Path>,
+}
+
+impl Faults {
+    /// Makes the page, enters the rules, and empties the log.
+    pub fn create(settings: &Settings<'_>) -> Result<Faults, Failure> {
+        let failed = |error| Failure::new(format!("cannot make the memory that holds the rules ({error})"));
+        let file = mapping::memory_file(c"usring-faults", usring_inject::page::LENGTH as u64).map_err(failed)?;
+        let seed = settings.seed.unwrap_or_else(|| fastrand::u32(..).into());
+        let page = Page::create(&file, seed, Clock::Monotonic.now()).map_err(failed)?;
+        let mut trapped = CallSet::default();
+        for option in settings.options {
+            let rules = match option {
+                InjectOption::Rule(rule) => vec![(**rule).clone()],
+                InjectOption::File(path) => read_file(path)?,
+                InjectOption::Nothing => {
+                    trapped = CallSet::all();
+                    Vec::new()
+                }
+            };
+            for rule in rules {
+                trapped = trapped.union(&rule.set);
+                add_rule(&page, &rule)?;
+            }
+        }
+        page.set_traps(trapped.calls());
+        if let Some(log) = settings.log {
+            begin_log(log, &page)?;
+        }
+        Ok(Faults { file: Arc::new(file), page })
+    }
+
+    /// Returns a path in /proc by which the program's processes open the page.
+    pub fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.number())
+    }
+
+    /// Returns the page's memory file, for `usring ctl inject`.
+    pub fn file(&self) -> Arc<OwnedDescriptor> {
+        self.file.clone()
+    }
+
+    /// Prints what was injected, and how often.
+    pub fn report(&self) {
+        // The program's exit status must not change any more, so errors are ignored.
+        let _ = std::io::stderr().write_all(report(&self.page).as_bytes());
+    }
+}
+
+fn begin_log(path: &Path, page: &Page) -> Result<(), Failure> {
+    let failed = |error| Failure::new(format!("cannot write the log {} ({error})", path.display()));
+    let absolute = std::path::absolute(path).map_err(failed)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path).map_err(failed)?;
+    writeln!(file, "# The faults of a run with seed {}. `usring run --inject @FILE` repeats them.", page.seed())
+        .map_err(failed)?;
+    if page.set_log(absolute.as_os_str().as_bytes()) {
+        Ok(())
+    } else {
+        Err(Failure::new(format!("the path {} of the log is too long", path.display())))
+    }
+}
+
+/// Enters a rule and returns its index.
+fn add_rule(page: &Page, rule: &Rule) -> Result<u16, Failure> {
+    page.add(rule).ok_or_else(|| Failure::new("the rules of --inject are too many or too long"))
+}
+
+/// Calls that a rule meant, and its faults, by the words for the call.
+type Counts = BTreeMap<(u16, String), [u64; 2]>;
+
+fn counts_of(page: &Page) -> Counts {
+    let mut counts = Counts::new();
+    let mut add = |key: &Key, column: usize, count| {
+        counts.entry((key.rule, armed::describe(key))).or_default()[column] += count;
+    };
+    for (key, count) in page.counters() {
+        match key.counter {
+            Counter::Meant => add(&key, 0, count),
+            Counter::Faults => add(&key, 1, count),
+            Counter::Calls | Counter::Process => {}
+        }
+    }
+    counts
+}
+
+fn report(page: &Page) -> String {
+    let counts = counts_of(page);
+    let faults: u64 = counts.values().map(|[_, faults]| faults).sum();
+    let seed = page.seed();
+    let mut text = match (faults, counts.is_empty()) {
+        (0, true) => format!("usring: no fault was injected: no rule meant a call of the program (seed {seed})\n"),
+        (0, false) => format!("usring: no fault was injected (seed {seed})\n"),
+        (1, _) => format!("usring: 1 fault was injected (seed {seed})\n"),
+        (count, _) => format!("usring: {count} faults were injected (seed {seed})\n"),
+    };
+    if !counts.is_empty() {
+        let _ = write!(text, "{}", table(&counts, &page.rules()));
+    }
+    if page.uncounted() != 0 {
+        text.push_str("usring: more calls than the run can count were left without faults\n");
+    }
+    text
+}
+
+fn table(counts: &Counts, rules: &[Entry]) -> Table {
+    let mut table = Table::new(["rule", "call", "calls", "faults"], 2);
+    for ((rule, call), [calls, faults]) in counts {
+        let text = rules.get(usize::from(*rule)).map_or("", |entry| entry.text.as_str());
+        table.add([format!("{} {text}", u32::from(*rule) + 1), call.clone(), calls.to_string(), faults.to_string()]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use usring_inject::Kind;
+
+    #[test]
+    fn the_report_names_rules_calls_and_the_seed() {
+        let page = Page::of_process(7, 0).unwrap();
+        assert!(report(&page).contains("no rule meant a call of the program (seed 7)"));
+        page.add(&usring_inject::parse("read:error=EIO:when=2").unwrap()).unwrap();
+        let key = |counter, process| Key { counter, process, rule: 0, kind: Kind::Ring, number: 22 };
+        for process in [1, 2, 2] {
+            page.count(key(Counter::Meant, process));
+        }
+        page.count(key(Counter::Faults, 0));
+        let expected = "\
+usring: 1 fault was injected (seed 7)
+rule                     call       calls  faults
+1 read:error=EIO:when=2  ring read      3       1
+";
+        assert_eq!(report(&page), expected);
+    }
+
+    #[test]
+    fn comments_and_empty_lines_of_a_file_are_left_out() {
+        assert_eq!(without_comment("read:error=EIO # rule 1, fd 5"), "read:error=EIO");
+        assert_eq!(without_comment("# nothing"), "");
+        assert_eq!(without_comment("read:path=/a#b:error=EIO"), "read:path=/a#b:error=EIO");
+    }
+}

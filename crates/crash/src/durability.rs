@@ -1,0 +1,320 @@
+//! From which position on a power loss cannot undo an operation.
+//!
+//! The rules of all models:
+//!
+//! 1. A sync covers what ended before the sync began. It covers nothing that was in flight beside
+//!    it.
+//! 2. Once a sync has ended without an error, everything that it covers is durable.
+//! 3. fsync(2) and fdatasync(2) of a file cover its bytes and its size.
+//! 4. A write with O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC is durable once it has ended.
+//! 5. A sync that fails may drop the bytes that it should have written. No later sync covers them.
+//!
+//! | model | names (new files, renames, links, removals) | sizes |
+//! |---|---|---|
+//! | `posix` | durable by fsync(2) of their folder | with the bytes |
+//! | `ext4-ordered` | kept in their order; fsync(2) of any file covers all earlier ones | never before the bytes |
+//! | `device` | durable at once | durable at once |
+
+use crate::history::{Change, History, Operation, Position, Scope, Sync};
+use crate::tree::{Node, Tree};
+
+/// The promises of a file system.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Model {
+    /// The promises of POSIX, and no more.
+    #[default]
+    Posix,
+    /// The behaviour of ext4 with data=ordered, its default.
+    Ext4Ordered,
+    /// The files are fixed pieces of a disk: only bytes can be lost.
+    Device,
+}
+
+impl Model {
+    pub const NAMES: [(&'static str, Model); 3] =
+        [("posix", Model::Posix), ("ext4-ordered", Model::Ext4Ordered), ("device", Model::Device)];
+
+    pub fn name(self) -> &'static str {
+        Model::NAMES.iter().find(|(_, model)| *model == self).map_or("", |(name, _)| name)
+    }
+}
+
+/// Position of an operation that never becomes durable.
+const NEVER: Position = Position::MAX;
+
+/// The durability of each operation of a history.
+pub struct Durability {
+    pub model: Model,
+    /// The first position at which a power loss cannot undo the operation.
+    durable_at: Vec<Position>,
+    /// Whether the operation lets its file grow.
+    grows: Vec<bool>,
+    /// Whether the operation is a rename over an existing name.
+    replaces: Vec<bool>,
+}
+
+/// The outcome of an operation at a power loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The operation had not begun.
+    NotBegun,
+    /// The operation may be there, or not, or in part.
+    Pending,
+    Durable,
+}
+
+impl Durability {
+    pub fn of(history: &History, model: Model) -> Durability {
+        let (grows, replaces) = (growing(history), replacing(history));
+        let mut durable_at = Vec::with_capacity(history.operations.len());
+        for operation in &history.operations {
+            durable_at.push(first_durable(history, operation, model));
+        }
+        let mut durability = Durability { model, durable_at, grows, replaces };
+        if model == Model::Ext4Ordered {
+            durability.commit_journal(history);
+        }
+        durability
+    }
+
+    pub fn fate(&self, history: &History, index: usize, cut: Position) -> Fate {
+        if history.operations[index].begin >= cut {
+            Fate::NotBegun
+        } else if self.durable_at[index] <= cut {
+            Fate::Durable
+        } else {
+            Fate::Pending
+        }
+    }
+
+    /// Returns the operations that a power loss at this position can undo, in their order.
+    pub fn pending(&self, history: &History, cut: Position) -> Vec<usize> {
+        let is_pending = |index: &usize| self.fate(history, *index, cut) == Fate::Pending;
+        (0..history.operations.len()).filter(is_pending).collect()
+    }
+
+    pub fn grows(&self, index: usize) -> bool {
+        self.grows[index]
+    }
+
+    /// Returns whether the operation is a rename over an existing name.
+    pub fn replaces(&self, index: usize) -> bool {
+        self.replaces[index]
+    }
+
+    /// Makes the names and sizes durable that the journal of ext4 commits with a sync of any file.
+    fn commit_journal(&mut self, history: &History) {
+        for sync in &history.syncs {
+            let Some(end) = sync.end.filter(|_| !sync.failed) else { continue };
+            if !self.commits(history, sync) {
+                continue;
+            }
+            for (index, operation) in history.operations.iter().enumerate() {
+                let is_of_journal = is_metadata(&operation.change);
+                if is_of_journal && operation.end.is_some_and(|ended| ended < sync.begin) {
+                    self.durable_at[index] = self.durable_at[index].min(end + 1);
+                }
+            }
+        }
+    }
+
+    /// Returns whether a sync commits the journal: fdatasync(2) does so only if the file's name or
+    /// size is not durable yet.
+    fn commits(&self, history: &History, sync: &Sync) -> bool {
+        let Scope::Node { node, data_only: true } = sync.scope else { return true };
+        let is_due = |(index, operation): (usize, &Operation)| {
+            let is_of_node = match &operation.change {
+                Change::Name { node: named, .. } | Change::Rename { node: named, .. } => *named == node,
+                change => change.file() == Some(node) && (self.grows[index] || is_metadata(change)),
+            };
+            is_of_node && operation.begin < sync.begin && self.durable_at[index] > sync.begin
+        };
+        history.operations.iter().enumerate().any(is_due)
+    }
+}
+
+/// Returns whether ext4 keeps the change in its journal.
+pub(crate) fn is_metadata(change: &Change) -> bool {
+    !matches!(change, Change::Write { .. } | Change::Clear { .. })
+}
+
+/// Returns the position from which on an operation is durable, by rules 1 to 5 and the model's.
+fn first_durable(history: &History, operation: &Operation, model: Model) -> Position {
+    let Some(ended) = operation.end else { return NEVER };
+    let is_of_names = operation.change.file().is_none();
+    let is_size = matches!(operation.change, Change::Resize { .. } | Change::Grow { .. });
+    if operation.is_synchronous || model == Model::Device && (is_of_names || is_size) {
+        return ended + 1;
+    }
+    let mut durable_at = NEVER;
+    for sync in history.syncs.iter().filter(|sync| covers(sync.scope, &operation.change)) {
+        if sync.failed {
+            // Bytes that an earlier sync has written are no longer dirty.
+            let is_dirty = durable_at > sync.begin;
+            if operation.begin < sync.begin && is_dirty && !is_of_names {
+                return NEVER;
+            }
+        } else if ended < sync.begin
+            && let Some(end) = sync.end
+        {
+            durable_at = durable_at.min(end + 1);
+        }
+    }
+    durable_at
+}
+
+/// Returns whether a sync is one for the file or the folder that a change concerns.
+fn covers(scope: Scope, change: &Change) -> bool {
+    match (scope, change.file()) {
+        (Scope::Everything, _) => true,
+        (Scope::Node { node, .. }, Some(file)) => node == file,
+        // A rename takes effect in both folders or in none. Its new folder's sync suffices.
+        (Scope::Node { node, .. }, None) => change.folders().first() == Some(&node),
+    }
+}
+
+/// Returns for each operation whether it lets its file grow.
+fn growing(history: &History) -> Vec<bool> {
+    let mut tree = history.initial.clone();
+    let size = |tree: &Tree, node: Node| tree.content(node).map_or(0, |content| content.size());
+    let grows = |operation: &Operation| {
+        let node = operation.change.file();
+        let before = node.map(|node| size(&tree, node));
+        tree.apply(&operation.change);
+        before < node.map(|node| size(&tree, node))
+    };
+    history.operations.iter().map(grows).collect()
+}
+
+/// Returns for each operation whether it is a rename over an existing name.
+fn replacing(history: &History) -> Vec<bool> {
+    let mut tree = history.initial.clone();
+    let replaces = |operation: &Operation| {
+        let replaces = match &operation.change {
+            Change::Rename { to, .. } => tree.node_at(to).is_some(),
+            _ => false,
+        };
+        if operation.change.file().is_none() {
+            tree.apply(&operation.change);
+        }
+        replaces
+    };
+    history.operations.iter().map(replaces).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{FILE, OTHER, create, empty, fsync, fsync_root, rename, write};
+
+    fn fate(history: &History, model: Model, index: usize) -> Fate {
+        Durability::of(history, model).fate(history, index, history.length)
+    }
+
+    #[test]
+    fn fsync_covers_a_write_that_ended_before_the_fsync_began() {
+        let mut history = empty();
+        let written = history.push(write(FILE, 0, b"a"));
+        assert_eq!(fate(&history, Model::Posix, written), Fate::Pending);
+        history.push_sync(fsync(FILE));
+        assert_eq!(fate(&history, Model::Posix, written), Fate::Durable);
+    }
+
+    #[test]
+    fn fsync_does_not_cover_a_write_in_flight_beside_it() {
+        let mut history = empty();
+        let writing = history.begin(write(FILE, 0, b"a"));
+        let syncing = history.begin_sync(fsync(FILE));
+        history.end(writing);
+        history.end(syncing);
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        history.push_sync(fsync(FILE));
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+    }
+
+    #[test]
+    fn nothing_is_durable_before_the_fsync_has_ended() {
+        let mut history = empty();
+        history.push(write(FILE, 0, b"a"));
+        let syncing = history.begin_sync(fsync(FILE));
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        history.end(syncing);
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+    }
+
+    #[test]
+    fn fsync_of_one_file_does_not_cover_another() {
+        let mut history = empty();
+        history.push(write(FILE, 0, b"a"));
+        history.push_sync(fsync(OTHER));
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        history.push_sync(Scope::Everything);
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+    }
+
+    #[test]
+    fn a_name_is_durable_by_fsync_of_its_folder_and_not_of_its_file() {
+        let mut history = empty();
+        history.push(create("new", FILE));
+        history.push_sync(fsync(FILE));
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        assert_eq!(fate(&history, Model::Ext4Ordered, 0), Fate::Durable);
+        history.push_sync(fsync_root());
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+    }
+
+    #[test]
+    fn on_ext4_fdatasync_commits_the_journal_only_for_a_file_with_a_new_name_or_size() {
+        let data_only = |node| Scope::Node { node, data_only: true };
+        let mut history = empty();
+        history.push(rename("a", "b", OTHER));
+        history.push_sync(data_only(FILE));
+        assert_eq!(fate(&history, Model::Ext4Ordered, 0), Fate::Pending);
+        history.push(write(FILE, 0, b"the file grows"));
+        history.push_sync(data_only(FILE));
+        assert_eq!(fate(&history, Model::Ext4Ordered, 0), Fate::Durable);
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+    }
+
+    #[test]
+    fn a_failed_fsync_loses_its_bytes_for_later_syncs_too() {
+        let mut history = empty();
+        history.push(write(FILE, 0, b"lost"));
+        history.push_failed_sync(fsync(FILE));
+        history.push_sync(fsync(FILE));
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        history.push(write(FILE, 0, b"again"));
+        history.push_sync(fsync(FILE));
+        assert_eq!(fate(&history, Model::Posix, 1), Fate::Durable);
+    }
+
+    #[test]
+    fn a_failed_fsync_takes_nothing_that_an_earlier_fsync_covered() {
+        let mut history = empty();
+        history.push(write(FILE, 0, b"kept"));
+        history.push_sync(fsync(FILE));
+        history.push_failed_sync(fsync(FILE));
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+    }
+
+    #[test]
+    fn a_synchronous_write_is_durable_once_it_has_ended() {
+        let mut history = empty();
+        let writing = history.begin(write(FILE, 0, b"a"));
+        history.operations[0].is_synchronous = true;
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Pending);
+        history.end(writing);
+        assert_eq!(fate(&history, Model::Posix, 0), Fate::Durable);
+    }
+
+    #[test]
+    fn on_a_device_names_and_sizes_are_durable_at_once_and_bytes_are_not() {
+        let mut history = empty();
+        history.push(create("new", FILE));
+        history.push(Change::Grow { node: FILE, size: 100 });
+        history.push(write(FILE, 0, b"a"));
+        assert_eq!(fate(&history, Model::Device, 0), Fate::Durable);
+        assert_eq!(fate(&history, Model::Device, 1), Fate::Durable);
+        assert_eq!(fate(&history, Model::Device, 2), Fate::Pending);
+    }
+}

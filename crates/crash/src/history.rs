@@ -1,0 +1,224 @@
+//! The events below the folder, in one order for all processes.
+//!
+//! Every event has a position. A system call begins and ends at one position each. Its effect
+//! on the folder comes in between. Operations stand in the order in which they took effect.
+
+use crate::tree::{Node, Place, Tree};
+use std::sync::Arc;
+
+/// Number of events before an event.
+pub type Position = u64;
+
+/// The effect of one operation on the folder.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Write {
+        node: Node,
+        offset: u64,
+        data: Arc<[u8]>,
+    },
+    /// truncate(2), and open(2) with O_TRUNC.
+    Resize {
+        node: Node,
+        size: u64,
+    },
+    /// fallocate(2) beyond the file's end.
+    Grow {
+        node: Node,
+        size: u64,
+    },
+    /// fallocate(2) that punches a hole or writes zeroes.
+    Clear {
+        node: Node,
+        offset: u64,
+        length: u64,
+    },
+    /// A name for a new or a known node: open(2) with O_CREAT, mkdir(2), symlink(2), link(2).
+    Name {
+        place: Place,
+        node: Node,
+    },
+    /// unlink(2), rmdir(2).
+    Remove {
+        place: Place,
+        node: Node,
+    },
+    Rename {
+        from: Place,
+        to: Place,
+        node: Node,
+    },
+    /// renameat2(2) with RENAME_EXCHANGE. `nodes`: those that the names led to before.
+    Exchange {
+        first: Place,
+        second: Place,
+        nodes: (Node, Node),
+    },
+}
+
+impl Change {
+    /// Returns the file whose content or size changes. `None`: the change is one of names.
+    pub fn file(&self) -> Option<Node> {
+        match self {
+            Change::Write { node, .. }
+            | Change::Resize { node, .. }
+            | Change::Grow { node, .. }
+            | Change::Clear { node, .. } => Some(*node),
+            _ => None,
+        }
+    }
+
+    /// Returns the folders whose names change.
+    pub fn folders(&self) -> Vec<Node> {
+        match self {
+            Change::Name { place, .. } | Change::Remove { place, .. } => vec![place.folder],
+            Change::Rename { from, to, .. } => vec![to.folder, from.folder],
+            Change::Exchange { first, second, .. } => vec![first.folder, second.folder],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// One change, made by a system call or by a request of a ring.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    pub change: Change,
+    pub begin: Position,
+    /// `None`: the call or request had not ended when the recording ended.
+    pub end: Option<Position>,
+    /// The call asked for durability itself: O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC.
+    pub is_synchronous: bool,
+    /// How the program made the call, and which process did: for messages.
+    pub origin: Origin,
+}
+
+/// The maker of a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    pub process: u32,
+    /// The system call's name, or the opcode's with "by ring".
+    pub call: String,
+    /// The path, relative to the folder, under which the program knew the file at that moment.
+    pub path: String,
+    /// The second path of a rename or a link.
+    pub second_path: String,
+}
+
+/// The files and folders that a sync covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// fsync(2), or fdatasync(2) if `data_only`, of a file or a folder.
+    Node { node: Node, data_only: bool },
+    /// sync(2) or syncfs(2).
+    Everything,
+}
+
+/// A call that makes earlier changes durable.
+#[derive(Clone, Debug)]
+pub struct Sync {
+    pub scope: Scope,
+    pub begin: Position,
+    /// `None`: the call had not ended when the recording ended.
+    pub end: Option<Position>,
+    /// The call failed, and the system may have dropped the data that was to be written.
+    pub failed: bool,
+    pub origin: Origin,
+}
+
+/// Bytes that the command wrote to its standard output: its acknowledgements.
+#[derive(Clone, Debug)]
+pub struct Output {
+    pub position: Position,
+    pub data: Vec<u8>,
+}
+
+/// Everything that was recorded.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// The folder at the beginning, and all files that were made later, still empty and without
+    /// names.
+    pub initial: Tree,
+    pub operations: Vec<Operation>,
+    pub syncs: Vec<Sync>,
+    pub outputs: Vec<Output>,
+    /// Number of events.
+    pub length: Position,
+}
+
+/// One event, for a history that is built by hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    Operation(usize),
+    Sync(usize),
+}
+
+impl History {
+    /// Returns the folder after all operations.
+    pub fn last_tree(&self) -> Tree {
+        let mut tree = self.initial.clone();
+        self.operations.iter().for_each(|operation| tree.apply(&operation.change));
+        tree
+    }
+
+    /// Returns what the command had printed before a position.
+    pub fn output_before(&self, position: Position) -> Vec<u8> {
+        self.outputs
+            .iter()
+            .take_while(|output| output.position < position)
+            .flat_map(|output| output.data.clone())
+            .collect()
+    }
+
+    /// Appends an operation that begins now; it ends with [`History::end`].
+    pub fn begin(&mut self, change: Change) -> Event {
+        let begin = self.take_position();
+        let origin = Origin::default();
+        self.operations.push(Operation { change, begin, end: None, is_synchronous: false, origin });
+        Event::Operation(self.operations.len() - 1)
+    }
+
+    /// Appends a sync that begins now; it ends with [`History::end`].
+    pub fn begin_sync(&mut self, scope: Scope) -> Event {
+        let begin = self.take_position();
+        self.syncs.push(Sync { scope, begin, end: None, failed: false, origin: Origin::default() });
+        Event::Sync(self.syncs.len() - 1)
+    }
+
+    pub fn end(&mut self, event: Event) {
+        let position = Some(self.take_position());
+        match event {
+            Event::Operation(index) => self.operations[index].end = position,
+            Event::Sync(index) => self.syncs[index].end = position,
+        }
+    }
+
+    /// Appends an operation that nothing else overlaps. Returns its index.
+    pub fn push(&mut self, change: Change) -> usize {
+        let event = self.begin(change);
+        self.end(event);
+        self.operations.len() - 1
+    }
+
+    /// Appends a sync that nothing else overlaps.
+    pub fn push_sync(&mut self, scope: Scope) {
+        let event = self.begin_sync(scope);
+        self.end(event);
+    }
+
+    /// Appends a sync that fails, and that nothing else overlaps.
+    pub fn push_failed_sync(&mut self, scope: Scope) {
+        self.push_sync(scope);
+        self.syncs.iter_mut().last().into_iter().for_each(|sync| sync.failed = true);
+    }
+
+    /// Appends bytes that the command prints.
+    pub fn push_output(&mut self, data: &[u8]) {
+        let position = self.take_position();
+        self.outputs.push(Output { position, data: data.to_vec() });
+    }
+
+    fn take_position(&mut self) -> Position {
+        self.length += 1;
+        self.length - 1
+    }
+}

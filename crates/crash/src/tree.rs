@@ -1,0 +1,188 @@
+//! A folder in memory. Names lead to nodes, as directory entries lead to inodes. A write changes a
+//! node under all its names, and a node without a name stays.
+
+use crate::content::{Content, hash_bytes, mix};
+use crate::history::Change;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A node's number. No two nodes of a history have the same, also if the file system gave the inode
+/// number of a removed file to a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Node(pub u64);
+
+/// The folder itself.
+pub const ROOT: Node = Node(0);
+
+/// A name in a folder.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub folder: Node,
+    pub name: OsString,
+}
+
+#[derive(Clone, Debug)]
+pub enum Body {
+    File(Arc<Content>),
+    Folder(BTreeMap<OsString, Node>),
+    /// A symbolic link, and its target.
+    Link(OsString),
+}
+
+#[derive(Clone, Debug)]
+pub struct Inode {
+    pub body: Body,
+    /// The permission bits.
+    pub mode: u32,
+}
+
+/// The folder and everything in it.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    nodes: BTreeMap<Node, Arc<Inode>>,
+}
+
+impl Default for Tree {
+    fn default() -> Tree {
+        let root = Inode { body: Body::Folder(BTreeMap::new()), mode: 0o755 };
+        Tree { nodes: BTreeMap::from([(ROOT, Arc::new(root))]) }
+    }
+}
+
+impl Tree {
+    /// Adds a node that has no name yet.
+    pub fn add(&mut self, node: Node, inode: Inode) {
+        self.nodes.insert(node, Arc::new(inode));
+    }
+
+    /// Has a name lead to a node. Does nothing if the folder does not exist.
+    pub fn name(&mut self, place: &Place, node: Node) {
+        if let Some(names) = self.names(place.folder) {
+            names.insert(place.name.clone(), node);
+        }
+    }
+
+    /// Removes a name, if it leads to this node.
+    pub fn remove(&mut self, place: &Place, node: Node) {
+        if let Some(names) = self.names(place.folder)
+            && names.get(&place.name) == Some(&node)
+        {
+            names.remove(&place.name);
+        }
+    }
+
+    pub fn inode(&self, node: Node) -> Option<&Inode> {
+        self.nodes.get(&node).map(|inode| &**inode)
+    }
+
+    /// Returns the content of a file. `None`: there is no such node, or it is no file.
+    pub fn content(&self, node: Node) -> Option<&Content> {
+        match &self.inode(node)?.body {
+            Body::File(content) => Some(content),
+            _ => None,
+        }
+    }
+
+    /// Returns the content of a file, to be changed.
+    pub fn content_to_change(&mut self, node: Node) -> Option<&mut Content> {
+        match &mut Arc::make_mut(self.nodes.get_mut(&node)?).body {
+            Body::File(content) => Some(Arc::make_mut(content)),
+            _ => None,
+        }
+    }
+
+    /// Returns the node that a name leads to.
+    pub fn node_at(&self, place: &Place) -> Option<Node> {
+        match &self.inode(place.folder)?.body {
+            Body::Folder(names) => names.get(&place.name).copied(),
+            _ => None,
+        }
+    }
+
+    fn names(&mut self, folder: Node) -> Option<&mut BTreeMap<OsString, Node>> {
+        match &mut Arc::make_mut(self.nodes.get_mut(&folder)?).body {
+            Body::Folder(names) => Some(names),
+            _ => None,
+        }
+    }
+
+    /// Makes a change in full.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Write { node, offset, data } => {
+                self.content_to_change(*node).into_iter().for_each(|content| content.write(*offset, data));
+            }
+            Change::Resize { node, size } => {
+                self.content_to_change(*node).into_iter().for_each(|content| content.resize(*size));
+            }
+            Change::Grow { node, size } => {
+                self.content_to_change(*node).into_iter().for_each(|content| content.grow(*size));
+            }
+            Change::Clear { node, offset, length } => {
+                self.content_to_change(*node).into_iter().for_each(|content| content.clear(*offset, *length));
+            }
+            Change::Name { place, node } => self.name(place, *node),
+            Change::Remove { place, node } => self.remove(place, *node),
+            Change::Rename { from, to, node } => {
+                self.remove(from, *node);
+                self.name(to, *node);
+            }
+            Change::Exchange { first, second, nodes } => {
+                self.name(first, nodes.1);
+                self.name(second, nodes.0);
+            }
+        }
+    }
+
+    /// Returns all paths and their nodes, each folder before what it contains. The folder itself is
+    /// not among them.
+    pub fn paths(&self) -> Vec<(PathBuf, Node)> {
+        let mut found = Vec::new();
+        let mut folders = vec![(PathBuf::new(), ROOT)];
+        while let Some((path, folder)) = folders.pop() {
+            let Some(Inode { body: Body::Folder(names), .. }) = self.inode(folder) else { continue };
+            for (name, node) in names {
+                let path = path.join(name);
+                if matches!(self.inode(*node), Some(Inode { body: Body::Folder(_), .. }))
+                    && !found.iter().any(|(_, known)| known == node)
+                {
+                    folders.push((path.clone(), *node));
+                }
+                found.push((path, *node));
+            }
+        }
+        found.sort();
+        found
+    }
+
+    /// Returns the node that a path below the folder leads to. Follows no symbolic links.
+    pub fn find(&self, path: &Path) -> Option<Node> {
+        path.iter().try_fold(ROOT, |folder, name| match &self.inode(folder)?.body {
+            Body::Folder(names) => names.get(name).copied(),
+            _ => None,
+        })
+    }
+
+    /// Returns a hash of all paths and what they lead to. Trees that a program cannot distinguish
+    /// by reading have equal hashes.
+    pub fn hash(&self) -> u64 {
+        let mut hash = 0;
+        let mut first_path = BTreeMap::new();
+        for (index, (path, node)) in self.paths().into_iter().enumerate() {
+            // Hard links are distinguished from copies: by the index of the node's first path.
+            let first = *first_path.entry(node).or_insert(index as u64);
+            hash = mix(mix(hash, hash_bytes(path.as_os_str().as_bytes())), first);
+            let Some(inode) = self.inode(node) else { continue };
+            let body = match &inode.body {
+                Body::File(content) => content.hash(),
+                Body::Folder(_) => 2,
+                Body::Link(target) => mix(3, hash_bytes(target.as_bytes())),
+            };
+            hash = mix(mix(hash, body), u64::from(inode.mode));
+        }
+        hash
+    }
+}

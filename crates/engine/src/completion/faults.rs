@@ -1,0 +1,103 @@
+//! The end of a request that gets a fault: its answer, and the delay before its CQE.
+
+use crate::completion::complete;
+use crate::request::conditions::Deadline;
+use crate::request::fault::FaultStage;
+use crate::request::outcome::Answer;
+use crate::request::{Progress, Request, RequestEntry};
+use crate::ring::LockedRing;
+use usring_inject::rule::Answer as Injected;
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, wait, width};
+
+/// Ends a request that has a fault. `answer` is its own.
+#[cold]
+#[inline(never)]
+pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, mut answer: Answer) {
+    let Some(mut pending) = request.fault.take() else { return complete::complete(locked, request, answer) };
+    // A request that was cancelled, or never begun, keeps its own answer.
+    if matches!(request.progress, Progress::Refused | Progress::Unbegun) {
+        return complete::complete(locked, request, answer);
+    }
+    let fault = pending.fault;
+    if matches!(pending.stage, FaultStage::Leaving(_)) {
+        return post(locked, request, answer, fault.overflow);
+    }
+    if let Some(injected) = fault.answer {
+        answer = answer_of(&request, injected);
+    } else if let Some(whole) = pending.whole {
+        answer.failed |= u64::try_from(answer.result).is_ok_and(|bytes| bytes < whole);
+    }
+    if let Some(flip) = fault.flip
+        && let Ok(bytes) = u64::try_from(answer.result)
+    {
+        let selected = request.buffer.map(|buffer| IoVector { base: buffer.address.0, length: buffer.length.into() });
+        flip.apply(selected.as_ref().map_or(&pending.memory, core::slice::from_ref), bytes);
+    }
+    let delay = fault.delay_exit;
+    let waits = delay != 0 && delays(locked, delay);
+    let reorders = fault.reorder.filter(|_| !waits && !locked.ring.is_polled());
+    if !waits && reorders.is_none() {
+        return post(locked, request, answer, fault.overflow);
+    }
+    pending.stage = FaultStage::Leaving(answer);
+    request.fault = Some(pending);
+    match reorders {
+        Some(count) => hold_back(locked, request, count),
+        None => hold(locked, request, delay),
+    }
+}
+
+/// Completes a request. `overflows`: its CQE goes to the backlog.
+fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
+    locked.queues.cq.force_overflow(overflows);
+    complete::complete(locked, request, answer);
+    locked.queues.cq.force_overflow(false);
+}
+
+/// Longest time, in nanoseconds, for which a completion waits for later ones to overtake it.
+const REORDER_LIMIT_NS: Nanoseconds = 10_000_000;
+
+/// Has a completion wait until so many later ones are in the CQ.
+fn hold_back(locked: &mut LockedRing, request: RequestEntry, count: u32) {
+    let at = Clock::Monotonic.now().saturating_add(REORDER_LIMIT_NS);
+    let tail = locked.queues.cq.tail();
+    let completes_at = locked.waiting.timeouts.count_to(tail) + i64::from(count);
+    locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, Some(completes_at));
+}
+
+/// Returns the answer that a rule gives in place of a request's own.
+pub(crate) fn answer_of(request: &Request, injected: Injected) -> Answer {
+    match injected {
+        Injected::Error(number) => Errno::new(number.into()).negative().into(),
+        Injected::Value(value) => {
+            let result = width::int(value.cast_unsigned());
+            Answer { result, failed: request.is_failure(result) }
+        }
+    }
+}
+
+/// Returns whether a delay can be left to the ring's timers. On a polled ring no thread waits for
+/// timers, so the calling thread sleeps here.
+pub(crate) fn delays(locked: &LockedRing, delay: Nanoseconds) -> bool {
+    let is_polled = locked.ring.is_polled();
+    if is_polled {
+        let _ = wait::nanosleep(delay);
+    }
+    !is_polled
+}
+
+/// Has a request wait among the ring's timers.
+pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry, delay: Nanoseconds) {
+    let at = Clock::Monotonic.now().saturating_add(delay);
+    locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, None);
+}
+
+/// Goes on with a request whose delay is over.
+pub(crate) fn resume(locked: &mut LockedRing, request: RequestEntry) {
+    match request.fault.as_ref().map(|pending| pending.stage) {
+        Some(FaultStage::Leaving(answer)) => complete::complete(locked, request, answer),
+        _ => locked.queues.issuable.push_back(request),
+    }
+}

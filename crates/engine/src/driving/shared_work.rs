@@ -1,0 +1,40 @@
+//! The work that the other processes of a shared ring cause: they have news, or have died.
+
+use crate::driving::{batch, ended};
+use crate::op::{poll, timeout};
+use crate::ring::LockedRing;
+use crate::waiting::asks::Change;
+use crate::waiting::{asked_changes, cancel};
+use usring_sys::Errno;
+
+/// Does what the other processes of a shared ring have left to this one. Takes part in the sharing,
+/// makes the change that another process asks for, and lets requests go on that another process has
+/// released. If this process depends on the others, it also takes their answers, and completes the
+/// requests of processes that have died.
+#[cold]
+pub(crate) fn look(locked: &mut LockedRing) {
+    locked.take_part();
+    make_asked_change(locked);
+    if ended::between_looks(locked).is_some() {
+        ended::complete(locked);
+        asked_changes::proceed(locked);
+        locked.signal_own_pollers();
+    } else if locked.queues.drain.is_active() {
+        locked.release_held();
+    }
+    batch::run_issuable(locked);
+}
+
+/// Makes the change that another process asks for, and answers.
+fn make_asked_change(locked: &mut LockedRing) {
+    let slot = locked.ring.control.change_slot(locked.ring.process_number());
+    let Some(words) = slot.asked() else { return };
+    let answer = match Change::decode(words) {
+        Some(Change::Cancel(key)) => cancel::cancel(locked, &key),
+        Some(Change::Poll(update)) => poll::update(locked, update),
+        Some(Change::Timeout(update)) => timeout::update(locked, update),
+        None => Err(Errno::EINVAL),
+    };
+    slot.answer(answer.unwrap_or_else(Errno::negative));
+    locked.call_other_processes();
+}

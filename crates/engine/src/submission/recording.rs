@@ -1,0 +1,62 @@
+//! Records when requests that change files were submitted and completed (`usring crash`). Their
+//! system calls are recorded where usring makes them ([`usring_record::calls`]).
+//!
+//! A request begins with its batch. A request that was held back, by a link or a drain, begins when
+//! it is issued.
+
+use crate::request::operation::Operation;
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Blocking, Request};
+use crate::ring::LockedRing;
+use crate::submission::opcode_table;
+use usring_record::{calls, requests};
+use usring_sys::Errno;
+use usring_sys::unusual::{self, Unusual};
+
+/// Records that a batch is submitted. Returns its number; 0 if nothing is recorded.
+pub(crate) fn begin_batch() -> u64 {
+    if unusual::has(Unusual::Recording) { requests::submit_batch() } else { 0 }
+}
+
+/// Returns the request's number and batch, if its calls are recorded.
+fn recorded(request: &mut Request) -> Option<(u64, u64)> {
+    let changes_files = match &request.operation {
+        Operation::ReadWrite(transfer) => transfer.writes(),
+        Operation::Call(_) | Operation::Open(_) | Operation::Splice(_) => true,
+        _ => false,
+    };
+    if !changes_files || !unusual::has(Unusual::Recording) {
+        return None;
+    }
+    if request.recorded == 0 {
+        request.recorded = requests::new_request();
+    }
+    Some((request.recorded, request.recorded_batch))
+}
+
+/// Issues a request by the opcode's own row.
+pub(super) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
+    let issue = opcode_table::row(request.sqe.opcode).issue;
+    match recorded(request) {
+        Some((number, batch)) => requests::during(number, batch, || issue(locked, request)),
+        None => issue(locked, request),
+    }
+}
+
+/// Carries a request out in a worker, by the opcode's own row.
+pub(super) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
+    let Some(work) = opcode_table::row(request.sqe.opcode).properties.work else { return Errno::EINVAL.negative() };
+    match recorded(request) {
+        Some((number, batch)) => requests::during(number, batch, || work(request, blocking)),
+        None => work(request, blocking),
+    }
+}
+
+/// Records that a request fails without being made, because a rule says so.
+pub(super) fn note_failure(request: &mut Request) {
+    let Some((number, batch)) = recorded(request) else { return };
+    let Operation::Call(call) = &request.operation else { return };
+    let mut call = call.call;
+    call.arguments[0] = request.file.number as u64;
+    requests::during(number, batch, || calls::note_failure(&call));
+}

@@ -1,0 +1,180 @@
+//! IO_DRAIN on a ring that processes share: a drain waits for requests of all processes, and holds
+//! back later requests of all processes. On a ring of one process these functions leave all to
+//! `submission::drain`.
+//!
+//! - A word in the ring's memory says whether the ring drains, also before the ring is shared.
+//! - The journal in the ring's memory holds which requests are in flight, and the order of the
+//!   requests that are held back. The requests themselves are in the memory of their process.
+//! - The driver that ends the last request in flight releases the first held ones. If they belong
+//!   to another process, it calls that process, whose next driver lets them go on.
+//! - A held request of a process that has died ends with -EFAULT when its turn comes, and the
+//!   requests behind it in its chain with -ECANCELED, as on the kernel.
+//! - Some requests are not in the journal. The process that made the ring counts its own from
+//!   before the ring was shared, and keeps the count in the ring's memory. The other such requests
+//!   found the journal full. Drains of other processes do not wait for those.
+
+use crate::request::{Request, RequestEntry};
+use crate::ring::{LockedRing, Queues};
+use usring_ring::Held;
+use usring_sys::{Errno, process_number};
+use usring_uapi::Cqe;
+
+impl LockedRing<'_> {
+    /// Queues a request behind those that it waits for. If there are none, releases it at once.
+    pub fn hold_back(&mut self, request: RequestEntry) {
+        if self.ring.is_shared() {
+            return self.hold_back_for_all(request);
+        }
+        let Queues { drain, successors, .. } = &mut self.queues;
+        drain.defer(request, successors);
+        let is_active = drain.is_active();
+        self.ring.control.set_draining(is_active);
+    }
+
+    /// Releases the requests that have nothing left to wait for.
+    pub fn release_held(&mut self) {
+        if self.ring.is_shared() {
+            return self.release_held_of_all();
+        }
+        let Queues { drain, successors, .. } = &mut self.queues;
+        drain.release(successors);
+    }
+
+    /// Ends a batch in which requests were refused while the ring drains.
+    #[cold]
+    pub fn end_batch_with_refused(&mut self) {
+        self.queues.drain.forget_refused();
+        self.release_held();
+    }
+
+    /// Holds requests back until one of them has found nothing to wait for.
+    pub fn activate_drain(&mut self) {
+        self.queues.drain.activate();
+        self.ring.control.set_draining(true);
+    }
+
+    /// Notes a request with CQE_SKIP_SUCCESS, after which the ring refuses drains.
+    pub fn refuse_drains(&mut self) {
+        if !self.queues.drain.is_disabled() {
+            self.queues.drain.disable();
+            self.ring.control.refuse_drains();
+        }
+    }
+
+    /// Lets the drains of other processes know of this one's requests. For a process that begins to
+    /// take part in the sharing of the ring.
+    pub fn begin_shared_drains(&mut self) {
+        self.count_unjournaled();
+        if self.queues.drain.is_active() {
+            self.release_held_of_all();
+        }
+    }
+
+    #[cold]
+    fn hold_back_for_all(&mut self, request: RequestEntry) {
+        let was_held = self.journal().first_held().is_some();
+        let place = self.journal().last_place();
+        let Queues { drain, journal, .. } = &mut self.queues;
+        let deferred = drain.hold_back(request);
+        let drains = deferred.drains;
+        if let Some(journal) = journal {
+            let members = deferred.members().skip(1).filter_map(|member| member.journal);
+            members.for_each(|slot| journal.hold_member(slot, place));
+            deferred.request.journal.inspect(|slot| journal.hold(*slot, place, drains));
+        }
+        self.ring.control.set_draining(true);
+        self.release_held_of_all();
+        let is_held = self.journal().first_held().is_some();
+        let is_active = drains || is_held || self.queues.drain.has_deferred();
+        self.ring.control.set_draining(is_active);
+        self.queues.drain.set_active(is_active);
+        if is_held && !was_held && self.waits_for_maker() {
+            // That process counts anew.
+            self.call_other_processes();
+        }
+    }
+
+    fn release_held_of_all(&mut self) {
+        self.count_unjournaled();
+        let (mut is_first, mut has_drain, mut has_others) = (true, false, false);
+        while let Some(held) = self.journal().first_held() {
+            has_drain |= held.drains;
+            if (is_first || has_drain) && !self.is_idle() {
+                break;
+            }
+            is_first = false;
+            if held.owner == self.ring.process_number() {
+                self.journal().let_go(&held);
+            } else if process_number::is_alive(held.owner) {
+                self.journal().let_go(&held);
+                has_others = true;
+            } else {
+                self.end_held(&held);
+            }
+        }
+        self.take_released();
+        if has_others {
+            self.call_other_processes();
+        }
+    }
+
+    /// Lets the requests of this process go on that a driver of any process has released.
+    fn take_released(&mut self) {
+        while let Some(first) = self.queues.drain.first() {
+            let is_released = match first.request.journal {
+                Some(slot) => !self.journal().is_held(slot),
+                None => self.is_idle(),
+            };
+            if !is_released {
+                return;
+            }
+            let Queues { drain, successors, journal, .. } = &mut self.queues;
+            if let (Some(first), Some(journal)) = (drain.first(), journal) {
+                // If the first request has no slot, no other process has released the others.
+                first.members().filter_map(|member| member.journal).for_each(|slot| journal.confirm(slot));
+            }
+            drain.release_first(successors);
+        }
+    }
+
+    /// Ends a held request of a process that has died, and its chain.
+    fn end_held(&mut self, held: &Held) {
+        let mut error = Errno::EFAULT;
+        for (slot, user_data) in self.journal().take_held(held) {
+            self.queues.cq.post(Cqe { user_data, res: error.negative(), flags: 0 });
+            let Queues { journal, cq, .. } = &mut self.queues;
+            if let Some(journal) = journal {
+                journal.end(slot, cq);
+            }
+            error = Errno::ECANCELED;
+        }
+    }
+
+    /// Returns whether no request of any process is in flight, not counting held requests.
+    fn is_idle(&mut self) -> bool {
+        let is_noted = |request: &&Request| request.journal.is_some();
+        let held = self.queues.drain.held_requests().filter(|request| !is_noted(request)).count();
+        !self.journal().is_any_in_flight() && self.unjournaled() <= held as u64 && !self.waits_for_maker()
+    }
+
+    /// Returns the number of this process's requests that are not in the journal.
+    fn unjournaled(&mut self) -> u64 {
+        let outstanding = self.queues.drain.outstanding();
+        outstanding.saturating_sub(self.journal().noted())
+    }
+
+    /// Publishes the number of requests that are not in the journal, if this process made the ring.
+    fn count_unjournaled(&mut self) {
+        if !self.ring.is_adopted() {
+            let unjournaled = self.unjournaled();
+            self.ring.control.count_unjournaled(unjournaled);
+        }
+    }
+
+    /// Returns whether the process that made the ring may have requests that are not in the
+    /// journal, and is another one.
+    fn waits_for_maker(&self) -> bool {
+        let control = &self.ring.control;
+        self.ring.is_adopted() && control.has_unjournaled() && control.maker().is_some_and(process_number::is_alive)
+    }
+}

@@ -1,0 +1,145 @@
+//! Asks other processes of a shared ring to cancel or change requests that only they have:
+//! ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
+//!
+//! A process first looks among its own requests. Then it asks the processes that may have others,
+//! one after the other, by the slot of `usring_ring::change_slot`. The request that asks completes
+//! with the answer. `driving::shared_work` makes the changes that other processes ask for.
+//!
+//! An asked process that dies does not answer. So the ring watcher looks every 10 ms while a change
+//! is asked for (`driving::ended`).
+
+use crate::completion::complete;
+use crate::request::conditions::CancelKey;
+use crate::request::outcome::IssueOutcome;
+use crate::request::{Request, RequestEntry};
+use crate::ring::LockedRing;
+use crate::waiting::asks::{Ask, Asker, Change, PENDING};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicI32, Ordering};
+use usring_ring::change_slot::ChangeSlot;
+use usring_sys::{Errno, process_number};
+
+/// Returns the outcome of a request that changes others. `answer`: the answer of this process.
+pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
+    if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }
+}
+
+#[cold]
+fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
+    let answer = answer.unwrap_or_else(Errno::negative);
+    match Change::of(&request.operation) {
+        Some(change) if !others(locked, &change, answer).is_empty() => {
+            request.result = answer;
+            IssueOutcome::AsksProcesses
+        }
+        _ => IssueOutcome::done(answer),
+    }
+}
+
+/// Asks other processes for the change that a request makes. `request.result` is the answer of this
+/// process.
+pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
+    let answer = request.result;
+    match Change::of(&request.operation) {
+        Some(change) => ask(locked, change, Asker::Request(request), answer),
+        None => complete::complete(locked, request, answer.into()),
+    }
+}
+
+/// Asks other processes for a synchronous cancellation, if one of them may have a request that the
+/// key means. `answer`: the answer of this process. Returns the place of the answer, which is
+/// [`PENDING`] until it is there.
+pub(crate) fn begin_call(
+    locked: &mut LockedRing,
+    key: &CancelKey,
+    answer: Result<i32, Errno>,
+) -> Option<Arc<AtomicI32>> {
+    let answer = answer.unwrap_or_else(Errno::negative);
+    let change = Change::Cancel(*key);
+    if !locked.ring.is_shared() || others(locked, &change, answer).is_empty() {
+        return None;
+    }
+    let place = Arc::new(AtomicI32::new(PENDING));
+    ask(locked, change, Asker::Call(place.clone()), answer);
+    Some(place)
+}
+
+/// Returns the processes to ask after this answer. Requests from before the ring was shared are not
+/// in the journal, so the process that made the ring may have more.
+fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
+    if !change.goes_on(answer) {
+        return Vec::new();
+    }
+    let mut others = locked.journal().others(change.user_data());
+    let control = &locked.ring.control;
+    if let Some(maker) = control.maker()
+        && locked.ring.is_adopted()
+        && control.has_unjournaled()
+        && !others.contains(&maker)
+    {
+        others.push(maker);
+    }
+    others
+}
+
+#[cold]
+fn ask(locked: &mut LockedRing, change: Change, asker: Asker, answer: i32) {
+    let rest = others(locked, &change, answer);
+    locked.waiting.asks.push_back(Ask { change, asker, asked: None, rest, answer });
+    proceed(locked);
+}
+
+fn slot(locked: &LockedRing) -> ChangeSlot {
+    locked.ring.control.change_slot(locked.ring.process_number())
+}
+
+/// Takes the answer that is there, asks the next process, and completes the asks that are over.
+pub(crate) fn proceed(locked: &mut LockedRing) {
+    let slot = slot(locked);
+    while let Some(first) = locked.waiting.asks.front()
+        && slot.is_available(process_number::is_alive)
+    {
+        if let Some(asked) = first.asked {
+            let answer = match slot.answered() {
+                None if may_answer(locked, asked) => return,
+                answer => answer.unwrap_or(Errno::ENOENT.negative()),
+            };
+            locked.waiting.asks.front_mut().into_iter().for_each(|first| first.note(answer));
+        }
+        let Some(first) = locked.waiting.asks.front_mut() else { return };
+        match first.rest.pop() {
+            Some(next) => {
+                first.asked = Some(next);
+                slot.ask(next, first.change.encode());
+                locked.call_other_processes();
+            }
+            None => {
+                if slot.free() {
+                    locked.call_other_processes();
+                }
+                locked.waiting.asks.pop_front().into_iter().for_each(|over| end(locked, over));
+            }
+        }
+    }
+}
+
+/// Returns whether a process that is asked may still answer.
+fn may_answer(locked: &mut LockedRing, asked: u32) -> bool {
+    let is_there = locked.ring.control.maker() == Some(asked) || locked.journal().others(None).contains(&asked);
+    is_there && process_number::is_alive(asked)
+}
+
+fn end(locked: &mut LockedRing, over: Ask) {
+    match over.asker {
+        Asker::Request(request) => complete::complete(locked, request, over.answer.into()),
+        Asker::Call(place) => place.store(over.answer, Ordering::Release),
+    }
+}
+
+/// Asks for nothing more, for a ring that goes away.
+pub(crate) fn forget(locked: &mut LockedRing) {
+    if !core::mem::take(&mut locked.waiting.asks).is_empty() {
+        slot(locked).give_up();
+    }
+}

@@ -1,0 +1,227 @@
+//! The changes that this process asks of other processes of a shared ring, because only they have
+//! the requests concerned. `asked_changes` asks; `usring_ring::change_slot` has the protocol.
+
+use crate::request::RequestEntry;
+use crate::request::conditions::{CancelKey, Interest};
+use crate::request::operation::{Operation, PollUpdate, TimeoutUpdate};
+use alloc::collections::VecDeque;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::AtomicI32;
+use usring_ring::change_slot;
+use usring_sys::Errno;
+use usring_uapi::io_uring as abi;
+
+/// A change of requests, by a condition that means the same in every process.
+#[derive(Clone, Copy)]
+pub(crate) enum Change {
+    Cancel(CancelKey),
+    Poll(PollUpdate),
+    Timeout(TimeoutUpdate),
+}
+
+/// The kinds of an encoded change: the low byte of its first word. The next three bytes hold flags,
+/// and the high half a number.
+const CANCEL: u64 = 1;
+const POLL: u64 = 2;
+const REMOVE_TIMEOUT: u64 = 3;
+const UPDATE_TIMEOUT: u64 = 4;
+
+/// Flags of a poll's change.
+const HAS_USER_DATA: u64 = 1;
+const HAS_EVENTS: u64 = 2;
+const IS_MULTISHOT: u64 = 4;
+
+/// Flags of a timeout's change.
+const IS_LINKED: u64 = 1;
+const IS_ABSOLUTE: u64 = 2;
+
+fn first_word(kind: u64, flags: u64, number: u32) -> u64 {
+    kind | flags << 8 | u64::from(number) << 32
+}
+
+impl Change {
+    /// Returns the change that a request makes; `None`: the request makes none.
+    pub fn of(operation: &Operation) -> Option<Change> {
+        match operation {
+            Operation::Cancel(key) => Some(Change::Cancel(*key)),
+            Operation::PollUpdate(update) => Some(Change::Poll(*update)),
+            Operation::TimeoutUpdate(update) => Some(Change::Timeout(*update)),
+            _ => None,
+        }
+    }
+
+    /// Returns the `user_data` of the requests that the change means; `None`: it means others, too.
+    pub fn user_data(&self) -> Option<u64> {
+        match self {
+            Change::Cancel(key) => {
+                let by_other_means = key.has(abi::IORING_ASYNC_CANCEL_OP | abi::IORING_ASYNC_CANCEL_FD);
+                let by_user_data = key.has(abi::IORING_ASYNC_CANCEL_USERDATA) || !by_other_means;
+                (by_user_data && !key.has(abi::IORING_ASYNC_CANCEL_ANY)).then_some(key.user_data)
+            }
+            Change::Poll(update) => Some(update.target),
+            Change::Timeout(TimeoutUpdate::Remove { target } | TimeoutUpdate::Update { target, .. }) => Some(*target),
+        }
+    }
+
+    fn counts(&self) -> bool {
+        matches!(self, Change::Cancel(key) if key.counts())
+    }
+
+    /// Returns whether the next process is to be asked, after the processes so far have given this
+    /// answer. A descriptor number means the caller's file, which no other process can look up.
+    pub fn goes_on(&self, answer: i32) -> bool {
+        if let Change::Cancel(key) = self
+            && key.has(abi::IORING_ASYNC_CANCEL_FD)
+        {
+            return false;
+        }
+        match self.counts() {
+            true => answer >= 0 || answer == Errno::EALREADY.negative(),
+            false => answer == Errno::ENOENT.negative(),
+        }
+    }
+
+    /// Returns the answer of two processes together.
+    fn together(&self, first: i32, second: i32) -> i32 {
+        let count = first.max(0).saturating_add(second.max(0));
+        match self.counts() {
+            false => second,
+            true if count == 0 && [first, second].contains(&Errno::EALREADY.negative()) => Errno::EALREADY.negative(),
+            true => count,
+        }
+    }
+
+    /// Encodes the change for another process.
+    pub fn encode(&self) -> change_slot::Change {
+        match *self {
+            Change::Cancel(key) => [first_word(CANCEL, u64::from(key.opcode), key.flags), key.user_data, 0, 0, 0],
+            Change::Poll(PollUpdate { target, user_data, interest }) => {
+                let new_data = if user_data.is_some() { HAS_USER_DATA } else { 0 };
+                let new_events = if interest.is_some() { HAS_EVENTS } else { 0 };
+                let Interest { events, multishot } = interest.unwrap_or_default();
+                let multishot = if multishot { IS_MULTISHOT } else { 0 };
+                let first = first_word(POLL, new_data | new_events | multishot, events);
+                [first, target, user_data.unwrap_or(0), 0, 0]
+            }
+            Change::Timeout(TimeoutUpdate::Remove { target }) => [first_word(REMOVE_TIMEOUT, 0, 0), target, 0, 0, 0],
+            Change::Timeout(TimeoutUpdate::Update { target, linked, absolute, span }) => {
+                let linked = if linked { IS_LINKED } else { 0 };
+                let absolute = if absolute { IS_ABSOLUTE } else { 0 };
+                [first_word(UPDATE_TIMEOUT, linked | absolute, 0), target, span, 0, 0]
+            }
+        }
+    }
+
+    /// Decodes the change of another process; `None`: the words are none.
+    pub fn decode([first, target, second, ..]: change_slot::Change) -> Option<Change> {
+        let (flags, number) = (first >> 8 & 0xff_ffff, (first >> 32) as u32);
+        let has = |flag| flags & flag != 0;
+        match first & 0xff {
+            CANCEL => {
+                let opcode = flags as u8;
+                Some(Change::Cancel(CancelKey { user_data: target, fd: -1, opcode, flags: number, file: -1 }))
+            }
+            POLL => {
+                let interest = Interest { events: number, multishot: has(IS_MULTISHOT) };
+                Some(Change::Poll(PollUpdate {
+                    target,
+                    user_data: has(HAS_USER_DATA).then_some(second),
+                    interest: has(HAS_EVENTS).then_some(interest),
+                }))
+            }
+            REMOVE_TIMEOUT => Some(Change::Timeout(TimeoutUpdate::Remove { target })),
+            UPDATE_TIMEOUT => {
+                let (linked, absolute) = (has(IS_LINKED), has(IS_ABSOLUTE));
+                Some(Change::Timeout(TimeoutUpdate::Update { target, linked, absolute, span: second }))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Value of a call's answer before it is there. No change has this answer.
+pub(crate) const PENDING: i32 = i32::MIN;
+
+/// The thing that gets the answer.
+pub(crate) enum Asker {
+    Request(RequestEntry),
+    /// A call of the program waits for it.
+    Call(Arc<AtomicI32>),
+}
+
+/// A change that processes are asked for, one after the other.
+pub(crate) struct Ask {
+    pub change: Change,
+    pub asker: Asker,
+    /// The process that is asked now.
+    pub asked: Option<u32>,
+    /// The processes to ask after it.
+    pub rest: Vec<u32>,
+    /// The answer of the processes so far.
+    pub answer: i32,
+}
+
+impl Ask {
+    /// Takes note of the answer of the process that was asked.
+    pub fn note(&mut self, answer: i32) {
+        self.asked = None;
+        self.answer = self.change.together(self.answer, answer);
+        if !self.change.goes_on(self.answer) {
+            self.rest.clear();
+        }
+    }
+}
+
+/// The changes that this process asks for, in order. The first one uses the ring's slot.
+pub(crate) type Asks = VecDeque<Ask>;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::request::operation::Operation;
+
+    fn cancel(flags: u32) -> Change {
+        Change::Cancel(CancelKey { user_data: 7, fd: 5, opcode: 9, flags, file: -1 })
+    }
+
+    fn again(change: Change) -> change_slot::Change {
+        Change::decode(change.encode()).unwrap().encode()
+    }
+
+    #[test]
+    fn a_change_arrives_as_it_was_sent() {
+        let interest = Some(Interest { events: 0x8000_0011, multishot: true });
+        let changes = [
+            cancel(abi::IORING_ASYNC_CANCEL_OP | abi::IORING_ASYNC_CANCEL_ALL),
+            Change::Poll(PollUpdate { target: 1, user_data: None, interest }),
+            Change::Poll(PollUpdate { target: 2, user_data: Some(u64::MAX), interest: None }),
+            Change::Timeout(TimeoutUpdate::Remove { target: 3 }),
+            Change::Timeout(TimeoutUpdate::Update { target: 4, linked: true, absolute: false, span: u64::MAX }),
+        ];
+        for change in changes {
+            assert_eq!(again(change), change.encode());
+        }
+        assert!(Change::decode([0; 5]).is_none());
+        assert!(Change::of(&Operation::Nothing).is_none());
+    }
+
+    #[test]
+    fn a_cancellation_of_one_request_ends_with_the_process_that_has_it() {
+        let (missing, running) = (Errno::ENOENT.negative(), Errno::EALREADY.negative());
+        let change = cancel(0);
+        assert!(change.goes_on(missing) && !change.goes_on(0) && !change.goes_on(running));
+        assert_eq!(change.together(missing, running), running);
+    }
+
+    #[test]
+    fn a_cancellation_of_all_requests_counts_those_of_each_process() {
+        let (missing, running) = (Errno::ENOENT.negative(), Errno::EALREADY.negative());
+        let change = cancel(abi::IORING_ASYNC_CANCEL_ALL);
+        assert!(change.goes_on(2) && change.goes_on(running));
+        assert_eq!(change.together(2, 3), 5);
+        assert_eq!(change.together(running, 3), 3);
+        assert_eq!(change.together(0, running), running);
+        assert_eq!(change.together(1, missing), 1);
+    }
+}

@@ -1,0 +1,196 @@
+//! This process's view of the run's page: the rules in parsed form, and the numbers by which the
+//! process counts.
+//!
+//! A process is known by a hash of its id and of the time at which it was forked. So the process
+//! goes on counting after execve(2), and a later process with the same id begins anew.
+
+use crate::decide::{Call, Fault, Moment, decide};
+use crate::page::{Counter, Key, Page};
+use crate::rule::Rule;
+use crate::set::{CallSet, name_of};
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt::Write;
+use core::sync::atomic::{AtomicU64, Ordering};
+use usring_sys::clock::Clock;
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+use usring_sys::set_once::SetOnce;
+use usring_sys::spread::GOLDEN;
+use usring_sys::unusual::{self, Unusual};
+use usring_sys::{SystemCall, width};
+use usring_uapi::general as linux;
+
+static PAGE: SetOnce<Page> = SetOnce::new();
+static STATE: PerProcess<State> = PerProcess::new();
+/// Faults that this process has made.
+static MADE: AtomicU64 = AtomicU64::new(0);
+
+/// The view of one process.
+struct State {
+    /// The process, as the page's counters know it.
+    identity: u32,
+    /// Number of the process in the run; 0 before its first named call.
+    number: Mutex<u32>,
+    rules: Mutex<Arc<Rules>>,
+}
+
+/// The active rules of one generation.
+#[derive(Default)]
+struct Rules {
+    generation: u64,
+    /// With their indices in the page.
+    active: Vec<(u16, Rule)>,
+    /// The calls that any of them names.
+    named: CallSet,
+}
+
+/// Has this process ask the page's rules from now on.
+pub fn arm(page: Page) {
+    PAGE.set(Box::leak(Box::new(page)));
+    unusual::set(Unusual::Faults);
+}
+
+/// Returns the page, if this process has one.
+#[inline]
+pub fn page() -> Option<&'static Page> {
+    PAGE.get()
+}
+
+/// Returns how many faults this process has made.
+pub fn made() -> u64 {
+    MADE.load(Ordering::Relaxed)
+}
+
+impl Rules {
+    fn read(page: &Page) -> Rules {
+        let generation = page.generation();
+        let entries = page.rules().into_iter().filter(|entry| entry.is_active);
+        // The texts were parsed before they came into the page.
+        let active: Vec<_> = entries.filter_map(|entry| Some((entry.index, crate::parse(&entry.text).ok()?))).collect();
+        let named = active.iter().fold(CallSet::default(), |named, (_, rule)| named.union(&rule.set));
+        Rules { generation, active, named }
+    }
+}
+
+impl State {
+    fn new(page: &Page) -> State {
+        let (identity, number) = (identity(), Mutex::new(0));
+        State { identity, number, rules: Mutex::new(Arc::new(Rules::read(page))) }
+    }
+
+    /// Returns the rules, parsed again if they have changed.
+    fn rules(&self, page: &Page) -> Arc<Rules> {
+        let mut rules = self.rules.lock();
+        if rules.generation != page.generation() {
+            *rules = Arc::new(Rules::read(page));
+        }
+        rules.clone()
+    }
+
+    fn number(&self, page: &Page) -> u32 {
+        let mut number = self.number.lock();
+        if *number == 0 {
+            *number = page.number_of_process(self.identity);
+        }
+        *number
+    }
+}
+
+/// Returns the fault that a call gets. Counts the call if a rule names it, and the fault.
+pub fn ask(call: &Call<'_>) -> Option<Fault> {
+    let page = PAGE.get()?;
+    let state = STATE.get_or_make(|| State::new(page));
+    let rules = state.rules(page);
+    if !rules.named.contains(call.kind, call.number) {
+        return None;
+    }
+    let key = |counter, process, rule| Key { counter, process, rule, kind: call.kind, number: call.number };
+    let moment = Moment {
+        process: state.number(page),
+        nth: page.count(key(Counter::Calls, state.identity, 0)),
+        elapsed: Clock::Monotonic.now().saturating_sub(page.begin_time()),
+        seed: page.seed(),
+    };
+    let active = rules.active.iter().map(|(index, rule)| (*index, rule));
+    let fault = decide(active, call, &moment, |rule| page.count(key(Counter::Meant, state.identity, rule)))?;
+    page.count(key(Counter::Faults, 0, fault.rule));
+    MADE.fetch_add(1, Ordering::Relaxed);
+    if let Some(path) = page.log() {
+        log(path, &fault, call, &moment);
+    }
+    Some(fault)
+}
+
+/// Returns whether any active rule names this call.
+pub fn names(kind: crate::Kind, number: u16) -> bool {
+    let Some(page) = PAGE.get() else { return false };
+    let state = STATE.get_or_make(|| State::new(page));
+    state.rules(page).named.contains(kind, number)
+}
+
+/// Appends a fault to the log: the rule that repeats it, and behind `#` what helps a reader. A log
+/// that cannot be written is left as it is, because the fault has to go on.
+fn log(mut path: Vec<u8>, fault: &Fault, call: &Call<'_>, moment: &Moment) {
+    let mut line = String::new();
+    if fault.write(&mut line, call, moment).is_err() {
+        return;
+    }
+    let _ = write!(line, " # rule {}", u32::from(fault.rule) + 1);
+    if let Some(descriptor) = call.descriptor {
+        let _ = write!(line, ", fd {descriptor}");
+    }
+    if let Some(user_data) = call.user_data {
+        let _ = write!(line, ", user_data {user_data:#x}");
+    }
+    line.push('\n');
+    path.push(0);
+    let flags = linux::O_WRONLY | linux::O_APPEND | linux::O_CLOEXEC;
+    let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, u64::from(flags), 0, 0];
+    let Ok(number) = SystemCall::new(linux::__NR_openat, arguments).run() else { return };
+    let text = [number, line.as_ptr() as u64, line.len() as u64, 0, 0];
+    let _ = SystemCall::new(linux::__NR_write, text).run();
+    let _ = SystemCall::new(linux::__NR_close, [number, 0, 0, 0, 0]).run_once();
+}
+
+/// Returns a hash of this process's id and of the time at which it was forked; never 0.
+fn identity() -> u32 {
+    let process = SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0);
+    let hash = (process << 40 ^ start_time().unwrap_or(0)).wrapping_mul(GOLDEN);
+    width::low(hash >> 32).max(1)
+}
+
+/// Returns when this process was forked, in clock ticks since the system's start. `None`: there is
+/// no /proc.
+fn start_time() -> Option<u64> {
+    /// Number of the field in /proc/PID/stat, counted from the state, the first behind the name.
+    const FIELD: usize = 19;
+    let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+    let path = [width::word(linux::AT_FDCWD), c"/proc/self/stat".as_ptr() as u64, flags, 0, 0];
+    let number = SystemCall::new(linux::__NR_openat, path).run().ok()?;
+    let mut text = [0u8; 1024];
+    let read = [number, text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
+    let length = SystemCall::new(linux::__NR_read, read).run();
+    let _ = SystemCall::new(linux::__NR_close, [number, 0, 0, 0, 0]).run_once();
+    let text = core::str::from_utf8(text.get(..width::size(length.ok()?))?).ok()?;
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_whitespace().nth(FIELD)?.parse().ok()
+}
+
+/// Returns the words for a fault in the summary, such as `ring read`.
+pub fn describe(key: &Key) -> String {
+    alloc::format!("{} {}", key.kind.name(), name_of(key.kind, key.number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_id_and_its_start() {
+        assert_eq!(identity(), identity());
+        assert!(start_time().is_some_and(|ticks| ticks > 0));
+    }
+}

@@ -1,0 +1,132 @@
+//! A rule in parsed form: which calls it means, and what happens to them.
+
+use crate::calls::{self, Moves};
+use crate::set::{CallSet, Kind};
+use crate::when::When;
+use alloc::string::String;
+use alloc::vec::Vec;
+use usring_device::Distribution;
+use usring_device::spec::Probability;
+use usring_sys::clock::Nanoseconds;
+use usring_uapi::opcode;
+
+/// A rule of `--inject`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rule {
+    /// The text that was parsed.
+    pub text: String,
+    pub set: CallSet,
+    pub place: Place,
+    pub when: When,
+    /// Probability of the fault in a call that `when` includes; `None`: always.
+    pub chance: Option<Probability>,
+    pub action: Action,
+}
+
+/// The conditions on a call, apart from its name. `None` is no condition.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Place {
+    /// Pattern of the file's name.
+    pub path: Option<Vec<u8>>,
+    pub descriptor: Option<i32>,
+    pub user_data: Option<u64>,
+    /// Number of the ring, in the order in which the process has made its rings; from 1.
+    pub ring: Option<u32>,
+    pub thread: Option<u32>,
+    /// Number of the process, in the order in which the run's processes have made their first
+    /// named call; from 1.
+    pub process: Option<u32>,
+    /// Number of the call among all calls of its name in its process; from 1.
+    pub nth: Option<u64>,
+    /// Time since the run began.
+    pub after: Nanoseconds,
+}
+
+/// An answer in place of a call's own result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Error(u16),
+    Value(i64),
+}
+
+/// How much of the call is made although it gets another answer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effect {
+    /// The call is not made.
+    #[default]
+    None,
+    /// The call is made.
+    Done,
+    /// The call transfers a part of its bytes.
+    Partial,
+}
+
+/// How many bytes of a transfer are transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Short {
+    Bytes(u64),
+    Share(Probability),
+    /// A share that is drawn for each call.
+    Random,
+}
+
+/// The fault that a rule makes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Action {
+    pub answer: Option<Answer>,
+    pub effect: Effect,
+    pub short: Option<Short>,
+    pub delay_enter: Option<Distribution>,
+    pub delay_exit: Option<Distribution>,
+    pub signal: Option<u8>,
+    /// Number of bits, and the seed of their places if the rule gives it.
+    pub flip: Option<(u32, Option<u64>)>,
+    /// The completion waits for so many later ones.
+    pub reorder: Option<u32>,
+    /// The CQE goes to the backlog, as if the CQ were full.
+    pub overflow: bool,
+    /// The request is cancelled if it has to wait.
+    pub cancel: bool,
+    /// The ring's eventfd and descriptor are signalled without a completion.
+    pub spurious: bool,
+}
+
+impl Action {
+    pub fn is_any(&self) -> bool {
+        *self != Action::default()
+    }
+}
+
+/// Returns the calls whose bytes `short=` can limit.
+pub fn transfers() -> CallSet {
+    let mut set = CallSet::default();
+    let moving = calls::CALLS.iter().filter(|call| call.moves != Moves::Nothing);
+    moving.for_each(|call| set.add_call(call.number));
+    let opcodes = [
+        opcode::READ,
+        opcode::READV,
+        opcode::READ_FIXED,
+        opcode::WRITE,
+        opcode::WRITEV,
+        opcode::WRITE_FIXED,
+        opcode::SEND,
+        opcode::RECV,
+    ];
+    opcodes.iter().for_each(|opcode| set.add_opcode(*opcode));
+    set
+}
+
+/// Returns the transfers that go into the program's memory.
+pub fn reads() -> CallSet {
+    let mut set = CallSet::default();
+    let moving = calls::CALLS.iter().filter(|call| call.reads && call.moves != Moves::Nothing);
+    moving.for_each(|call| set.add_call(call.number));
+    let opcodes = [opcode::READ, opcode::READV, opcode::READ_FIXED, opcode::RECV];
+    opcodes.iter().for_each(|opcode| set.add_opcode(*opcode));
+    set
+}
+
+/// Returns the requests of rings and libaio.
+pub fn requests() -> CallSet {
+    CallSet::all().of_kind(Kind::Ring).union(&CallSet::all().of_kind(Kind::Aio))
+}

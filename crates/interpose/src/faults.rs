@@ -1,0 +1,270 @@
+//! Faults in the program's plain system calls (`usring run --inject`).
+//!
+//! The run's rules name the calls that trap ([`filter`]). Each such call asks the rules before it
+//! is served. A fault that replaces the call answers it here. Otherwise the call goes on, and
+//! [`after`] changes its answer if the fault does.
+//!
+//! Calls that the filter cannot tell from the loader's do not trap. usring sees them by the symbols
+//! of libc ([`is_for_symbols`]).
+
+use crate::call::{CALL_SIZE, Call, Outcome};
+use crate::filter;
+use crate::process::environment;
+use crate::recording;
+use crate::runtime::message;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use usring_inject::calls::{self, Moves, PlainCall};
+use usring_inject::damage::Flip;
+use usring_inject::decide::{Call as Asked, Fault};
+use usring_inject::names::OfCall;
+use usring_inject::page::Page;
+use usring_inject::rule::Answer;
+use usring_inject::{Kind, armed};
+use usring_sys::clock::{Clock, Nanoseconds};
+use usring_sys::mutex::Mutex;
+use usring_sys::per_process::PerProcess;
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, SystemCall, UserAddress, file, signals, user_memory, wait};
+use usring_uapi::general as linux;
+
+/// Whether calls ask the rules.
+static ARMED: AtomicBool = AtomicBool::new(false);
+
+/// The call that [`crate::dispatch::frequent`] serves at once. No number, if a rule may name that
+/// call.
+pub static FREQUENT: AtomicU32 = AtomicU32::new(linux::__NR_io_uring_enter);
+
+/// Whether this process asks rules.
+#[inline(always)]
+pub fn are_armed() -> bool {
+    ARMED.load(Ordering::Relaxed)
+}
+
+/// Connects to the run's rules at a program's start, if the run has any.
+///
+/// Errors: a message of one sentence.
+pub fn learn() -> Result<(), &'static str> {
+    let Some(path) = environment::faults() else { return Ok(()) };
+    let page = file::open_shared(path).and_then(|file| Page::open(&file));
+    let page = match page {
+        Ok(page) => page,
+        Err(error) => {
+            message::say(format_args!("the rules of --inject cannot be read: {error}"));
+            return Err("the rules of this run cannot be read; has `usring run` ended, or the user changed?");
+        }
+    };
+    arm(page)
+}
+
+/// Has the program's calls ask a page's rules from now on.
+fn arm(page: Page) -> Result<(), &'static str> {
+    let traps = page.traps();
+    armed::arm(page);
+    FREQUENT.store(u32::MAX, Ordering::Relaxed);
+    ARMED.store(true, Ordering::Relaxed);
+    filter::SYMBOLS_CHECK.store(true, Ordering::Relaxed);
+    filter::install_for_calls(&traps, "calls that rules name do not reach usring although the trap filter was accepted")
+}
+
+/// Answers the call that tests whether a filter for some calls is installed.
+pub fn answer_probe() -> Outcome {
+    Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
+}
+
+/// Returns whether a call that came by a symbol of libc has to ask the rules there.
+pub fn is_for_symbols(number: u32) -> bool {
+    are_armed() && filter::spares_loader(number) && u16::try_from(number).is_ok_and(|it| armed::names(Kind::Call, it))
+}
+
+/// Serves a call that may get a fault; `serve` serves it otherwise.
+pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
+    let Some(plain) = calls::by_number(call.number as u32) else { return serve(call) };
+    let arguments = call.arguments;
+    let fault = armed::ask(&Asked {
+        kind: Kind::Call,
+        number: plain.number as u16,
+        descriptor: plain.descriptor.map(|index| arguments[usize::from(index)] as i32),
+        user_data: None,
+        ring: None,
+        thread: signals::thread_id(),
+        names: &OfCall { call: plain, arguments: &arguments },
+    });
+    match fault {
+        Some(fault) => inject(call, plain, &fault, serve),
+        None => serve(call),
+    }
+}
+
+#[cold]
+fn inject(call: &mut Call, plain: &'static PlainCall, fault: &Fault, serve: fn(&mut Call) -> Outcome) -> Outcome {
+    if let Some(signal) = fault.signal {
+        let _ = signals::send_to_thread(signals::thread_id(), signal.into());
+    }
+    pause(fault.delay_enter);
+    if let Some(answer) = fault.answer
+        && !fault.makes_call()
+    {
+        pause(fault.delay_exit);
+        if recording::is_on() && matches!(answer, Answer::Error(_)) {
+            usring_record::calls::note_failure(&SystemCall::with_six(plain.number, call.marked()));
+        }
+        return answer_as(answer);
+    }
+    let arguments = call.arguments;
+    let memory = if fault.flip.is_some() { memory_of(call, plain) } else { Vec::new() };
+    let vector = shorten(call, plain, fault);
+    let change = Change { plain, answer: fault.answer, delay: fault.delay_exit, vector, flip: fault.flip, memory };
+    let outcome = serve(call);
+    // The program's registers keep their values.
+    call.arguments = arguments;
+    if change.is_nothing() {
+        return outcome;
+    }
+    match outcome.kind {
+        Outcome::DONE => change.apply(outcome.answer),
+        Outcome::FORWARD | Outcome::PINNED => {
+            keep(core::ptr::from_ref(call) as usize, change);
+            Outcome { answer: 0, kind: Outcome::PINNED }
+        }
+        _ => outcome,
+    }
+}
+
+fn answer_as(answer: Answer) -> Outcome {
+    let answer = match answer {
+        Answer::Error(number) => i64::from(Errno::new(number.into()).negative()) as u64,
+        Answer::Value(value) => value as u64,
+    };
+    Outcome { answer, kind: Outcome::DONE }
+}
+
+/// Sleeps for the whole span. Signals that arrive meanwhile are put off, as for a tracee of strace.
+fn pause(span: Nanoseconds) {
+    let end = Clock::Monotonic.now().saturating_add(span);
+    let mut left = span;
+    while left != 0 {
+        let _ = wait::nanosleep(left);
+        left = end.saturating_sub(Clock::Monotonic.now());
+    }
+}
+
+/// Most members of a vector (UIO_MAXIOV).
+const MOST_MEMBERS: usize = 1024;
+
+/// Limits the bytes of a transfer in `call.arguments`. Returns the shortened vector, which the
+/// arguments point to.
+fn shorten(call: &mut Call, plain: &PlainCall, fault: &Fault) -> Option<Vec<IoVector>> {
+    fault.short?;
+    match plain.moves {
+        Moves::Nothing => None,
+        Moves::Bytes { length, .. } => {
+            let length = &mut call.arguments[usize::from(length)];
+            *length = fault.limit(*length).unwrap_or(*length);
+            None
+        }
+        Moves::Vector { address, count } => {
+            let [address, count] = [usize::from(address), usize::from(count)];
+            let from = UserAddress(call.arguments[address]);
+            let most = usize::try_from(call.arguments[count]).ok().filter(|count| *count <= MOST_MEMBERS)?;
+            let mut members = user_memory::read_array::<IoVector>(from, most).ok()?;
+            let total = members.iter().fold(0u64, |sum, member| sum.saturating_add(member.length));
+            let mut left = fault.limit(total)?;
+            for member in &mut members {
+                member.length = member.length.min(left);
+                left -= member.length;
+            }
+            call.arguments[address] = members.as_ptr() as u64;
+            Some(members)
+        }
+    }
+}
+
+/// Returns the memory that a transfer names.
+fn memory_of(call: &Call, plain: &PlainCall) -> Vec<IoVector> {
+    let argument = |index: u8| call.arguments[usize::from(index)];
+    match plain.moves {
+        Moves::Bytes { address: Some(address), length } => {
+            alloc::vec![IoVector { base: argument(address), length: argument(length) }]
+        }
+        Moves::Vector { address, count } => {
+            let count = usize::try_from(argument(count)).unwrap_or(0).min(MOST_MEMBERS);
+            user_memory::read_array(UserAddress(argument(address)), count).unwrap_or_default()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The part of a fault that follows the call.
+struct Change {
+    plain: &'static PlainCall,
+    answer: Option<Answer>,
+    delay: Nanoseconds,
+    /// Memory that the call's arguments point to.
+    vector: Option<Vec<IoVector>>,
+    flip: Option<Flip>,
+    /// The memory that the call reads into, if bits are flipped there.
+    memory: Vec<IoVector>,
+}
+
+impl Change {
+    fn is_nothing(&self) -> bool {
+        self.answer.is_none() && self.delay == 0 && self.vector.is_none() && self.flip.is_none()
+    }
+
+    /// Returns the answer for the program. `answer` is the call's own.
+    fn apply(self, answer: u64) -> Outcome {
+        if let Some(flip) = self.flip
+            && answer <= i64::MAX as u64
+        {
+            flip.apply(&self.memory, answer);
+        }
+        pause(self.delay);
+        let Some(injected) = self.answer else { return Outcome { answer, kind: Outcome::DONE } };
+        if makes_descriptor(self.plain.number) && answer <= i32::MAX as u64 {
+            // The program does not get the descriptor, so nothing else would close it.
+            let _ = SystemCall::new(linux::__NR_close, [answer, 0, 0, 0, 0]).run_once();
+        }
+        answer_as(injected)
+    }
+}
+
+fn makes_descriptor(number: u32) -> bool {
+    const MAKERS: [u32; 8] = [
+        linux::__NR_open,
+        linux::__NR_openat,
+        linux::__NR_openat2,
+        linux::__NR_creat,
+        linux::__NR_socket,
+        linux::__NR_accept,
+        linux::__NR_accept4,
+        linux::__NR_eventfd2,
+    ];
+    MAKERS.contains(&number)
+}
+
+/// Changes by the address of their calls, which the entry point keeps on the program's stack. When
+/// another call occupies that address, the first one cannot return any more.
+static PENDING: PerProcess<Mutex<Pending>> = PerProcess::new();
+
+type Pending = Vec<(usize, Box<Change>)>;
+
+fn keep(address: usize, change: Change) {
+    let mut pending = PENDING.get_or_make(|| Mutex::new(Vec::new())).lock();
+    pending.retain(|(other, _)| other.abs_diff(address) >= CALL_SIZE);
+    pending.push((address, Box::new(change)));
+}
+
+/// Changes the answer of a call that has been made, if its fault does.
+pub fn after(call: &Call, answer: u64) -> Outcome {
+    let unchanged = Outcome { answer, kind: Outcome::DONE };
+    let Some(pending) = PENDING.get() else { return unchanged };
+    let address = core::ptr::from_ref(call) as usize;
+    let found = {
+        let mut pending = pending.lock();
+        let index = pending.iter().position(|(other, _)| *other == address);
+        index.map(|index| pending.swap_remove(index).1)
+    };
+    found.map_or(unchanged, |change| change.apply(answer))
+}

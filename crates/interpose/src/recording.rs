@@ -1,0 +1,47 @@
+//! Records the program's plain system calls (`usring crash`). Requests of rings are recorded where
+//! usring makes their system calls; see [`usring_record`].
+
+use crate::call::{Call, Outcome};
+use crate::filter;
+use crate::process::environment;
+use crate::runtime::message;
+use usring_record::calls;
+use usring_sys::SystemCall;
+
+/// Returns whether this process records.
+#[inline(always)]
+pub fn is_on() -> bool {
+    usring_record::is_on()
+}
+
+/// The calls that trap, one bit for each number.
+const TRAPS: [u64; 8] = {
+    let mut traps = [0; 8];
+    let mut index = 0;
+    while index < calls::TRAPPED.len() {
+        let number = calls::TRAPPED[index] as usize;
+        traps[number / 64] |= 1 << (number % 64);
+        index += 1;
+    }
+    traps
+};
+
+/// Begins to record at a program's start, if the run wants that.
+///
+/// Errors: a message of one sentence.
+pub fn learn() -> Result<(), &'static str> {
+    let Some(log) = environment::recording() else { return Ok(()) };
+    usring_record::start(log).map_err(|error| {
+        message::say(format_args!("the log of the recorder cannot be opened: {error}"));
+        "the log of `usring crash` cannot be opened; has that command ended, or the user changed?"
+    })?;
+    filter::install_for_calls(&TRAPS, "calls on files do not reach usring although the trap filter was accepted")
+}
+
+/// Makes and records a call that changes something below the folder. `None`: the call does not
+/// concern the recorder.
+pub fn serve(call: &mut Call) -> Option<Outcome> {
+    let number = u32::try_from(call.number).ok().filter(|number| calls::TRAPPED.contains(number))?;
+    let system_call = SystemCall::with_six(number, call.marked());
+    calls::concerns(&system_call).then(|| system_call.run_once().into())
+}

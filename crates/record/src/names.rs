@@ -1,0 +1,218 @@
+//! Records the calls that change names: open(2) with O_CREAT or O_TRUNC, rename(2), link(2),
+//! unlink(2), mkdir(2) and their variants.
+
+use crate::format::{Kind, Record};
+use crate::log::{append, lock, note_unknown};
+use crate::place::{self, Place, Stat};
+use usring_sys::call_hook::Make;
+use usring_sys::{SystemCall, UserAddress, descriptor, syscall, user_memory};
+use usring_uapi::general as linux;
+
+const HERE: u64 = linux::AT_FDCWD as u64;
+
+/// Makes a call that may change names, and records it.
+pub(crate) fn during(call: &SystemCall, make: Make<'_>) -> u64 {
+    let [a, b, c, d, e, _] = call.arguments;
+    match call.number {
+        linux::__NR_rename => rename(call, make, [HERE, a, HERE, b], 0),
+        linux::__NR_renameat => rename(call, make, [a, b, c, d], 0),
+        linux::__NR_renameat2 => rename(call, make, [a, b, c, d], e as u32),
+        linux::__NR_link => link(call, make, [HERE, a, HERE, b]),
+        linux::__NR_linkat => link(call, make, [a, b, c, d]),
+        linux::__NR_unlink | linux::__NR_rmdir => remove(call, make, HERE, a),
+        linux::__NR_unlinkat => remove(call, make, a, b),
+        linux::__NR_mkdir => create(call, make, HERE, a),
+        linux::__NR_mkdirat => create(call, make, a, b),
+        linux::__NR_mknod => create(call, make, HERE, a),
+        linux::__NR_mknodat => create(call, make, a, b),
+        linux::__NR_symlink => create(call, make, HERE, b),
+        linux::__NR_symlinkat => create(call, make, b, c),
+        _ => make(call),
+    }
+}
+
+/// Records a new inode under its name.
+fn created(call: &SystemCall, place: &Place, stat: &Stat) {
+    let target = if stat.is(linux::S_IFLNK) { place.target() } else { None };
+    let record = Record {
+        node: stat.inode,
+        folder: place.folder_inode,
+        size: stat.mode.into(),
+        path: &place.path,
+        second_path: target.as_deref().unwrap_or_default(),
+        ..Record::new(Kind::Create)
+    };
+    append(&record.encoded_for(call), &[]);
+}
+
+fn create(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
+    let Some(place) = Place::of(folder as i32, path) else { return make(call) };
+    let _locked = lock();
+    let answer = make(call);
+    if syscall::check(answer).is_ok()
+        && let Some(stat) = place.stat(false).filter(Stat::is_known)
+    {
+        created(call, &place, &stat);
+    }
+    answer
+}
+
+fn remove(call: &SystemCall, make: Make<'_>, folder: u64, path: u64) -> u64 {
+    let Some(place) = Place::of(folder as i32, path) else { return make(call) };
+    let _locked = lock();
+    let stat = place.stat(false).filter(Stat::is_known);
+    let answer = make(call);
+    if syscall::check(answer).is_ok()
+        && let Some(stat) = stat
+    {
+        let removed =
+            Record { node: stat.inode, folder: place.folder_inode, path: &place.path, ..Record::new(Kind::Remove) };
+        append(&removed.encoded_for(call), &[]);
+    }
+    answer
+}
+
+fn link(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4]) -> u64 {
+    let Some(place) = Place::of(to as i32, new) else { return make(call) };
+    let source = Place::of(from as i32, old);
+    let _locked = lock();
+    let answer = make(call);
+    if syscall::check(answer).is_ok()
+        && let Some(stat) = place.stat(false).filter(Stat::is_known)
+    {
+        let record = Record {
+            node: stat.inode,
+            folder: place.folder_inode,
+            path: source.as_ref().map_or(b"", |source| &source.path),
+            second_path: &place.path,
+            ..Record::new(Kind::Link)
+        };
+        append(&record.encoded_for(call), &[]);
+    }
+    answer
+}
+
+/// renameat2(2)'s flag by which two names are exchanged.
+const EXCHANGE: u32 = 2;
+
+fn rename(call: &SystemCall, make: Make<'_>, [from, old, to, new]: [u64; 4], flags: u32) -> u64 {
+    let (old, new) = (Place::of(from as i32, old), Place::of(to as i32, new));
+    if old.is_none() && new.is_none() {
+        return make(call);
+    }
+    let _locked = lock();
+    let stat = |place: &Option<Place>| place.as_ref().and_then(|place| place.stat(false)).filter(Stat::is_known);
+    let (source, target) = (stat(&old), stat(&new));
+    let answer = make(call);
+    if syscall::check(answer).is_err() {
+        return answer;
+    }
+    let (Some(old), Some(new)) = (&old, &new) else {
+        let inside = old.as_ref().or(new.as_ref()).map_or(&b""[..], |place| &place.path);
+        note_unknown(b"a rename moves a file into the folder or out of it", inside);
+        return answer;
+    };
+    let (Some(source), true) = (source, source.map(|it| it.inode) != target.map(|it| it.inode)) else {
+        // Both names lead to one inode: rename(2) does nothing.
+        return answer;
+    };
+    let record = Record {
+        node: source.inode,
+        folder: old.folder_inode,
+        second_folder: new.folder_inode,
+        size: target.map_or(0, |target| target.inode),
+        path: &old.path,
+        second_path: &new.path,
+        ..Record::new(if flags & EXCHANGE != 0 { Kind::Exchange } else { Kind::Rename })
+    };
+    append(&record.encoded_for(call), &[]);
+    answer
+}
+
+/// Records truncate(2).
+pub(crate) fn truncate(call: &SystemCall, make: Make<'_>) -> u64 {
+    let [path, size, ..] = call.arguments;
+    let Some(place) = Place::of(linux::AT_FDCWD, path) else { return make(call) };
+    let _locked = lock();
+    let answer = make(call);
+    if syscall::check(answer).is_ok()
+        && let Some(stat) = place.stat(true)
+    {
+        let record = Record { node: stat.inode, size, path: &place.path, ..Record::new(Kind::Resize) };
+        append(&record.encoded_for(call), &[]);
+    }
+    answer
+}
+
+/// Bit of O_TMPFILE that O_DIRECTORY does not have.
+const UNNAMED: u32 = linux::O_TMPFILE & !linux::O_DIRECTORY;
+
+/// Returns the folder's descriptor, the path and the flags of open(2) or a variant.
+fn arguments_of_open(call: &SystemCall) -> (u64, u64, u32) {
+    let [first, second, third, ..] = call.arguments;
+    match call.number {
+        linux::__NR_open => (HERE, first, second as u32),
+        linux::__NR_creat => (HERE, first, linux::O_CREAT | linux::O_TRUNC),
+        linux::__NR_openat => (first, second, third as u32),
+        _ => (first, second, user_memory::read::<u64>(UserAddress(third)).unwrap_or(0) as u32),
+    }
+}
+
+/// Returns whether open(2) or a variant may create or truncate a file.
+pub(crate) fn may_change(call: &SystemCall) -> bool {
+    let (_, _, flags) = arguments_of_open(call);
+    flags & (linux::O_CREAT | linux::O_TRUNC | UNNAMED) != 0
+}
+
+/// Records open(2) and its variants.
+pub(crate) fn open(call: &SystemCall, make: Make<'_>) -> u64 {
+    if !may_change(call) {
+        return make(call);
+    }
+    let (folder, path, flags) = arguments_of_open(call);
+    if flags & UNNAMED != 0 {
+        return open_unnamed(call, make);
+    }
+    let Some(place) = Place::of(folder as i32, path) else { return make(call) };
+    let before = place.stat(true);
+    if before.is_some_and(|stat| !stat.is(linux::S_IFREG)) {
+        // The open of a FIFO may wait for another process, which may need the lock.
+        return make(call);
+    }
+    let _locked = lock();
+    let before = place.stat(true);
+    let answer = make(call);
+    let Ok(number) = syscall::check(answer) else { return answer };
+    let Some(file) = place::file(number as i32) else { return answer };
+    match before {
+        None if place.stat(false).is_some_and(|stat| stat.inode == file.stat.inode) => {
+            created(call, &place, &file.stat);
+        }
+        None => note_unknown(b"a file was created through a symbolic link", &file.path),
+        Some(before) if flags & linux::O_TRUNC != 0 && before.size != 0 => {
+            let record = Record { node: file.stat.inode, path: &file.path, ..Record::new(Kind::Resize) };
+            append(&record.encoded_for(call), &[]);
+        }
+        Some(_) => {}
+    }
+    answer
+}
+
+/// Records an open with O_TMPFILE: a file without a name.
+fn open_unnamed(call: &SystemCall, make: Make<'_>) -> u64 {
+    let _locked = lock();
+    let answer = make(call);
+    if let Ok(number) = syscall::check(answer)
+        && descriptor::status_flags(number as i32).is_ok()
+        && let Some(file) = place::file(number as i32)
+    {
+        let record = Record {
+            node: file.stat.inode,
+            size: file.stat.mode.into(),
+            path: &file.path,
+            ..Record::new(Kind::CreateUnnamed)
+        };
+        append(&record.encoded_for(call), &[]);
+    }
+    answer
+}

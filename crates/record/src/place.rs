@@ -1,0 +1,171 @@
+//! Whether a descriptor or a path lies below the folder.
+
+use crate::log::settings;
+use alloc::vec::Vec;
+use usring_sys::descriptor::OwnedDescriptor;
+use usring_sys::{Errno, SystemCall, UserAddress, user_memory};
+use usring_uapi::general as linux;
+
+/// Longest path, with its NUL (PATH_MAX).
+const PATH_LIMIT: usize = 4096;
+
+/// The fields of `struct stat` that the recorder uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    pub device: u64,
+    pub inode: u64,
+    pub mode: u32,
+    pub size: u64,
+}
+
+impl Stat {
+    pub fn is(&self, kind: u32) -> bool {
+        self.mode & linux::S_IFMT == kind
+    }
+
+    /// Returns whether the recorder knows such files: regular files, folders, symbolic links.
+    pub fn is_known(&self) -> bool {
+        self.is(linux::S_IFREG) || self.is(linux::S_IFDIR) || self.is(linux::S_IFLNK)
+    }
+}
+
+/// Words of `struct stat`.
+const STAT_WORDS: usize = 18;
+
+/// Makes newfstatat(2) of a path of usring's own, or of the folder itself with AT_EMPTY_PATH.
+fn stat_of(folder: i32, path: u64, flags: u32) -> Result<Stat, Errno> {
+    let mut words = [0u64; STAT_WORDS];
+    let arguments = [folder as u64, path, words.as_mut_ptr() as u64, u64::from(flags), 0];
+    SystemCall::new(linux::__NR_newfstatat, arguments).run_unhooked()?;
+    Ok(Stat { device: words[0], inode: words[1], mode: words[3] as u32, size: words[6] })
+}
+
+/// Makes fstat(2).
+pub(crate) fn stat(number: i32) -> Result<Stat, Errno> {
+    stat_of(number, c"".as_ptr() as u64, linux::AT_EMPTY_PATH)
+}
+
+/// Returns the path of a descriptor's file, by /proc. A file that was removed has the suffix
+/// " (deleted)".
+fn path_of(number: i32) -> Option<Vec<u8>> {
+    let mut name = Vec::from(*b"/proc/thread-self/fd/");
+    let digits = (0..10).rev().map(|place| (number / 10_i32.pow(place) % 10) as u8 + b'0');
+    name.extend(digits.skip_while(|digit| *digit == b'0'));
+    if number == 0 {
+        name.push(b'0');
+    }
+    name.push(0);
+    let mut path = alloc::vec![0u8; PATH_LIMIT];
+    let arguments = [linux::AT_FDCWD as u64, name.as_ptr() as u64, path.as_mut_ptr() as u64, PATH_LIMIT as u64, 0];
+    let length = SystemCall::new(linux::__NR_readlinkat, arguments).run_unhooked().ok()?;
+    path.truncate(length as usize);
+    Some(path)
+}
+
+/// Returns a path relative to the folder. `None`: the path is not below the folder.
+fn relative(path: &[u8]) -> Option<&[u8]> {
+    let rest = path.strip_prefix(settings()?.folder.as_slice())?;
+    let rest = rest.strip_suffix(b" (deleted)").unwrap_or(rest);
+    if rest.is_empty() { Some(rest) } else { rest.strip_prefix(b"/") }
+}
+
+/// An open file below the folder.
+pub(crate) struct File {
+    pub stat: Stat,
+    /// Relative to the folder.
+    pub path: Vec<u8>,
+}
+
+/// Returns the file behind a descriptor. `None`: the file is not below the folder, or is neither a
+/// regular file nor a folder.
+pub(crate) fn file(number: i32) -> Option<File> {
+    let stat = stat(number).ok()?;
+    if !stat.is(linux::S_IFREG) && !stat.is(linux::S_IFDIR) {
+        return None;
+    }
+    let path = path_of(number)?;
+    Some(File { stat, path: relative(&path)?.into() })
+}
+
+/// Returns whether a descriptor is the command's standard output.
+pub(crate) fn is_output(stat: &Stat) -> bool {
+    settings().is_some_and(|it| it.output_inode == stat.inode && it.output_device == stat.device)
+}
+
+/// A name in a folder below the folder, or in the folder itself.
+pub(crate) struct Place {
+    folder: OwnedDescriptor,
+    pub folder_inode: u64,
+    /// Relative to the folder.
+    pub path: Vec<u8>,
+    /// With a NUL.
+    name: Vec<u8>,
+}
+
+impl Place {
+    /// Returns the place of a path that the program passes. `None`: it is not below the folder, or
+    /// has no name of its own.
+    pub fn of(directory: i32, path: u64) -> Option<Place> {
+        let mut path = user_memory::read_c_string(UserAddress(path), PATH_LIMIT).ok()?;
+        path.pop();
+        while path.len() > 1 && path.last() == Some(&b'/') {
+            path.pop();
+        }
+        let split = path.iter().rposition(|byte| *byte == b'/');
+        let (folder, name) = match split {
+            Some(at) => (&path[..=at], &path[at + 1..]),
+            None => (&b"."[..], &path[..]),
+        };
+        if matches!(name, b"" | b"." | b"..") {
+            return None;
+        }
+        let (folder, name) = ([folder, b"\0"].concat(), [name, b"\0"].concat());
+        let flags = u64::from(linux::O_PATH | linux::O_DIRECTORY | linux::O_CLOEXEC);
+        let arguments = [directory as u64, folder.as_ptr() as u64, flags, 0, 0];
+        let number = SystemCall::new(linux::__NR_openat, arguments).run_unhooked().ok()?;
+        let folder = OwnedDescriptor::from_raw(number as i32);
+        let full = path_of(folder.number())?;
+        let mut path: Vec<u8> = relative(&full)?.into();
+        if !path.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(&name[..name.len() - 1]);
+        let folder_inode = stat(folder.number()).ok()?.inode;
+        Some(Place { folder, folder_inode, path, name })
+    }
+
+    /// Returns what the name leads to. `follows`: also through a symbolic link.
+    pub fn stat(&self, follows: bool) -> Option<Stat> {
+        let flags = if follows { 0 } else { linux::AT_SYMLINK_NOFOLLOW };
+        stat_of(self.folder.number(), self.name.as_ptr() as u64, flags).ok()
+    }
+
+    /// Returns the target of the symbolic link.
+    pub fn target(&self) -> Option<Vec<u8>> {
+        let mut target = alloc::vec![0u8; PATH_LIMIT];
+        let arguments =
+            [self.folder.number() as u64, self.name.as_ptr() as u64, target.as_mut_ptr() as u64, PATH_LIMIT as u64, 0];
+        let length = SystemCall::new(linux::__NR_readlinkat, arguments).run_unhooked().ok()?;
+        target.truncate(length as usize);
+        Some(target)
+    }
+}
+
+/// Opens a descriptor's file once more, to read it. The program's own descriptor may be for writing
+/// alone.
+pub(crate) fn reopen(number: i32) -> Option<OwnedDescriptor> {
+    let path = path_to_reopen(number)?;
+    let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
+    let opened =
+        SystemCall::new(linux::__NR_openat, [linux::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0]).run_unhooked();
+    opened.ok().map(|number| OwnedDescriptor::from_raw(number as i32))
+}
+
+fn path_to_reopen(number: i32) -> Option<Vec<u8>> {
+    let mut path = path_of(number)?;
+    if path.ends_with(b" (deleted)") {
+        return None;
+    }
+    path.push(0);
+    Some(path)
+}

@@ -1,0 +1,42 @@
+//! When a request of a ring or of libaio was submitted and completed.
+//!
+//! A sync covers only what had completed before the sync was submitted. The system calls that
+//! usring makes for requests of one batch follow one another, but the kernel would run these
+//! requests side by side. So their records say to which batch and request they belong.
+
+use crate::format::{Kind, Record};
+use crate::log::append;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers of batches and requests so far. Together with the process they are unique.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+fn number() -> u64 {
+    NUMBERS.fetch_add(1, Ordering::Relaxed) + 1
+}
+
+/// Records that a batch is submitted. Returns its number.
+pub fn submit_batch() -> u64 {
+    let id = number();
+    append(&Record { id, ..Record::new(Kind::Batch) }, &[]);
+    id
+}
+
+/// Returns a number for a request.
+pub fn new_request() -> u64 {
+    number()
+}
+
+/// Makes calls for a request. `batch`: the batch that it was submitted with; 0: the request was
+/// held back, and begins now.
+pub fn during<T>(request: u64, batch: u64, work: impl FnOnce() -> T) -> T {
+    append(&Record { id: request, size: batch, ..Record::new(Kind::Request) }, &[]);
+    let result = work();
+    append(&Record::new(Kind::RequestLeft), &[]);
+    result
+}
+
+/// Records that a request is completed, before the program can see it.
+pub fn complete(request: u64) {
+    append(&Record { id: request, ..Record::new(Kind::Completed) }, &[]);
+}

@@ -1,0 +1,119 @@
+//! A change that one process of a shared ring asks of another: to cancel or change requests that
+//! only the other process has. A ring has one slot for this.
+//!
+//! | word | content |
+//! |---|---|
+//! | `ASKER` | number of the process that asks, 0: the slot is free |
+//! | `ASKED` | number of the process that is to make the change, 0: the answer is there |
+//! | `ANSWER` | the answer |
+//! | `WANTED` | 1: a process waits for the slot |
+//! | `CHANGE` | the change, which the engine encodes |
+//!
+//! The steps:
+//!
+//! 1. The asking process fills the slot, and calls the other processes.
+//! 2. The asked process makes the change, stores the answer, and calls the other processes.
+//! 3. The asking process takes the answer. It asks the next process, or frees the slot.
+//!
+//! All words change under the ring's lock only. A process may die between any two stores:
+//!
+//! - A process that dies in step 1 leaves a free slot, because `ASKER` is stored last.
+//! - A slot whose asking process has died counts as free.
+//! - If the asked process has died, the asking process goes on without an answer. It looks now and
+//!   then, because no process calls it.
+//! - A process that dies before it has called the others holds the ring's lock. The next holder
+//!   calls them.
+
+use usring_sys::shared::SharedMemory;
+use usring_sys::sync::{Arc, Ordering};
+
+/// A change, as the engine encodes it.
+pub type Change = [u64; 5];
+
+const ASKER: usize = 0;
+const ASKED: usize = 4;
+const ANSWER: usize = 8;
+const WANTED: usize = 12;
+const CHANGE: usize = 16;
+/// Bytes of the slot.
+pub const LENGTH: usize = 64;
+
+/// A process's half of a ring's slot. Only the holder of the ring's lock uses it.
+pub struct ChangeSlot {
+    memory: Arc<SharedMemory>,
+    start: usize,
+    /// This process's number.
+    own: u32,
+}
+
+impl ChangeSlot {
+    /// Makes the half of the process with the number `own`. The slot lies at `start`.
+    pub fn new(memory: Arc<SharedMemory>, start: usize, own: u32) -> ChangeSlot {
+        ChangeSlot { memory, start, own }
+    }
+
+    fn get(&self, word: usize) -> u32 {
+        self.memory.word(self.start + word).load(Ordering::Relaxed)
+    }
+
+    /// Stores a word, after all earlier stores.
+    fn set(&self, word: usize, value: u32) {
+        self.memory.word(self.start + word).store(value, Ordering::Release);
+    }
+
+    /// Returns whether this process may ask by the slot. If another process uses the slot, notes
+    /// that this one waits for it.
+    pub fn is_available(&self, is_alive: impl Fn(u32) -> bool) -> bool {
+        let asker = self.get(ASKER);
+        let is_available = asker == 0 || asker == self.own || !is_alive(asker);
+        if !is_available {
+            self.set(WANTED, 1);
+        }
+        is_available
+    }
+
+    /// Asks the process `asked` for a change. The slot is available.
+    pub fn ask(&self, asked: u32, change: Change) {
+        if self.get(ASKER) != self.own {
+            self.set(ASKER, 0);
+            (0..).step_by(8).zip(change).for_each(|(offset, word)| {
+                self.memory.write(self.start + CHANGE + offset, word);
+            });
+        }
+        self.set(ASKED, asked);
+        self.set(ASKER, self.own);
+    }
+
+    /// Returns the change that this process is asked for.
+    pub fn asked(&self) -> Option<Change> {
+        let is_asked = self.get(ASKER) != 0 && self.get(ASKED) == self.own;
+        is_asked.then(|| core::array::from_fn(|index| self.memory.read(self.start + CHANGE + 8 * index)))
+    }
+
+    /// Answers the process that asks.
+    pub fn answer(&self, answer: i32) {
+        self.set(ANSWER, answer as u32);
+        self.set(ASKED, 0);
+    }
+
+    /// Returns the answer to this process; `None`: it is not there yet.
+    pub fn answered(&self) -> Option<i32> {
+        let is_there = self.get(ASKER) == self.own && self.get(ASKED) == 0;
+        is_there.then(|| self.get(ANSWER) as i32)
+    }
+
+    /// Frees the slot if this process uses it.
+    pub fn give_up(&self) {
+        if self.get(ASKER) == self.own {
+            self.free();
+        }
+    }
+
+    /// Frees the slot, which this process uses. Returns whether another process waits for it.
+    pub fn free(&self) -> bool {
+        self.set(ASKER, 0);
+        let is_wanted = self.get(WANTED) != 0;
+        self.set(WANTED, 0);
+        is_wanted
+    }
+}

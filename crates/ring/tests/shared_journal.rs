@@ -1,0 +1,101 @@
+//! Tests of the journal of a ring that two processes use. Only one half is used at a time, as under
+//! the ring's lock. A process that dies stops between two calls of its half.
+#![cfg(not(loom))]
+
+use usring_ring::{CompletionQueue, Journal, JournalSlot, Layout, Memory};
+use usring_uapi::Cqe;
+
+const FIRST: u32 = 2;
+const SECOND: u32 = 3;
+
+/// The SQ's head after the requests of these tests were taken.
+const TAKEN: u32 = 100;
+
+fn halves() -> (Journal, Journal, CompletionQueue) {
+    let memory = Memory::allocate(Layout::new(4, 8, 0)).unwrap();
+    (memory.journal(FIRST), memory.journal(SECOND), CompletionQueue::new(&memory))
+}
+
+fn begin(journal: &mut Journal, user_data: u64) -> JournalSlot {
+    let slot = journal.begin(user_data, 0).unwrap();
+    journal.confirm(slot);
+    slot
+}
+
+fn user_data(taken: Vec<(JournalSlot, u64)>) -> Vec<u64> {
+    taken.into_iter().map(|(_, user_data)| user_data).collect()
+}
+
+#[test]
+fn a_request_that_is_still_in_the_sq_was_not_taken() {
+    let (mut first, mut second, cq) = halves();
+    first.begin(1, TAKEN - 1).unwrap();
+    second.mend(&cq, TAKEN);
+    assert_eq!(user_data(second.take_from_dead(|_| false)), [1], "its entry has left the SQ");
+    first.begin(2, TAKEN).unwrap();
+    second.mend(&cq, TAKEN);
+    assert_eq!(user_data(second.take_from_dead(|_| false)), [0; 0]);
+}
+
+#[test]
+fn a_cqe_that_was_not_published_does_not_end_its_request() {
+    let (mut first, mut second, mut cq) = halves();
+    let [ended, lost] = [1, 2].map(|number| begin(&mut first, number));
+    for (slot, number) in [(ended, 1), (lost, 2)] {
+        cq.post(Cqe { user_data: number, res: 0, flags: 0 });
+        first.end(slot, &cq);
+        if number == 1 {
+            cq.publish();
+        }
+    }
+    cq.catch_up();
+    second.mend(&cq, TAKEN);
+    assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
+}
+
+#[test]
+fn held_requests_of_both_processes_keep_their_order() {
+    let (mut first, mut second, _) = halves();
+    let own = begin(&mut first, 1);
+    let other = begin(&mut second, 2);
+    let member = begin(&mut second, 3);
+    let place = second.last_place();
+    second.hold_member(member, place);
+    second.hold(other, place, true);
+    let place = first.last_place();
+    first.hold(own, place, false);
+    assert!(!first.is_any_in_flight());
+    let held = first.first_held().unwrap();
+    assert_eq!((held.slot, held.owner, held.drains), (other, SECOND, true));
+    first.let_go(&held);
+    assert!(!second.is_held(other) && !second.is_held(member));
+    let held = second.first_held().unwrap();
+    assert_eq!((held.slot, held.owner, held.drains), (own, FIRST, false));
+}
+
+#[test]
+fn held_requests_of_a_dead_process_stay_until_their_turn() {
+    let (mut first, mut second, mut cq) = halves();
+    let [head, member, armed] = [1, 2, 3].map(|number| begin(&mut first, number));
+    let place = first.last_place();
+    first.hold_member(member, place);
+    first.hold(head, place, true);
+    drop(first);
+    assert_eq!(second.take_from_dead(|_| false), [(armed, 3)]);
+    cq.post(Cqe::default());
+    second.end(armed, &cq);
+    let held = second.first_held().unwrap();
+    assert_eq!(user_data(second.take_held(&held)), [1, 2]);
+    assert_eq!(second.noted(), 2);
+}
+
+/// The process has died while it noted that a chain is held back.
+#[test]
+fn members_without_a_held_head_are_taken_from_a_dead_process() {
+    let (mut first, mut second, _) = halves();
+    let [head, member] = [1, 2].map(|number| begin(&mut first, number));
+    first.hold_member(member, first.last_place());
+    drop(first);
+    assert_eq!(second.take_from_dead(|_| false), [(head, 1), (member, 2)]);
+    assert!(second.first_held().is_none());
+}

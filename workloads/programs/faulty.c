@@ -1,0 +1,191 @@
+/*
+ * Shows which faults its calls get: makes COUNT calls of a name, one after the other, and prints
+ * the result of each.
+ *
+ *     faulty ring|call|aio NAME COUNT [step]
+ *
+ * With `step` the program reads a byte of the fifo `go` before each call, and writes one to the
+ * fifo `done` after it.
+ *
+ * A line is `NUMBER RESULT`, with the errno's name for an error and the word `late` for a call that
+ * took LATE milliseconds or more. Reads fill a buffer from a file of SIZE bytes whose byte n is n
+ * mod 251, and `wrong` follows if the buffer does not hold that. Writes append to the file
+ * `written`, and the last line has its size. SIGUSR1 is counted.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <linux/aio_abi.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+enum { SIZE = 4096, LATE = 20 };
+
+static unsigned char buffer[SIZE];
+static volatile sig_atomic_t signals;
+static int source, target, ends[2];
+static struct io_uring ring;
+static aio_context_t context;
+static struct __kernel_timespec millisecond = { 0, 1000000 };
+
+static void count_signal(int signal)
+{
+	(void)signal;
+	signals++;
+}
+
+static int is(const char *one, const char *other)
+{
+	return strcmp(one, other) == 0;
+}
+
+static long milliseconds(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+static struct iovec halves[2] = { { buffer, SIZE / 2 }, { buffer + SIZE / 2, SIZE / 2 } };
+
+static long by_call(const char *name)
+{
+	long result = -ENOSYS;
+	if (is(name, "read"))
+		result = pread(source, buffer, SIZE, 0);
+	else if (is(name, "readv"))
+		result = preadv(source, halves, 2, 0);
+	else if (is(name, "write"))
+		result = write(target, buffer, SIZE);
+	else if (is(name, "writev"))
+		result = writev(target, halves, 2);
+	else if (is(name, "fsync"))
+		result = fsync(target);
+	else if (is(name, "openat"))
+		result = openat(AT_FDCWD, "/dev/null", O_RDONLY | O_CLOEXEC);
+	else if (is(name, "send"))
+		result = send(ends[0], buffer, 16, 0);
+	else if (is(name, "recv"))
+		result = recv(ends[1], buffer, 8, 0);
+	else if (is(name, "ftruncate"))
+		result = ftruncate(target, 0);
+	else if (is(name, "mkdirat"))
+		result = mkdirat(AT_FDCWD, "folder", 0700);
+	return result < 0 ? -errno : result;
+}
+
+static long by_ring(const char *name, int number)
+{
+	struct io_uring_sqe *sqe = request(&ring);
+	if (is(name, "nop"))
+		io_uring_prep_nop(sqe);
+	else if (is(name, "read"))
+		io_uring_prep_read(sqe, source, buffer, SIZE, 0);
+	else if (is(name, "readv"))
+		io_uring_prep_readv(sqe, source, halves, 2, 0);
+	else if (is(name, "write"))
+		io_uring_prep_write(sqe, target, buffer, SIZE, -1);
+	else if (is(name, "writev"))
+		io_uring_prep_writev(sqe, target, halves, 2, -1);
+	else if (is(name, "fsync"))
+		io_uring_prep_fsync(sqe, target, 0);
+	else if (is(name, "openat"))
+		io_uring_prep_openat(sqe, AT_FDCWD, "/dev/null", O_RDONLY | O_CLOEXEC, 0);
+	else if (is(name, "send"))
+		io_uring_prep_send(sqe, ends[0], buffer, 16, 0);
+	else if (is(name, "recv"))
+		io_uring_prep_recv(sqe, ends[1], buffer, 8, 0);
+	else if (is(name, "timeout"))
+		io_uring_prep_timeout(sqe, &millisecond, 0, 0);
+	else if (is(name, "mkdirat"))
+		io_uring_prep_mkdirat(sqe, AT_FDCWD, "folder", 0700);
+	named(sqe, 100 + number, 0);
+	EQUAL(io_uring_submit(&ring), 1);
+	return answer_to(&ring, 100 + number).res;
+}
+
+static long by_aio(const char *name)
+{
+	struct iocb iocb = { .aio_fildes = target };
+	if (is(name, "read"))
+		iocb = (struct iocb){ .aio_lio_opcode = IOCB_CMD_PREAD, .aio_fildes = source };
+	else if (is(name, "write"))
+		iocb.aio_lio_opcode = IOCB_CMD_PWRITE;
+	else
+		iocb.aio_lio_opcode = IOCB_CMD_FSYNC;
+	if (iocb.aio_lio_opcode != IOCB_CMD_FSYNC) {
+		iocb.aio_buf = (uintptr_t)buffer;
+		iocb.aio_nbytes = SIZE;
+	}
+	if (is(name, "write"))
+		iocb.aio_offset = lseek(target, 0, SEEK_END);
+	struct iocb *list = &iocb;
+	struct io_event event;
+	if (syscall(SYS_io_submit, context, 1, &list) != 1)
+		return -errno;
+	EQUAL(syscall(SYS_io_getevents, context, 1, 1, &event, NULL), 1);
+	return event.res;
+}
+
+static int is_wrong(long result)
+{
+	for (long at = 0; at < result; at++)
+		if (buffer[at] != at % 251)
+			return 1;
+	return 0;
+}
+
+static void call(const char *kind, const char *name, int number)
+{
+	int reads = is(name, "read") || is(name, "readv");
+	if (reads)
+		memset(buffer, 255, SIZE);
+	long begin = milliseconds();
+	long result = is(kind, "ring") ? by_ring(name, number) : is(kind, "aio") ? by_aio(name) : by_call(name);
+	const char *late = milliseconds() - begin >= LATE ? " late" : "";
+	const char *wrong = reads && is_wrong(result) ? " wrong" : "";
+	if (result < 0)
+		printf("%d %s%s\n", number, strerrorname_np(-result), late);
+	else
+		printf("%d %ld%s%s\n", number, is(name, "openat") ? 0 : result, late, wrong);
+}
+
+int main(int count, char **words)
+{
+	HOLDS(count == 4 || count == 5);
+	signal(SIGUSR1, count_signal);
+	for (int at = 0; at < SIZE; at++)
+		buffer[at] = at % 251;
+	source = open("source", O_RDWR | O_CREAT | O_TRUNC, 0600);
+	target = open("written", O_RDWR | O_CREAT | O_TRUNC, 0600);
+	HOLDS(source >= 0 && target >= 0);
+	EQUAL(pwrite(source, buffer, SIZE, 0), SIZE);
+	EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+	if (is(words[2], "recv"))
+		EQUAL(write(ends[0], buffer, 512), 512);
+	if (is(words[1], "ring"))
+		ring = new_ring(8, 0);
+	if (is(words[1], "aio"))
+		EQUAL(syscall(SYS_io_setup, 8, &context), 0);
+	int go = -1, done = -1;
+	if (count == 5) {
+		go = open("go", O_RDWR);
+		done = open("done", O_RDWR);
+		HOLDS(go >= 0 && done >= 0);
+	}
+	for (int number = 1; number <= atoi(words[3]); number++) {
+		char byte = 0;
+		if (go >= 0)
+			EQUAL(read(go, &byte, 1), 1);
+		call(words[1], words[2], number);
+		if (done >= 0)
+			EQUAL(write(done, &byte, 1), 1);
+	}
+	if (signals)
+		printf("signals %d\n", (int)signals);
+	struct stat found;
+	EQUAL(fstat(target, &found), 0);
+	if (found.st_size)
+		printf("size %ld\n", (long)found.st_size);
+	return 0;
+}

@@ -1,0 +1,40 @@
+/*
+ * Shows what faults do to a ring: submits five NOPs at once, prints what the CQ and the registered
+ * eventfd show then, and the order of the completions. With the argument `wait`, submits a read of
+ * an empty pipe instead, and prints its result.
+ */
+#define _GNU_SOURCE
+#include "ring.h"
+#include <sys/eventfd.h>
+
+int main(int count, char **words)
+{
+	struct io_uring ring = new_ring(16, 0);
+	(void)words;
+	if (count > 1) {
+		char byte;
+		int ends[2];
+		new_pipe(ends);
+		struct io_uring_sqe *sqe = request(&ring);
+		io_uring_prep_read(sqe, ends[0], &byte, 1, 0);
+		int result = result_of(&ring, sqe);
+		printf("%s\n", result < 0 ? strerrorname_np(-result) : "done");
+		return 0;
+	}
+	int event = eventfd(0, EFD_NONBLOCK);
+	EQUAL(io_uring_register_eventfd(&ring, event), 0);
+	for (int number = 1; number <= 5; number++) {
+		struct io_uring_sqe *sqe = request(&ring);
+		io_uring_prep_nop(sqe);
+		named(sqe, number, 0);
+	}
+	EQUAL(io_uring_submit(&ring), 5);
+	uint64_t signals = 0;
+	EQUAL(read(event, &signals, sizeof signals), sizeof signals);
+	printf("ready %u overflow %d signals %u:", io_uring_cq_ready(&ring), io_uring_cq_has_overflow(&ring),
+	       (unsigned)signals);
+	for (int number = 1; number <= 5; number++)
+		printf(" %u", (unsigned)next_answer(&ring).user_data);
+	printf("\n");
+	return 0;
+}

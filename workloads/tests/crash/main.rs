@@ -1,0 +1,68 @@
+//! Tests of `usring crash`: planted bugs and their fixed twins (`programs/durable.c`), SQLite, and
+//! the ends that are neither.
+//!
+//! - `planted`: each bug is found, by plain calls and by rings; no twin is accused.
+//! - `ends`: unknown results, commands that cannot run, and the replay of a case.
+//! - `sqlite`: Debian's SQLite with its settings for durability.
+
+mod ends;
+mod planted;
+mod sqlite;
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+use workloads::harness::Stage;
+
+/// Returns the path of the release build, or of the one that USRING_BIN names.
+fn usring() -> PathBuf {
+    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/release/usring");
+    std::env::var_os("USRING_BIN").map_or_else(|| built.into(), PathBuf::from)
+}
+
+/// The compiled programs. The folder stays until the end of all tests.
+struct Programs {
+    _stage: Stage,
+    durable: PathBuf,
+    check: PathBuf,
+}
+
+fn programs() -> &'static Programs {
+    static PROGRAMS: OnceLock<Programs> = OnceLock::new();
+    PROGRAMS.get_or_init(|| {
+        let stage = Stage::new();
+        let durable = stage.compile("durable.c", &["-luring"]);
+        let check = stage.compile("durable_check.c", &[]);
+        Programs { _stage: stage, durable, check }
+    })
+}
+
+/// The result of `usring crash`.
+struct Crash {
+    status: Option<i32>,
+    said: String,
+    stderr: String,
+}
+
+/// Runs `usring crash` in an empty folder with these further arguments.
+fn crash(arguments: &[&str]) -> Crash {
+    let work = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(work.path().join("empty")).expect("a folder");
+    let mut command = Command::new(usring());
+    command.current_dir(work.path()).args(["crash", "--state", "empty", "--seed", "1", "--budget", "20s"]);
+    let Output { status, stdout, stderr } = command.args(arguments).output().expect("usring runs");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Crash { status: status.code(), said: text(stdout), stderr: text(stderr) }
+}
+
+impl Crash {
+    /// Returns what usring printed; the test fails if it did not find a state.
+    fn found(self) -> String {
+        assert_eq!(self.status, Some(1), "{}{}", self.said, self.stderr);
+        self.said
+    }
+
+    fn found_nothing(self) {
+        assert_eq!(self.status, Some(0), "{}{}", self.said, self.stderr);
+    }
+}

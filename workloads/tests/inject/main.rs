@@ -1,0 +1,62 @@
+//! Tests of `usring run --inject`: a small program (`programs/faulty.c`) prints which faults its
+//! calls got, by rings, plain system calls, and libaio.
+//!
+//! - `table`: every action on every kind of call.
+//! - `conditions`: which calls a rule means.
+//! - `control`: `usring ctl inject`, while the program runs.
+//! - `rings`: faults that only requests have, and damaged data.
+//! - `strace`: the same rules under Debian's strace.
+//! - `messages`: wrong rules, the report, the log and its replay.
+
+mod conditions;
+mod control;
+mod messages;
+mod rings;
+mod strace;
+mod table;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+use workloads::harness::{Finished, Run, Stage, World};
+
+/// The program, compiled once. The folder stays until the end of all tests.
+fn faulty() -> &'static PathBuf {
+    static PROGRAM: OnceLock<(Stage, PathBuf)> = OnceLock::new();
+    &PROGRAM
+        .get_or_init(|| {
+            let stage = Stage::new();
+            let program = stage.compile("faulty.c", &["-luring"]);
+            (stage, program)
+        })
+        .1
+}
+
+/// Ends a program that hangs.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Prepares the program with these options of `usring run`. `calls`: kind, name and number of the
+/// calls, such as `ring read 3`.
+fn prepare(stage: &Stage, options: &[&str], calls: &str) -> Run {
+    let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+    stage.program_with(World::Transparent, &options, faulty()).args(calls.split(' ')).limit(LIMIT)
+}
+
+/// Runs the program with one rule, and returns what it printed, in one line.
+fn run(rule: &str, calls: &str) -> String {
+    said(&with_rule(rule, calls))
+}
+
+fn with_rule(rule: &str, calls: &str) -> Finished {
+    prepare(&Stage::new(), &[&format!("--inject={rule}")], calls).finish().succeeded()
+}
+
+/// Returns what the program printed, in one line. The word `late` is left out, because a busy
+/// machine may be late by itself.
+fn said(finished: &Finished) -> String {
+    said_with_times(finished).replace(" late", "")
+}
+
+fn said_with_times(finished: &Finished) -> String {
+    finished.stdout.trim().replace('\n', "; ")
+}
