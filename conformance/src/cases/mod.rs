@@ -43,6 +43,7 @@ mod inherited_cancel;
 mod inherited_chain;
 mod inherited_close;
 mod inherited_death;
+mod inherited_drain;
 mod inherited_exec;
 mod inherited_flags;
 mod inherited_memory;

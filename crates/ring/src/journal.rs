@@ -151,6 +151,10 @@ impl Journal {
     /// Notes a request that this process is about to take from the SQ, where it has this index. The
     /// caller takes it, and then calls [`Journal::confirm`]. `None`: the journal is full.
     pub fn begin(&mut self, user_data: u64, sq_index: u32) -> Option<JournalSlot> {
+        self.add(user_data, sq_index, NEW)
+    }
+
+    fn add(&mut self, user_data: u64, index: u32, flag: u32) -> Option<JournalSlot> {
         let is_free = |slot: &u32| self.owner(*slot).0 == 0;
         let slot = (self.lowest..self.slots).find(is_free).or_else(|| (0..self.lowest).find(is_free))?;
         self.lowest = slot + 1;
@@ -158,8 +162,8 @@ impl Journal {
             self.set_top(slot + 1);
         }
         self.memory.write(self.at(slot) + USER_DATA, user_data);
-        self.set_index(slot, sq_index);
-        self.set_owner(slot, self.own | NEW);
+        self.set_index(slot, index);
+        self.set_owner(slot, self.own | flag);
         self.noted += 1;
         Some(JournalSlot(slot))
     }
@@ -280,10 +284,37 @@ impl Journal {
 impl Journal {
     /// Returns a new place behind all held requests.
     pub fn last_place(&self) -> u32 {
+        self.last_places(1)
+    }
+
+    /// Returns the first of `count` new places behind all held requests.
+    fn last_places(&self, count: u32) -> u32 {
         let next = self.memory.word(self.start + NEXT_PLACE);
         let place = next.load(Ordering::Relaxed) & ORDER;
-        next.store(place.wrapping_add(NEXT), Ordering::Relaxed);
+        next.store(place.wrapping_add(NEXT.wrapping_mul(count)), Ordering::Relaxed);
         place
+    }
+
+    /// Returns `count` new places, in order. They are before the places of all held requests.
+    pub fn first_places(&self, count: u32) -> impl Iterator<Item = u32> + use<> {
+        let length = NEXT.wrapping_mul(count);
+        let first = match self.first_held() {
+            Some(held) => held.place.wrapping_sub(length),
+            None => self.last_places(count),
+        };
+        (0..count).map(move |index| first.wrapping_add(NEXT.wrapping_mul(index)))
+    }
+
+    /// Adds a request of this process that is held back at this place. `None`: the journal is full.
+    /// For a chain, the caller adds the requests behind the first one before it.
+    pub fn add_held(&mut self, user_data: u64, place: u32, drains: bool) -> Option<JournalSlot> {
+        self.add(user_data, place | if drains { DRAINS } else { 0 }, HELD)
+    }
+
+    /// Adds a request of this process that is held back behind the first one of its chain. `None`:
+    /// the journal is full.
+    pub fn add_held_member(&mut self, user_data: u64, place: u32) -> Option<JournalSlot> {
+        self.add(user_data, place | MEMBER, HELD)
     }
 
     /// Notes that a request of this process is held back behind the first one of its chain. The

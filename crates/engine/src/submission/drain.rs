@@ -4,6 +4,7 @@
 
 use crate::request::{Request, RequestEntry};
 use alloc::collections::VecDeque;
+use usring_ring::Journal;
 use usring_uapi::sqe_flags;
 
 /// The requests that are held back, and the counts that decide when they are released.
@@ -38,6 +39,17 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
+    /// Enters the requests in `journal` as held back at `place`, as far as it has room.
+    pub fn note(&mut self, journal: &mut Journal, place: u32) {
+        // The first request comes last: with it, the chain is held back.
+        let mut next = self.request.link.as_deref_mut();
+        while let Some(member) = next {
+            member.journal = journal.add_held_member(member.sqe.user_data, place);
+            next = member.link.as_deref_mut();
+        }
+        self.request.journal = journal.add_held(self.request.sqe.user_data, place, self.drains);
+    }
+
     /// Returns the requests of the chain, the first one first.
     pub fn members(&self) -> impl Iterator<Item = &Request> {
         core::iter::successors(Some(&*self.request), |request| request.link.as_deref())
@@ -147,6 +159,21 @@ impl Drain {
         !self.deferred.is_empty()
     }
 
+    /// Returns the number of requests and chains that are held back.
+    pub(super) fn deferred(&self) -> u32 {
+        u32::try_from(self.deferred.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the requests and chains that are held back, oldest first.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut Deferred> {
+        self.deferred.iter_mut()
+    }
+
+    /// Returns whether every request that has not completed is held back.
+    pub(super) fn has_only_held(&self) -> bool {
+        self.outstanding == self.held
+    }
+
     pub(super) fn first(&self) -> Option<&Deferred> {
         self.deferred.front()
     }
@@ -180,7 +207,7 @@ impl Drain {
         let mut drain_seen = false;
         while let Some(oldest) = self.deferred.front() {
             drain_seen |= oldest.drains;
-            if (first || drain_seen) && self.outstanding != self.held {
+            if (first || drain_seen) && !self.has_only_held() {
                 return;
             }
             first = false;

@@ -9,9 +9,11 @@
 //!   to another process, it calls that process, whose next driver lets them go on.
 //! - A held request of a process that has died ends with -EFAULT when its turn comes, and the
 //!   requests behind it in its chain with -ECANCELED, as on the kernel.
-//! - Some requests are not in the journal. The process that made the ring counts its own from
-//!   before the ring was shared, and keeps the count in the ring's memory. The other such requests
-//!   found the journal full. Drains of other processes do not wait for those.
+//! - Some requests are not in the journal. The process that made the ring counts its own that were
+//!   in flight before the ring was shared, and keeps the count in the ring's memory. The other such
+//!   requests found the journal full. Drains of other processes do not wait for those.
+//! - A held request that is not in the journal waits only for requests of its own process. So a
+//!   circle of processes that wait for each other is not possible.
 
 use crate::request::{Request, RequestEntry};
 use crate::ring::{LockedRing, Queues};
@@ -64,9 +66,22 @@ impl LockedRing<'_> {
     /// Lets the drains of other processes know of this one's requests. For a process that begins to
     /// take part in the sharing of the ring.
     pub fn begin_shared_drains(&mut self) {
+        self.note_held();
         self.count_unjournaled();
         if self.queues.drain.is_active() {
             self.release_held_of_all();
+        }
+    }
+
+    /// Enters in the journal the requests that this process has held back since before the ring was
+    /// shared. Their places are before those of all other processes' requests.
+    fn note_held(&mut self) {
+        let count = self.queues.drain.deferred();
+        let places = self.journal().first_places(count);
+        let Queues { drain, journal, .. } = &mut self.queues;
+        let Some(journal) = journal else { return };
+        for (deferred, place) in drain.all_mut().zip(places) {
+            deferred.note(journal, place);
         }
     }
 
@@ -95,6 +110,8 @@ impl LockedRing<'_> {
     }
 
     fn release_held_of_all(&mut self) {
+        // Before the count, because the released requests are in flight.
+        self.take_released();
         self.count_unjournaled();
         let (mut is_first, mut has_drain, mut has_others) = (true, false, false);
         while let Some(held) = self.journal().first_held() {
@@ -123,14 +140,14 @@ impl LockedRing<'_> {
         while let Some(first) = self.queues.drain.first() {
             let is_released = match first.request.journal {
                 Some(slot) => !self.journal().is_held(slot),
-                None => self.is_idle(),
+                None => self.queues.drain.has_only_held(),
             };
             if !is_released {
                 return;
             }
             let Queues { drain, successors, journal, .. } = &mut self.queues;
             if let (Some(first), Some(journal)) = (drain.first(), journal) {
-                // If the first request has no slot, no other process has released the others.
+                // If the first request has no slot, no process has released the others.
                 first.members().filter_map(|member| member.journal).for_each(|slot| journal.confirm(slot));
             }
             drain.release_first(successors);
