@@ -464,12 +464,6 @@ impl<'a> LockedRing<'a> {
         if !self.ring.is_shared() {
             return self.queues.sq.commit();
         }
-        let is_published = !self.queues.cq.has_unannounced();
-        if let Some(journal) = self.queues.journal.as_mut().filter(|_| is_published) {
-            // A request that succeeds without a CQE publishes nothing. So the slots of such
-            // requests are cleared here.
-            journal.clear_published();
-        }
         let index = self.queues.sq.last_index();
         request.journal = self.journal().begin(request.sqe.user_data, index);
         self.queues.sq.commit();

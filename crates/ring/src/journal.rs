@@ -16,16 +16,16 @@
 //! | `NEW` | is being taken from the SQ | its index in the SQ |
 //! | none | is in flight | |
 //! | `HELD` | is held back by an IO_DRAIN | its place in the order of held requests |
-//! | `POSTED` | has its last CQE in the CQ or in the backlog | index of that CQE |
+//! | `POSTED` | ends with a CQE that is being added to the CQ or to the backlog | index of that CQE |
 //!
 //! The slots in use lie before `top`, a word in front of the first slot.
 //!
 //! - All words change under the ring's lock only. A process may die between any two stores. So each
 //!   step ends with a store of the owner's word, which no earlier store passes.
-//! - A process frees the slot of a CQE right after it has published the CQE, so no index grows
-//!   stale. A CQE in the backlog counts as published. If the process dies before that with the
-//!   ring's lock, the next holder takes the marks off the slots whose CQEs other processes cannot
-//!   find.
+//! - A slot is `POSTED` before its CQE exists, because a CQE in the backlog is published at once. A
+//!   process frees the slot right after it has published the CQE, so no index grows stale. If the
+//!   process dies before that with the ring's lock, the next holder takes the marks off the slots
+//!   whose CQEs other processes cannot find.
 //! - A full journal takes no further requests.
 
 use crate::completion::CompletionQueue;
@@ -80,9 +80,9 @@ pub struct Journal {
     own: u32,
     /// All slots before this one were in use when this process last searched for a free slot.
     lowest: u32,
-    /// Requests of this process in the journal whose last CQE has not been added.
+    /// Requests of this process in the journal that have not ended.
     noted: u64,
-    /// Slots of this process whose CQEs have been added to the CQ and not published yet.
+    /// `POSTED` slots of this process whose CQEs have not been published.
     posted: Vec<JournalSlot>,
 }
 
@@ -178,12 +178,19 @@ impl Journal {
         self.memory.write(self.at(slot.0) + USER_DATA, user_data);
     }
 
-    /// Records that the last CQE of the request in `slot` has just been added to `cq`.
-    pub fn end(&mut self, slot: JournalSlot, cq: &CompletionQueue) {
-        self.set_index(slot.0, cq.end().wrapping_sub(1));
+    /// Records that the request in `slot` ends with the next `cqes` CQEs, at least one. The caller
+    /// adds them to `cq` next.
+    pub fn end(&mut self, slot: JournalSlot, cqes: u32, cq: &CompletionQueue) {
+        self.set_index(slot.0, cq.end().wrapping_add(cqes - 1));
         self.set_owner(slot.0, self.own | POSTED);
         self.noted -= 1;
         self.posted.push(slot);
+    }
+
+    /// Removes a request of this process that ends without a CQE.
+    pub fn remove(&mut self, slot: JournalSlot) {
+        self.noted -= 1;
+        self.free(slot.0);
     }
 
     /// Frees the slots whose CQEs have been published.
@@ -218,8 +225,7 @@ impl Journal {
         }
     }
 
-    /// Returns the number of this process's requests in the journal whose last CQE has not been
-    /// added.
+    /// Returns the number of this process's requests in the journal that have not ended.
     pub fn noted(&self) -> u64 {
         self.noted
     }
@@ -250,8 +256,8 @@ impl Journal {
     }
 
     /// Takes over the requests of each process that is not alive, except those that are held back.
-    /// Returns the slots whose requests have no published CQE, each with its `user_data`. The
-    /// caller posts their CQEs, and calls [`Journal::end`] for each.
+    /// Returns the slots whose requests have no published CQE, each with its `user_data`. For each,
+    /// the caller calls [`Journal::end`] and posts its CQE.
     pub fn take_from_dead(&mut self, is_alive: impl Fn(u32) -> bool) -> Vec<(JournalSlot, u64)> {
         let mut known: Vec<(u32, bool)> = Vec::new();
         let mut taken = Vec::new();
@@ -381,8 +387,8 @@ impl Journal {
     }
 
     /// Takes over a held request of a process that has died, with those behind it in its chain.
-    /// Returns their slots, the first one's first, each with its `user_data`. The caller posts
-    /// their CQEs, and calls [`Journal::end`] for each.
+    /// Returns their slots, the first one's first, each with its `user_data`. For each, the caller
+    /// calls [`Journal::end`] and posts its CQE.
     pub fn take_held(&mut self, held: &Held) -> Vec<(JournalSlot, u64)> {
         let members = self.members(held);
         core::iter::once(held.slot.0).chain(members).map(|slot| self.take_over(slot)).collect()

@@ -42,8 +42,8 @@ fn a_cqe_that_was_not_published_does_not_end_its_request() {
     let (mut first, mut second, mut cq) = halves();
     let [ended, lost] = [1, 2].map(|number| begin(&mut first, number));
     for (slot, number) in [(ended, 1), (lost, 2)] {
+        first.end(slot, 1, &cq);
         cq.post(Cqe { user_data: number, res: 0, flags: 0 });
-        first.end(slot, &cq);
         if number == 1 {
             cq.publish();
         }
@@ -51,6 +51,39 @@ fn a_cqe_that_was_not_published_does_not_end_its_request() {
     cq.catch_up();
     second.mend(&cq, TAKEN);
     assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
+}
+
+/// A CQE in the backlog is published as soon as it is there. The process may die before and after.
+#[test]
+fn a_cqe_in_the_backlog_ends_its_request_once() {
+    let (mut first, mut second, mut cq) = halves();
+    while !cq.is_full() {
+        cq.post(Cqe::default());
+    }
+    let [ended, lost, removed] = [1, 2, 3].map(|number| begin(&mut first, number));
+    first.remove(removed);
+    first.end(ended, 2, &cq);
+    cq.post(Cqe::default());
+    cq.post(Cqe::default());
+    first.end(lost, 1, &cq);
+    cq.catch_up();
+    second.mend(&cq, TAKEN);
+    assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
+}
+
+/// The process has died between the CQE of a zero-copy send and its notification.
+#[test]
+fn a_request_whose_last_cqe_is_missing_has_not_ended() {
+    let (mut first, mut second, mut cq) = halves();
+    while !cq.is_full() {
+        cq.post(Cqe::default());
+    }
+    let slot = begin(&mut first, 1);
+    first.end(slot, 2, &cq);
+    cq.post(Cqe::default());
+    cq.catch_up();
+    second.mend(&cq, TAKEN);
+    assert_eq!(user_data(second.take_from_dead(|_| false)), [1]);
 }
 
 #[test]
@@ -82,8 +115,8 @@ fn held_requests_of_a_dead_process_stay_until_their_turn() {
     first.hold(head, place, true);
     drop(first);
     assert_eq!(second.take_from_dead(|_| false), [(armed, 3)]);
+    second.end(armed, 1, &cq);
     cq.post(Cqe::default());
-    second.end(armed, &cq);
     let held = second.first_held().unwrap();
     assert_eq!(user_data(second.take_held(&held)), [1, 2]);
     assert_eq!(second.noted(), 2);

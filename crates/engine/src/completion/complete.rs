@@ -30,6 +30,10 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
         if request.buffer.is_some() {
             flags |= locked.registered.buffer_groups.flags_of(&mut request.buffer);
         }
+        if request.journal.is_some() {
+            let cqes = if flags & IORING_CQE_F_MORE != 0 { 2 } else { 1 };
+            end_in_journal(locked, &mut request, cqes);
+        }
         let cqe = Cqe { user_data: request.sqe.user_data, res: answer.result, flags };
         let ring = locked.ring;
         let RingState { queues: Queues { cq, .. }, notify: notifications, .. } = &mut **locked;
@@ -37,6 +41,8 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
         if cqe.flags & IORING_CQE_F_MORE != 0 {
             notify(locked, request.sqe.user_data, usage(&request, answer.result));
         }
+    } else if request.journal.is_some() {
+        end_in_journal(locked, &mut request, 0);
     }
     settle(locked, request, answer);
 }
@@ -62,7 +68,8 @@ pub(crate) fn end_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
 }
 
 /// Completes a request of a broken chain without posting a CQE.
-pub(crate) fn drop_quietly(locked: &mut LockedRing, request: RequestEntry) {
+pub(crate) fn drop_quietly(locked: &mut LockedRing, mut request: RequestEntry) {
+    end_in_journal(locked, &mut request, 0);
     settle(locked, request, Answer { result: 0, failed: true });
 }
 
@@ -71,9 +78,6 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     locked.queues.drain.retire();
     if locked.waiting.rights.count_requests() {
         locked.waiting.rights.leave(&request);
-    }
-    if request.journal.is_some() {
-        end_in_journal(locked, &mut request);
     }
     // A buffer that no CQE has named (silent success) counts as consumed, as in the kernel. If the
     // buffer went back to its group, a second read could get a buffer that already holds data.
@@ -90,12 +94,15 @@ fn settle(locked: &mut LockedRing, mut request: RequestEntry, answer: Answer) {
     }
 }
 
-/// Records in a shared ring's journal that the request's last CQE is in the CQ.
+/// Records in a shared ring's journal that the request ends with this many CQEs, which the caller
+/// posts next.
 #[cold]
-fn end_in_journal(locked: &mut LockedRing, request: &mut Request) {
+fn end_in_journal(locked: &mut LockedRing, request: &mut Request, cqes: u32) {
     let Queues { journal, cq, .. } = &mut locked.queues;
-    if let (Some(journal), Some(slot)) = (journal, request.journal.take()) {
-        journal.end(slot, cq);
+    match (journal, request.journal.take()) {
+        (Some(journal), Some(slot)) if cqes == 0 => journal.remove(slot),
+        (Some(journal), Some(slot)) => journal.end(slot, cqes, cq),
+        _ => {}
     }
 }
 

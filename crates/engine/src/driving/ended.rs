@@ -6,6 +6,7 @@
 //! with their process.
 
 use crate::ring::{LockedRing, Queues};
+use usring_ring::JournalSlot;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_sys::process_number;
@@ -24,17 +25,25 @@ const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let ended = locked.journal().take_from_dead(process_number::is_alive);
-    for (slot, user_data) in &ended {
-        locked.queues.cq.post(Cqe { user_data: *user_data, res: Errno::ECANCELED.negative(), flags: 0 });
-        let Queues { journal, cq, .. } = &mut locked.queues;
-        if let Some(journal) = journal {
-            journal.end(*slot, cq);
-        }
+    for (slot, user_data) in ended {
+        locked.post_for_dead(slot, user_data, Errno::ECANCELED);
     }
     if locked.queues.drain.is_active() {
         locked.release_held();
     }
     locked.queues.cq.has_unannounced() || !locked.queues.successors.is_empty()
+}
+
+impl LockedRing<'_> {
+    /// Completes a request of a process that has ended, which this process has taken over in the
+    /// journal.
+    pub fn post_for_dead(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {
+        let Queues { journal, cq, .. } = &mut self.queues;
+        if let Some(journal) = journal {
+            journal.end(slot, 1, cq);
+        }
+        cq.post(Cqe { user_data, res: error.negative(), flags: 0 });
+    }
 }
 
 /// Returns how long a waiter of a shared ring may sleep.

@@ -19,7 +19,6 @@ use crate::request::{Request, RequestEntry};
 use crate::ring::{LockedRing, Queues};
 use usring_ring::Held;
 use usring_sys::{Errno, process_number};
-use usring_uapi::Cqe;
 
 impl LockedRing<'_> {
     /// Queues a request behind those that it waits for. If there are none, releases it at once.
@@ -158,11 +157,7 @@ impl LockedRing<'_> {
     fn end_held(&mut self, held: &Held) {
         let mut error = Errno::EFAULT;
         for (slot, user_data) in self.journal().take_held(held) {
-            self.queues.cq.post(Cqe { user_data, res: error.negative(), flags: 0 });
-            let Queues { journal, cq, .. } = &mut self.queues;
-            if let Some(journal) = journal {
-                journal.end(slot, cq);
-            }
+            self.post_for_dead(slot, user_data, error);
             error = Errno::ECANCELED;
         }
     }
