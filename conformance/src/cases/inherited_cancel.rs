@@ -8,9 +8,9 @@ use super::sync_cancel;
 use crate::cases::BROKEN_OFF;
 use crate::files;
 use crate::shared::{self, Partner};
-use crate::sqe::{Change, cancel, poll, poll_remove, read_at, timeout, timeout_remove};
+use crate::sqe::{Change, cancel, nop, poll, poll_remove, read_at, timeout, timeout_remove};
 use crate::time::{self, LONG, milliseconds};
-use crate::transcript::Transcript;
+use crate::transcript::{Transcript, timed};
 
 const ALL: u32 = u::IORING_ASYNC_CANCEL_ALL;
 const ANY: u32 = u::IORING_ASYNC_CANCEL_ANY;
@@ -423,5 +423,96 @@ case!(stopped_submitters_requests => "
     cqe 12: 0
     cqe 1: -ECANCELED
     cqe 2: -ECANCELED
+    child: exit 0
+");
+
+/// Most milliseconds for calls that do not wait for the stopped process.
+const PROMPT_MS: u64 = 1_000;
+
+/// A stopped process has a request that the parent cancels. Then the parent's further submissions
+/// do not wait for that process.
+fn submissions_beside_a_stopped_process(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let partner = Partner::start(ring, |ring| {
+            ring.push(read_at(reader.as_raw_fd(), shared.slot(0), 8, 0, 1));
+        });
+        partner.stop();
+        ring.push(cancel(1, 0, 11));
+        ring.submit();
+        let ((), waited) = timed(|| {
+            for user_data in 100..120 {
+                ring.push(nop(user_data));
+                ring.submit();
+                ring.reap();
+            }
+        });
+        t.between("twenty submissions", waited, 0, PROMPT_MS);
+        partner.go_on();
+        partner.leave(t);
+    });
+}
+case!(submissions_beside_a_stopped_process => "
+    a mapped ring:
+    twenty submissions: after 0 to 1000 ms
+    child: exit 0
+    a ring in shared memory:
+    twenty submissions: after 0 to 1000 ms
+    child: exit 0
+");
+
+/// The parent cancels the request of a stopped process, and then requests of other processes. The
+/// latter are cancelled while the process is still stopped.
+fn cancellations_beside_a_stopped_process(t: &mut Transcript) {
+    shared::each_kind(t, |t, ring, shared| {
+        let (reader, _writer) = files::pipe();
+        let partners = [1, 2, 3].map(|number| {
+            Partner::start(ring, |ring| {
+                ring.push(read_at(reader.as_raw_fd(), shared.slot(number as usize), 8, 0, number));
+            })
+        });
+        partners[0].stop();
+        for number in [1, 2] {
+            ring.push(cancel(number, 0, 10 + number));
+            ring.submit();
+        }
+        let canceller = Partner::start(ring, |ring| ring.push(cancel(3, 0, 13)));
+        // The answer about the stopped process's request may come at any time.
+        let mut entries = Vec::new();
+        let are_over = time::until(|| {
+            entries.extend(ring.arrived(0));
+            [2, 3, 12, 13].iter().all(|number| entries.iter().any(|entry| entry.user_data == *number))
+        });
+        t.say(format_args!("the others are cancelled: {are_over}"));
+        partners[0].go_on();
+        entries.extend(ring.wait(6 - entries.len()));
+        t.sorted(&entries);
+        partners.into_iter().chain([canceller]).for_each(|partner| partner.leave(t));
+    });
+}
+case!(cancellations_beside_a_stopped_process => "
+    a mapped ring:
+    the others are cancelled: true
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 11: 0
+    cqe 12: 0
+    cqe 13: 0
+    child: exit 0
+    child: exit 0
+    child: exit 0
+    child: exit 0
+    a ring in shared memory:
+    the others are cancelled: true
+    cqe 1: -ECANCELED
+    cqe 2: -ECANCELED
+    cqe 3: -ECANCELED
+    cqe 11: 0
+    cqe 12: 0
+    cqe 13: 0
+    child: exit 0
+    child: exit 0
+    child: exit 0
     child: exit 0
 ");

@@ -467,8 +467,10 @@ impl<'a> LockedRing<'a> {
         let index = self.queues.sq.last_index();
         request.journal = self.journal().begin(request.sqe.user_data, index);
         self.queues.sq.commit();
-        if let Some(slot) = request.journal {
-            self.journal().confirm(slot);
+        match request.journal {
+            Some(slot) => self.journal().confirm(slot),
+            None if self.ring.is_adopted() => {}
+            None => self.ring.control.expect_unjournaled(),
         }
     }
 
@@ -512,6 +514,9 @@ impl<'a> LockedRing<'a> {
     fn published_for_all(&mut self) -> u32 {
         if let Some(journal) = &mut self.queues.journal {
             journal.clear_published();
+        }
+        if self.ring.control.has_unjournaled() {
+            self.count_unjournaled();
         }
         self.call_cqe_listeners();
         u32::MAX

@@ -173,7 +173,12 @@ impl Backlog {
     pub fn catch_up(&mut self, tail: u32) {
         let Some(area) = &self.area else { return };
         let length = area.get(END).wrapping_sub(tail);
-        self.in_area = if area.get(HAS) != 0 && length <= area.capacity { length } else { 0 };
+        let has = area.get(HAS) != 0;
+        self.in_area = if has && length <= area.capacity { length } else { 0 };
+        if has && self.in_area == 0 {
+            // The process that has emptied the area died before it cleared the word.
+            area.set(HAS, 0);
+        }
         if self.has_rest() {
             self.settle(tail);
         }

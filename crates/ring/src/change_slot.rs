@@ -13,7 +13,8 @@
 //!
 //! 1. The asking process fills the slot, and calls the other processes.
 //! 2. The asked process makes the change, stores the answer, and calls the other processes.
-//! 3. The asking process takes the answer. It asks the next process, or frees the slot.
+//! 3. The asking process takes the answer. It asks the next process, or frees the slot. It may also
+//!    free the slot without an answer.
 //!
 //! All words change under the ring's lock only. A process may die between any two stores:
 //!
@@ -65,7 +66,7 @@ impl ChangeSlot {
     /// that this one waits for it.
     pub fn is_available(&self, is_alive: impl Fn(u32) -> bool) -> bool {
         let asker = self.get(ASKER);
-        let is_available = asker == 0 || asker == self.own || !is_alive(asker);
+        let is_available = asker == 0 || self.is_own() || !is_alive(asker);
         if !is_available {
             self.set(WANTED, 1);
         }
@@ -74,7 +75,7 @@ impl ChangeSlot {
 
     /// Asks the process `asked` for a change. The slot is available.
     pub fn ask(&self, asked: u32, change: Change) {
-        if self.get(ASKER) != self.own {
+        if !self.is_own() {
             self.set(ASKER, 0);
             (0..).step_by(8).zip(change).for_each(|(offset, word)| {
                 self.memory.write(self.start + CHANGE + offset, word);
@@ -98,21 +99,24 @@ impl ChangeSlot {
 
     /// Returns the answer to this process; `None`: it is not there yet.
     pub fn answered(&self) -> Option<i32> {
-        let is_there = self.get(ASKER) == self.own && self.get(ASKED) == 0;
+        let is_there = self.is_own() && self.get(ASKED) == 0;
         is_there.then(|| self.get(ANSWER) as i32)
     }
 
-    /// Frees the slot if this process uses it.
-    pub fn give_up(&self) {
-        if self.get(ASKER) == self.own {
-            self.free();
-        }
+    /// Returns whether this process uses the slot.
+    pub fn is_own(&self) -> bool {
+        self.get(ASKER) == self.own
+    }
+
+    /// Returns whether another process waits for the slot.
+    pub fn is_wanted(&self) -> bool {
+        self.get(WANTED) != 0
     }
 
     /// Frees the slot, which this process uses. Returns whether another process waits for it.
     pub fn free(&self) -> bool {
         self.set(ASKER, 0);
-        let is_wanted = self.get(WANTED) != 0;
+        let is_wanted = self.is_wanted();
         self.set(WANTED, 0);
         is_wanted
     }

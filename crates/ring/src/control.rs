@@ -148,14 +148,13 @@ impl Control {
         self.unjournaled.store(count, Ordering::Relaxed);
     }
 
-    /// Notes that the process that made the ring enables it, and may submit requests before the
-    /// ring is shared.
+    /// Notes that the process that made the ring may have requests in flight that are not in the
+    /// journal.
     pub fn expect_unjournaled(&self) {
         self.unjournaled.store(UNKNOWN, Ordering::Relaxed);
     }
 
-    /// Returns whether the process that made the ring may have requests in flight that are not in
-    /// the journal.
+    /// Returns whether [`Control::expect_unjournaled`] holds.
     pub fn has_unjournaled(&self) -> bool {
         self.unjournaled.load(Ordering::Relaxed) != 0
     }

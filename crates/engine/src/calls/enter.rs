@@ -5,6 +5,7 @@ use crate::driving::{cq_wait, dispatch, iopoll, submit};
 use crate::ring::{Exit, LockedRing, Ring};
 use crate::waiting::asked_changes;
 use alloc::sync::Arc;
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 use usring_sys::clock::{self, Clock, Nanoseconds};
 use usring_sys::{Errno, UserAddress, memory_reserve, thread, user_memory};
@@ -94,19 +95,21 @@ impl Ring {
     #[cold]
     #[inline(never)]
     fn submit_unusual<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, call: &EnterCall) -> Result<u32, Errno> {
+        let first_ask = locked.waiting.asks.next_number();
         let taken = submit::submit_unusual(&mut locked, call.to_submit);
         dispatch::go_on_a_while(&mut locked);
-        if !locked.waiting.asks.is_empty() {
-            locked = self.wait_for_answers(locked);
+        let asks = first_ask..locked.waiting.asks.next_number();
+        if locked.waiting.asks.has(&asks) {
+            locked = self.wait_for_answers(locked, &asks);
         }
         self.end_enter(locked, taken, call)
     }
 
-    /// Waits for the answers of other processes that are asked to cancel or change requests. On the
-    /// kernel, too, the CQE of a cancellation is there when the call returns.
-    fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>) -> LockedRing<'a> {
+    /// Waits for the answers of other processes that this call asks to cancel or change requests.
+    /// On the kernel, too, the CQE of a cancellation is there when the call returns.
+    fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, asks: &Range<u64>) -> LockedRing<'a> {
         let end = Clock::Monotonic.now() + LONGEST_ASK;
-        while !locked.waiting.asks.is_empty() && Clock::Monotonic.now() < end {
+        while locked.waiting.asks.has(asks) && Clock::Monotonic.now() < end {
             locked.release(Exit::Leave);
             let paused = wait::pause(self);
             locked = self.lock();

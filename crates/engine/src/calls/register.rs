@@ -431,7 +431,7 @@ impl Ring {
             let answer = asked_changes::begin_call(&mut locked, &key, outcome);
             locked.release(Exit::Leave);
             let outcome = match answer {
-                Some(answer) => self.wait_for_answer(&answer, deadline)?,
+                Some(place) => self.wait_for_answer(&place, deadline)?,
                 None => outcome,
             };
             match outcome {
@@ -449,22 +449,29 @@ impl Ring {
     }
 
     /// Waits for the answer of other processes. Each answers at once, unless it is stopped: then
-    /// the wait ends with the call's limit, or soon after.
+    /// the wait ends with the call's limit, or soon after, and nothing is asked any more.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(
         self: &Arc<Self>,
-        answer: &AtomicI32,
+        place: &Arc<AtomicI32>,
         deadline: Option<Nanoseconds>,
     ) -> Result<Result<i32, Errno>, Errno> {
         let end = deadline.map(|deadline| deadline.max(Clock::Monotonic.now() + LEAST_WAIT));
-        loop {
-            match answer.load(Ordering::Acquire) {
-                PENDING if end.is_some_and(|end| Clock::Monotonic.now() >= end) => return Err(Errno::ETIME),
-                PENDING => crate::driving::wait::pause(self)?,
-                error if error < 0 => return Ok(Err(Errno::new(error.unsigned_abs()))),
-                count => return Ok(Ok(count)),
-            }
+        let is_over = || end.is_some_and(|end| Clock::Monotonic.now() >= end);
+        let mut ending = Ok(());
+        while place.load(Ordering::Acquire) == PENDING && ending.is_ok() {
+            ending = if is_over() { Err(Errno::ETIME) } else { crate::driving::wait::pause(self) };
+        }
+        if ending.is_err() {
+            let mut locked = self.lock();
+            asked_changes::withdraw(&mut locked, place);
+            locked.release(Exit::Leave);
+        }
+        match place.load(Ordering::Acquire) {
+            PENDING => Err(ending.err().unwrap_or(Errno::EINTR)),
+            error if error < 0 => Ok(Err(Errno::new(error.unsigned_abs()))),
+            count => Ok(Ok(count)),
         }
     }
 }

@@ -176,7 +176,7 @@ impl LockedRing<'_> {
     }
 
     /// Publishes the number of requests that are not in the journal, if this process made the ring.
-    fn count_unjournaled(&mut self) {
+    pub fn count_unjournaled(&mut self) {
         if !self.ring.is_adopted() {
             let unjournaled = self.unjournaled();
             self.ring.control.count_unjournaled(unjournaled);

@@ -5,8 +5,9 @@
 //! one after the other, by the slot of `usring_ring::change_slot`. The request that asks completes
 //! with the answer. `driving::shared_work` makes the changes that other processes ask for.
 //!
-//! An asked process that dies does not answer. So the ring watcher looks every 10 ms while a change
-//! is asked for (`driving::ended`).
+//! An asked process that dies does not answer, nor does one that is stopped. So the ring watcher
+//! looks every 10 ms while a change is asked for (`driving::ended`). A process that does not answer
+//! in time is asked again later, if another change waits for the slot.
 
 use crate::completion::complete;
 use crate::request::conditions::CancelKey;
@@ -18,7 +19,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI32, Ordering};
 use usring_ring::change_slot::ChangeSlot;
+use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::{Errno, process_number};
+
+/// Longest time, in nanoseconds, that an unanswered ask uses the slot while another ask waits.
+const LONGEST_USE: Nanoseconds = 20_000_000;
 
 /// Returns the outcome of a request that changes others. `answer`: the answer of this process.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
@@ -80,13 +85,14 @@ fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     {
         others.push(maker);
     }
+    others.retain(|process| process_number::is_alive(*process));
     others
 }
 
 #[cold]
 fn ask(locked: &mut LockedRing, change: Change, asker: Asker, answer: i32) {
     let rest = others(locked, &change, answer);
-    locked.waiting.asks.push_back(Ask { change, asker, asked: None, rest, answer });
+    locked.waiting.asks.add(change, asker, rest, answer);
     proceed(locked);
 }
 
@@ -97,31 +103,55 @@ fn slot(locked: &LockedRing) -> ChangeSlot {
 /// Takes the answer that is there, asks the next process, and completes the asks that are over.
 pub(crate) fn proceed(locked: &mut LockedRing) {
     let slot = slot(locked);
-    while let Some(first) = locked.waiting.asks.front()
+    while let Some(first) = locked.waiting.asks.first()
         && slot.is_available(process_number::is_alive)
     {
-        if let Some(asked) = first.asked {
-            let answer = match slot.answered() {
-                None if may_answer(locked, asked) => return,
-                answer => answer.unwrap_or(Errno::ENOENT.negative()),
-            };
-            locked.waiting.asks.front_mut().into_iter().for_each(|first| first.note(answer));
+        if let Some((asked, since)) = first.asked {
+            let answer = slot.answered();
+            if answer.is_none() && may_answer(locked, asked) {
+                if !put_off(locked, &slot, since) {
+                    return;
+                }
+                continue;
+            }
+            let answer = answer.unwrap_or(Errno::ENOENT.negative());
+            locked.waiting.asks.first_mut().into_iter().for_each(|first| first.note(answer));
         }
-        let Some(first) = locked.waiting.asks.front_mut() else { return };
+        let Some(first) = locked.waiting.asks.first_mut() else { return };
         match first.rest.pop() {
             Some(next) => {
-                first.asked = Some(next);
+                first.asked = Some((next, Clock::Monotonic.now()));
                 slot.ask(next, first.change.encode());
                 locked.call_other_processes();
             }
             None => {
-                if slot.free() {
-                    locked.call_other_processes();
-                }
-                locked.waiting.asks.pop_front().into_iter().for_each(|over| end(locked, over));
+                free(locked, &slot);
+                locked.waiting.asks.take_first().into_iter().for_each(|over| end(locked, over));
             }
         }
     }
+}
+
+/// Frees the slot, and calls the other processes if one of them waits for it. Returns whether one
+/// does.
+fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
+    let is_wanted = slot.free();
+    if is_wanted {
+        locked.call_other_processes();
+    }
+    is_wanted
+}
+
+/// Frees the slot if the process that is asked has not answered in time, and another change waits
+/// for the slot. `since`: when the process was asked. Returns whether the next ask of this process
+/// may use the slot at once.
+fn put_off(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
+    let is_awaited = locked.waiting.asks.has_several() || slot.is_wanted();
+    if !is_awaited || Clock::Monotonic.now() < since + LONGEST_USE {
+        return false;
+    }
+    locked.waiting.asks.put_off_first();
+    !free(locked, slot)
 }
 
 /// Returns whether a process that is asked may still answer.
@@ -137,9 +167,28 @@ fn end(locked: &mut LockedRing, over: Ask) {
     }
 }
 
-/// Asks for nothing more, for a ring that goes away.
+/// Takes back the ask of a call that waits no longer. Its answer may be in `place` nevertheless.
+pub(crate) fn withdraw(locked: &mut LockedRing, place: &Arc<AtomicI32>) {
+    if locked.waiting.asks.withdraw(place) {
+        give_up(locked);
+        proceed(locked);
+    }
+}
+
+/// Frees the slot if this process uses it.
+fn give_up(locked: &mut LockedRing) {
+    let slot = slot(locked);
+    if slot.is_own() {
+        free(locked, &slot);
+    }
+}
+
+/// Asks for nothing more, for a ring that goes away. Calls get the answer of the processes so far.
 pub(crate) fn forget(locked: &mut LockedRing) {
-    if !core::mem::take(&mut locked.waiting.asks).is_empty() {
-        slot(locked).give_up();
+    while let Some(ask) = locked.waiting.asks.take_first() {
+        give_up(locked);
+        if let Asker::Call(place) = ask.asker {
+            place.store(ask.answer, Ordering::Release);
+        }
     }
 }

@@ -7,9 +7,11 @@ use crate::request::operation::{Operation, PollUpdate, TimeoutUpdate};
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::ops::Range;
 use core::sync::atomic::AtomicI32;
 use usring_ring::change_slot;
 use usring_sys::Errno;
+use usring_sys::clock::Nanoseconds;
 use usring_uapi::io_uring as abi;
 
 /// A change of requests, by a condition that means the same in every process.
@@ -152,10 +154,12 @@ pub(crate) enum Asker {
 
 /// A change that processes are asked for, one after the other.
 pub(crate) struct Ask {
+    /// All asks of this process have different numbers, which rise.
+    pub number: u64,
     pub change: Change,
     pub asker: Asker,
-    /// The process that is asked now.
-    pub asked: Option<u32>,
+    /// The process that is asked now, and since when.
+    pub asked: Option<(u32, Nanoseconds)>,
     /// The processes to ask after it.
     pub rest: Vec<u32>,
     /// The answer of the processes so far.
@@ -173,8 +177,66 @@ impl Ask {
     }
 }
 
-/// The changes that this process asks for, in order. The first one uses the ring's slot.
-pub(crate) type Asks = VecDeque<Ask>;
+/// The changes that this process asks for. The first one uses the ring's slot.
+#[derive(Default)]
+pub(crate) struct Asks {
+    queue: VecDeque<Ask>,
+    next_number: u64,
+}
+
+impl Asks {
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Returns the number of the next ask.
+    pub fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
+    /// Returns whether an ask with such a number has not been answered.
+    pub fn has(&self, numbers: &Range<u64>) -> bool {
+        self.queue.iter().any(|ask| numbers.contains(&ask.number))
+    }
+
+    /// Returns whether another ask waits for the first one.
+    pub fn has_several(&self) -> bool {
+        self.queue.len() > 1
+    }
+
+    /// Adds an ask at the end of the queue. `rest`: the processes to ask. `answer`: this process's.
+    pub fn add(&mut self, change: Change, asker: Asker, rest: Vec<u32>, answer: i32) {
+        self.queue.push_back(Ask { number: self.next_number, change, asker, asked: None, rest, answer });
+        self.next_number += 1;
+    }
+
+    pub fn first(&self) -> Option<&Ask> {
+        self.queue.front()
+    }
+
+    pub fn first_mut(&mut self) -> Option<&mut Ask> {
+        self.queue.front_mut()
+    }
+
+    pub fn take_first(&mut self) -> Option<Ask> {
+        self.queue.pop_front()
+    }
+
+    /// Moves the first ask to the end of the queue. The process that it asks now is asked again.
+    pub fn put_off_first(&mut self) {
+        if let Some(mut first) = self.queue.pop_front() {
+            first.rest.extend(first.asked.take().map(|(process, _)| process));
+            self.queue.push_back(first);
+        }
+    }
+
+    /// Removes the ask whose answer goes to `place`. Returns whether it was the first one.
+    pub fn withdraw(&mut self, place: &Arc<AtomicI32>) -> bool {
+        let is_meant = |ask: &Ask| matches!(&ask.asker, Asker::Call(other) if Arc::ptr_eq(other, place));
+        let index = self.queue.iter().position(is_meant);
+        index.inspect(|index| drop(self.queue.remove(*index))) == Some(0)
+    }
+}
 
 #[cfg(all(test, not(loom)))]
 mod tests {
