@@ -4,7 +4,7 @@
 //! | word | content |
 //! |---|---|
 //! | `ASKER` | number of the process that asks, 0: the slot is free |
-//! | `ASKED` | number of the process that is to make the change, 0: the answer is there |
+//! | `ASKED` | number of the process that has to make the change, 0: it has answered |
 //! | `ANSWER` | the answer |
 //! | `WANTED` | 1: a process waits for the slot |
 //! | `CHANGE` | the change, which the engine encodes |

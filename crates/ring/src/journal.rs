@@ -26,7 +26,7 @@
 //!   process frees the slot right after it has published the CQE, so no index grows stale. If the
 //!   process dies before that with the ring's lock, the next holder takes the marks off the slots
 //!   whose CQEs other processes cannot find.
-//! - A full journal takes no further requests.
+//! - A full journal takes no further requests. Such a request gets no CQE if its process is killed.
 
 use crate::completion::CompletionQueue;
 use crate::layout::Layout;
@@ -53,8 +53,9 @@ const USER_DATA: usize = 8;
 const HEADER: usize = 64;
 /// Offset of the word that holds the next place in the order of held requests.
 const NEXT_PLACE: usize = 4;
-/// Least number of slots of a journal.
-const LEAST: usize = 64;
+/// Least number of slots of a journal. A ring with a small CQ can have more requests in flight than
+/// CQ entries. Slots that were never used take no memory.
+const LEAST: usize = 1024;
 
 /// Number of a slot in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,9 +204,11 @@ impl Journal {
     fn free(&mut self, slot: u32) {
         self.set_owner(slot, 0);
         self.lowest = self.lowest.min(slot);
-        if slot + 1 == self.top() {
-            self.set_top(slot);
+        let mut top = self.top();
+        while top > 0 && self.owner(top - 1).0 == 0 {
+            top -= 1;
         }
+        self.set_top(top);
     }
 
     /// Mends what a process has left that died with the ring's lock, before the calling process

@@ -38,8 +38,8 @@ pub(crate) enum IssueOutcome {
     AwaitsTime,
     /// A fault delays the request (`submission::faults`).
     Delayed,
-    /// The request changes others, and other processes of its shared ring may have them. Its
-    /// `result` is this process's answer.
+    /// The request cancels or changes requests that other processes of its shared ring may have.
+    /// `Request::result` holds the answer for this process's own requests.
     AsksProcesses,
     /// The request is a message to another ring, which another thread is driving. The request
     /// itself goes to that driver and comes back with the result.

@@ -53,7 +53,8 @@ impl Change {
         }
     }
 
-    /// Returns the `user_data` of the requests that the change means; `None`: it means others, too.
+    /// Returns the `user_data` by which the change selects requests; `None`: it selects by other
+    /// means.
     pub fn user_data(&self) -> Option<u64> {
         match self {
             Change::Cancel(key) => {

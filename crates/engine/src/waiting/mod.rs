@@ -6,7 +6,7 @@
 //! | a device | `device_queues` |
 //! | a thread that may block | `workers`, with the rights that `rights` chooses |
 //! | time | `timeout` |
-//! | another process of a shared ring | `asked_changes` asks it, `asks` keeps |
+//! | another process's answer | `asked_changes` asks the process, `asks` queues the changes |
 //! | the program's next submission | `sq_thread` |
 //!
 //! Estimates that decide how a thread waits:
