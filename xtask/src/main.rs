@@ -111,6 +111,9 @@ enum Soak {
         #[arg(long)]
         kernel: bool,
     },
+    /// Search for power losses in which MariaDB, PostgreSQL 18, LevelDB and RocksDB lose data that
+    /// they promised to keep
+    Crash,
     /// Run the swap tests that take minutes: unmodified programs with a GiB of memory
     Swap,
     /// Kill processes of PostgreSQL 18 under load, again and again, and then load it without kills.
@@ -152,7 +155,8 @@ fn main() -> ExitCode {
             product::soak_shared_rings([processes, rings, seconds], kernel)
         }
         Chore::Soak { what: Soak::Postgres { options } } => product::soak_postgres(&options),
-        Chore::Soak { what: Soak::Swap } => product::soak_swap(),
+        Chore::Soak { what: Soak::Crash } => product::soak_ignored("crash", "databases::"),
+        Chore::Soak { what: Soak::Swap } => product::soak_ignored("acceptance", "swap_run::"),
         Chore::Soak { what: Soak::Interleavings { rounds, rooms } } => product::soak_interleavings(rounds, &rooms),
         Chore::Demo { arguments } => return product::run("demo", &["usring"], &[], &arguments),
         Chore::Bench { arguments } => {

@@ -109,10 +109,11 @@ pub fn soak_postgres(options: &[OsString]) -> Outcome {
     step::run(Command::new(folder(true).join("workload-postgres-soak")).args(options))
 }
 
-/// Runs the swap tests that are marked as ignored because they take minutes.
-pub fn soak_swap() -> Outcome {
+/// Runs tests of programs that are marked as ignored because they take minutes: those of the module
+/// `module` of the test `test`.
+pub fn soak_ignored(test: &str, module: &str) -> Outcome {
     build(true)?;
-    let mut command = step::cargo(&["test", "--package", "workloads", "--test", "acceptance", "swap_run::"]);
+    let mut command = step::cargo(&["test", "--package", "workloads", "--test", test, module]);
     command.args(["--", "--ignored", "--test-threads=1"]).env("USRING_BIN", folder(true).join("usring"));
     step::run(&mut command)
 }

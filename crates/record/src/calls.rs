@@ -73,12 +73,10 @@ pub fn concerns(call: &SystemCall) -> bool {
             }
             _ => false,
         },
+        // The descriptor may be a ring's, whose memory the library maps.
         linux::__NR_mmap => {
             let shares = fourth as u32 & linux::MAP_SHARED != 0 && third as u32 & linux::PROT_WRITE != 0;
-            if shares && let Some(file) = place::file(call.arguments[4] as i32) {
-                note_unknown(b"a process writes to a file by a shared mapping (mmap)", &file.path);
-            }
-            false
+            shares && place::file(call.arguments[4] as i32).is_some()
         }
         linux::__NR_ioctl => matches!(second as u32, FICLONE | FICLONERANGE),
         linux::__NR_open | linux::__NR_openat | linux::__NR_openat2 | linux::__NR_creat => names::may_change(call),
@@ -106,6 +104,9 @@ fn during(call: &SystemCall, make: Make<'_>) -> u64 {
             append(&Record { size: second, ..of_file(Kind::Resize, file, call) }, &[])
         }),
         linux::__NR_fallocate => on_file(call, first, make, |file, _| allocated(call, file)),
+        linux::__NR_mmap => on_file(call, call.arguments[4], make, |file, _| {
+            note_unknown(b"a process writes to a file by a shared mapping (mmap)", &file.path)
+        }),
         linux::__NR_sendfile => copy(call, first, make),
         linux::__NR_splice | linux::__NR_copy_file_range => copy(call, call.arguments[2], make),
         linux::__NR_ioctl if matches!(second as u32, FICLONE | FICLONERANGE) => copy(call, first, make),

@@ -36,6 +36,15 @@ fn a_writer_by_mmap_is_unknown_and_never_passes() {
 }
 
 #[test]
+fn a_shared_mapping_that_fails_is_no_writer() {
+    let map = "python3 -c 'import mmap,os; f=os.open(\"m\",os.O_RDONLY)\ntry: mmap.mmap(f,4)\nexcept PermissionError: print(1)'";
+    let run = format!("echo 5678 > m; {map}");
+    let check = "[ ! -s \"$USRING_CRASH_OUTPUT\" ] || [ \"$(cat m)\" = 5678 ]";
+    let said = crash(&["--setup", "printf 1234 > m", "--run", &run, "--check", check]).found();
+    assert!(said.contains("no fsync of \"m\" came after it"), "{said}");
+}
+
+#[test]
 fn a_check_that_cannot_fail_or_always_fails_is_refused() {
     for (check, sentence) in [
         ("true", "passes on an emptied folder"),

@@ -4,7 +4,9 @@
 //! - `planted`: each bug is found, by plain calls and by rings; no twin is accused.
 //! - `ends`: unknown results, commands that cannot run, and the replay of a case.
 //! - `sqlite`: Debian's SQLite with its settings for durability.
+//! - `databases`: Redis, MariaDB, PostgreSQL, LevelDB and RocksDB.
 
+mod databases;
 mod ends;
 mod planted;
 mod sqlite;
@@ -46,10 +48,15 @@ struct Crash {
 
 /// Runs `usring crash` in an empty folder with these further arguments.
 fn crash(arguments: &[&str]) -> Crash {
+    crash_for("20s", arguments)
+}
+
+/// Runs `usring crash` in an empty folder with this budget and these further arguments.
+fn crash_for(budget: &str, arguments: &[&str]) -> Crash {
     let work = tempfile::tempdir().expect("a folder");
     std::fs::create_dir(work.path().join("empty")).expect("a folder");
     let mut command = Command::new(usring());
-    command.current_dir(work.path()).args(["crash", "--state", "empty", "--seed", "1", "--budget", "20s"]);
+    command.current_dir(work.path()).args(["crash", "--state", "empty", "--seed", "1", "--budget", budget]);
     let Output { status, stdout, stderr } = command.args(arguments).output().expect("usring runs");
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Crash { status: status.code(), said: text(stdout), stderr: text(stderr) }

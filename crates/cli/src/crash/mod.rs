@@ -38,7 +38,8 @@ pub const STATUS_NOT_RUN: u8 = 3;
 const MOST_TRIES: usize = 200;
 
 const EXAMPLES: &str = "\
-The commands are run by /bin/sh, in the folder or a state of it. They get these variables:
+The commands are run by /bin/sh, in the folder or a state of it. So name your programs by their
+whole paths. The commands get these variables:
   USRING_CRASH_STATE    the folder's path, for all commands. It is never DIR itself: usring works
                         on copies, in the folder for temporary files (TMPDIR).
   USRING_CRASH_OUTPUT   for the check: a file with what the command had printed on standard output
@@ -46,10 +47,11 @@ The commands are run by /bin/sh, in the folder or a state of it. They get these 
                         The check compares the state with the promises.
 
 Examples:
-  usring crash --state empty --run './writer \"$USRING_CRASH_STATE\"' \\
-      --check './verify \"$USRING_CRASH_STATE\" \"$USRING_CRASH_OUTPUT\"'
-  usring crash --state /srv/db --budget 1h --model ext4-ordered --run ./load --check ./verify
-  usring crash --state empty --inject 'fsync:error=EIO:when=2' --run ./load --check ./verify
+  usring crash --state empty --run \"$PWD/writer\" --check \"$PWD/verify\"
+  usring crash --state /srv/db --budget 1h --model ext4-ordered \\
+      --run \"$PWD/load\" --check \"$PWD/verify\"
+  usring crash --state empty --inject 'fsync:error=EIO:when=2' \\
+      --run \"$PWD/load\" --check \"$PWD/verify\"
   usring crash --replay usring-crash-7.case
 
 Exit status: 0 if no state was found in which the check fails, 1 if one was found, 2 if it is not
@@ -163,7 +165,7 @@ pub fn run(options: &Options) -> Outcome {
         }
         _ => Err(not_run("--state, --run and --check are needed, or --replay")),
     };
-    // Errors of other parts have the status that `usring run` has for them.
+    // Errors of shared modules carry the exit status of `usring run`. Here each is STATUS_NOT_RUN.
     outcome.map_err(|failure| Failure { status: STATUS_NOT_RUN, ..failure })
 }
 

@@ -38,6 +38,10 @@ impl Ended {
 impl std::fmt::Display for Ended {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
+            // A shell answers 127 if it finds no such program.
+            Ended::Status(status) if status.code() == Some(127) => {
+                write!(f, "{status} (commands run in a copy of the folder: name programs by their whole paths)")
+            }
             Ended::Status(status) => write!(f, "{status}"),
             Ended::TimedOut => write!(f, "it did not end in time"),
             Ended::Stopped => write!(f, "it was interrupted"),

@@ -1,0 +1,149 @@
+//! Databases of Debian, and PostgreSQL 18. They keep their promises in a power loss, and break them
+//! if they do not sync. Scripts in `programs/crash` start them.
+//!
+//! Redis is quick. The other tests take minutes, so `cargo xtask soak crash` runs them.
+
+use crate::{Crash, crash_for};
+use std::path::Path;
+use std::time::Duration;
+use workloads::harness::skipped::skip;
+use workloads::harness::{MARIADB, REDIS_SERVER, Stage, World, require};
+use workloads::postgres::Postgres;
+
+/// Time limit of a search with PostgreSQL: its budget, the setup, the run and the last checks.
+const POSTGRES_LIMIT: Duration = Duration::from_secs(900);
+
+/// Returns the command line of a script of `programs/crash` up to its subcommand, with variables.
+fn script(variables: &str, name: &str) -> String {
+    format!("{variables} sh {}/programs/crash/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Searches with the three subcommands of a script.
+fn search(script: &str, budget: &str, more: &[&str]) -> Crash {
+    let [setup, run, check] = ["setup", "run", "check"].map(|subcommand| format!("{script} {subcommand}"));
+    crash_for(budget, &[&["--setup", &setup, "--run", &run, "--check", &check], more].concat())
+}
+
+#[test]
+fn redis_keeps_what_it_has_acknowledged_only_if_it_syncs_always() {
+    require(&REDIS_SERVER);
+    search(&script("FSYNC=always", "redis.sh"), "20s", &["--model", "ext4-ordered"]).found_nothing();
+    let said = search(&script("FSYNC=everysec", "redis.sh"), "20s", &["--model", "ext4-ordered"]).found();
+    assert!(said.contains("key1 is missing"), "{said}");
+}
+
+/// Redis does not start from a file that ends with zeroes, which is a new size without its bytes.
+#[test]
+fn redis_does_not_start_if_its_file_has_grown_by_zeroes() {
+    require(&REDIS_SERVER);
+    let said = search(&script("FSYNC=always", "redis.sh"), "20s", &["--model", "posix"]).found();
+    assert!(said.contains("lost but for the file's new size (zeroes)"), "{said}");
+    assert!(said.contains("the server does not start"), "{said}");
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn mariadb_keeps_what_it_has_committed() {
+    require(&MARIADB);
+    for model in ["posix", "ext4-ordered"] {
+        search(&script("", "mariadb.sh"), "120s", &["--model", model]).found_nothing();
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn mariadb_loses_commits_if_it_does_not_flush_its_log() {
+    require(&MARIADB);
+    let said = search(&script("FLUSH=0", "mariadb.sh"), "120s", &[]).found();
+    assert!(said.contains("rows of"), "{said}");
+}
+
+/// Searches with PostgreSQL 18, as the user `nobody`. `None`: it is not installed.
+fn postgres(fsync: &str) -> Option<Crash> {
+    let programs = match Postgres::cached() {
+        Ok(postgres) => postgres.program(""),
+        Err(why) => {
+            skip(&why);
+            return None;
+        }
+    };
+    let stage = Stage::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/crash/postgres.sh");
+    let program = stage.copy(&source, "postgres.sh");
+    let script = format!("PROGRAMS={} FSYNC={fsync} sh {}", programs.display(), program.display());
+    let [setup, run, check] = ["setup", "run", "check"].map(|subcommand| format!("{script} {subcommand}"));
+    stage.make_folder("empty");
+    let usring = stage.program(World::ConfinedBare, stage.path("tools/usring")).limit(POSTGRES_LIMIT);
+    let usring = usring.args(["crash", "--state", "empty", "--seed", "1", "--budget", "240s"]);
+    let ended = usring.args(["--setup", &setup, "--run", &run, "--check", &check]).finish();
+    Some(Crash { status: ended.status.code(), said: ended.stdout, stderr: ended.stderr })
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn postgresql_keeps_what_it_has_committed() {
+    if let Some(crash) = postgres("on") {
+        crash.found_nothing();
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn postgresql_loses_commits_without_fsync() {
+    if let Some(crash) = postgres("off") {
+        crash.found();
+    }
+}
+
+/// Searches with LevelDB or RocksDB. `None`: its headers are not installed.
+fn key_value(library: &str, sync: &str, more: &[&str]) -> Option<Crash> {
+    let header = format!("/usr/include/{library}/c.h");
+    if !Path::new(&header).exists() {
+        skip(&format!("{header} is missing; as root: apt-get install lib{library}-dev"));
+        return None;
+    }
+    let stage = Stage::new();
+    let program = stage.path(library);
+    let (define, link) = (format!("-D{}", library.to_uppercase()), format!("-l{library}"));
+    stage.compile_as("crash/key_value.c", &[&define, &link], &program);
+    let program = program.display();
+    let [setup, run] = [format!("{program} create"), format!("{program} write {sync}")];
+    let check = format!("{program} check");
+    Some(crash_for("60s", &[&["--setup", &setup, "--run", &run, "--check", &check], more].concat()))
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn rocksdb_keeps_synced_records() {
+    for model in ["posix", "ext4-ordered"] {
+        if let Some(crash) = key_value("rocksdb", "sync", &["--model", model]) {
+            crash.found_nothing();
+        }
+    }
+}
+
+/// LevelDB begins a new log without a sync of its folder.
+#[test]
+#[ignore = "takes minutes"]
+fn leveldb_keeps_synced_records_only_if_the_file_system_orders_names() {
+    if let Some(crash) = key_value("leveldb", "sync", &["--model", "ext4-ordered"]) {
+        crash.found_nothing();
+    }
+    if let Some(crash) = key_value("leveldb", "sync", &["--model", "posix"]) {
+        let said = crash.found();
+        assert!(said.contains("creation of \"db/") && said.contains("no fsync of \"db\" came after it"), "{said}");
+    }
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn leveldb_and_rocksdb_lose_records_that_are_not_synced() {
+    for library in ["leveldb", "rocksdb"] {
+        for model in ["posix", "ext4-ordered"] {
+            if let Some(crash) = key_value(library, "nosync", &["--model", model]) {
+                let said = crash.found();
+                assert!(said.contains("record 1 is missing"), "{said}");
+            }
+        }
+    }
+}
