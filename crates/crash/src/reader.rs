@@ -209,8 +209,9 @@ impl Reader {
         }
     }
 
-    /// Returns where an event of a thread begins and ends. The end of a request's event is not
-    /// known yet: `open` is then noted to be ended.
+    /// Returns the positions at which an event of a record begins and ends. If a request made the
+    /// call, its end is unknown until its completion is read (`None`). The reader keeps `open`, and
+    /// sets the end then.
     fn span(&mut self, record: &Record<'_>, position: Position, open: Open) -> (Position, Option<Position>) {
         match self.requests.get(&record.thread) {
             Some(request) => {

@@ -377,8 +377,8 @@ impl Ring {
         self.hear_of_others(state);
     }
 
-    /// Returns this process's number, by which the words of a shared ring name it
-    /// (`sys::process_number`).
+    /// Returns this process's number (`sys::process_number`), which identifies the process in the
+    /// words of a shared ring.
     pub(crate) fn process_number(&self) -> u32 {
         self.state.own()
     }

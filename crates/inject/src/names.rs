@@ -10,7 +10,7 @@ use usring_uapi::general as linux;
 /// Most bytes of a path, with its NUL.
 const PATH_LIMIT: usize = 4096;
 
-/// The names of a plain system call, or of a request that is carried out by one.
+/// The file names of a plain system call, or of a request that a plain system call carries out.
 pub struct OfCall<'a> {
     pub call: &'a PlainCall,
     pub arguments: &'a [u64; 6],

@@ -48,7 +48,8 @@ pub struct ChangeSlot {
 }
 
 impl ChangeSlot {
-    /// Makes the half of the process with the number `own`. The slot lies at `start`.
+    /// Returns the half that process number `own` uses. `start` is the slot's offset in `memory`,
+    /// in words.
     pub fn new(memory: Arc<SharedMemory>, start: usize, own: u32) -> ChangeSlot {
         ChangeSlot { memory, start, own }
     }

@@ -2,8 +2,10 @@
 //! until one of them completes. `evict` begins and completes evictions; `background` and `discard`
 //! wait for them, too.
 //!
-//! Order: a completing eviction increments `ended` before it decrements `running`. So if a thread
-//! reads `ended` and afterwards finds `running` at 0, its next read of `ended` counts the eviction.
+//! Order of a completing eviction: `ended` += 1 → `running` -= 1. Order of a waiter: read `ended` →
+//! find nothing to evict → read `running` → read `ended` again. If `running` is 0, the second read
+//! of `ended` counts every eviction that was under way at the first. If the two reads are equal,
+//! none has made room meanwhile.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;

@@ -31,10 +31,10 @@ const ASLEEP: u32 = 1;
 const COUNT_BITS: u32 = 8;
 
 pub struct Streams {
-    /// By fault slot: the page that would continue the sequence, and the number of pages that were
-    /// read ahead last.
+    /// For each fault slot (a faulting thread's queue pair and buffers): the page that a sequential
+    /// reader would touch next, and the number of pages that were last read ahead.
     expected: PageArray<AtomicU64>,
-    /// By fault slot: the job, which is the pages to read. 0 for none.
+    /// For each fault slot: the job, which is the pages to read. 0 for none.
     jobs: PageArray<AtomicU64>,
     /// Most pages to read ahead; 0 turns read-ahead off.
     most: usize,

@@ -149,9 +149,9 @@ fn release(duplicate: OwnedDescriptor) {
     }
 }
 
-/// Owner of a private duplicate of a file. Dropping it loses no record lock of the program: while
-/// any process holds such a lock on the file, the duplicate is parked instead of closed. The
-/// default value has no descriptor.
+/// Owner of a duplicated descriptor that only usring uses. Closing the descriptor would release the
+/// program's record locks on the file (fcntl(2)). So while any process holds such a lock, dropping
+/// the owner keeps the descriptor open (parks it). The default value has no descriptor.
 #[derive(Debug, Default)]
 pub struct HeldDescriptor {
     duplicate: Option<OwnedDescriptor>,

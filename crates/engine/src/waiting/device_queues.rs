@@ -151,7 +151,9 @@ impl DeviceQueues {
         }
     }
 
-    /// Returns the ring's channel to all files that the kernel serves.
+    /// Returns the index of the ring's channel to the kernel's AIO, which serves all files that are
+    /// not on a device of usring's. Opens the channel at the first call, and keeps the error if
+    /// that fails for good.
     #[inline]
     pub fn channel_to_kernel_files(&mut self, ring: &Ring) -> Result<ChannelIndex, Errno> {
         match self.kernel_files {

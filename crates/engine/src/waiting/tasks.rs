@@ -206,8 +206,8 @@ impl Tasks {
 
     /// Waits until the threads that were requested under the present credentials have started. A
     /// thread that is about to change its credentials calls this function, perhaps in a signal
-    /// handler. `will_differ`: the threads' credentials will differ, so the ring watcher first
-    /// starts an anchor for the common group (`rights`).
+    /// handler. `will_differ`: the program's threads will then have different credentials. The ring
+    /// watcher first starts the thread that keeps the present ones (an anchor, see `rights`).
     fn prepare_change(&self, will_differ: bool) {
         if will_differ {
             self.preparation.wants_anchor.store(true, Ordering::SeqCst);

@@ -16,8 +16,8 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    /// Returns whether the request may be tried without an event. It must have been tried after an
-    /// event before. Otherwise the opcode would treat the try as the request's first.
+    /// Returns whether the request may be tried without an event. That is `false` until an event
+    /// has led to a try: the opcode would take an earlier try for the request's first.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;

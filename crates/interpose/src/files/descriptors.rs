@@ -285,8 +285,9 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     Found::Ring(result)
 }
 
-/// Gives a ring the eventfd of its descriptor, if the ring has a number in this process. For a
-/// driver that is to make the descriptor readable for another process.
+/// Gives a ring the eventfd behind its descriptor, if this process has a descriptor of the ring.
+/// The thread that drives the ring calls this function before it makes the descriptor readable for
+/// another process.
 pub fn attach(ring: &Ring) {
     for number in known_between(0, u32::MAX) {
         if TABLE[number as usize].load(Ordering::Acquire) & INHERITED != 0 {

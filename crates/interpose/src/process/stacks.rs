@@ -106,8 +106,8 @@ const GO_BUILD_ID: u32 = 4;
 const AT_PHDR: u64 = 3;
 const AT_PHNUM: u64 = 5;
 
-/// Finds out whether the program or a library has small stacks. `auxiliary` is the auxiliary vector
-/// from the kernel.
+/// Notes whether the program or a library runs code on small stacks, as musl and Go do. `auxiliary`
+/// is the auxiliary vector from the kernel.
 pub fn look(auxiliary: *const [u64; 2]) {
     let (mut headers, mut count) = (0, 0);
     let mut entry = UserAddress(auxiliary as u64);

@@ -242,8 +242,8 @@ pub fn libraries() -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the function that the program would call if usring had no symbol of this name, if there
-/// is one.
+/// Returns the address of the next definition of `name` behind usring's, as dlsym(3) does with
+/// RTLD_NEXT. `None`: no library behind usring defines it.
 pub fn next(name: &CStr) -> Option<usize> {
     let loader = bound().loader()?;
     let own = text::base();
