@@ -7,7 +7,7 @@ use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 /// Files and folders that are hashed, below `crates/`.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "uapi/src",
     "sys/src",
     "device/src",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 13] = [
     "record/src",
     "ring/src",
     "engine/src",
+    "check/src",
     "aio/src",
     "swap/src",
     "call-memory/src",

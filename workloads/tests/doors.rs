@@ -180,6 +180,14 @@ fn an_exec_that_would_lose_the_library_is_refused_with_a_message() {
 }
 
 #[test]
+fn a_debugger_that_is_served_can_start_a_program() {
+    let stage = Stage::new();
+    let program = stage.compile("traced_child.c", &[]);
+    let finished = stage.program(World::Transparent, program).finish().succeeded();
+    assert_eq!(finished.stdout, "1 checks hold\n", "{}", finished.report());
+}
+
+#[test]
 fn call_sites_are_rewritten_while_threads_run_through_them() {
     require(&LIBURING);
     let stage = Stage::new();
@@ -310,7 +318,7 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
 }
 
 /// The symbols that libusring.so exports: those of libc that it replaces, and its own.
-const OFFERED: [&str; 70] = [
+const OFFERED: [&str; 71] = [
     "_Fork",
     "__poll_chk",
     "__ppoll_chk",
@@ -379,6 +387,7 @@ const OFFERED: [&str; 70] = [
     "usring_swap_statistics",
     "usring_swap_unmap",
     "usring_swap_unpin",
+    "vfork",
     "write",
     "writev",
 ];

@@ -31,6 +31,8 @@ const DEVICES: &str = "USRING_DEVICES";
 const FAULTS: &str = "USRING_FAULTS";
 /// Path of the recorder's log.
 const CRASH: &str = usring_record::format::ENVIRONMENT;
+/// Mode of `--check` and path of the file of findings.
+const CHECK: &str = "USRING_CHECK";
 /// The options of the run's swapped memory.
 const SWAP: &str = "USRING_SWAP";
 /// Path of the launcher's socket, if the run's swapped memory is on a back end.
@@ -48,7 +50,7 @@ const RUNTIME: &str = "USRING_RUNTIME";
 const STATISTICS: &str = usring_engine::statistics::ENVIRONMENT;
 
 /// The variables that the library's constructor removes, but for [`PAD`].
-const OF_LIBRARY: [&str; 15] = [
+const OF_LIBRARY: [&str; 16] = [
     PROBE,
     NO_PATCH,
     POLLING_ENTER,
@@ -58,6 +60,7 @@ const OF_LIBRARY: [&str; 15] = [
     DEVICES,
     FAULTS,
     CRASH,
+    CHECK,
     SWAP,
     SWAP_SOCKET,
     SWAP_STATISTICS,
@@ -73,7 +76,7 @@ impl Environment {
     /// Returns this process's environment without the variables of an outer `usring run`.
     pub fn inherited() -> Environment {
         let for_us = |name: &OsStr| {
-            [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, RUNTIME, PAD]
+            [PROBE, STATISTICS, DEVICES, FAULTS, CRASH, CHECK, SWAP, SWAP_SOCKET, SWAP_STATISTICS, STRICT, RUNTIME, PAD]
                 .iter()
                 .any(|ours| name == *ours)
         };
@@ -147,6 +150,10 @@ impl Environment {
 
     pub fn faults(&mut self, path: &str) {
         *self.entry(FAULTS) = path.into();
+    }
+
+    pub fn check(&mut self, text: &str) {
+        *self.entry(CHECK) = text.into();
     }
 
     pub fn record(&mut self, log: &Path) {

@@ -29,6 +29,7 @@ macro_rules! tell {
 }
 
 mod bench;
+mod check;
 mod child;
 mod crash;
 mod demo;

@@ -1,9 +1,10 @@
 //! `usring run`: starts a program whose io_uring calls usring answers.
 //!
-//! Without `--stats`, `--device`, `--inject`, and swap on a back end, this process executes the
-//! program in its place, so that the program has its process id. Otherwise it stays as the
-//! program's parent, see [`super::supervise`].
+//! Without `--stats`, `--device`, `--inject`, `--check`, and swap on a back end, this process
+//! executes the program in its place, so that the program has its process id. Otherwise it stays as
+//! the program's parent, see [`super::supervise`].
 
+use super::check::{CheckOption, Findings};
 use super::devices::{self, Connected, Devices};
 use super::environment::Environment;
 use super::executable::{self, Executable};
@@ -30,6 +31,7 @@ Examples:
   usring run --device disk=ram:size=1G -- \
       fio --name=job --filename=disk --ioengine=io_uring --direct=1 --hipri --rw=randread
   usring run --inject 'fsync:error=EIO:when=3' --inject 'ring:read:short=50%:p=1%' -- my-database
+  usring run --check -- my-server
   truncate -s 8G swap && usring run --swap file:path=swap,limit=256M --stats -- sort -S 2G huge.txt
 
 Exit status: the program's own. If the program never started: 125 if usring cannot serve it (a
@@ -152,6 +154,33 @@ pub struct Options {
     #[arg(long, value_name = "FILE", requires = "inject")]
     pub inject_log: Option<PathBuf>,
 
+    /// Find out how the program misuses its rings, and say where.
+    ///
+    /// usring watches each request until its completion, and reports only what is certainly wrong:
+    ///
+    /// - memory of a request in flight that was freed, unmapped, or changed (a write's), or that
+    ///   belongs to a function that has returned;
+    /// - a file that was closed under a request which then used it;
+    /// - writes in flight when the ring or the process ends;
+    /// - completions of writes that the program never took from the CQ;
+    /// - the rest of a chain that a short transfer cancelled, and that was not submitted again.
+    ///
+    /// Each finding has the stacks of the submission and of the misdeed, with file and line if the
+    /// program has debug information (-g). They are printed when the program has ended. With
+    /// --check=abort the program gets SIGABRT at its first misuse.
+    ///
+    /// usring completes many requests at once, and such a request cannot be misused. To give
+    /// requests the time of a slow disk, add --inject 'ring:write,read:delay_exit=1ms'.
+    #[arg(
+        long,
+        value_name = "report|abort",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "report",
+        hide_possible_values = true
+    )]
+    pub check: Option<CheckOption>,
+
     /// Record the changes of files in this log, for `usring crash`.
     #[arg(long, value_name = "LOG", hide = true)]
     pub record: Option<PathBuf>,
@@ -159,6 +188,13 @@ pub struct Options {
     /// The program, which is looked up in PATH, and its arguments.
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub command: Vec<OsString>,
+}
+
+impl Options {
+    /// Returns whether the launcher stays as the program's parent, apart from swap on a back end.
+    fn needs_launcher(&self) -> bool {
+        self.stats || !self.devices.is_empty() || !self.inject.is_empty() || self.check.is_some()
+    }
 }
 
 /// Arguments of the hidden subcommand `denied`.
@@ -193,7 +229,7 @@ pub fn run(options: &Options) -> Outcome {
         environment.swap(&swap.text());
     }
     let is_remote = checked.as_ref().is_some_and(|checked| checked.is_remote);
-    if !options.stats && options.devices.is_empty() && options.inject.is_empty() && !is_remote {
+    if !options.needs_launcher() && !is_remote {
         let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
         return launch.execute().map(|never| match never {});
     }
@@ -211,8 +247,16 @@ pub fn run(options: &Options) -> Outcome {
     if let Some(statistics) = &statistics {
         environment.statistics(&statistics.path());
     }
+    let findings = options.check.map(Findings::create).transpose()?;
+    if let Some(findings) = &findings {
+        environment.check(&findings.text());
+    }
     let launch = Launch::new(&options.command, executable, environment, options.deny_kernel)?;
-    let ended = supervisor.run(&launch, || devices.as_ref().map_or(Ok(()), Devices::serve))?;
+    let mut process = 0;
+    let ended = supervisor.run(&launch, |program| {
+        process = program;
+        devices.as_ref().map_or(Ok(()), Devices::serve)
+    })?;
     // Removes the devices' placeholder files before anything below can end this process. Both a
     // closed standard error and the signal by which the program ended could do so.
     drop(devices);
@@ -227,6 +271,7 @@ pub fn run(options: &Options) -> Outcome {
         report_swap(counted);
     }
     faults.iter().for_each(Faults::report);
+    findings.into_iter().for_each(|findings| findings.report(process, &ended));
     Ok(ended.mirror())
 }
 

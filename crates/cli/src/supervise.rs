@@ -39,8 +39,9 @@ impl Supervisor {
         Ok(Supervisor { program_mask, program_sigchld, signals })
     }
 
-    /// Runs the program to its end. Calls `started` in this process right after the fork.
-    pub fn run(&self, launch: &Launch, started: impl FnOnce() -> Result<(), Failure>) -> Result<Ended, Failure> {
+    /// Runs the program to its end. Calls `started` with the program's process id in this process
+    /// right after the fork.
+    pub fn run(&self, launch: &Launch, started: impl FnOnce(u32) -> Result<(), Failure>) -> Result<Ended, Failure> {
         let launcher = getpid();
         // SAFETY: the child only makes system calls and allocates. libc's fork makes allocating
         // safe, and this process's other threads hold no other lock that the child needs.
@@ -50,7 +51,7 @@ impl Supervisor {
                 become_program(launch, &self.program_mask, &self.program_sigchld)
             }
             ForkResult::Parent { child } => {
-                started().inspect_err(|_| send(child, libc::SIGKILL))?;
+                started(child.as_raw() as u32).inspect_err(|_| send(child, libc::SIGKILL))?;
                 wait(child, &self.signals)
             }
         }

@@ -27,6 +27,7 @@ pub mod device_file;
 pub mod devices;
 mod driving;
 pub mod host;
+pub mod observers;
 mod op;
 mod process;
 mod registered;

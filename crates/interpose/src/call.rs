@@ -16,6 +16,8 @@ pub struct Call {
     pub return_address: u64,
     /// 1 if the call came by the trap, so its site is not patched yet; else 0.
     pub trapped: u64,
+    /// The entry point's frame: the program's rbp, and the address at which the program continues.
+    pub frame: u64,
     pub forward: Forward,
     /// Space in which the entry point keeps the outcome of the dispatch.
     pub outcome: Outcome,

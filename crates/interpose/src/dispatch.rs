@@ -5,7 +5,7 @@ use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, ri
 use crate::program::exec;
 
 use crate::swap::{fork, functions, guard, mapping_calls, region};
-use crate::{faults, filter, process, recording, signals};
+use crate::{check, faults, filter, process, recording, signals};
 use core::sync::atomic::Ordering;
 use usring_uapi::general as linux;
 
@@ -50,6 +50,7 @@ fn answer(call: &mut Call) -> Outcome {
 
 fn serve(call: &mut Call) -> Outcome {
     match call.number as u32 {
+        linux::__NR_io_uring_enter if check::is_on() => check::enter(call),
         linux::__NR_io_uring_enter => enter(call),
         linux::__NR_io_uring_setup => rings::setup(call).into(),
         linux::__NR_io_uring_register => rings::register(call).into(),

@@ -33,13 +33,18 @@ use usring_uapi::general as linux;
 static ARMED: AtomicBool = AtomicBool::new(false);
 
 /// The call that [`crate::dispatch::frequent`] serves at once. No number, if a rule may name that
-/// call.
+/// call, or the program is checked.
 pub static FREQUENT: AtomicU32 = AtomicU32::new(linux::__NR_io_uring_enter);
 
 /// Whether this process asks rules.
 #[inline(always)]
 pub fn are_armed() -> bool {
     ARMED.load(Ordering::Relaxed)
+}
+
+/// Has the most frequent call, too, come to [`crate::dispatch::dispatch`].
+pub fn ask_for_each_call() {
+    FREQUENT.store(u32::MAX, Ordering::Relaxed);
 }
 
 /// Connects to the run's rules at a program's start, if the run has any.
@@ -62,7 +67,7 @@ pub fn learn() -> Result<(), &'static str> {
 fn arm(page: Page) -> Result<(), &'static str> {
     let traps = page.traps();
     armed::arm(page);
-    FREQUENT.store(u32::MAX, Ordering::Relaxed);
+    ask_for_each_call();
     ARMED.store(true, Ordering::Relaxed);
     filter::SYMBOLS_CHECK.store(true, Ordering::Relaxed);
     filter::install_for_calls(&traps, "calls that rules name do not reach usring although the trap filter was accepted")

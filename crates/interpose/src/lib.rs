@@ -22,6 +22,7 @@ extern crate alloc;
 extern crate std;
 
 mod call;
+mod check;
 mod child;
 mod dispatch;
 mod entry;

@@ -15,6 +15,8 @@ pub enum Unusual {
     Faults = 1 << 2,
     /// Changes of files are recorded (`usring crash`).
     Recording = 1 << 3,
+    /// Observers see each request (`usring run --check`).
+    Observed = 1 << 4,
 }
 
 static STATES: AtomicU32 = AtomicU32::new(0);

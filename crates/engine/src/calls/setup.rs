@@ -1,5 +1,6 @@
 //! io_uring_setup(2), mmap(2) of a ring's memory, and the close of a ring.
 
+use crate::completion::observation;
 use crate::counters::RingCounters;
 use crate::driving::{ring_watcher, sq_thread, task_work, wait};
 use crate::host;
@@ -148,12 +149,22 @@ impl Ring {
         }
     }
 
+    /// Tells the observers of requests that the process ends, if no thread drives the ring.
+    pub fn end_observation(self: &Arc<Self>) {
+        if !self.is_inherited()
+            && let Ok(locked) = self.try_lock()
+        {
+            observation::closed(&locked);
+        }
+    }
+
     /// Cancels the requests in flight, and releases everything that the ring has in this process.
     pub(super) fn end(self: &Arc<Self>) {
         self.readiness.forget();
         sq_thread::part(self);
         ring_watcher::forget(self);
         let mut locked = self.lock();
+        observation::closed(&locked);
         locked.closed = true;
         if !self.is_adopted() {
             self.control.note_maker_has_left();

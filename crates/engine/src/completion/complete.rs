@@ -1,13 +1,12 @@
 //! Completes a request: posts its CQE, starts or cancels the next request of its chain, and
 //! releases what the request held.
 
-use crate::completion::faults;
+use crate::completion::{faults, observation};
 use crate::request::operation::Operation;
 use crate::request::operation::send_receive::REPORT_USAGE;
 use crate::request::outcome::Answer;
 use crate::request::{Progress, Request, RequestEntry};
 use crate::ring::{LockedRing, Queues, RingState};
-use usring_record::requests;
 use usring_sys::Errno;
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::{IORING_CQE_F_MORE, IORING_CQE_F_NOTIF};
@@ -21,8 +20,9 @@ pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, answe
     if request.fault.is_some() {
         return faults::complete(locked, request, answer);
     }
-    if request.recorded != 0 {
-        requests::complete(core::mem::take(&mut request.recorded));
+    if request.is_watched {
+        let posts = answer.failed || !request.has_flag(sqe_flags::CQE_SKIP_SUCCESS);
+        observation::completed(locked, &mut request, answer, posts);
     }
     locked.queues.statistics.count_completed(request.sqe.opcode, answer.result);
     if answer.failed || !request.has_flag(sqe_flags::CQE_SKIP_SUCCESS) {
@@ -70,6 +70,9 @@ pub(crate) fn end_unbegun(locked: &mut LockedRing, mut request: RequestEntry) {
 /// Completes a request of a broken chain without posting a CQE.
 pub(crate) fn drop_quietly(locked: &mut LockedRing, mut request: RequestEntry) {
     end_in_journal(locked, &mut request, 0);
+    if request.is_watched {
+        observation::completed(locked, &mut request, Errno::ECANCELED.negative().into(), false);
+    }
     settle(locked, request, Answer { result: 0, failed: true });
 }
 

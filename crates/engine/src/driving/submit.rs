@@ -6,7 +6,7 @@ use crate::driving::batch;
 use crate::request::{Progress, RequestEntry};
 use crate::ring::{LockedRing, Ring};
 use crate::submission::opcode_table::{self, Row};
-use crate::submission::{faults, issue, link, recording, start};
+use crate::submission::{faults, issue, link, observation, recording, start};
 use usring_sys::{credentials, memory_reserve, unusual};
 use usring_uapi::io_uring::IORING_SETUP_SUBMIT_ALL;
 
@@ -78,14 +78,14 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
         };
         request.begin(&row.properties);
         if BY_GROUP || ONE_BY_ONE {
-            request.was_asked = false;
+            (request.was_asked, request.is_watched) = (false, false);
             (request.recorded, request.recorded_batch) = (0, recorded_batch);
         }
         if ONE_BY_ONE {
             locked.take_by_journal(&mut request);
         }
         taken += 1;
-        if !submit_one::<BY_GROUP>(locked, request, row) && !submit_all {
+        if !submit_one::<BY_GROUP, ONE_BY_ONE>(locked, request, row) && !submit_all {
             break;
         }
     }
@@ -101,7 +101,11 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
 
 /// Prepares a request and passes it on. Returns whether the batch continues after this entry.
 #[inline(always)]
-fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: RequestEntry, row: &Row) -> bool {
+fn submit_one<const BY_GROUP: bool, const ONE_BY_ONE: bool>(
+    locked: &mut LockedRing,
+    mut request: RequestEntry,
+    row: &Row,
+) -> bool {
     locked.queues.statistics.count_submitted(request.sqe.opcode);
     let mut ends_batch = false;
     let accepted = match start::prepare(locked, &mut request, row) {
@@ -116,6 +120,9 @@ fn submit_one<const BY_GROUP: bool>(locked: &mut LockedRing, mut request: Reques
     };
     if BY_GROUP {
         locked.waiting.rights.mark(&mut request);
+    }
+    if BY_GROUP || ONE_BY_ONE {
+        observation::submitted(locked, &mut request);
     }
     locked.queues.drain.admit();
     if link::takes(locked, &request) {

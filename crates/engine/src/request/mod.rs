@@ -146,6 +146,8 @@ pub(crate) struct Request {
     pub fault: Option<Box<PendingFault>>,
     /// Whether the rules were asked about the request. Meaningful if the request is armed.
     pub was_asked: bool,
+    /// The recorder or an observer wants to know when the request completes.
+    pub is_watched: bool,
     /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
     pub recorded: u64,
     /// The recorded batch that the request was submitted with; 0 if it was held back.
@@ -284,6 +286,7 @@ impl Request {
             event: None,
             fault: None,
             was_asked: false,
+            is_watched: false,
             recorded: 0,
             recorded_batch: 0,
         }

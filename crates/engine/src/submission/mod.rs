@@ -13,6 +13,7 @@ pub(crate) mod drain;
 pub(crate) mod faults;
 pub(crate) mod issue;
 pub(crate) mod link;
+pub(crate) mod observation;
 pub(crate) mod opcode_table;
 pub(crate) mod recording;
 mod shared_drain;

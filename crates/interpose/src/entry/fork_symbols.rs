@@ -11,18 +11,66 @@
 //!
 //! A child that shares its parent's memory (vfork, posix_spawn) needs no handler: it has
 //! descriptors of its own, and they end with its exec.
+//!
+//! The child of a debugger's vfork has asked to be traced, and then executes the program. A trap
+//! would stop it, while its tracer waits for the exec: neither could go on. So `vfork` first
+//! rewrites libc's execve and pthread_sigmask, which such a child calls. They then need no trap.
 
+use crate::entry::patch;
 use crate::process::{self, ChildDescriptors};
 use crate::runtime::assembler::settle;
 use crate::runtime::libc;
 use core::arch::naked_asm;
-use core::sync::atomic::{AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use usring_sys::descriptor;
 use usring_sys::signals::DEFERRED;
 use usring_uapi::general as linux;
 
 static REAL_FORK: AtomicUsize = AtomicUsize::new(0);
 static REAL_CLONE: AtomicUsize = AtomicUsize::new(0);
+static REAL_VFORK: AtomicUsize = AtomicUsize::new(0);
+/// 1 once `prepare_exec` has run.
+static HAS_EXEC: AtomicU32 = AtomicU32::new(0);
+
+/// Rewrites the functions of libc that the child of a debugger calls between vfork and exec.
+extern "C" fn prepare_exec() {
+    if HAS_EXEC.swap(1, Ordering::Relaxed) == 0 {
+        for (name, number) in [(c"execve", linux::__NR_execve), (c"pthread_sigmask", linux::__NR_rt_sigprocmask)] {
+            libc::next(name).into_iter().for_each(|function| patch::rewrite_ahead(function, number));
+        }
+    }
+}
+
+/// Replaces libc's `vfork`, which returns twice on one stack. So this function leaves no frame.
+///
+/// # Safety
+/// The requirements are those of libc's function.
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "usring_entry")]
+pub unsafe extern "C" fn vfork() {
+    naked_asm!(
+        "cmp dword ptr [rip + {has_exec}], 0",
+        "jne 3f",
+        "push rbp",
+        "mov rbp, rsp",
+        "call {prepare}",
+    settle!(),
+        "pop rbp",
+        "3:",
+        "cmp qword ptr [rip + {real}], 0",
+        "je 4f",
+        "jmp [rip + {real}]",
+        "4:",
+        "mov rax, -{not_there}",
+        "jmp usring_symbol_answer",
+        has_exec = sym HAS_EXEC,
+        prepare = sym prepare_exec,
+        real = sym REAL_VFORK,
+        deferred = sym DEFERRED,
+        not_there = const 38, // ENOSYS
+    )
+}
 
 /// Begins a child that has its own memory: disowns what it has inherited, if there are private
 /// descriptors.
@@ -144,7 +192,7 @@ unsafe extern "C" fn begin_clone() {
 
 /// Finds libc's own functions behind these symbols, and registers the handler with libc.
 pub fn resolve() {
-    for (name, real) in [(c"_Fork", &REAL_FORK), (c"clone", &REAL_CLONE)] {
+    for (name, real) in [(c"_Fork", &REAL_FORK), (c"clone", &REAL_CLONE), (c"vfork", &REAL_VFORK)] {
         real.store(libc::next(name).unwrap_or(0), Ordering::Release);
     }
     libc::run_in_children(after_fork);

@@ -77,6 +77,7 @@ global_asm!(
     ".cfi_def_cfa_offset 16",
     ".cfi_offset rbx, -16",
     "mov rbx, rdi",
+    "mov [rbx + {frame}], rbp",
     "2:",
     "mov rdi, rbx",
     "call {serve}",
@@ -127,6 +128,7 @@ global_asm!(
     after = sym dispatch::after,
     forward = const offset_of!(Call, forward),
     answer = const offset_of!(Call, outcome),
+    frame = const offset_of!(Call, frame),
 );
 
 /// Saves the program's registers to a [`Call`] and calls `usring_run_call`. rbp is the frame, rsp

@@ -355,6 +355,7 @@ pub unsafe extern "C" fn syscall() {
         "mov rax, [rbp + 16]",
         "mov [rsp + 48], rax",
         "mov qword ptr [rsp + {trapped}], 0",
+        "mov qword ptr [rsp + {return_address}], 0",
         "mov rdi, rsp",
         "call usring_run_call",
         "leave",
@@ -377,6 +378,7 @@ pub unsafe extern "C" fn syscall() {
         open = sym OPEN,
         size = const CALL_SIZE,
         trapped = const offset_of!(Call, trapped),
+        return_address = const offset_of!(Call, return_address),
         polled = sym POLLED,
         unwatched = sym UNWATCHED,
     )

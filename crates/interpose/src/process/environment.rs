@@ -27,6 +27,7 @@ const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 const FAULTS: &[u8] = b"USRING_FAULTS=";
 const CRASH: &[u8] = b"USRING_CRASH=";
+const CHECK: &[u8] = b"USRING_CHECK=";
 const SWAP: &[u8] = b"USRING_SWAP=";
 const SWAP_SOCKET: &[u8] = b"USRING_SWAP_SOCKET=";
 const SWAP_STATISTICS: &[u8] = b"USRING_SWAP_STATS=";
@@ -39,7 +40,7 @@ pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 /// Variables for one process alone; the next program does not get them.
 const OF_ONE_PROCESS: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
 /// Variables that each program gets that this process or its children execute.
-const OF_ALL_PROCESSES: [&[u8]; 13] = [
+const OF_ALL_PROCESSES: [&[u8]; 14] = [
     NO_PATCH,
     POLLING_ENTER,
     AIO_POLL,
@@ -48,6 +49,7 @@ const OF_ALL_PROCESSES: [&[u8]; 13] = [
     DEVICES,
     FAULTS,
     CRASH,
+    CHECK,
     SWAP,
     SWAP_SOCKET,
     SWAP_STATISTICS,
@@ -250,6 +252,15 @@ pub fn statistics() -> Option<&'static CStr> {
 /// Returns the path of the launcher's socket, if the run has devices.
 pub fn devices() -> Option<&'static [u8]> {
     value_of(DEVICES)
+}
+
+/// Returns the path of the file of findings, and whether a finding aborts the program, if the
+/// program is checked. The value is `report:PATH` or `abort:PATH`.
+pub fn checking() -> Option<(&'static CStr, bool)> {
+    let value = &variable(CHECK)?[CHECK.len()..];
+    let aborts = value.starts_with(b"abort:");
+    let start = value.iter().position(|byte| *byte == b':')? + 1;
+    CStr::from_bytes_with_nul(&value[start..]).ok().map(|path| (path, aborts))
 }
 
 /// Returns the path of the recorder's log, if `usring crash` records the program's changes.

@@ -120,7 +120,7 @@ struct LoaderState {
 
 /// The public part of `struct link_map`.
 #[repr(C)]
-struct Library {
+pub struct Library {
     base: usize,
     name: *const i8,
     dynamic: *const [usize; 2],
@@ -148,8 +148,31 @@ const FUNCTION: u8 = 2;
 /// Flag of a version that is not the default one.
 const HIDDEN_VERSION: u16 = 0x8000;
 
+impl Library {
+    pub fn base(&self) -> usize {
+        self.base
+    }
+
+    /// Returns an address of the dynamic section. Some loaders relocate these addresses in place,
+    /// others do not.
+    pub fn address(&self, value: usize) -> usize {
+        if value < self.base { value + self.base } else { value }
+    }
+
+    /// Returns the entries of the dynamic section: tag and value.
+    pub fn dynamic(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
+        let mut entry = self.dynamic;
+        core::iter::from_fn(move || {
+            // SAFETY: the section is null, or an array of pairs that ends with tag 0.
+            let pair = unsafe { entry.as_ref() }.filter(|[tag, _]| *tag != 0)?;
+            entry = entry.wrapping_add(1);
+            Some(*pair)
+        })
+    }
+}
+
 /// The parts of a library's dynamic section that a search for a symbol needs.
-struct Tables {
+pub struct Tables {
     base: usize,
     strings: usize,
     symbols: usize,
@@ -160,33 +183,37 @@ struct Tables {
 impl Tables {
     /// # Safety
     /// `library` must be an entry of the loader's list.
-    unsafe fn of(library: &Library) -> Option<Tables> {
+    pub unsafe fn of(library: &Library) -> Option<Tables> {
         let mut tables = Tables { base: library.base, strings: 0, symbols: 0, hash: 0, versions: 0 };
-        // Some loaders relocate these addresses in place, others do not.
-        let address = |value: usize| if value < library.base { value + library.base } else { value };
-        let mut entry = library.dynamic;
-        // SAFETY: the section is an array of pairs that ends with tag 0.
-        unsafe {
-            while !entry.is_null() && (*entry)[0] != 0 {
-                let [tag, value] = *entry;
-                match tag {
-                    DT_STRTAB => tables.strings = address(value),
-                    DT_SYMTAB => tables.symbols = address(value),
-                    DT_GNU_HASH => tables.hash = address(value),
-                    DT_VERSYM => tables.versions = address(value),
-                    _ => {}
-                }
-                entry = entry.add(1);
+        for [tag, value] in library.dynamic() {
+            match tag {
+                DT_STRTAB => tables.strings = library.address(value),
+                DT_SYMTAB => tables.symbols = library.address(value),
+                DT_GNU_HASH => tables.hash = library.address(value),
+                DT_VERSYM => tables.versions = library.address(value),
+                _ => {}
             }
         }
         (tables.strings != 0 && tables.symbols != 0 && tables.hash != 0).then_some(tables)
+    }
+
+    /// Returns the name of a symbol.
+    ///
+    /// # Safety
+    /// `index` must be a symbol of the library.
+    pub unsafe fn name(&self, index: usize) -> &CStr {
+        // SAFETY: the caller guarantees the index.
+        unsafe {
+            let symbol = &*(self.symbols as *const Symbol).add(index);
+            CStr::from_ptr((self.strings + symbol.name as usize) as *const i8)
+        }
     }
 
     /// Returns the address of a function by its name.
     ///
     /// # Safety
     /// The tables must be those of a loaded library.
-    unsafe fn find(&self, name: &CStr) -> Option<usize> {
+    pub unsafe fn find(&self, name: &CStr) -> Option<usize> {
         let hash =
             name.to_bytes().iter().fold(5381u32, |hash, byte| hash.wrapping_mul(33).wrapping_add(u32::from(*byte)));
         // SAFETY: this is the layout of DT_GNU_HASH: bucket count, first symbol, number of bloom
@@ -224,21 +251,25 @@ impl Tables {
         unsafe {
             let symbol = &*(self.symbols as *const Symbol).add(index);
             let hidden = self.versions != 0 && *(self.versions as *const u16).add(index) & HIDDEN_VERSION != 0;
-            let named = CStr::from_ptr((self.strings + symbol.name as usize) as *const i8);
             let usable = symbol.section != 0 && symbol.information & 15 == FUNCTION && !hidden;
-            (usable && named == name).then(|| self.base + symbol.value)
+            (usable && self.name(index) == name).then(|| self.base + symbol.value)
         }
     }
 }
 
 /// Returns the addresses at which the loader has mapped the program and its libraries.
 pub fn libraries() -> impl Iterator<Item = usize> {
+    entries().map(Library::base)
+}
+
+/// Returns the loader's list of the program and its libraries.
+pub fn entries() -> impl Iterator<Item = &'static Library> {
     let mut library = bound().loader().map_or(core::ptr::null(), |loader| loader.first);
     core::iter::from_fn(move || {
         // SAFETY: this is the loader's list; no thread changes it while the program starts.
         let this = unsafe { library.as_ref()? };
         library = this.next;
-        Some(this.base)
+        Some(this)
     })
 }
 

@@ -13,6 +13,7 @@
 mod allocator;
 pub mod assembler;
 mod identity;
+pub mod imports;
 pub mod libc;
 pub mod message;
 mod routines;

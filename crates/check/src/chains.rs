@@ -1,0 +1,56 @@
+//! Chains that a short transfer broke. A program that knows of it submits the cancelled requests
+//! again. If it does not, their work was never done.
+
+use crate::requests::InFlight;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use usring_uapi::opcode;
+
+/// Most chains that are remembered.
+const MOST: usize = 256;
+
+/// A chain that a short transfer has broken.
+struct Broken {
+    /// The short transfer, and its result.
+    request: InFlight,
+    result: i32,
+    /// Opcode and file of the cancelled requests that were not submitted again.
+    cancelled: Vec<(u8, i32)>,
+}
+
+#[derive(Default)]
+pub(crate) struct Chains {
+    broken: BTreeMap<u64, Broken>,
+}
+
+impl Chains {
+    /// Notes that a request has broken its chain.
+    pub fn break_by(&mut self, request: InFlight, result: i32) {
+        if self.broken.len() < MOST {
+            let cancelled = Vec::new();
+            self.broken.insert(request.chain, Broken { request, result, cancelled });
+        }
+    }
+
+    /// Notes that a request was cancelled because its chain broke.
+    pub fn cancel(&mut self, request: &InFlight) {
+        if request.opcode != opcode::LINK_TIMEOUT
+            && let Some(broken) = self.broken.get_mut(&request.chain)
+        {
+            broken.cancelled.push((request.opcode, request.number));
+        }
+    }
+
+    /// Notes a submission. A chain of which a cancelled request is submitted again is forgotten.
+    pub fn submit(&mut self, opcode: u8, number: i32) {
+        if !self.broken.is_empty() {
+            self.broken.retain(|_, broken| !broken.cancelled.contains(&(opcode, number)));
+        }
+    }
+
+    /// Takes the short transfers whose chains were never continued.
+    pub fn take_unnoticed(&mut self) -> impl Iterator<Item = (InFlight, i32)> + use<> {
+        let broken = core::mem::take(&mut self.broken);
+        broken.into_values().filter(|broken| !broken.cancelled.is_empty()).map(|it| (it.request, it.result))
+    }
+}

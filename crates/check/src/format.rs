@@ -1,0 +1,205 @@
+//! The file of findings: a sequence of records, which processes append and the launcher reads.
+
+use crate::stack::Registers;
+use alloc::vec::Vec;
+
+/// A kind of misuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u64)]
+pub enum Kind {
+    /// A write's memory changed between its submission and its completion.
+    Changed = 1,
+    /// Memory of a request in flight was freed.
+    Freed,
+    /// Memory of a request in flight was unmapped or discarded.
+    Unmapped,
+    /// Memory of a request in flight is in a stack frame that has ended.
+    DeadFrame,
+    /// The file was closed, and the request then went on with it.
+    ClosedFile,
+    /// The CQ's head has not passed the CQE of a request that changes something.
+    Unreaped,
+    /// The program has not fetched the CQE from the backlog.
+    Overflowed,
+    /// A request that changes something was in flight when its ring or process ended.
+    Leaked,
+    /// A short transfer cancelled the rest of its chain, and the program did not submit it again.
+    BrokenLink,
+    /// [`Kind::DeadFrame`], if the frame with the memory is not among the callers of the misdeed.
+    PerhapsDeadFrame,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 10] = [
+        Kind::Changed,
+        Kind::Freed,
+        Kind::Unmapped,
+        Kind::DeadFrame,
+        Kind::ClosedFile,
+        Kind::Unreaped,
+        Kind::Overflowed,
+        Kind::Leaked,
+        Kind::BrokenLink,
+        Kind::PerhapsDeadFrame,
+    ];
+
+    fn of(number: u64) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|kind| *kind as u64 == number)
+    }
+}
+
+/// A copy of a stack in a record. `bytes` begin at the address in `registers.stack`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CopiedStack {
+    pub registers: Registers,
+    pub bytes: Vec<u8>,
+}
+
+/// A finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub kind: Kind,
+    pub process: u32,
+    pub ring: u32,
+    pub user_data: u64,
+    pub opcode: u8,
+    /// Descriptor number of the request's file, or −1.
+    pub descriptor: i32,
+    /// The request's result, if it has one; else 0.
+    pub result: i32,
+    /// The request's memory that the finding concerns, and its length; 0 if there is none.
+    pub address: u64,
+    pub length: u64,
+    /// Time since the submission, in nanoseconds.
+    pub age_ns: u64,
+    /// Recognises the same misuse in further records ([`Record::Again`]).
+    pub key: u64,
+    pub submission: CopiedStack,
+    pub misdeed: CopiedStack,
+    /// The lines of /proc/PID/maps with code.
+    pub maps: Vec<u8>,
+    /// Path of the program.
+    pub program: Vec<u8>,
+}
+
+/// One record of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    Finding(Finding),
+    /// The misuse with this key was found so often in this process.
+    Again {
+        process: u32,
+        key: u64,
+        count: u64,
+    },
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"uschk001");
+const WORD: usize = size_of::<u64>();
+/// Words of a record's head.
+const HEAD: usize = 24;
+/// Kind of [`Record::Again`].
+const AGAIN: u64 = u64::MAX;
+
+impl Record {
+    pub fn encode(&self) -> Vec<u8> {
+        let (words, blobs): ([u64; HEAD - 2], [&[u8]; 4]) = match self {
+            Record::Again { process, key, count } => {
+                let mut words = [0; HEAD - 2];
+                words[..4].copy_from_slice(&[AGAIN, u64::from(*process), *key, *count]);
+                (words, [&[]; 4])
+            }
+            Record::Finding(finding) => (finding.words(), finding.blobs()),
+        };
+        let total = HEAD * WORD + blobs.iter().map(|blob| blob.len()).sum::<usize>();
+        let mut bytes = Vec::with_capacity(total);
+        for word in [MAGIC, total as u64].into_iter().chain(words) {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        blobs.into_iter().for_each(|blob| bytes.extend_from_slice(blob));
+        bytes
+    }
+
+    /// Takes the first record off `bytes`. `None`: there is no further whole record.
+    pub fn decode(bytes: &mut &[u8]) -> Option<Record> {
+        let word = |index: usize| {
+            let bytes = bytes.get(index * WORD..(index + 1) * WORD)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        let total = usize::try_from(word(1)?).ok()?;
+        if word(0)? != MAGIC || total < HEAD * WORD || total > bytes.len() {
+            return None;
+        }
+        let mut words = [0; HEAD - 2];
+        for (index, value) in words.iter_mut().enumerate() {
+            *value = word(index + 2)?;
+        }
+        let blobs = &bytes[HEAD * WORD..total];
+        *bytes = &bytes[total..];
+        if words[0] == AGAIN {
+            return Some(Record::Again { process: words[1] as u32, key: words[2], count: words[3] });
+        }
+        Finding::of(&words, blobs).map(Record::Finding)
+    }
+}
+
+impl Finding {
+    fn words(&self) -> [u64; HEAD - 2] {
+        let Finding { submission, misdeed, .. } = self;
+        let narrow = u64::from(self.descriptor as u32) << 32 | u64::from(self.result as u32);
+        [
+            self.kind as u64,
+            u64::from(self.process),
+            self.key,
+            u64::from(self.ring),
+            self.user_data,
+            u64::from(self.opcode),
+            narrow,
+            self.address,
+            self.length,
+            self.age_ns,
+            submission.registers.instruction,
+            submission.registers.stack,
+            submission.registers.frame,
+            submission.bytes.len() as u64,
+            misdeed.registers.instruction,
+            misdeed.registers.stack,
+            misdeed.registers.frame,
+            misdeed.bytes.len() as u64,
+            self.maps.len() as u64,
+            self.program.len() as u64,
+            0,
+            0,
+        ]
+    }
+
+    fn blobs(&self) -> [&[u8]; 4] {
+        [&self.submission.bytes, &self.misdeed.bytes, &self.maps, &self.program]
+    }
+
+    fn of(words: &[u64; HEAD - 2], mut blobs: &[u8]) -> Option<Finding> {
+        let mut blob = |length: u64| {
+            let (first, rest) = blobs.split_at_checked(usize::try_from(length).ok()?)?;
+            blobs = rest;
+            Some(first.to_vec())
+        };
+        let registers = |at: usize| Registers { instruction: words[at], stack: words[at + 1], frame: words[at + 2] };
+        Some(Finding {
+            kind: Kind::of(words[0])?,
+            process: words[1] as u32,
+            key: words[2],
+            ring: words[3] as u32,
+            user_data: words[4],
+            opcode: words[5] as u8,
+            descriptor: (words[6] >> 32) as i32,
+            result: words[6] as i32,
+            address: words[7],
+            length: words[8],
+            age_ns: words[9],
+            submission: CopiedStack { registers: registers(10), bytes: blob(words[13])? },
+            misdeed: CopiedStack { registers: registers(14), bytes: blob(words[17])? },
+            maps: blob(words[18])?,
+            program: blob(words[19])?,
+        })
+    }
+}

@@ -1,0 +1,162 @@
+//! The requests in flight, and completions that the program has not consumed.
+
+use crate::memory::ReturnSlot;
+use crate::stack::Stack;
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use usring_engine::observers::{HeldBack, Identity};
+use usring_sys::clock::Nanoseconds;
+use usring_sys::descriptor::FileIdentity;
+use usring_sys::plain::IoVector;
+use usring_uapi::opcode;
+
+/// How a request uses its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    None,
+    Writes,
+    Reads,
+}
+
+/// A request of the program.
+#[derive(Clone)]
+pub(crate) struct InFlight {
+    pub ring: u32,
+    pub user_data: u64,
+    pub opcode: u8,
+    /// The SQE's `fd`.
+    pub number: i32,
+    /// The SQE's `fd` is a descriptor number, and not the index of a registered file.
+    pub has_descriptor: bool,
+    /// The thread that submitted the request.
+    pub thread: u32,
+    /// The call that submitted the request. `None`: the SQ thread did.
+    pub submission: Option<Arc<Stack>>,
+    pub submitted_at: Nanoseconds,
+    pub access: Access,
+    pub memory: Vec<IoVector>,
+    /// A return address above the memory, if that is in the stack of the submitting thread.
+    pub slot: Option<ReturnSlot>,
+    /// Checksum of the memory at the submission, if its change would be a mistake.
+    pub checksum: Option<u64>,
+    /// The call in which the memory was first found changed.
+    pub changed: Option<Option<Arc<Stack>>>,
+    pub held_back: HeldBack,
+    /// Number of the request's chain; 0: it is alone.
+    pub chain: u64,
+    /// The call that closed the request's file, and the file.
+    pub closed: Option<(Arc<Stack>, FileIdentity)>,
+    /// A finding was made about the request's memory, so there are no further ones.
+    pub is_reported: bool,
+}
+
+impl InFlight {
+    /// Returns whether the request changes something outside this process's memory, so that its
+    /// result matters.
+    pub fn has_effect(&self) -> bool {
+        matches!(
+            self.opcode,
+            opcode::WRITE
+                | opcode::WRITEV
+                | opcode::WRITE_FIXED
+                | opcode::WRITEV_FIXED
+                | opcode::FSYNC
+                | opcode::SYNC_FILE_RANGE
+                | opcode::FALLOCATE
+                | opcode::FTRUNCATE
+                | opcode::SEND
+                | opcode::SENDMSG
+                | opcode::SEND_ZC
+                | opcode::SENDMSG_ZC
+                | opcode::SPLICE
+                | opcode::RENAMEAT
+                | opcode::UNLINKAT
+                | opcode::MKDIRAT
+                | opcode::SYMLINKAT
+                | opcode::LINKAT
+        )
+    }
+
+    /// Returns whether the request waits for its file to have data or connections.
+    pub fn awaits_file(&self) -> bool {
+        matches!(
+            self.opcode,
+            opcode::READ
+                | opcode::READV
+                | opcode::READ_FIXED
+                | opcode::READ_MULTISHOT
+                | opcode::RECV
+                | opcode::RECVMSG
+                | opcode::ACCEPT
+                | opcode::POLL_ADD
+        )
+    }
+
+    /// Returns the part of the request's memory that a range of addresses meets first.
+    pub fn member_in(&self, start: u64, length: u64) -> Option<IoVector> {
+        self.memory.iter().copied().find(|member| crate::memory::overlaps(member, start, length))
+    }
+
+    pub fn first_member(&self) -> IoVector {
+        self.memory.first().copied().unwrap_or_default()
+    }
+}
+
+/// A completion that the program may not have consumed.
+pub(crate) struct Done {
+    /// The CQ's tail with all CQEs before this one.
+    position: u32,
+    pub result: i32,
+    pub request: InFlight,
+}
+
+/// Most completions of a ring that are remembered.
+const MOST_DONE: usize = 4096;
+
+#[derive(Default)]
+pub(crate) struct Requests {
+    pub in_flight: BTreeMap<Identity, InFlight>,
+    done: BTreeMap<u64, VecDeque<Done>>,
+}
+
+impl Requests {
+    /// Remembers a completion until the program has consumed it.
+    pub fn add_done(&mut self, ring: u64, position: u32, result: i32, request: InFlight) {
+        let done = self.done.entry(ring).or_default();
+        if done.len() == MOST_DONE {
+            done.pop_front();
+        }
+        done.push_back(Done { position, result, request });
+    }
+
+    /// Forgets the completions that the program has consumed. `consumed`: the CQ's head.
+    pub fn forget_consumed(&mut self, ring: u64, consumed: u32) {
+        if let Some(done) = self.done.get_mut(&ring) {
+            while done.front().is_some_and(|first| is_before(first.position, consumed)) {
+                done.pop_front();
+            }
+        }
+    }
+
+    /// Takes everything about a ring: its requests in flight, and its completions that the program
+    /// has not consumed, those in the backlog with `true`.
+    pub fn take_ring(&mut self, ring: u64, consumed: u32, tail: u32) -> (Vec<InFlight>, Vec<(Done, bool)>) {
+        self.forget_consumed(ring, consumed);
+        let done = self.done.remove(&ring).unwrap_or_default();
+        let done = done.into_iter().map(|done| {
+            let is_behind = !is_before(done.position, tail);
+            (done, is_behind)
+        });
+        let first = Identity { ring, number: 0 };
+        let last = Identity { ring, number: u64::MAX };
+        let keys: Vec<Identity> = self.in_flight.range(first..=last).map(|(key, _)| *key).collect();
+        let taken = keys.iter().filter_map(|key| self.in_flight.remove(key)).collect();
+        (taken, done.collect())
+    }
+}
+
+/// Compares two positions of a CQ, which wrap around.
+fn is_before(position: u32, other: u32) -> bool {
+    (position.wrapping_sub(other) as i32) < 0
+}

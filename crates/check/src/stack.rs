@@ -1,0 +1,57 @@
+//! Copies of a thread's stack. The launcher finds the callers in them, by the unwind information of
+//! the program's files, so no code of the process has to read that.
+
+use crate::format::CopiedStack;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::{UserAddress, user_memory};
+
+/// The registers of a thread of the program, in a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Registers {
+    /// The address to which the call returns.
+    pub instruction: u64,
+    /// The stack pointer behind that return.
+    pub stack: u64,
+    /// The register rbp.
+    pub frame: u64,
+}
+
+/// A copied stack. Requests that one call submits share it.
+pub(crate) struct Stack(pub CopiedStack);
+
+/// Most bytes that are copied.
+const MOST_BYTES: usize = 8192;
+/// Bytes that are copied at a time, up to the end of the stack's mapping.
+const PIECE: usize = 1024;
+/// Most copies of a process at one time. Further ones have registers only.
+const MOST_COPIES: usize = 1024;
+
+static COPIES: AtomicUsize = AtomicUsize::new(0);
+
+impl Stack {
+    pub fn copy(registers: Registers) -> Arc<Stack> {
+        let mut bytes = Vec::new();
+        if COPIES.fetch_add(1, Ordering::Relaxed) < MOST_COPIES {
+            let mut piece = [0; PIECE];
+            while bytes.len() < MOST_BYTES {
+                let from = registers.stack + bytes.len() as u64;
+                // Pieces end at multiples of their length, so that none crosses a page.
+                let length = PIECE - from as usize % PIECE;
+                if user_memory::copy_in(&mut piece[..length], UserAddress(from)).is_err()
+                    || user_memory::append(&mut bytes, &piece[..length]).is_err()
+                {
+                    break;
+                }
+            }
+        }
+        Arc::new(Stack(CopiedStack { registers, bytes }))
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        COPIES.fetch_sub(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,300 @@
+//! Reports of the engine and the library, and the findings that follow from them.
+//!
+//! The engine reports under a ring's lock. Lock order: ring → state of the checker.
+
+use crate::chains::Chains;
+use crate::format::Kind;
+use crate::log::{Findings, Found};
+use crate::memory::{self, Frame, ReturnSlot};
+use crate::requests::{Access, InFlight, Requests};
+use crate::stack::{Registers, Stack};
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU32, Ordering};
+use usring_engine::observers::{Completed, HeldBack, Observer, Submitted, Transfer};
+use usring_sys::clock::Clock;
+use usring_sys::descriptor::{self, FileIdentity, RESERVED_BASE};
+use usring_sys::mutex::{Guard, Mutex};
+use usring_sys::per_process::PerProcess;
+use usring_sys::plain::IoVector;
+use usring_sys::{Errno, SystemCall, signals};
+use usring_uapi::general as linux;
+use usring_uapi::{opcode, sqe_flags};
+
+/// The checker as an observer of the engine's requests.
+pub static OBSERVER: Observer = Observer { submitted, completed, closed };
+
+/// A call of a thread that may submit requests.
+struct Call {
+    registers: Registers,
+    /// The copy of its stack, made with its first request.
+    stack: Option<Arc<Stack>>,
+}
+
+#[derive(Default)]
+struct State {
+    requests: Requests,
+    chains: Chains,
+    findings: Findings,
+    /// The io_uring_enter calls that go on, by thread.
+    calls: BTreeMap<u32, Call>,
+    last_chain: u64,
+}
+
+static STATE: PerProcess<Mutex<State>> = PerProcess::new();
+
+/// Number of requests in flight. A forked child inherits its parent's number until its own first
+/// request.
+pub static IN_FLIGHT: AtomicU32 = AtomicU32::new(0);
+
+fn state() -> Guard<'static, State> {
+    STATE.get_or_make(|| Mutex::new(State::default())).lock()
+}
+
+/// Returns whether any request is in flight, without a lock.
+pub fn is_in_flight() -> bool {
+    IN_FLIGHT.load(Ordering::Relaxed) != 0
+}
+
+/// Returns whether memory of a request in flight begins at an address or behind it. So a block of
+/// memory that begins there may contain it.
+pub fn has_memory_in_flight(start: u64) -> bool {
+    is_in_flight()
+        && state().requests.in_flight.values().any(|it| it.memory.iter().any(|m| m.base.wrapping_sub(start) < 1 << 40))
+}
+
+/// Notes that a thread of the program makes an io_uring_enter call.
+pub fn begin_call(registers: Registers) {
+    let thread = signals::thread_id();
+    let mut state = state();
+    state.look_at_memory(thread, registers);
+    state.calls.insert(thread, Call { registers, stack: None });
+}
+
+/// Notes that the thread's io_uring_enter call returns.
+pub fn end_call() {
+    state().calls.remove(&signals::thread_id());
+}
+
+fn submitted(submitted: &Submitted) {
+    let thread = signals::thread_id();
+    let mut state = state();
+    let submission = state.calls.get_mut(&thread).map(|call| {
+        let Call { registers, stack } = call;
+        stack.get_or_insert_with(|| Stack::copy(*registers)).clone()
+    });
+    let sqe = submitted.sqe;
+    state.chains.submit(sqe.opcode, sqe.fd);
+    if submitted.held_back != HeldBack::Chain {
+        state.last_chain += 1;
+    }
+    let (access, memory) = match submitted.transfer {
+        Transfer::Unknown => (Access::None, Vec::new()),
+        Transfer::Into(members) => (Access::Writes, members.into()),
+        Transfer::From(members) => (Access::Reads, members.into()),
+    };
+    let mut request = InFlight {
+        ring: submitted.ring_number,
+        user_data: sqe.user_data,
+        opcode: sqe.opcode,
+        number: sqe.fd,
+        has_descriptor: submitted.descriptor.is_some() && sqe.flags & sqe_flags::FIXED_FILE == 0,
+        thread,
+        submission,
+        submitted_at: Clock::Monotonic.now(),
+        access,
+        memory,
+        slot: None,
+        checksum: None,
+        changed: None,
+        held_back: submitted.held_back,
+        chain: if submitted.is_linked { state.last_chain } else { 0 },
+        closed: None,
+        is_reported: false,
+    };
+    request.slot = request.submission.as_ref().and_then(|stack| ReturnSlot::above(request.memory.first()?, &stack.0));
+    state.begin_checksum(&mut request);
+    state.requests.in_flight.insert(submitted.request, request);
+    state.count();
+}
+
+fn completed(completed: &Completed) {
+    let mut state = state();
+    state.requests.forget_consumed(completed.request.ring, completed.consumed);
+    let Some(mut request) = state.requests.in_flight.remove(&completed.request) else { return };
+    state.count();
+    state.judge_changed(&mut request, completed.result);
+    state.judge_closed(&request, completed.result);
+    if completed.breaks_chain {
+        state.chains.break_by(request.clone(), completed.result);
+    }
+    if completed.has_not_begun && completed.result == Errno::ECANCELED.negative() {
+        state.chains.cancel(&request);
+    }
+    if let Some(position) = completed.position
+        && request.has_effect()
+    {
+        state.requests.add_done(completed.request.ring, position, completed.result, request);
+    }
+}
+
+fn closed(ring: u64, consumed: u32, tail: u32) {
+    let mut state = state();
+    let (in_flight, done) = state.requests.take_ring(ring, consumed, tail);
+    state.count();
+    for request in in_flight.iter().filter(|request| request.has_effect()) {
+        state.add(Kind::Leaked, request, 0, request.first_member(), None);
+    }
+    for (done, is_behind) in done {
+        let kind = if is_behind { Kind::Overflowed } else { Kind::Unreaped };
+        state.add(kind, &done.request, done.result, IoVector::default(), None);
+    }
+}
+
+/// Notes that the program frees, unmaps or discards memory. `kind`: the finding if a request in
+/// flight uses it.
+pub fn releases(start: u64, length: u64, kind: Kind, registers: Registers) {
+    let mut state = state();
+    let mut found = Vec::new();
+    for request in state.requests.in_flight.values_mut().filter(|request| !request.is_reported) {
+        if let Some(member) = request.member_in(start, length) {
+            request.is_reported = true;
+            found.push((request.clone(), member));
+        }
+    }
+    if found.is_empty() {
+        return;
+    }
+    let stack = Stack::copy(registers);
+    for (request, member) in found {
+        state.add(kind, &request, 0, member, Some(&stack));
+    }
+}
+
+/// Notes that the program closes a descriptor.
+pub fn closes_descriptor(number: i32, registers: Registers) {
+    if !is_in_flight() {
+        return;
+    }
+    let mut state = state();
+    let mut stack = None;
+    let of_file = |it: &&mut InFlight| it.has_descriptor && it.number == number && it.closed.is_none();
+    for request in state.requests.in_flight.values_mut().filter(of_file) {
+        let Ok(file) = descriptor::identity(number) else { return };
+        let stack = stack.get_or_insert_with(|| Stack::copy(registers));
+        request.closed = Some((stack.clone(), file));
+    }
+}
+
+/// Notes that the process ends, after [`Observer::closed`] was called for each of its rings.
+pub fn ends_process() {
+    let mut state = state();
+    let broken: Vec<_> = state.chains.take_unnoticed().collect();
+    for (request, result) in broken {
+        state.add(Kind::BrokenLink, &request, result, request.first_member(), None);
+    }
+    state.findings.record_counts();
+}
+
+/// Most bytes whose checksums one call looks at.
+const MOST_BYTES: u64 = 256 << 10;
+
+impl State {
+    fn count(&self) {
+        IN_FLIGHT.store(self.requests.in_flight.len() as u32, Ordering::Relaxed);
+    }
+
+    fn add(&mut self, kind: Kind, request: &InFlight, result: i32, memory: IoVector, misdeed: Option<&Stack>) {
+        self.findings.add(&Found { kind, request, result, memory, misdeed });
+    }
+
+    /// Takes the checksum of memory that a request reads, unless another request may change the
+    /// memory meanwhile.
+    fn begin_checksum(&mut self, request: &mut InFlight) {
+        let meets = |other: &InFlight| {
+            let shared = |member: &IoVector| other.member_in(member.base, member.length).is_some();
+            request.memory.iter().any(shared)
+        };
+        match request.access {
+            Access::None => {}
+            Access::Reads => {
+                let is_target = |other: &InFlight| other.access == Access::Writes && meets(other);
+                let is_alone = !self.requests.in_flight.values().any(is_target);
+                // A request that is held back begins later, and an earlier one may fill its memory.
+                if is_alone && request.held_back == HeldBack::No {
+                    request.checksum = memory::checksum(&request.memory);
+                }
+            }
+            Access::Writes => {
+                let readers = self.requests.in_flight.values_mut().filter(|other| other.checksum.is_some());
+                readers.filter(|other| meets(other)).for_each(|other| other.checksum = None);
+            }
+        }
+    }
+
+    /// Looks at the memory of requests in flight at a call of the program.
+    fn look_at_memory(&mut self, thread: u32, now: Registers) {
+        let mut left = MOST_BYTES;
+        let mut stack = None;
+        let mut copy = || stack.get_or_insert_with(|| Stack::copy(now)).clone();
+        let is_main = thread == SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0) as u32;
+        let mut dead = Vec::new();
+        for request in self.requests.in_flight.values_mut().filter(|request| !request.is_reported) {
+            let length = request.memory.iter().fold(0u64, |sum, member| sum.saturating_add(member.length));
+            if let Some(sum) = request.checksum
+                && request.changed.is_none()
+                && length <= left
+            {
+                left -= length;
+                if memory::checksum(&request.memory).is_some_and(|now| now != sum) {
+                    request.changed = Some(Some(copy()));
+                }
+            }
+            let Some(slot) = request.slot.filter(|_| request.thread == thread) else { continue };
+            let member = request.first_member();
+            let frame = memory::frame_of(member.base, slot, now, is_main);
+            if frame != Frame::Exists {
+                request.is_reported = frame == Frame::HasEnded;
+                request.slot = None;
+                dead.push((request.clone(), member, frame));
+            }
+        }
+        for (request, member, frame) in dead {
+            let kind = if frame == Frame::HasEnded { Kind::DeadFrame } else { Kind::PerhapsDeadFrame };
+            self.add(kind, &request, 0, member, Some(&copy()));
+        }
+    }
+
+    /// Judges a request whose memory should not have changed until its completion. A request that
+    /// has moved nothing was not harmed.
+    fn judge_changed(&mut self, request: &mut InFlight, result: i32) {
+        let Some(sum) = request.checksum.filter(|_| result > 0 && !request.is_reported) else { return };
+        if request.changed.is_none() && memory::checksum(&request.memory).is_some_and(|now| now != sum) {
+            let call = self.calls.get(&signals::thread_id());
+            request.changed = Some(call.map(|call| Stack::copy(call.registers)));
+        }
+        if let Some(place) = request.changed.take() {
+            self.add(Kind::Changed, request, result, request.first_member(), place.as_deref());
+        }
+    }
+
+    /// Judges a request whose file was closed while it was in flight. It is a mistake if the
+    /// request has then used the file, or has found another number there.
+    fn judge_closed(&mut self, request: &InFlight, result: i32) {
+        let Some((stack, file)) = &request.closed else { return };
+        let is_accept = request.opcode == opcode::ACCEPT;
+        let has_used = request.awaits_file() && (result > 0 || is_accept && result >= 0) && !file.is_stored();
+        let has_missed = request.held_back == HeldBack::Chain && result == Errno::EBADF.negative();
+        if has_missed || has_used && !is_open(file) {
+            self.add(Kind::ClosedFile, request, result, IoVector::default(), Some(stack));
+        }
+    }
+}
+
+/// Returns whether the program still has a descriptor of a file.
+fn is_open(file: &FileIdentity) -> bool {
+    (0..RESERVED_BASE)
+        .filter_map(|number| descriptor::identity(number).ok())
+        .any(|other| (other.device, other.inode) == (file.device, file.inode))
+}

@@ -1,0 +1,56 @@
+//! `usring run --check`: the file in which the program's processes record how they misuse their
+//! rings, and the report at the end of the run.
+
+mod report;
+mod stacks;
+
+use super::Failure;
+use super::supervise::Ended;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io::{Seek, Write};
+use std::os::fd::AsRawFd;
+
+/// A value of `--check`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum CheckOption {
+    /// Report each misuse at the end.
+    Report,
+    /// Send SIGABRT to the program at its first misuse.
+    Abort,
+}
+
+/// The file of a run's findings. It is a memory file (memfd), which disappears with its last user.
+pub struct Findings {
+    file: File,
+    option: CheckOption,
+}
+
+impl Findings {
+    pub fn create(option: CheckOption) -> Result<Findings, Failure> {
+        let file = memfd_create(c"usring-findings", MFdFlags::MFD_CLOEXEC)
+            .map_err(|error| Failure::new(format!("cannot make the file for --check ({error})")))?;
+        Ok(Findings { file: File::from(file), option })
+    }
+
+    /// Returns the text by which the program's processes find the file.
+    pub fn text(&self) -> String {
+        let mode = match self.option {
+            CheckOption::Report => "report",
+            CheckOption::Abort => "abort",
+        };
+        format!("{mode}:/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
+    }
+
+    /// Prints what was found. `process`: the program's first process, which has `ended`.
+    pub fn report(mut self, process: u32, ended: &Ended) {
+        let mut bytes = Vec::new();
+        let read = self.file.rewind().and_then(|()| std::io::Read::read_to_end(&mut self.file, &mut bytes));
+        let text = match read {
+            Ok(_) => report::text(&bytes, (!matches!(ended, Ended::Exited(0))).then_some(process)),
+            Err(error) => format!("usring: cannot read the findings of --check ({error})\n"),
+        };
+        // The program's exit status must not change any more, so errors are ignored.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    }
+}

@@ -1,0 +1,155 @@
+//! The text about a run's findings.
+
+use super::stacks::{Caller, Symbols};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write;
+use std::path::Path;
+use usring_check::format::{Finding, Kind, Record};
+use usring_uapi::opcode::NAMES;
+
+/// A misuse, found one or more times.
+struct Misuse {
+    finding: Finding,
+    submission: Vec<Caller>,
+    misdeed: Vec<Caller>,
+    count: u64,
+}
+
+/// Returns the name of a kind of misuse, what it is, and what the second stack shows.
+fn describe(kind: Kind) -> (&'static str, &'static str, &'static str) {
+    match kind {
+        Kind::Changed => ("changed", "the memory of a write changed while it was in flight", "noticed at"),
+        Kind::Freed => ("freed", "the memory of a request in flight was freed", "freed at"),
+        Kind::Unmapped => ("unmapped", "the memory of a request in flight was unmapped or discarded", "unmapped at"),
+        Kind::DeadFrame | Kind::PerhapsDeadFrame => {
+            ("dead-frame", "a request in flight uses a local variable of a function that has returned", "noticed at")
+        }
+        Kind::ClosedFile => ("closed-file", "a file was closed while a request on it was in flight", "closed at"),
+        Kind::Unreaped => ("unreaped", "the program never took the completion of a request from the CQ", ""),
+        Kind::Overflowed => ("overflowed", "the program never fetched a completion that did not fit into the CQ", ""),
+        Kind::Leaked => ("leaked", "a request was in flight when its ring or its process ended", ""),
+        Kind::BrokenLink => {
+            ("broken-link", "a short transfer cancelled the rest of its chain, and it was not submitted again", "")
+        }
+    }
+}
+
+/// Returns whether a kind is what a program leaves behind at its end.
+fn is_left_behind(kind: Kind) -> bool {
+    matches!(kind, Kind::Unreaped | Kind::Overflowed | Kind::Leaked | Kind::BrokenLink)
+}
+
+/// Returns the report about the records in a file. `failed`: a process that has ended with a
+/// failure. Its unfinished requests are no misuse.
+pub fn text(bytes: &[u8], failed: Option<u32>) -> String {
+    let misuses = misuses(bytes, failed);
+    let total: u64 = misuses.iter().map(|misuse| misuse.count).sum();
+    let mut text = match misuses.len() {
+        0 => "usring: --check found no misuse of the rings\n".to_owned(),
+        1 => format!("usring: --check found 1 misuse of the rings, {}\n", times(total)),
+        several => format!("usring: --check found {several} misuses of the rings, {}\n", times(total)),
+    };
+    misuses.iter().for_each(|misuse| misuse.write(&mut text));
+    text
+}
+
+fn times(count: u64) -> String {
+    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+}
+
+fn misuses(mut bytes: &[u8], failed: Option<u32>) -> Vec<Misuse> {
+    let mut found: Vec<(Finding, u64)> = Vec::new();
+    let mut places: HashMap<(u32, u64), usize> = HashMap::new();
+    while let Some(record) = Record::decode(&mut bytes) {
+        match record {
+            Record::Finding(finding) => {
+                if failed == Some(finding.process) && is_left_behind(finding.kind) {
+                    continue;
+                }
+                places.insert((finding.process, finding.key), found.len());
+                found.push((finding, 1));
+            }
+            Record::Again { process, key, count } => {
+                if let Some(place) = places.get(&(process, key)) {
+                    found[*place].1 = count.max(found[*place].1);
+                }
+            }
+        }
+    }
+    merge(found)
+}
+
+/// Joins findings of one kind with the same callers.
+fn merge(found: Vec<(Finding, u64)>) -> Vec<Misuse> {
+    let mut symbols = Symbols::default();
+    let mut order = BTreeMap::new();
+    let mut misuses: Vec<Misuse> = Vec::new();
+    for (mut finding, count) in found {
+        if finding.kind == Kind::PerhapsDeadFrame {
+            let Finding { address, submission, misdeed, maps, .. } = &finding;
+            if !symbols.has_frame_ended(*address, submission, misdeed, maps) {
+                continue;
+            }
+            finding.kind = Kind::DeadFrame;
+        }
+        let submission = symbols.callers(&finding.submission, &finding.maps);
+        let misdeed = symbols.callers(&finding.misdeed, &finding.maps);
+        let lines = |callers: &[Caller]| callers.iter().map(|it| format!("{} {}", it.function, it.place)).collect();
+        let key: (Kind, u8, Vec<String>, Vec<String>) =
+            (finding.kind, finding.opcode, lines(&submission), lines(&misdeed));
+        match order.get(&key) {
+            Some(index) => {
+                let known: &mut Misuse = &mut misuses[*index];
+                known.count += count;
+            }
+            None => {
+                order.insert(key, misuses.len());
+                misuses.push(Misuse { finding, submission, misdeed, count });
+            }
+        }
+    }
+    misuses
+}
+
+impl Misuse {
+    fn write(&self, text: &mut String) {
+        let Finding { kind, process, ring, user_data, opcode, descriptor, result, length, address, age_ns, .. } =
+            self.finding;
+        let (name, what, place) = describe(kind);
+        let opcode = NAMES.get(usize::from(opcode)).copied().unwrap_or("?");
+        let _ = writeln!(text, "\n{name}: {what} ({})", times(self.count));
+        let program = String::from_utf8_lossy(&self.finding.program).into_owned();
+        let program = Path::new(&program).file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let _ = write!(text, "  {opcode}, user_data {user_data:#x}, ring {ring}");
+        if descriptor >= 0 {
+            let _ = write!(text, ", fd {descriptor}");
+        }
+        if length != 0 {
+            let _ = write!(text, ", {length} bytes at {address:#x}");
+        }
+        if matches!(kind, Kind::Unreaped | Kind::Overflowed | Kind::BrokenLink | Kind::Changed | Kind::ClosedFile) {
+            let _ = write!(text, ", result {result}");
+        }
+        let _ = writeln!(text, ", process {process} ({program})");
+        if self.submission.is_empty() {
+            let _ = writeln!(text, "  submitted by the ring's SQ thread");
+        } else {
+            let age = age_ns as f64 / 1e6;
+            let _ = writeln!(text, "  submitted {age:.3} ms before, at");
+            write_callers(text, &self.submission);
+        }
+        if !self.misdeed.is_empty() {
+            let _ = writeln!(text, "  {place}");
+            write_callers(text, &self.misdeed);
+        } else if kind == Kind::Changed {
+            let _ = writeln!(text, "  noticed when it completed");
+        }
+    }
+}
+
+fn write_callers(text: &mut String, callers: &[Caller]) {
+    let width = callers.iter().map(|caller| caller.function.len()).max().unwrap_or(0).min(40);
+    for Caller { function, place } in callers {
+        let _ = writeln!(text, "    {function:width$}  {place}");
+    }
+}

@@ -1,0 +1,108 @@
+//! Observers of requests: code outside the engine that sees when each request is submitted and
+//! completed (`usring run --check`).
+//!
+//! - Without an observer, requests take the usual path, which has no check for observers.
+//! - With one, the process is in the state [`Unusual::Observed`], and each request that was
+//!   submitted since then is marked (`Request::is_watched`).
+//! - The engine calls an observer under the ring's lock. So an observer must not use a ring.
+
+use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_sys::plain::IoVector;
+use usring_sys::set_once::SetOnce;
+use usring_sys::unusual::{self, Unusual};
+use usring_uapi::Sqe;
+
+/// Names one request of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Identity {
+    /// The ring, by its address.
+    pub ring: u64,
+    /// Number of the request in its ring.
+    pub number: u64,
+}
+
+/// The memory that a request transfers, in the program's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transfer<'a> {
+    /// None, or memory that is chosen later (a provided buffer).
+    Unknown,
+    /// The request writes to the memory.
+    Into(&'a [IoVector]),
+    /// The request reads the memory.
+    From(&'a [IoVector]),
+}
+
+/// The reason why a request is held back after its submission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldBack {
+    No,
+    /// The request before it in its chain.
+    Chain,
+    /// A drain.
+    Drain,
+}
+
+/// A request that has been taken from the SQ, before it is tried.
+pub struct Submitted<'a> {
+    pub request: Identity,
+    /// The ring's number in its process.
+    pub ring_number: u32,
+    pub sqe: &'a Sqe,
+    /// The file's descriptor number, if it is not a registered file.
+    pub descriptor: Option<i32>,
+    pub transfer: Transfer<'a>,
+    pub held_back: HeldBack,
+    /// The request is part of a chain.
+    pub is_linked: bool,
+}
+
+/// A request that is complete, before its CQE is published.
+pub struct Completed {
+    pub request: Identity,
+    pub result: i32,
+    /// The CQ's tail with all CQEs before this one. `None`: the request posts no CQE.
+    pub position: Option<u32>,
+    /// The CQ's head, as the program has last stored it.
+    pub consumed: u32,
+    /// The request has moved fewer bytes than it was asked for, and so cancels the rest of its
+    /// chain.
+    pub breaks_chain: bool,
+    /// The request never began, because its chain broke.
+    pub has_not_begun: bool,
+}
+
+/// The functions of an observer.
+pub struct Observer {
+    pub submitted: fn(&Submitted),
+    pub completed: fn(&Completed),
+    /// The ring or its process ends. Arguments: the ring's address, the CQ's head and tail. The
+    /// backlog's CQEs come behind the tail.
+    pub closed: fn(u64, u32, u32),
+}
+
+/// Most observers of a process.
+const MOST: usize = 2;
+
+static OBSERVERS: [SetOnce<Observer>; MOST] = [const { SetOnce::new() }; MOST];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Adds an observer. Called while the process has one thread. Returns `false` if there are too
+/// many.
+pub fn add(observer: &'static Observer) -> bool {
+    let Some(slot) = OBSERVERS.get(COUNT.load(Ordering::Relaxed)) else { return false };
+    slot.set(observer);
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    unusual::set(Unusual::Observed);
+    true
+}
+
+/// Returns whether the process has an observer.
+#[inline]
+pub(crate) fn are_any() -> bool {
+    unusual::has(Unusual::Observed)
+}
+
+/// Calls `notify` for each observer.
+pub(crate) fn for_each(notify: impl Fn(&Observer)) {
+    OBSERVERS.iter().filter_map(SetOnce::get).for_each(notify);
+}

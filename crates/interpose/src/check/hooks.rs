@@ -1,0 +1,209 @@
+//! Functions of libc that the checker has to see: they free or unmap memory, close files, or end
+//! the process.
+//!
+//! The library has no symbols of these names, so a program that is not checked calls libc directly.
+//! For a program that is checked, the constructor writes the addresses of the functions below to
+//! the slots by which the program and its libraries call libc's. Libraries that the program loads
+//! later, and calls within one library, are not seen.
+
+use crate::runtime::assembler::{begin_frame, settle};
+use crate::runtime::imports;
+use core::arch::naked_asm;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use usring_check::format::Kind;
+use usring_check::{IN_FLIGHT, Registers};
+use usring_sys::signals::DEFERRED;
+use usring_uapi::general as linux;
+
+// The functions of `hook`, by their index.
+const FREE: u64 = 0;
+const MUNMAP: u64 = 1;
+const MREMAP: u64 = 2;
+const MADVISE: u64 = 3;
+const CLOSE: u64 = 4;
+const EXIT: u64 = 5;
+
+static REAL_FREE: AtomicUsize = AtomicUsize::new(0);
+static REAL_REALLOC: AtomicUsize = AtomicUsize::new(0);
+static REAL_MUNMAP: AtomicUsize = AtomicUsize::new(0);
+static REAL_MREMAP: AtomicUsize = AtomicUsize::new(0);
+static REAL_MADVISE: AtomicUsize = AtomicUsize::new(0);
+static REAL_CLOSE: AtomicUsize = AtomicUsize::new(0);
+static REAL_EXIT: AtomicUsize = AtomicUsize::new(0);
+/// Address of malloc_usable_size(3), or 0.
+static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
+
+/// Defines a function that calls [`before`] if any request is in flight, and then jumps to the real
+/// function. `$skip` is the instruction that jumps to the label 3 otherwise.
+macro_rules! hook {
+    ($name:ident, $real:ident, $number:expr, $skip:literal) => {
+        #[unsafe(naked)]
+        #[unsafe(link_section = "usring_entry")]
+        unsafe extern "C" fn $name() {
+            naked_asm!(
+                ".cfi_startproc",
+                "cmp dword ptr [rip + {in_flight}], 0",
+                $skip,
+                begin_frame!(),
+                "push rdi",
+                "push rsi",
+                "push rdx",
+                "push rcx",
+                "push r8",
+                "push rax",
+                "mov edi, {number}",
+                "mov rsi, [rbp - 8]",
+                "mov rdx, [rbp - 16]",
+                "mov rcx, [rbp - 24]",
+                "mov r8, rbp",
+                "call {before}",
+                settle!(),
+                "mov rdi, [rbp - 8]",
+                "mov rsi, [rbp - 16]",
+                "mov rdx, [rbp - 24]",
+                "mov rcx, [rbp - 32]",
+                "mov r8, [rbp - 40]",
+                "mov rax, [rbp - 48]",
+                "leave",
+                ".cfi_def_cfa rsp, 8",
+                ".cfi_same_value rbp",
+                "3:",
+                "jmp [rip + {real}]",
+                ".cfi_endproc",
+                in_flight = sym IN_FLIGHT,
+                before = sym before,
+                deferred = sym DEFERRED,
+                number = const $number,
+                real = sym $real,
+            )
+        }
+    };
+}
+
+hook!(free, REAL_FREE, FREE, "je 3f");
+hook!(munmap, REAL_MUNMAP, MUNMAP, "je 3f");
+hook!(mremap, REAL_MREMAP, MREMAP, "je 3f");
+hook!(madvise, REAL_MADVISE, MADVISE, "je 3f");
+hook!(close, REAL_CLOSE, CLOSE, "je 3f");
+// The end matters even if no request is in flight: completions may have been left in a CQ.
+hook!(exit_now, REAL_EXIT, EXIT, "nop");
+
+/// Replaces realloc(3), which frees the old block only if it moves the block. So the real function
+/// is called first.
+#[unsafe(naked)]
+#[unsafe(link_section = "usring_entry")]
+unsafe extern "C" fn realloc() {
+    naked_asm!(
+        ".cfi_startproc",
+        "cmp dword ptr [rip + {in_flight}], 0",
+        "je 3f",
+        begin_frame!(),
+        "push rdi",
+        "push rsi",
+        "call {usable}",
+        "push rax",
+        "push rax",
+        "mov rdi, [rbp - 8]",
+        "mov rsi, [rbp - 16]",
+        "call [rip + {real}]",
+        "mov [rbp - 16], rax",
+        "mov rdi, rax",
+        "mov rsi, [rbp - 8]",
+        "mov rdx, [rbp - 24]",
+        "mov rcx, rbp",
+        "call {moved}",
+        settle!(),
+        "mov rax, [rbp - 16]",
+        "leave",
+        ".cfi_def_cfa rsp, 8",
+        ".cfi_same_value rbp",
+        "ret",
+        "3:",
+        ".cfi_restore rbp",
+        ".cfi_def_cfa rsp, 8",
+        "jmp [rip + {real}]",
+        ".cfi_endproc",
+        in_flight = sym IN_FLIGHT,
+        usable = sym usable_size,
+        moved = sym reallocated,
+        deferred = sym DEFERRED,
+        real = sym REAL_REALLOC,
+    )
+}
+
+/// Returns the registers of the caller of a function with this frame.
+///
+/// # Safety
+/// `frame` must be the frame of a function below: the saved rbp, and the return address.
+unsafe fn registers(frame: *const [u64; 2]) -> Registers {
+    // SAFETY: the caller guarantees the frame.
+    let [saved, instruction] = unsafe { *frame };
+    Registers { instruction, stack: frame as u64 + 16, frame: saved }
+}
+
+// Advice of madvise(2) that discards the content.
+const DISCARDING: [u32; 3] = [linux::MADV_DONTNEED, linux::MADV_FREE, linux::MADV_REMOVE];
+
+/// Runs before the real function. The arguments are those of the function.
+unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, frame: *const [u64; 2]) {
+    // SAFETY: the functions below pass their frame.
+    let registers = unsafe { registers(frame) };
+    let unmaps = |start: u64, length: u64| usring_check::releases(start, length, Kind::Unmapped, registers);
+    match function {
+        FREE => usring_check::releases(first, usable_size(first), Kind::Freed, registers),
+        MUNMAP => unmaps(first, second),
+        MREMAP if third < second => unmaps(first + third, second - third),
+        MADVISE if DISCARDING.contains(&(third as u32)) => unmaps(first, second),
+        CLOSE => usring_check::closes_descriptor(first as i32, registers),
+        EXIT => super::end(),
+        _ => {}
+    }
+}
+
+/// Returns the bytes of a block of malloc's that may contain memory of a request in flight; else 0.
+extern "C" fn usable_size(block: u64) -> u64 {
+    if block == 0 || !usring_check::has_memory_in_flight(block) {
+        return 0;
+    }
+    match USABLE_SIZE.load(Ordering::Relaxed) {
+        0 => 1,
+        address => {
+            // SAFETY: the address is that of malloc_usable_size(3). The program passes the block to
+            // free(3) or realloc(3), so it is a block of malloc's.
+            let function = unsafe { core::mem::transmute::<usize, extern "C" fn(u64) -> usize>(address) };
+            function(block) as u64
+        }
+    }
+}
+
+/// Runs after the real realloc(3). `length`: bytes of the old block that the checker has to know.
+unsafe extern "C" fn reallocated(new: u64, old: u64, length: u64, frame: *const [u64; 2]) {
+    if length != 0 && new != 0 && new != old {
+        // SAFETY: `realloc` passes its frame.
+        usring_check::releases(old, length, Kind::Freed, unsafe { registers(frame) });
+    }
+}
+
+type Function = unsafe extern "C" fn();
+
+/// Has the program and its libraries call the functions above.
+pub fn install() {
+    let functions: [(&CStr, &AtomicUsize, Function); 8] = [
+        (c"free", &REAL_FREE, free),
+        (c"realloc", &REAL_REALLOC, realloc),
+        (c"munmap", &REAL_MUNMAP, munmap),
+        (c"mremap", &REAL_MREMAP, mremap),
+        (c"madvise", &REAL_MADVISE, madvise),
+        (c"close", &REAL_CLOSE, close),
+        (c"_exit", &REAL_EXIT, exit_now),
+        (c"_Exit", &REAL_EXIT, exit_now),
+    ];
+    USABLE_SIZE.store(imports::function(c"malloc_usable_size").unwrap_or(0), Ordering::Relaxed);
+    for (name, real, function) in functions {
+        if let Some(address) = imports::function(name) {
+            real.store(address, Ordering::Release);
+            imports::redirect(name, function as *const () as usize);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! How the program misuses its rings (`usring run --check`): the program's calls that
+//! [`usring_check`] has to know of.
+//!
+//! - io_uring_enter, whose callers submit requests;
+//! - functions of libc that free or unmap memory, close files, or end the process ([`hooks`]);
+//! - the end of the process.
+
+mod hooks;
+
+use crate::call::{Call, Outcome};
+use crate::files::{descriptors, rings};
+use crate::process::{self, environment};
+use crate::runtime::message;
+use core::sync::atomic::{AtomicBool, Ordering};
+use usring_check::{Mode, Registers};
+use usring_engine::observers;
+use usring_sys::{UserAddress, user_memory};
+
+static ON: AtomicBool = AtomicBool::new(false);
+
+/// Returns whether the program is checked.
+#[inline(always)]
+pub fn is_on() -> bool {
+    ON.load(Ordering::Relaxed)
+}
+
+/// Begins to check the program at its start, if the run wants that.
+///
+/// Errors: a message of one sentence.
+pub fn learn() -> Result<(), &'static str> {
+    let Some((path, aborts)) = environment::checking() else { return Ok(()) };
+    let mode = if aborts { Mode::Abort } else { Mode::Report };
+    if let Err(error) = usring_check::start(path, mode) {
+        message::say(format_args!("the findings of --check cannot be written: {error}"));
+        return Err("the findings of --check cannot be written; has `usring run` ended, or the user changed?");
+    }
+    if !observers::add(&usring_check::OBSERVER) {
+        return Err("there are too many observers of requests");
+    }
+    ON.store(true, Ordering::Relaxed);
+    crate::faults::ask_for_each_call();
+    hooks::install();
+    Ok(())
+}
+
+/// Serves io_uring_enter.
+#[cold]
+#[inline(never)]
+pub fn enter(call: &mut Call) -> Outcome {
+    usring_check::begin_call(registers_of(call));
+    let outcome = rings::enter(call).into();
+    usring_check::end_call();
+    outcome
+}
+
+/// Bytes between the frame of an entry point and the program's stack pointer: saved registers, the
+/// return address and the red zone. An entry point that is a function of libc's has no red zone.
+const FRAME_OF_INSTRUCTION: u64 = 144;
+const FRAME_OF_FUNCTION: u64 = 16;
+
+fn registers_of(call: &Call) -> Registers {
+    let word = |offset| user_memory::read::<u64>(UserAddress(call.frame).offset(offset)).unwrap_or(0);
+    let (frame, instruction) = (word(0), word(8));
+    let length = if call.return_address == 0 { FRAME_OF_FUNCTION } else { FRAME_OF_INSTRUCTION };
+    Registers { instruction, stack: call.frame + length, frame }
+}
+
+/// Notes that the process ends. Does nothing in a vfork child, which borrows its parent's memory.
+fn end() {
+    process::current();
+    if !process::is_own() {
+        return;
+    }
+    for number in descriptors::known_between(0, u32::MAX) {
+        descriptors::with(number, |file| file.ring.end_observation());
+    }
+    usring_check::ends_process();
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static DESTRUCTOR: extern "C" fn() = destroy;
+
+extern "C" fn destroy() {
+    if is_on() {
+        end();
+    }
+}
