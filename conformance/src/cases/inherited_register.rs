@@ -200,7 +200,25 @@ case!(private_buffer_stays_the_parents => "
     in the file datainal
     child: exit 0
     in the parent datainal
-");
+", usring => "
+    a mapped ring:
+    register = 0
+    cqe 1: -EFAULT
+    in the child origCHLD
+    cqe 2: -EFAULT
+    in the file data
+    child: exit 0
+    in the parent original
+    a ring in shared memory:
+    register = 0
+    cqe 1: -EFAULT
+    in the child origCHLD
+    cqe 2: -EFAULT
+    in the file data
+    child: exit 0
+    in the parent original
+", because
+    "usring cannot reach another process's private memory, so the request fails");
 
 /// A child registers private memory, and exits. The parent transfers from and to its pages by the
 /// child's addresses.
@@ -215,7 +233,7 @@ fn buffer_of_a_child_outlives_it(t: &mut Transcript) {
         ring.catch_up();
         let file = files::memory_file(b"");
         t.entry(&ring.one(fixed(opcode::WRITE_FIXED, file.as_raw_fd(), pages.at(0), 6, 1)));
-        t.say(files::text(&file));
+        t.say(format_args!("in the file {:?}", files::text(&file)));
         t.result("remove", ring.register(reg::UNREGISTER_BUFFERS, std::ptr::null::<i32>(), 0));
     });
 }
@@ -224,15 +242,29 @@ case!(buffer_of_a_child_outlives_it => "
     register = 0
     child: exit 0
     cqe 1: 6
-    child.
+    in the file \"child.\"
     remove = 0
     a ring in shared memory:
     register = 0
     child: exit 0
     cqe 1: 6
-    child.
+    in the file \"child.\"
     remove = 0
-");
+", usring => "
+    a mapped ring:
+    register = 0
+    child: exit 0
+    cqe 1: -EFAULT
+    in the file \"\"
+    remove = 0
+    a ring in shared memory:
+    register = 0
+    child: exit 0
+    cqe 1: -EFAULT
+    in the file \"\"
+    remove = 0
+", because
+    "usring does not pin pages, so the memory of a process ends with it");
 
 /// A registered ring descriptor belongs to the thread that registered it. A child has none.
 fn registered_rings_are_not_inherited(t: &mut Transcript) {

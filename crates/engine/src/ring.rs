@@ -17,6 +17,7 @@ use crate::registered::napi::Napi;
 use crate::registered::registered_buffers::RegisteredBuffers;
 use crate::registered::registered_files::RegisteredFiles;
 use crate::registered::restrictions::Restrictions;
+use crate::registered::{Lineage, RegistrationSharing};
 use crate::request::pool::RequestPool;
 use crate::request::{Request, RequestEntry};
 use crate::submission::chain::Chain;
@@ -36,7 +37,7 @@ use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use usring_ring::{CompletionQueue, Control, Journal, Memory, SubmissionQueue};
+use usring_ring::{CompletionQueue, Control, Journal, Memory, Registrations, SubmissionQueue};
 use usring_sys::Errno;
 use usring_sys::clock::Clock;
 use usring_sys::mutex::Mutex;
@@ -73,6 +74,9 @@ pub struct Ring {
     pub(crate) memory: Memory,
     /// Words that the ring's processes share and the program does not see, such as the ring's lock.
     pub(crate) control: Control,
+    /// The ring's published registrations; `None` for an AIO context.
+    pub(crate) registrations: Option<Registrations>,
+    pub(crate) lineage: Lineage,
     /// Requests that other threads hand to the ring's driver: requests that workers have finished,
     /// and messages from other rings.
     pub(crate) task_work: Queue<Request>,
@@ -171,6 +175,7 @@ pub(crate) struct Registered {
     pub buffer_groups: BufferGroups,
     pub restrictions: Restrictions,
     pub napi: Napi,
+    pub sharing: RegistrationSharing,
 }
 
 /// The notifications that are due for CQEs. `completion` and `driving::release` send them.
@@ -198,12 +203,15 @@ pub(crate) struct Devices {
 impl Ring {
     pub(crate) fn from_parts(flags: u32, memory: Memory, task_work: Queue<Request>, state: RingState) -> Ring {
         let control = memory.control();
-        // Without a number, this process cannot share a ring. A child that inherits this ring then
-        // cannot adopt it.
+        // Without a number, this process cannot share a ring, and no child can adopt the ring.
         let own = process_number::own().unwrap_or(process_number::ALONE);
         control.begin(flags & abi::IORING_SETUP_R_DISABLED != 0, own);
         let state = ProcessMutex::new(control.lock(), own, process_number::is_alive, state);
-        Ring { creators_watcher: tasks().number_for_children(), ..Ring::with_state(flags, memory, task_work, state) }
+        Ring {
+            creators_watcher: tasks().number_for_children(),
+            lineage: Lineage::of_maker(own),
+            ..Ring::with_state(flags, memory, task_work, state)
+        }
     }
 
     /// Makes this process's `Ring` for an io_uring instance that an ancestor has made. `inherited`
@@ -224,6 +232,7 @@ impl Ring {
             number: inherited.number,
             creators_watcher: inherited.creators_watcher,
             is_adopted: true,
+            lineage: Lineage::of_child(&inherited.lineage, own),
             ..Ring::with_state(inherited.flags, memory, task_work, state)
         })
     }
@@ -240,6 +249,8 @@ impl Ring {
             number: 0,
             wakers: Wakers::new(control.sleep()),
             control,
+            registrations: memory.registrations(),
+            lineage: Lineage::default(),
             memory,
             task_work,
             readiness: Readiness::default(),

@@ -141,6 +141,11 @@ impl Control {
         (word & HAS_LEFT == 0).then_some(word & !TAKES_PART)
     }
 
+    /// Returns the number of the process that made the ring, also after it has left the ring.
+    pub fn maker_number(&self) -> u32 {
+        self.maker.load(Ordering::Relaxed) & !(TAKES_PART | HAS_LEFT)
+    }
+
     /// Notes how many requests in flight of the process that made the ring are not in the journal.
     /// The caller is that process, and holds the ring's lock.
     pub fn count_unjournaled(&self, requests: u64) {

@@ -30,6 +30,8 @@ mod events;
 mod journal;
 pub mod layout;
 mod memory;
+#[cfg(not(loom))]
+mod registrations;
 mod submission;
 #[cfg(all(test, not(loom)))]
 mod wrap;
@@ -41,4 +43,8 @@ pub use control::Control;
 pub use journal::{Held, Journal, JournalSlot};
 pub use layout::Layout;
 pub use memory::{Memory, flags};
+#[cfg(not(loom))]
+pub use registrations::{
+    Deposit, GroupSlot, Origin, ProvidedBuffer, Registrations, Rules, SharedBuffer, SharedBufferRing, SharedGroup,
+};
 pub use submission::{Dropped, SubmissionQueue};

@@ -9,6 +9,8 @@ use crate::control::{self, Control};
 use crate::journal::{self, Journal};
 use crate::layout::{self, Layout};
 #[cfg(not(loom))]
+use crate::registrations::{self, Registrations};
+#[cfg(not(loom))]
 use core::ops::Range;
 use usring_sys::Errno;
 #[cfg(not(loom))]
@@ -39,7 +41,7 @@ pub mod flags {
 ///
 /// 1. the SQEs;
 /// 2. from the next page on, both queues;
-/// 3. the words of [`crate::Control`], the journal and the backlog.
+/// 3. the words of [`crate::Control`], the journal, the backlog and the registrations.
 ///
 /// The program may map the SQEs and the queues side by side. So fork(2) has to copy two mappings of
 /// a ring: the engine's and the program's.
@@ -51,7 +53,8 @@ pub struct Memory {
     pub(crate) completions: Arc<SharedMemory>,
     pub(crate) layout: Layout,
     /// Memory with the words of [`crate::Control`], and their byte offset in it. The journal
-    /// follows these words, and the backlog follows the journal.
+    /// follows these words, the backlog follows the journal, and the registrations follow the
+    /// backlog.
     #[cfg(not(loom))]
     control: (Arc<SharedMemory>, usize),
 }
@@ -63,7 +66,8 @@ fn control_offset(layout: &Layout) -> usize {
 }
 
 /// Allocates a ring's memory in one mapping. Returns two parts of it: first both queues, with the
-/// words of [`Control`], the journal and the backlog behind them; second the SQEs.
+/// words of [`Control`], the journal, the backlog and the registrations behind them; second the
+/// SQEs.
 #[cfg(not(loom))]
 pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
     let sqes = layout.sqes_length().next_multiple_of(PAGE);
@@ -79,11 +83,18 @@ pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMem
     Ok((rings, SharedMemory::new(Mapping::shared(layout.sqes_length())?)))
 }
 
-/// Returns the total length of the words of [`Control`], the journal and the backlog, in bytes.
-/// Pages of them that are never written use no memory.
+/// Returns the total length of the words of [`Control`], the journal, the backlog and the
+/// registrations, in bytes. Pages of them that are never written use no memory.
 #[cfg(not(loom))]
 fn words_length(layout: &Layout) -> usize {
-    control::LENGTH + journal::length(layout) + backlog::length(layout)
+    registrations_offset(layout) + if layout.has_events() { 0 } else { registrations::LENGTH }
+}
+
+/// Returns the byte offset of the registrations, behind the words of [`Control`].
+#[cfg(not(loom))]
+fn registrations_offset(layout: &Layout) -> usize {
+    let others = control::LENGTH + journal::length(layout) + backlog::length(layout);
+    others.next_multiple_of(registrations::ALIGNMENT)
 }
 
 impl Memory {
@@ -196,6 +207,14 @@ impl Memory {
     pub fn journal(&self, own: u32) -> Journal {
         let (memory, control) = &self.control;
         Journal::new(memory.clone(), control + control::LENGTH, &self.layout, own)
+    }
+
+    /// Returns the view of what processes have registered with the ring; `None` for an AIO context.
+    #[cfg(not(loom))]
+    pub fn registrations(&self) -> Option<Registrations> {
+        let (memory, control) = &self.control;
+        let start = control + registrations_offset(&self.layout);
+        (!self.layout.has_events()).then(|| Registrations::new(memory.clone(), start))
     }
 
     /// Returns the area of the ring's backlog that all processes share.

@@ -22,6 +22,7 @@ pub mod capability;
 pub mod clock;
 pub mod credential_change;
 pub mod credentials;
+pub mod deposit;
 pub mod descriptor;
 pub mod epoll;
 mod errno;

@@ -33,6 +33,36 @@ pub struct Maps {
     file: OwnedDescriptor,
 }
 
+/// Checks which memory is shared (MAP_SHARED): a forked child sees each write of its parent to it.
+/// Opens the list of mappings once, and queries each mapping once.
+#[derive(Default)]
+pub struct SharedCheck {
+    /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
+    maps: Option<Option<Maps>>,
+    /// Addresses of the last mapping that is shared.
+    shared: Range<usize>,
+}
+
+impl SharedCheck {
+    /// Returns whether all bytes of a range are shared. Also `true` if there is no list of
+    /// mappings.
+    pub fn is_shared(&mut self, address: u64, length: u64) -> bool {
+        let mut at = address as usize;
+        let end = at.saturating_add(length as usize);
+        while at < end {
+            if !self.shared.contains(&at) {
+                let Some(maps) = self.maps.get_or_insert_with(Maps::open) else { return true };
+                match maps.area_of(at) {
+                    Some(area) if area.is_shared => self.shared = area.range,
+                    _ => return false,
+                }
+            }
+            at = self.shared.end;
+        }
+        true
+    }
+}
+
 impl Maps {
     /// Opens the list of mappings. `None` if there is no /proc, or no free descriptor.
     pub fn open() -> Option<Maps> {

@@ -15,6 +15,9 @@
 //!   all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set that
 //!   watches it edge-triggered reports each write ([`watch_wake_ups`]).
 //!
+//! - With the register also go the sockets by which processes pass files on ([`crate::deposit`]),
+//!   and the lock for them.
+//!
 //! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares its
 //! record locks, too. So neither could see the other's death. Such a child gets no number.
 
@@ -24,7 +27,9 @@ use crate::eventfd;
 use crate::mapping;
 use crate::mutex::Mutex;
 use crate::per_process::PerProcess;
-use crate::{Errno, SystemCall};
+use crate::process_mutex::{Guard, ProcessMutex};
+use crate::sync::AtomicU32;
+use crate::{Errno, SystemCall, deposit};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
@@ -40,6 +45,11 @@ static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);
 /// Address of the word, in the register, that holds the last number given out. Null before the
 /// register is made.
 static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
+/// Descriptors of the sockets that pass files on: the end that receives, and the end that sends.
+/// Each is stored plus 1; 0 if there are none.
+static QUEUE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
+/// This process's view of the lock for these sockets.
+static QUEUE_LOCK: PerProcess<ProcessMutex<(), &'static AtomicU32>> = PerProcess::new();
 /// This process's number, once it has one.
 static OWN: PerProcess<u32> = PerProcess::new();
 /// Whether this process shares its parent's descriptor table.
@@ -96,6 +106,12 @@ fn register() -> Result<(i32, &'static AtomicU64), Errno> {
         return Err(Errno::EMFILE);
     }
     WAKE_EVENT.store(wake_event.into_raw() + 1, Ordering::Release);
+    // Without the sockets, processes share rings but pass no files on.
+    if let Ok(sockets) = deposit::queue()
+        && sockets.iter().all(|socket| descriptor::keep_in_children(socket.number()))
+    {
+        QUEUE.iter().zip(sockets).for_each(|(place, socket)| place.store(socket.into_raw() + 1, Ordering::Release));
+    }
     LAST.store(core::ptr::from_ref(last).cast_mut(), Ordering::Release);
     let number = file.into_raw();
     REGISTER.store(number + 1, Ordering::Release);
@@ -125,6 +141,42 @@ pub fn watch_wake_ups(set: &Epoll, data: u64) -> Result<(), Errno> {
 /// grows with the number of processes. The calling process must have a number.
 pub fn wake_all() {
     eventfd::signal(WAKE_EVENT.load(Ordering::Acquire) - 1);
+}
+
+/// The lock for the sockets that pass files on, held. A process that dies with it leaves it to the
+/// next one.
+pub(crate) struct QueueLock {
+    receiver: i32,
+    sender: i32,
+    _lock: Guard<'static, (), &'static AtomicU32>,
+}
+
+impl QueueLock {
+    pub fn receiver(&self) -> i32 {
+        self.receiver
+    }
+
+    pub fn sender(&self) -> i32 {
+        self.sender
+    }
+}
+
+/// Acquires the lock for the sockets that pass files on. Gives this process a number if it has
+/// none.
+///
+/// Errors: those of [`own`]; `ENXIO` if there are no such sockets.
+pub(crate) fn queue_lock() -> Result<QueueLock, Errno> {
+    let own = own()?;
+    let [receiver, sender] = [&QUEUE[0], &QUEUE[1]].map(|place| place.load(Ordering::Acquire) - 1);
+    let last = LAST.load(Ordering::Acquire);
+    if receiver < 0 || sender < 0 || last.is_null() {
+        return Err(Errno::ENXIO);
+    }
+    // SAFETY: 1. `LAST` points to the first word of the register's page, which is never unmapped.
+    // The second word is in that page, too. 2. Every process accesses its first half as an atomic.
+    let word: &'static AtomicU32 = unsafe { &*last.add(1).cast() };
+    let lock = QUEUE_LOCK.get_or_make(|| ProcessMutex::join(word, own, is_alive, ()));
+    Ok(QueueLock { receiver, sender, _lock: lock.lock(|(), _| {}) })
 }
 
 /// Calls fcntl(2) with a write lock of byte `number` of the register. Returns the type of lock that

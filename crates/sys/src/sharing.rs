@@ -31,6 +31,16 @@
 //! that claims a sleeper of another process sees that the ring is shared, and does not leave the
 //! work to that sleeper.
 
+//! A thread registers something that only its process knows while a process begins to use the ring:
+//!
+//! | step | process that begins | thread that registers: [`SharingWord::keep_private`] |
+//! |---|---|---|
+//! | 1 | marks the ring as shared | notes that there are private registrations |
+//! | 2 | full barrier | full barrier |
+//! | 3 | if there are private registrations: waits until they are published | if the ring is shared: publishes them |
+//!
+//! At least one of the two sees the other's step 1.
+
 use crate::ordering::{Edge, Side};
 use crate::sleep::{SleepWord, Wake};
 use crate::sync::{AtomicU32, Ordering};
@@ -95,6 +105,14 @@ impl SharingWord {
             sleep.wake_futex();
         }
         stays
+    }
+
+    /// Notes in `private` that this process has registered what other processes do not see. Returns
+    /// `false` if the ring is shared: the caller publishes it.
+    pub fn keep_private(&self, private: &AtomicU32) -> bool {
+        private.swap(1, Ordering::AcqRel);
+        Edge::Share.barrier_beside_rmw(Side::Sleeper);
+        !self.is_shared()
     }
 
     /// Returns whether the ring still has a leader although it is shared by now. The caller, a

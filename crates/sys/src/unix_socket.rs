@@ -7,13 +7,13 @@ use alloc::vec::Vec;
 use linux_raw_sys::general as linux;
 
 // linux/socket.h, linux/un.h.
-const AF_UNIX: u64 = 1;
+pub(crate) const AF_UNIX: u64 = 1;
 const SOCK_SEQPACKET: u64 = 5;
-const SOCK_CLOEXEC: u64 = linux::O_CLOEXEC as u64;
-const SOL_SOCKET: i32 = 1;
-const SCM_RIGHTS: i32 = 1;
-const MSG_NOSIGNAL: u64 = 0x4000;
-const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
+pub(crate) const SOCK_CLOEXEC: u64 = linux::O_CLOEXEC as u64;
+pub(crate) const SOL_SOCKET: i32 = 1;
+pub(crate) const SCM_RIGHTS: i32 = 1;
+pub(crate) const MSG_NOSIGNAL: u64 = 0x4000;
+pub(crate) const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
 const PATH_LIMIT: usize = 108;
 
 /// Most descriptors in one message.
@@ -28,28 +28,55 @@ struct Address {
 
 /// The kernel's `struct msghdr`.
 #[repr(C)]
-struct Header {
-    name: u64,
-    name_length: u64,
-    vectors: u64,
-    vector_count: u64,
-    control: u64,
-    control_length: u64,
-    flags: u64,
+pub(crate) struct Header {
+    pub name: u64,
+    pub name_length: u64,
+    pub vectors: u64,
+    pub vector_count: u64,
+    pub control: u64,
+    pub control_length: u64,
+    pub flags: u64,
 }
 
-/// A control message that carries descriptors (SCM_RIGHTS).
+/// A control message that carries up to `N` descriptors (SCM_RIGHTS).
 #[repr(C, align(8))]
-#[derive(Default)]
-struct Control {
+pub(crate) struct Control<const N: usize> {
     length: u64,
     level: i32,
     kind: i32,
-    numbers: [i32; DESCRIPTORS],
+    numbers: [i32; N],
+}
+
+impl<const N: usize> Control<N> {
+    /// Makes a message that carries these descriptors.
+    pub fn of(numbers: &[i32]) -> Self {
+        let length = CONTROL_HEAD + 4 * numbers.len() as u64;
+        let mut control = Control { length, level: SOL_SOCKET, kind: SCM_RIGHTS, numbers: [-1; N] };
+        control.numbers[..numbers.len()].copy_from_slice(numbers);
+        control
+    }
+
+    /// Makes room for a message to receive.
+    pub fn empty() -> Self {
+        Control { length: 0, level: 0, kind: 0, numbers: [-1; N] }
+    }
+
+    /// Returns the length to send.
+    pub fn sent_length(&self) -> u64 {
+        self.length.next_multiple_of(8)
+    }
+
+    /// Returns owners of the descriptors that a call has received. `length`: that of all control
+    /// messages, as the call reports it.
+    pub fn received(&self, length: u64) -> Vec<OwnedDescriptor> {
+        let came = length >= CONTROL_HEAD && self.level == SOL_SOCKET && self.kind == SCM_RIGHTS;
+        let count = if came { (self.length.saturating_sub(CONTROL_HEAD) / 4) as usize } else { 0 };
+        self.numbers.iter().take(count).map(|number| OwnedDescriptor::from_raw(*number)).collect()
+    }
 }
 
 /// Length of a control message's header, in bytes.
-const CONTROL_HEAD: u64 = 16;
+pub(crate) const CONTROL_HEAD: u64 = 16;
 
 /// A connected SOCK_SEQPACKET socket.
 pub struct Connection(OwnedDescriptor);
@@ -80,16 +107,14 @@ impl Connection {
     /// this process.
     pub fn send(&self, message: &[u8], lent: Option<i32>) -> Result<(), Errno> {
         let vector = [message.as_ptr() as u64, message.len() as u64];
-        let mut control =
-            Control { length: CONTROL_HEAD + 4, level: SOL_SOCKET, kind: SCM_RIGHTS, ..Default::default() };
-        control.numbers[0] = lent.unwrap_or(-1);
+        let control = Control::<DESCRIPTORS>::of(lent.as_slice());
         let header = Header {
             name: 0,
             name_length: 0,
             vectors: vector.as_ptr() as u64,
             vector_count: 1,
             control: lent.map_or(0, |_| &raw const control as u64),
-            control_length: lent.map_or(0, |_| control.length.next_multiple_of(8)),
+            control_length: lent.map_or(0, |_| control.sent_length()),
             flags: 0,
         };
         let arguments = [self.0.number() as u64, &raw const header as u64, MSG_NOSIGNAL, 0, 0];
@@ -103,23 +128,21 @@ impl Connection {
     /// fit.
     pub fn receive(&self, message: &mut [u8]) -> Result<(usize, Vec<OwnedDescriptor>), Errno> {
         let vector = [message.as_mut_ptr() as u64, message.len() as u64];
-        let mut control = Control::default();
+        let mut control = Control::<DESCRIPTORS>::empty();
         let mut header = Header {
             name: 0,
             name_length: 0,
             vectors: vector.as_ptr() as u64,
             vector_count: 1,
             control: &raw mut control as u64,
-            control_length: size_of::<Control>() as u64,
+            control_length: size_of::<Control<DESCRIPTORS>>() as u64,
             flags: 0,
         };
         let arguments = [self.0.number() as u64, &raw mut header as u64, MSG_CMSG_CLOEXEC, 0, 0];
         let length = SystemCall::new(linux::__NR_recvmsg, arguments).run()? as usize;
-        let came = header.control_length >= CONTROL_HEAD && control.level == SOL_SOCKET && control.kind == SCM_RIGHTS;
-        let count = if came { (control.length.saturating_sub(CONTROL_HEAD) / 4) as usize } else { 0 };
         // Make owners of all descriptors before the first is moved. So an error closes those that
         // are left.
-        let raw: Vec<_> = control.numbers.iter().take(count).map(|number| OwnedDescriptor::from_raw(*number)).collect();
+        let raw = control.received(header.control_length);
         let descriptors = raw.into_iter().map(OwnedDescriptor::into_private).collect::<Result<_, _>>()?;
         const TRUNCATED: u64 = 0x20 | 0x8;
         match (length, header.flags & TRUNCATED) {

@@ -354,3 +354,36 @@ fn a_descriptor_that_a_process_begins_to_poll_becomes_readable() {
 fn a_poller_that_looks_without_barrier_misses_the_cqes_of_a_child() {
     weaken(Edge::Share, Side::Sleeper, a_process_begins_to_poll_while_a_child_publishes);
 }
+
+/// The maker of a ring registers something while a child begins to use the ring. The maker
+/// publishes it, or the child waits for that.
+fn a_process_registers_while_a_child_begins() {
+    bounded(3, || {
+        let (memory, private) = (memory(), Arc::new(AtomicU32::new(0)));
+        let maker = {
+            let (memory, private) = (memory.clone(), private.clone());
+            thread::spawn(move || !memory.sharing.keep_private(&private))
+        };
+        let _ = memory.sharing.join(&memory.sleep);
+        let waits = private.load(Ordering::Acquire) != 0;
+        let publishes = maker.join().unwrap();
+        assert!(publishes || waits, "the child does not see what the maker has registered");
+    });
+}
+
+#[test]
+fn a_child_that_begins_sees_what_the_maker_registers_or_waits_for_it() {
+    a_process_registers_while_a_child_begins();
+}
+
+#[test]
+#[should_panic(expected = "does not see what the maker has registered")]
+fn a_maker_that_looks_without_barrier_hides_what_it_registers() {
+    weaken(Edge::Share, Side::Sleeper, a_process_registers_while_a_child_begins);
+}
+
+#[test]
+#[should_panic(expected = "does not see what the maker has registered")]
+fn a_child_that_looks_without_barrier_misses_what_the_maker_registers() {
+    weaken(Edge::Share, Side::Waker, a_process_registers_while_a_child_begins);
+}

@@ -42,7 +42,10 @@ impl Ring {
         let mut locked = self.lock();
         let room =
             if flags & REPLACE == 0 && locked.registered.buffers.are_registered() { Err(Errno::EBUSY) } else { Ok(()) };
+        let origin = locked.new_origin();
+        locked.registered.buffers.origin = origin;
         let adopted = room.map(|()| registered_buffers::adopt(&mut locked.registered.buffers, copies, to));
+        locked.note_registration(Some(origin));
         locked.release(Exit::Leave);
         adopted
     }

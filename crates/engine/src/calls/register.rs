@@ -56,10 +56,26 @@ impl Ring {
         }
         let mut locked = self.lock();
         locked.registered.restrictions.check_register(opcode)?;
+        let origin = makes_registration(opcode).then(|| locked.new_origin());
+        locked.registered.buffers.origin = origin.unwrap_or_default();
         let answer = dispatch(&mut locked, opcode, argument, count);
+        if answer.is_ok() {
+            locked.note_registration(origin);
+        }
         locked.release(Exit::Leave);
         answer
     }
+}
+
+/// Returns whether a call registers memory of this process.
+fn makes_registration(opcode: u32) -> bool {
+    const MAKING: [op; 4] = [
+        op::IORING_REGISTER_BUFFERS,
+        op::IORING_REGISTER_BUFFERS2,
+        op::IORING_REGISTER_BUFFERS_UPDATE,
+        op::IORING_REGISTER_PBUF_RING,
+    ];
+    MAKING.iter().any(|making| number(*making) == opcode)
 }
 
 fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
@@ -91,8 +107,7 @@ fn dispatch(locked: &mut LockedRing, opcode: u32, argument: UserAddress, count: 
         n if n == number(op::IORING_REGISTER_EVENTFD_ASYNC) => register_eventfd(locked, call, true),
         n if n == number(op::IORING_UNREGISTER_EVENTFD) => {
             call.need_nothing()?;
-            *locked.ring.work_event.lock() = None;
-            locked.notify.event_descriptor.take().map(|_| 0).ok_or(Errno::ENXIO)
+            locked.set_event(None).map(|_| 0).ok_or(Errno::ENXIO)
         }
         n if n == number(op::IORING_REGISTER_PROBE) => probe(call),
         n if n == number(op::IORING_REGISTER_PERSONALITY) => {
@@ -195,10 +210,7 @@ fn register_eventfd(locked: &mut LockedRing, call: RegisterCall, only_async: boo
         return Err(Errno::EBUSY);
     }
     let event = Arc::new(EventDescriptor::new(number, only_async)?);
-    if locked.ring.defers_task_work() {
-        *locked.ring.work_event.lock() = Some(event.clone());
-    }
-    locked.notify.event_descriptor = Some(event);
+    locked.set_event(Some(event));
     Ok(0)
 }
 
@@ -334,7 +346,9 @@ fn register_buffer_ring(locked: &mut LockedRing, call: RegisterCall) -> Result<u
         Some(UserAddress(header.address))
     };
     let incremental = header.flags & BUFFER_RING_INCREMENTAL != 0;
-    locked.registered.buffer_groups.register_ring(header.group, header.entries, address, incremental).map(|()| 0)
+    let origin = locked.registered.buffers.origin;
+    let groups = &mut locked.registered.buffer_groups;
+    groups.register_ring(header.group, header.entries, address, incremental, origin).map(|()| 0)
 }
 
 fn unregister_buffer_ring(locked: &mut LockedRing, call: RegisterCall) -> Result<u32, Errno> {

@@ -178,7 +178,7 @@ impl Ring {
         locked.queues.issuable.clear();
         locked.queues.successors.clear();
         locked.queues.drain.clear();
-        let _ = locked.registered.files.unregister();
+        locked.registered.files.follow(None);
         locked.notify.event_descriptor = None;
         locked.notify.request_events.forget();
         *self.work_event.lock() = None;

@@ -43,14 +43,18 @@ impl Ring {
             eventfd::signal(ring.creators_watcher);
         }
         process_rings::enlist(&ring);
+        ring.await_registrations();
         Ok(ring)
     }
 
     /// Stops using the ring if other processes use it. Requests of this process continue. Returns
     /// `false` if the caller may close the ring: no other process uses it, or no request is left.
     pub(super) fn leave(self: &Arc<Self>) -> bool {
-        let others = self.is_shared() && self.control.sharing().leave();
-        if !others {
+        if !self.is_shared() {
+            return false;
+        }
+        if !self.control.sharing().leave() {
+            self.forget_deposits();
             return false;
         }
         let stays = self.has_requests();

@@ -3,14 +3,16 @@
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use usring_ring::Memory;
-use usring_sys::{Errno, descriptor, epoll, eventfd};
+use usring_sys::descriptor::{self, OwnedDescriptor};
+use usring_sys::{Errno, epoll, eventfd};
 use usring_uapi::general::O_NONBLOCK;
 
 /// An eventfd of the program, kept open by usring's duplicate. REGISTER_EVENTFD has registered it,
 /// or a request has named it.
 pub struct EventDescriptor {
-    pub(crate) descriptor: usring_sys::descriptor::OwnedDescriptor,
-    /// The program's descriptor number for the eventfd at its registration.
+    pub(crate) descriptor: OwnedDescriptor,
+    /// The program's descriptor number for the eventfd at its registration; −1 if another process
+    /// has registered the eventfd.
     pub(crate) number: i32,
     /// Whether only completions that did not happen inline signal the eventfd (EVENTFD_ASYNC).
     pub(crate) only_async: bool,
@@ -29,6 +31,13 @@ impl EventDescriptor {
         let descriptor = descriptor::duplicate_eventfd(number)?;
         let blocks = descriptor::status_flags(descriptor.number())? & O_NONBLOCK == 0;
         Ok(EventDescriptor { descriptor, number, only_async, blocks, is_awaited: AtomicBool::new(false) })
+    }
+
+    /// Makes the eventfd that another process of the ring has registered. `descriptor`: this
+    /// process's duplicate.
+    pub(crate) fn of_other_process(descriptor: OwnedDescriptor, only_async: bool) -> EventDescriptor {
+        let blocks = descriptor::status_flags(descriptor.number()).is_ok_and(|flags| flags & O_NONBLOCK == 0);
+        EventDescriptor { descriptor, number: -1, only_async, blocks, is_awaited: AtomicBool::new(false) }
     }
 
     /// Returns whether the program's descriptor `number` names this eventfd. Also `false` if that

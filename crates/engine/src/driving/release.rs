@@ -11,7 +11,7 @@ impl<'a> LockedRing<'a> {
     #[inline(always)]
     pub fn finish_batch(&mut self) {
         let unfinished = self.waiting.timeouts.has_counted(self.queues.cq.tail()) || self.has_issuable();
-        if unfinished || self.registered.files.has_released() || self.registered.buffers.has_retired() {
+        if unfinished || self.registered.files.is_due() || self.registered.buffers.has_retired() {
             self.finish_rest();
         }
         if self.queues.cq.publish() {
@@ -58,7 +58,8 @@ impl<'a> LockedRing<'a> {
     #[inline(never)]
     fn finish_rest(&mut self) {
         loop {
-            if self.registered.files.has_released() {
+            if self.registered.files.is_due() {
+                self.publish_files();
                 let tags = self.registered.files.take_released();
                 tags.into_iter().for_each(|tag| complete::post_tag(self, tag));
             }

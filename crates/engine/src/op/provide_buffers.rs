@@ -43,6 +43,7 @@ pub(crate) fn issue_provide(locked: &mut LockedRing, request: &mut Request) -> I
         sqe.off as u16,
         sqe.fd as u32,
     );
+    locked.note_registration(None);
     IssueOutcome::of(provided.map(|()| 0))
 }
 

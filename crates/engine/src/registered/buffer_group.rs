@@ -3,25 +3,19 @@
 //! (REGISTER_PBUF_RING) are entries in shared memory, which is either usring's, for the program to
 //! map, or the program's own.
 
+use super::Lineage;
+use super::buffer_ring::{BufferRing, ENTRY_SIZE};
+use super::classic_buffers::ClassicBuffers;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::sync::atomic::{Ordering, fence};
+use usring_ring::{GroupSlot, Origin, ProvidedBuffer, Registrations, SharedGroup};
 use usring_sys::mapping::Mapping;
-use usring_sys::plain::{IoVector, Plain};
+use usring_sys::plain::IoVector;
 use usring_sys::shared::SharedMemory;
-use usring_sys::{Errno, UserAddress, user_memory};
+use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring as abi;
 
-/// Bytes of one entry of a buffer ring (`struct io_uring_buf`).
-const ENTRY_SIZE: usize = 16;
-/// Offset of the buffer's length in an entry, in bytes.
-const LENGTH_OFFSET: usize = 8;
-/// Offset in a buffer ring of the 32-bit word whose upper half is the tail. (The tail lies in the
-/// reserved field of the first entry.)
-const TAIL_WORD: usize = 12;
-/// Most buffers that one selection for a bundle takes.
-const MANY_LIMIT: u32 = 256;
 /// A buffer ring has fewer entries than this.
 const ENTRIES_LIMIT: u32 = 1 << 16;
 
@@ -68,34 +62,17 @@ pub(crate) struct Many {
     pub from_ring: bool,
 }
 
-struct Classic {
-    id: u16,
-    address: UserAddress,
-    length: u32,
-}
-
-struct BufferRing {
-    memory: Arc<SharedMemory>,
-    entries: u32,
-    /// Index of the next buffer, which only the engine changes. (The program changes the tail.)
-    head: u16,
-    /// A transfer uses up only as many bytes of a buffer as it transfers (IOU_PBUF_RING_INC).
-    incremental: bool,
-    /// Number of the registration that made this buffer ring. No two registrations have the same
-    /// number.
-    identity: u64,
-}
-
 enum BufferGroup {
-    Classic(VecDeque<Classic>),
+    Classic(ClassicBuffers),
     Ring(BufferRing),
 }
 
 #[derive(Default)]
 pub(crate) struct BufferGroups {
     groups: BTreeMap<u16, BufferGroup>,
-    /// Number of buffer rings registered so far.
-    registrations: u64,
+    /// The registrations that all processes of the ring see. `None` until several processes use the
+    /// ring.
+    published: Option<Registrations>,
 }
 
 impl BufferGroups {
@@ -108,7 +85,8 @@ impl BufferGroups {
         let bound = |length: u32| if wanted == 0 { length } else { length.min(wanted) };
         match self.groups.get_mut(&group).ok_or(Errno::ENOBUFS)? {
             BufferGroup::Classic(buffers) => {
-                let Classic { id, address, length } = buffers.pop_front().ok_or(Errno::ENOBUFS)?;
+                let ProvidedBuffer { id, address, length } = buffers.pop_front().ok_or(Errno::ENOBUFS)?;
+                let address = UserAddress(address);
                 let (whole_length, usage) = (length, Usage::Whole);
                 Ok(SelectedBuffer { group, id, address, length: bound(length), whole_length, from_ring: false, usage })
             }
@@ -116,7 +94,7 @@ impl BufferGroups {
                 let (address, whole_length, id) = ring.first().ok_or(Errno::ENOBUFS)?;
                 let length = bound(whole_length);
                 let usage = if !ring.incremental {
-                    ring.head = ring.head.wrapping_add(1);
+                    ring.advance(1);
                     Usage::Whole
                 } else if decides() {
                     ring.usage_of(length)
@@ -145,9 +123,9 @@ impl BufferGroups {
     pub fn select_many(&mut self, group: u16, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
         match self.groups.get_mut(&group).ok_or(Errno::ENOENT)? {
             BufferGroup::Classic(buffers) => {
-                let &Classic { id, address, length } = buffers.front().ok_or(Errno::ENOBUFS)?;
+                let ProvidedBuffer { id, address, length } = buffers.front().ok_or(Errno::ENOBUFS)?;
                 let length = if most == 0 { length } else { length.min(most) };
-                into.push(IoVector { base: address.0, length: u64::from(length) });
+                into.push(IoVector { base: address, length: u64::from(length) });
                 let emptied = buffers.len() == 1;
                 Ok(Many { first: id, bytes: length, count: 1, emptied, is_cut: false, from_ring: false })
             }
@@ -175,7 +153,7 @@ impl BufferGroups {
             && many.from_ring
             && !ring.incremental
         {
-            ring.head = ring.head.wrapping_add(many.count as u16);
+            ring.advance(many.count as u16);
             return false;
         }
         self.use_up(group, many, many.bytes)
@@ -198,7 +176,7 @@ impl BufferGroups {
             && kept.place == Some(ring.place())
             && !ring.incremental
         {
-            ring.head = ring.head.wrapping_sub(kept.many.count as u16);
+            ring.go_back(kept.many.count as u16);
             ring.use_up(bytes, &kept.many);
         }
     }
@@ -208,10 +186,10 @@ impl BufferGroups {
         let Some(SelectedBuffer { group, id, address, whole_length, from_ring, .. }) = buffer else { return };
         match self.groups.get_mut(&group) {
             Some(BufferGroup::Classic(buffers)) if !from_ring => {
-                buffers.push_front(Classic { id, address, length: whole_length });
+                buffers.push_front(ProvidedBuffer { id, address: address.0, length: whole_length });
             }
             // A buffer of an incremental ring is either still in the group or already used up.
-            Some(BufferGroup::Ring(ring)) if from_ring && !ring.incremental => ring.head = ring.head.wrapping_sub(1),
+            Some(BufferGroup::Ring(ring)) if from_ring && !ring.incremental => ring.go_back(1),
             _ => {}
         }
     }
@@ -251,16 +229,17 @@ impl BufferGroups {
         first_id: u16,
         count: u32,
     ) -> Result<(), Errno> {
-        let buffers = match self.groups.entry(group).or_insert_with(|| BufferGroup::Classic(VecDeque::new())) {
-            BufferGroup::Classic(buffers) => buffers,
-            BufferGroup::Ring(_) => return Err(Errno::EINVAL),
-        };
-        buffers.try_reserve(count as usize).map_err(|_| Errno::ENOMEM)?;
-        for index in 0..count {
-            let address = address.offset(u64::from(index) * u64::from(length));
-            buffers.push_back(Classic { id: first_id.wrapping_add(index as u16), address, length });
+        if !self.has(group) {
+            self.groups.insert(group, BufferGroup::Classic(ClassicBuffers::Own(VecDeque::new())));
+            self.publish_group(group);
         }
-        Ok(())
+        let Some(BufferGroup::Classic(buffers)) = self.groups.get_mut(&group) else { return Err(Errno::EINVAL) };
+        let new = (0..count).map(|index| ProvidedBuffer {
+            id: first_id.wrapping_add(index as u16),
+            address: address.offset(u64::from(index) * u64::from(length)).0,
+            length,
+        });
+        buffers.extend(count as usize, new)
     }
 
     /// REMOVE_BUFFERS: removes up to `count` buffers of a classic group. Returns how many were
@@ -270,7 +249,9 @@ impl BufferGroups {
             BufferGroup::Ring(_) => Err(Errno::EINVAL),
             BufferGroup::Classic(buffers) => {
                 let removed = (count as usize).min(buffers.len());
-                buffers.drain(..removed);
+                for _ in 0..removed {
+                    buffers.pop_front();
+                }
                 Ok(removed as u32)
             }
         }
@@ -284,13 +265,14 @@ impl BufferGroups {
         entries: u32,
         address: Option<UserAddress>,
         incremental: bool,
+        origin: Origin,
     ) -> Result<(), Errno> {
         if !entries.is_power_of_two() || entries >= ENTRIES_LIMIT {
             return Err(Errno::EINVAL);
         }
         match self.groups.get(&group) {
             Some(BufferGroup::Ring(_)) => return Err(Errno::EEXIST),
-            Some(BufferGroup::Classic(buffers)) if !buffers.is_empty() => return Err(Errno::EEXIST),
+            Some(BufferGroup::Classic(buffers)) if buffers.front().is_some() => return Err(Errno::EEXIST),
             _ => {}
         }
         let size = entries as usize * ENTRY_SIZE;
@@ -298,10 +280,9 @@ impl BufferGroups {
             Some(address) => SharedMemory::of_program(address, size)?,
             None => SharedMemory::new(Mapping::shared(size)?),
         };
-        self.registrations += 1;
-        let identity = self.registrations;
-        let ring = BufferRing { memory: Arc::new(memory), entries, head: 0, incremental, identity };
+        let ring = BufferRing::new(memory, entries, incremental, origin);
         self.groups.insert(group, BufferGroup::Ring(ring));
+        self.publish_group(group);
         Ok(())
     }
 
@@ -311,6 +292,12 @@ impl BufferGroups {
             BufferGroup::Classic(_) => Err(Errno::EINVAL),
             BufferGroup::Ring(_) => {
                 self.groups.remove(&group);
+                if let Some(registrations) = &self.published
+                    && let Some((slot, _)) = registrations.find_group(group)
+                {
+                    registrations.remove_group(slot);
+                    registrations.count_change();
+                }
                 Ok(())
             }
         }
@@ -320,7 +307,7 @@ impl BufferGroups {
     pub fn ring_head(&self, group: u16) -> Result<u32, Errno> {
         match self.groups.get(&group).ok_or(Errno::ENOENT)? {
             BufferGroup::Classic(_) => Err(Errno::EINVAL),
-            BufferGroup::Ring(ring) => Ok(u32::from(ring.head)),
+            BufferGroup::Ring(ring) => Ok(u32::from(ring.head())),
         }
     }
 
@@ -328,8 +315,69 @@ impl BufferGroups {
     /// buffer ring, or its memory is the program's own.
     pub fn ring_memory(&self, group: u16) -> Option<Arc<SharedMemory>> {
         match self.groups.get(&group)? {
-            BufferGroup::Ring(ring) if ring.memory.mapping().is_some() => Some(ring.memory.clone()),
-            _ => None,
+            BufferGroup::Ring(ring) => ring.memory_to_map().cloned(),
+            BufferGroup::Classic(_) => None,
+        }
+    }
+}
+
+/// Groups that all processes of a ring share.
+impl BufferGroups {
+    /// Lets the other processes of the ring use all groups, and those that are made later.
+    pub fn publish(&mut self, registrations: &Registrations) {
+        self.published = Some(registrations.clone());
+        let groups: Vec<u16> = self.groups.keys().copied().collect();
+        groups.into_iter().for_each(|group| self.publish_group(group));
+    }
+
+    /// Lets the other processes use a group. If there are too many groups, it stays this process's.
+    fn publish_group(&mut self, id: u16) {
+        let Some(registrations) = &self.published else { return };
+        match self.groups.get_mut(&id) {
+            Some(BufferGroup::Ring(ring)) => ring.publish(registrations, id),
+            Some(BufferGroup::Classic(buffers)) => {
+                let slot = registrations.enter_group(id, SharedGroup::Classic, 0);
+                if let Some(slot) = slot.filter(|_| !buffers.publish(registrations, id)) {
+                    registrations.remove_group(slot);
+                }
+            }
+            None => {}
+        }
+        registrations.count_change();
+    }
+
+    /// Brings the groups up to date with those that the other processes have made and removed.
+    pub fn follow(&mut self, registrations: &Registrations, lineage: &Lineage) {
+        let known = core::mem::take(&mut self.groups);
+        let is_own = |group: &BufferGroup| match group {
+            BufferGroup::Ring(ring) => !ring.is_published(),
+            BufferGroup::Classic(buffers) => matches!(buffers, ClassicBuffers::Own(_)),
+        };
+        let (mut own, mut shared): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            known.into_iter().partition(|(_, group)| is_own(group));
+        for (slot, id, group) in registrations.groups() {
+            let group = follow_one(registrations, lineage, slot, id, group, shared.remove(&id));
+            own.insert(id, group);
+        }
+        self.groups = own;
+    }
+}
+
+/// Returns this process's view of a group. `known`: its earlier view of the group with this id.
+fn follow_one(
+    registrations: &Registrations,
+    lineage: &Lineage,
+    slot: GroupSlot,
+    id: u16,
+    group: SharedGroup,
+    known: Option<BufferGroup>,
+) -> BufferGroup {
+    match (group, known) {
+        (SharedGroup::Classic, _) => BufferGroup::Classic(ClassicBuffers::Shared(registrations.clone(), id)),
+        (SharedGroup::Ring(shared), Some(BufferGroup::Ring(known))) if known.is(&shared) => BufferGroup::Ring(known),
+        (SharedGroup::Ring(shared), _) => {
+            let has_memory = lineage.has_memory_of(shared.origin);
+            BufferGroup::Ring(BufferRing::shared(registrations, slot, shared, has_memory))
         }
     }
 }
@@ -339,149 +387,5 @@ pub(crate) struct Kept {
     many: Many,
     /// The state of the buffer ring ([`BufferRing::place`]) after the buffers were used up. `None`:
     /// the buffers come from a classic group.
-    place: Option<(u64, u16)>,
-}
-
-impl BufferRing {
-    /// Returns the identity and the head of the buffer ring. Both are unchanged as long as no other
-    /// request takes buffers of it.
-    fn place(&self) -> (u64, u16) {
-        (self.identity, self.head)
-    }
-
-    /// Reads a value that the program wrote in the ring. `None`: the memory is the program's own,
-    /// and the program has unmapped it. Such a ring counts as empty.
-    fn read<T: Plain>(&self, offset: usize) -> Option<T> {
-        if self.memory.mapping().is_some() {
-            let value = self.memory.read(offset);
-            fence(Ordering::Acquire);
-            return Some(value);
-        }
-        let value = user_memory::read(UserAddress((self.memory.address() + offset) as u64)).ok();
-        // On x86-64 every load is an acquire, so this fence restrains only the compiler.
-        fence(Ordering::Acquire);
-        value
-    }
-
-    /// Writes a value in the ring. If the program has unmapped the memory, nothing is written.
-    fn write<T: Plain>(&self, offset: usize, value: T) {
-        if self.memory.mapping().is_some() {
-            self.memory.write(offset, value);
-        } else {
-            let _ = user_memory::write(UserAddress((self.memory.address() + offset) as u64), value);
-        }
-    }
-
-    /// Returns the tail: the index behind the last entry that the program has filled. Pairs with
-    /// the program's store-release of the tail.
-    #[inline]
-    fn tail(&self) -> Option<u16> {
-        // Reads the 32-bit word that contains the tail, because that is a single load.
-        self.read::<u32>(TAIL_WORD).map(|word| (word >> 16) as u16)
-    }
-
-    /// Returns the offset in bytes of the next buffer's entry.
-    fn entry(&self) -> usize {
-        (u32::from(self.head) & (self.entries - 1)) as usize * ENTRY_SIZE
-    }
-
-    /// Uses up `length` bytes of an incremental ring, from the next buffer on. A buffer that is
-    /// used up in part stays the next buffer, and its entry then describes the bytes that are left.
-    /// Returns whether such a buffer remains.
-    fn consume(&mut self, mut length: u32) -> bool {
-        if length == 0 {
-            return true;
-        }
-        while length > 0 {
-            let entry = self.entry();
-            let Some([address, rest]) = self.read::<[u64; 2]>(entry) else { return false };
-            let has = rest as u32;
-            let used = length.min(has);
-            if has != used || used == 0 {
-                self.write(entry, address.wrapping_add(u64::from(used)));
-                self.write(entry + LENGTH_OFFSET, has - used);
-                return true;
-            }
-            self.write(entry + LENGTH_OFFSET, 0u32);
-            self.head = self.head.wrapping_add(1);
-            length -= used;
-        }
-        false
-    }
-
-    fn usage_of(&mut self, length: u32) -> Usage {
-        if self.consume(length) { Usage::Partial } else { Usage::Whole }
-    }
-
-    /// Selects the ring's next buffers that hold at most `most` bytes; 0: only the first buffer.
-    /// They stay in the ring. Error: `ENOBUFS` if the ring is empty.
-    fn select_many(&mut self, most: u32, into: &mut Vec<IoVector>) -> Result<Many, Errno> {
-        let (_, length, first) = self.first().ok_or(Errno::ENOBUFS)?;
-        let tail = self.tail().ok_or(Errno::ENOBUFS)?;
-        if most != 0 && length == 0 {
-            return Err(Errno::ENOBUFS);
-        }
-        let needed = if most == 0 { 1 } else { most.div_ceil(length).min(MANY_LIMIT) };
-        let count = u32::from(tail.wrapping_sub(self.head)).min(self.entries).min(needed);
-        let mut many = Many { first, bytes: 0, count: 0, emptied: false, is_cut: false, from_ring: true };
-        let mut left = if most == 0 { i32::MAX as u32 } else { most };
-        let mut at = self.head;
-        for index in 0..count {
-            let entry = (u32::from(at) & (self.entries - 1)) as usize * ENTRY_SIZE;
-            let Some([address, rest]) = self.read::<[u64; 2]>(entry) else { break };
-            let mut length = rest as u32;
-            if length > left {
-                length = left;
-                if !self.incremental {
-                    many.is_cut = true;
-                    if index > 0 {
-                        break;
-                    }
-                }
-            }
-            into.push(IoVector { base: address, length: u64::from(length) });
-            many.bytes += length;
-            many.count += 1;
-            left -= length;
-            if left == 0 {
-                break;
-            }
-            at = at.wrapping_add(1);
-        }
-        many.emptied = at == tail;
-        Ok(many)
-    }
-
-    /// Uses up the first `bytes` bytes of a selection. Returns whether a part of the last buffer is
-    /// left.
-    fn use_up(&mut self, bytes: u32, many: &Many) -> bool {
-        if self.incremental {
-            return self.consume(bytes);
-        }
-        // With MSG_TRUNC, a truncated message reports its full length, which may exceed the
-        // buffers.
-        let mut bytes = bytes.min(many.bytes);
-        // Buffers of length 0 are used up together with the buffer behind them.
-        for _ in 0..self.entries {
-            let Some([_, rest]) = self.read::<[u64; 2]>(self.entry()) else { break };
-            self.head = self.head.wrapping_add(1);
-            let length = rest as u32;
-            if length >= bytes {
-                break;
-            }
-            bytes -= length;
-        }
-        false
-    }
-
-    /// Returns the next buffer's address, length and id; `None`: the ring is empty or cannot be
-    /// read.
-    fn first(&self) -> Option<(UserAddress, u32, u16)> {
-        if self.tail()? == self.head {
-            return None;
-        }
-        let [address, rest]: [u64; 2] = self.read(self.entry())?;
-        let (length, id) = (rest as u32, (rest >> 32) as u16);
-        Some((UserAddress(address), length, id))
-    }
+    place: Option<(Origin, u16)>,
 }

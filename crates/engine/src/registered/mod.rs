@@ -1,8 +1,32 @@
 //! Files, buffers and settings that a program registers with a ring ahead of its requests.
 
 pub(crate) mod buffer_group;
+mod buffer_ring;
+mod classic_buffers;
+mod lineage;
 pub(crate) mod napi;
 pub(crate) mod program_files;
 pub(crate) mod registered_buffers;
 pub(crate) mod registered_files;
 pub(crate) mod restrictions;
+
+pub(crate) use lineage::Lineage;
+
+/// State of this process's registrations with respect to those of the other processes: see
+/// `waiting::shared_registrations`.
+#[derive(Default)]
+pub(crate) struct RegistrationSharing {
+    /// The other processes see this process's registrations, and this process sees theirs.
+    pub is_published: bool,
+    /// The ring is known to have registrations that other processes do not see.
+    pub is_noted: bool,
+    /// Number of changes of the registrations that this process has followed.
+    pub generation: u32,
+    /// Numbers of the deposits of files that this process has made or taken: of the table of
+    /// registered files, and of the registered eventfd.
+    pub files: u32,
+    pub event: u32,
+    /// This process has registered or removed the eventfd, and the other processes do not see that
+    /// yet.
+    pub is_event_changed: bool,
+}

@@ -1,12 +1,15 @@
 //! The ring's table of registered buffers. A buffer is an address range, and READ_FIXED and
 //! WRITE_FIXED must lie within it. usring does not pin its pages.
 
+use super::Lineage;
 use crate::devices;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
+use usring_ring::{Origin, Registrations, SharedBuffer};
 use usring_sys::pinning::PinCheck;
 use usring_sys::plain::IoVector;
+use usring_sys::process_maps::SharedCheck;
 use usring_sys::{Errno, UserAddress, user_memory};
 
 /// Most buffers in a table.
@@ -19,6 +22,21 @@ pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
     tag: u64,
+    /// The registration of this buffer.
+    origin: Origin,
+    /// This process transfers from and to the buffer's own memory. `false`: another process has
+    /// registered memory that this process does not share.
+    is_here: bool,
+}
+
+impl RegisteredBuffer {
+    /// Returns this process's view of a buffer that another process has registered. A private
+    /// buffer stays that process's: a child has only a copy of its memory.
+    fn of_other_process(shared: &SharedBuffer, lineage: &Lineage, check: &mut SharedCheck) -> RegisteredBuffer {
+        let SharedBuffer { origin, address, length, tag } = *shared;
+        let is_here = lineage.has_memory_of(origin) && (lineage.is_own(origin) || check.is_shared(address, length));
+        RegisteredBuffer { address, length, tag, origin, is_here }
+    }
 }
 
 /// A request's hold on the registered buffer that it transfers from or to.
@@ -64,6 +82,10 @@ pub(crate) struct RegisteredBuffers {
     /// Memory of the table's buffers that the run's devices share, merged into as few ranges as
     /// possible.
     shared: Vec<IoVector>,
+    /// Origin of the buffers that the current call registers.
+    pub origin: Origin,
+    /// This process has changed the table, and the other processes of the ring do not see that yet.
+    is_changed: bool,
 }
 
 impl RegisteredBuffers {
@@ -73,12 +95,13 @@ impl RegisteredBuffers {
     }
 
     /// Returns what a request holds of the buffer in slot `index` while it transfers `length` bytes
-    /// at `address`. Error: `EFAULT` if the bytes do not lie within the buffer.
+    /// at `address`. Error: `EFAULT` if the bytes do not lie within the buffer,
+    /// or if its memory is another process's.
     #[inline]
     pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferHold, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
         let end = address.checked_add(length).ok_or(Errno::EFAULT)?;
-        if address < buffer.address || end > buffer.address + buffer.length {
+        if !buffer.is_here || address < buffer.address || end > buffer.address + buffer.length {
             return Err(Errno::EFAULT);
         }
         Ok(if buffer.tag == 0 { BufferHold::Untagged } else { BufferHold::Tagged(buffer.clone()) })
@@ -110,6 +133,47 @@ impl RegisteredBuffers {
         devices::unshare(&core::mem::take(&mut self.shared));
     }
 
+    fn set(&mut self, entries: Vec<BufferSlot>) {
+        self.entries = Some(entries);
+        self.is_changed = true;
+    }
+
+    /// Shows the table to the other processes of the ring, if this process has changed it since the
+    /// last call, or if `all`.
+    pub fn publish(&mut self, registrations: &Registrations, all: bool) {
+        let is_due = core::mem::take(&mut self.is_changed) || all && self.are_registered();
+        if !is_due {
+            return;
+        }
+        let shared = |slot: &BufferSlot| {
+            let buffer = slot.as_deref()?;
+            let RegisteredBuffer { address, length, tag, origin, .. } = *buffer;
+            Some(SharedBuffer { origin, address, length, tag })
+        };
+        let slots = self.entries.as_deref().unwrap_or_default();
+        registrations.set_buffers(self.entries.as_ref().map(Vec::len), slots.iter().map(shared));
+        registrations.count_change();
+    }
+
+    /// Brings the table up to date with the changes of other processes. Posts no tags.
+    pub fn follow(&mut self, registrations: &Registrations, lineage: &Lineage) {
+        let mut known = self.entries.take().unwrap_or_default();
+        let Some(shared) = registrations.buffers() else { return };
+        if shared.is_empty() {
+            // The table is too large for other processes. Its owner keeps it.
+            let is_own = known.iter().flatten().any(|buffer| lineage.is_own(buffer.origin));
+            self.entries = Some(if is_own { known } else { Vec::new() });
+            return;
+        }
+        known.resize_with(shared.len(), || None);
+        let mut check = SharedCheck::default();
+        let follow = |(shared, known): (Option<SharedBuffer>, BufferSlot)| match known {
+            known if known.as_ref().map(|known| known.origin) == shared.map(|shared| shared.origin) => known,
+            _ => shared.map(|shared| Arc::new(RegisteredBuffer::of_other_process(&shared, lineage, &mut check))),
+        };
+        self.entries = Some(shared.into_iter().zip(known).map(follow).collect());
+    }
+
     fn retire(&mut self, slot: BufferSlot) {
         self.retired.extend(slot.filter(|buffer| buffer.tag != 0));
     }
@@ -135,7 +199,13 @@ impl RegisteredBuffers {
 }
 
 /// Reads the buffer for one slot from member `index` of the program's vector and tags.
-fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index: u64) -> Result<BufferSlot, Errno> {
+fn read_slot(
+    pins: &mut PinCheck,
+    vector: UserAddress,
+    tags: UserAddress,
+    index: u64,
+    origin: Origin,
+) -> Result<BufferSlot, Errno> {
     let tag = if tags.is_null() { 0 } else { user_memory::read::<u64>(tags.offset(8 * index))? };
     if vector.is_null() {
         return if tag == 0 { Ok(None) } else { Err(Errno::EINVAL) };
@@ -155,7 +225,8 @@ fn read_slot(pins: &mut PinCheck, vector: UserAddress, tags: UserAddress, index:
     member.base.checked_add(member.length).ok_or(Errno::EOVERFLOW)?;
     user_memory::probe_writable(UserAddress(member.base), member.length as usize)?;
     pins.check(UserAddress(member.base), member.length as usize)?;
-    Ok(Some(Arc::new(RegisteredBuffer { address: member.base, length: member.length, tag })))
+    let (address, length) = (member.base, member.length);
+    Ok(Some(Arc::new(RegisteredBuffer { address, length, tag, origin, is_here: true })))
 }
 
 /// REGISTER_BUFFERS and REGISTER_BUFFERS2: makes the table from the program's vector and tags.
@@ -175,13 +246,13 @@ pub(crate) fn register(
     entries.try_reserve_exact(count as usize).map_err(|_| Errno::ENOMEM)?;
     let mut pins = PinCheck::default();
     for index in 0..u64::from(count) {
-        entries.push(read_slot(&mut pins, vector, tags, index)?);
+        entries.push(read_slot(&mut pins, vector, tags, index, buffers.origin)?);
     }
     if devices::are_any() {
         buffers.shared = coalesce(&entries);
         devices::share(&buffers.shared);
     }
-    buffers.entries = Some(entries);
+    buffers.set(entries);
     Ok(0)
 }
 
@@ -233,7 +304,8 @@ impl Part {
 pub(crate) fn copies(source: &RegisteredBuffers, part: &Part) -> Result<Vec<BufferSlot>, Errno> {
     let entries = source.entries.as_ref().ok_or(Errno::ENXIO)?;
     let copy = |buffer: &Arc<RegisteredBuffer>| {
-        Arc::new(RegisteredBuffer { address: buffer.address, length: buffer.length, tag: 0 })
+        let RegisteredBuffer { address, length, is_here, .. } = **buffer;
+        Arc::new(RegisteredBuffer { address, length, tag: 0, origin: Origin::default(), is_here })
     };
     Ok(entries[part.within(entries.len())?].iter().map(|slot| slot.as_ref().map(copy)).collect())
 }
@@ -247,6 +319,8 @@ pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to
         entries.resize_with(first + copies.len(), || None);
     }
     for (slot, copy) in entries[first..].iter_mut().zip(copies) {
+        let copy =
+            copy.and_then(Arc::into_inner).map(|copy| Arc::new(RegisteredBuffer { origin: buffers.origin, ..copy }));
         let old = core::mem::replace(slot, copy);
         buffers.retire(old);
     }
@@ -255,13 +329,14 @@ pub(crate) fn adopt(buffers: &mut RegisteredBuffers, copies: Vec<BufferSlot>, to
         devices::share(&shared);
         devices::unshare(&core::mem::replace(&mut buffers.shared, shared));
     }
-    buffers.entries = Some(entries);
+    buffers.set(entries);
     0
 }
 
 /// UNREGISTER_BUFFERS: removes the table.
 pub(crate) fn unregister(buffers: &mut RegisteredBuffers) -> Result<u32, Errno> {
     let entries = buffers.entries.take().ok_or(Errno::ENXIO)?;
+    buffers.is_changed = true;
     buffers.unshare();
     entries.into_iter().for_each(|slot| buffers.retire(slot));
     Ok(0)
@@ -283,8 +358,9 @@ pub(crate) fn update(
     }
     let mut done = 0;
     let mut pins = PinCheck::default();
+    buffers.is_changed = true;
     for index in 0..u64::from(count) {
-        match read_slot(&mut pins, vector, tags, index) {
+        match read_slot(&mut pins, vector, tags, index, buffers.origin) {
             Ok(slot) => {
                 let Some(entries) = &mut buffers.entries else { break };
                 let old = core::mem::replace(&mut entries[offset as usize + index as usize], slot);

@@ -10,6 +10,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use usring_device::OpenDevice;
 use usring_sys::Errno;
+use usring_sys::deposit::{Contents, Item, Taken};
 use usring_sys::descriptor::{self, HeldDescriptor, OwnedDescriptor};
 use usring_sys::mutex::Mutex;
 use usring_uapi::io_uring as abi;
@@ -93,6 +94,12 @@ pub(crate) struct RegisteredFiles {
     /// The slots among which "any free slot" is searched (first, end). The search begins at `next`.
     range: (u32, u32),
     next: u32,
+    /// Other processes see the table: see `waiting::shared_registrations`.
+    is_published: bool,
+    /// This process has changed the table, and the other processes do not see that yet.
+    is_changed: bool,
+    /// The driver has tags to post, or a change to publish, before it publishes its CQEs.
+    is_due: bool,
 }
 
 impl RegisteredFiles {
@@ -165,6 +172,7 @@ impl RegisteredFiles {
     pub(super) fn fill(&mut self, index: u32, entry: Entry) -> Result<(), Errno> {
         self.entries()?[index as usize] = entry;
         self.next = index + 1;
+        self.note_change();
         Ok(())
     }
 
@@ -203,13 +211,20 @@ impl RegisteredFiles {
         let Entry { file, tag } = core::mem::take(entry);
         let Some(file) = file else { return };
         self.next = index;
+        self.note_change();
         self.note_removed(file, tag);
+    }
+
+    fn note_change(&mut self) {
+        self.is_changed = true;
+        self.is_due |= self.is_published;
     }
 
     fn note_removed(&mut self, file: Arc<RegisteredFile>, tag: u64) {
         if tag == 0 {
             return;
         }
+        self.is_due = true;
         if Arc::strong_count(&file) > 1 {
             self.retired.push((file, tag));
         } else {
@@ -217,9 +232,11 @@ impl RegisteredFiles {
         }
     }
 
+    /// Returns whether the driver has to post tags or to publish a change before it publishes its
+    /// CQEs.
     #[inline]
-    pub fn has_released(&self) -> bool {
-        !self.released.is_empty() || !self.retired.is_empty()
+    pub fn is_due(&self) -> bool {
+        self.is_due
     }
 
     pub fn take_released(&mut self) -> Vec<u64> {
@@ -231,6 +248,7 @@ impl RegisteredFiles {
             }
             held
         });
+        self.is_due = !self.retired.is_empty() || self.is_changed && self.is_published;
         tags
     }
 
@@ -238,7 +256,9 @@ impl RegisteredFiles {
     ///
     /// Error: `ENXIO` if there is no table.
     pub fn unregister(&mut self) -> Result<u32, Errno> {
-        for Entry { file, tag } in self.entries.take().ok_or(Errno::ENXIO)? {
+        let entries = self.entries.take().ok_or(Errno::ENXIO)?;
+        self.note_change();
+        for Entry { file, tag } in entries {
             if let Some(file) = file {
                 self.note_removed(file, tag);
             }
@@ -251,6 +271,7 @@ impl RegisteredFiles {
         self.range = (0, entries.len() as u32);
         self.next = 0;
         self.entries = Some(entries);
+        self.note_change();
     }
 
     pub fn is_registered(&self) -> bool {
@@ -265,8 +286,68 @@ impl RegisteredFiles {
         }
         self.range = (first, last);
         self.next = first;
+        self.note_change();
         Ok(())
     }
+}
+
+/// A table that the processes of a ring share.
+impl RegisteredFiles {
+    /// Lets the other processes of the ring see the table.
+    pub fn begin_publishing(&mut self) {
+        self.is_published = true;
+        self.is_changed = self.is_registered();
+        self.is_due |= self.is_changed;
+    }
+
+    /// Returns the table for the other processes, if this process has changed it since the last
+    /// call. `Some(None)`: there is no table.
+    pub fn take_change(&mut self) -> Option<Option<TableForOthers>> {
+        if !self.is_published || !core::mem::take(&mut self.is_changed) {
+            return None;
+        }
+        self.is_due = !self.retired.is_empty() || !self.released.is_empty();
+        Some(self.entries.as_ref().map(|entries| {
+            let item = |(slot, entry): (usize, &Entry)| {
+                let file = entry.file.as_ref()?.number();
+                Some(Item { file, words: [slot as u64, entry.tag] })
+            };
+            let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+            let words = [pair(entries.len() as u32, self.next), pair(self.range.0, self.range.1)];
+            TableForOthers { words, items: entries.iter().enumerate().filter_map(item).collect() }
+        }))
+    }
+
+    /// Replaces the table by the one that another process has published. Posts no tags. `None`:
+    /// that process has removed the table.
+    pub fn follow(&mut self, table: Option<Contents>) {
+        self.entries = None;
+        self.is_changed = false;
+        let Some(Contents { words: [sizes, range], files }) = table else { return };
+        let halves = |word: u64| (word as u32, (word >> 32) as u32);
+        let (count, next) = halves(sizes);
+        let mut entries = Vec::new();
+        if entries.try_reserve_exact(count as usize).is_ok() {
+            entries.resize_with(count as usize, Entry::default);
+        }
+        for Taken { file, words: [slot, tag] } in files {
+            let device = if devices::are_any() { devices::recognise(file.number()) } else { None };
+            let file = Arc::new(RegisteredFile::new(HeldDescriptor::new(file), device));
+            if let Some(entry) = entries.get_mut(slot as usize) {
+                *entry = Entry { file: Some(file), tag };
+            }
+        }
+        (self.range, self.next) = (halves(range), next);
+        self.entries = Some(entries);
+    }
+}
+
+/// A table of registered files, for the other processes of a ring.
+pub(crate) struct TableForOthers {
+    /// Size of the table, and how "any free slot" is searched.
+    pub words: [u64; 2],
+    /// The files, each with its slot and its tag.
+    pub items: Vec<Item>,
 }
 
 impl RegisteredFile {

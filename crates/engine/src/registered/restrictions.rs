@@ -2,6 +2,7 @@
 //! restrictions take effect when the ring is enabled.
 
 use alloc::boxed::Box;
+use usring_ring::{Registrations, Rules};
 use usring_sys::Errno;
 use usring_uapi::opcode::COUNT;
 
@@ -27,6 +28,10 @@ pub(crate) struct Restrictions {
     rules: Option<Box<Allowed>>,
     in_force: bool,
 }
+
+/// States of the restrictions that all processes of a ring see. 0: there are none.
+const REGISTERED: u32 = 1;
+const IN_FORCE: u32 = 2;
 
 impl Restrictions {
     pub fn are_registered(&self) -> bool {
@@ -76,6 +81,30 @@ impl Restrictions {
         let required = flags & rules.flags_required == rules.flags_required;
         let allowed = flags & !(rules.flags_allowed | rules.flags_required) == 0;
         if known && required && allowed { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// Shows the restrictions to the other processes of the ring, if there are any.
+    pub fn publish(&self, registrations: &Registrations) {
+        let Some(rules) = self.rules.as_deref() else { return };
+        let flags = u64::from(rules.flags_allowed) | u64::from(rules.flags_required) << 8;
+        let [first, second, third, fourth] = rules.submit;
+        let state = if self.in_force { IN_FORCE } else { REGISTERED };
+        if registrations.restrictions().0 != state {
+            registrations.set_restrictions(state, [rules.register, first, second, third, fourth, flags]);
+            registrations.count_change();
+        }
+    }
+
+    /// Takes over the restrictions that another process has registered or put into effect.
+    pub fn follow(&mut self, registrations: &Registrations) {
+        let (state, rules): (u32, Rules) = registrations.restrictions();
+        if state == 0 {
+            return;
+        }
+        let [register, submit @ .., flags] = rules;
+        let rules = Allowed { register, submit, flags_allowed: flags as u8, flags_required: (flags >> 8) as u8 };
+        self.rules = Some(Box::new(rules));
+        self.in_force = state == IN_FORCE;
     }
 
     pub fn check_register(&self, opcode: u32) -> Result<(), Errno> {

@@ -16,8 +16,9 @@
 //! - `expected`: which files are probably ready;
 //! - `lone_wait`: how long to poll for a single transfer.
 //!
-//! `process_rings` lets the processes of a shared ring wake each other's ring watchers. `tasks` has
-//! the ring watcher start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a
+//! `process_rings` lets the processes of a shared ring wake each other's ring watchers, and
+//! `shared_registrations` lets them use each other's registrations. `tasks` has the ring watcher
+//! start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a
 //! driver out of a system call that should not have slept (`stuck_calls`). `cancel` ends a
 //! request's wait. The threads that complete the requests are in `driving`.
 
@@ -34,6 +35,7 @@ mod poll_slot;
 pub(crate) mod poll_table;
 pub(crate) mod process_rings;
 pub(crate) mod rights;
+pub(crate) mod shared_registrations;
 pub(crate) mod sq_thread;
 pub(crate) mod stuck_calls;
 pub(crate) mod tasks;

@@ -75,6 +75,7 @@ impl Ring {
         if self.control.is_polled() {
             self.readiness.watch_for_others();
         }
+        self.follow_registrations(state);
         if self.has_news() {
             self.heard_news.store(self.control.news(), Ordering::Relaxed);
             self.listen_for_cqes(state);
@@ -123,6 +124,7 @@ impl LockedRing<'_> {
             return;
         }
         self.listen_for_cqes();
+        self.ring.publish_registrations(self);
         if !self.ring.is_adopted() {
             self.ring.control.note_maker();
             self.begin_shared_drains();

@@ -1,0 +1,70 @@
+//! Decides whether this process has memory that another process of a shared ring has registered. It
+//! does if that process is an ancestor, and had registered the memory before the fork(2).
+
+use alloc::boxed::Box;
+use core::sync::atomic::{AtomicU32, Ordering};
+use usring_ring::Origin;
+
+/// The registrations of one ring that this process has made, or has inherited the memory of.
+#[derive(Default)]
+pub(crate) struct Lineage {
+    /// This process's number.
+    own: u32,
+    /// Number of the last registration that this process has made.
+    last: AtomicU32,
+    /// Each ancestor, with the number of its last registration before the fork. Fixed when the ring
+    /// is adopted, so a child may read it in its copy of the ancestor's memory.
+    ancestors: Box<[Origin]>,
+}
+
+impl Lineage {
+    /// Returns the lineage of the process that made the ring.
+    pub fn of_maker(own: u32) -> Lineage {
+        Lineage { own, ..Lineage::default() }
+    }
+
+    /// Returns the lineage of a process that has inherited the ring. `inherited`: the ancestor's,
+    /// as it was at the fork.
+    pub fn of_child(inherited: &Lineage, own: u32) -> Lineage {
+        let parent = Origin { owner: inherited.own, number: inherited.last.load(Ordering::Relaxed) };
+        let ancestors = inherited.ancestors.iter().copied().chain([parent]).collect();
+        Lineage { own, last: AtomicU32::new(0), ancestors }
+    }
+
+    /// Notes a registration of this process. The caller holds the ring's lock.
+    pub fn note(&self, number: u32) {
+        self.last.store(number, Ordering::Relaxed);
+    }
+
+    /// Returns whether this process has made the registration.
+    pub fn is_own(&self, origin: Origin) -> bool {
+        origin.owner == self.own
+    }
+
+    /// Returns whether this process has the memory of a registration, at the same address. The
+    /// memory may be a copy.
+    pub fn has_memory_of(&self, origin: Origin) -> bool {
+        let is_inherited = |ancestor: &Origin| ancestor.owner == origin.owner && origin.number <= ancestor.number;
+        origin.owner == self.own || self.ancestors.iter().any(is_inherited)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_has_what_its_ancestors_had_registered_before_the_fork() {
+        let maker = Lineage::of_maker(2);
+        maker.note(5);
+        let child = Lineage::of_child(&maker, 3);
+        maker.note(7);
+        child.note(8);
+        let grandchild = Lineage::of_child(&child, 4);
+        let has = |owner, number| grandchild.has_memory_of(Origin { owner, number });
+        assert!(has(2, 5) && has(3, 8) && has(4, 9));
+        assert!(!has(2, 7), "registered after the fork");
+        assert!(!has(3, 9) && !has(9, 1));
+        assert!(!maker.has_memory_of(Origin { owner: 3, number: 8 }), "a parent has no memory of its child");
+    }
+}
