@@ -553,3 +553,35 @@ case!(errors_of_calls => "
     listen: -ENOTSOCK -ECANCELED
     close: -EBADF -ECANCELED
 ");
+
+/// A SEND with POLL_FIRST whose socket is writable comes before the second request of a chain that
+/// the same submission has begun.
+fn polled_send_comes_before_successors(t: &mut Transcript) {
+    for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
+        let mut ring = Ring::with(8, |params| params.flags = flags).expect("a ring");
+        let (reader, writer) = files::sockets();
+        let (text, room) = ([b'x'; 8], [0u8; 8]);
+        let transfer = |opcode, file: i32, user_data, buffer: *const u8| {
+            sqe(opcode, file, user_data).with(|sqe| (sqe.addr, sqe.len) = (buffer as u64, 8))
+        };
+        ring.push(hard(nop(1)));
+        ring.push(
+            transfer(opcode::RECV, reader.as_raw_fd(), 2, room.as_ptr())
+                .with(|sqe| sqe.op_flags = libc::MSG_DONTWAIT as u32),
+        );
+        ring.push(
+            transfer(opcode::SEND, writer.as_raw_fd(), 3, text.as_ptr())
+                .with(|sqe| sqe.ioprio = u::IORING_RECVSEND_POLL_FIRST as u16),
+        );
+        ring.submit();
+        t.sorted(&ring.wait(3));
+    }
+}
+case!(polled_send_comes_before_successors => "
+    cqe 1: 0
+    cqe 2: 8
+    cqe 3: 8
+    cqe 1: 0
+    cqe 2: 8
+    cqe 3: 8
+");

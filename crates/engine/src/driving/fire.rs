@@ -16,12 +16,14 @@ use usring_sys::epoll::{self, Event};
 /// later, and the program would return its provided buffers later.
 pub(crate) const EVENTS: usize = 32;
 
-/// Takes events from the set before the next requests of chains start, if a request is runnable. So
-/// a new poll reports only events from before those requests start. The effects of the chains are
-/// the poll's next event. Starts no request of a chain.
+/// Takes events from the set before the next requests of chains start, if a request is runnable or
+/// has not tried its file yet. So a new poll reports only events from before those requests start.
+/// The effects of the chains are the poll's next event. A request with POLL_FIRST whose file is
+/// ready is tried before those requests, as in the kernel. Starts no request of a chain.
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
-    if locked.waiting.polls.has_runnable() {
+    let untried = core::mem::take(&mut locked.waiting.polls.has_untried);
+    if untried || locked.waiting.polls.has_runnable() {
         take_events(locked);
     }
 }
