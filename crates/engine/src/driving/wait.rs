@@ -96,12 +96,12 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     }
 }
 
-/// What a wait has done so far.
+/// The steps that a wait has made so far.
 #[derive(Default)]
 struct Did {
-    /// It has polled the files before a sleep.
+    /// The wait has polled the files before a sleep.
     poll: bool,
-    /// It has tried the runnable requests, or has slept, after which it tries the files' requests.
+    /// The wait has tried the runnable requests, or has slept and then tried those of ready files.
     turn: bool,
 }
 
