@@ -2,14 +2,15 @@
 //!
 //! | stage | what the power loss leaves of the operations that it can undo |
 //! |---|---|
+//! | `Promises` | all of them, or none, at positions right after an output of the command |
 //! | `Ends` | all of them, or none |
 //! | `Singles` | all but one, or one alone |
 //! | `Parts` | one write in part: torn by sectors of 512 or 4096 bytes, or its size alone |
 //! | `Groups` | the first ones, those of one file, those of names, those of bytes |
 //! | `Random` | a random part, with random tears |
 //!
-//! Each stage visits every position of the history, in order. The stage `Random` is repeated until
-//! the caller stops.
+//! Each other stage visits every position of the history, in order. The stage `Random` is repeated
+//! until the caller stops. A check that starts a database takes a second, so promises come first.
 
 use crate::durability::Durability;
 use crate::history::{Change, History, Position};
@@ -24,6 +25,7 @@ const MOST_SINGLES: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
+    Promises,
     Ends,
     Singles,
     Parts,
@@ -34,6 +36,7 @@ pub enum Stage {
 impl Stage {
     fn next(self) -> Stage {
         match self {
+            Stage::Promises => Stage::Ends,
             Stage::Ends => Stage::Singles,
             Stage::Singles => Stage::Parts,
             Stage::Parts => Stage::Groups,
@@ -57,7 +60,7 @@ pub struct Generator<'a> {
 impl<'a> Generator<'a> {
     pub fn new(history: &'a History, durability: &'a Durability, seed: u64) -> Generator<'a> {
         let (random, ready) = (Rng::with_seed(seed), VecDeque::new());
-        Generator { history, durability, random, stage: Stage::Ends, cut: 1, ready, had_choice: true }
+        Generator { history, durability, random, stage: Stage::Promises, cut: 1, ready, had_choice: true }
     }
 
     pub fn stage(&self) -> Stage {
@@ -74,7 +77,8 @@ impl<'a> Generator<'a> {
         let pending = self.durability.pending(self.history, self.cut);
         self.had_choice |= self.stage == Stage::Random && !pending.is_empty();
         match self.stage {
-            Stage::Ends => self.ends(&pending),
+            Stage::Promises if !self.history.has_output_at(self.cut - 1) => {}
+            Stage::Promises | Stage::Ends => self.ends(&pending),
             _ if pending.is_empty() => {}
             Stage::Singles => self.singles(&pending),
             Stage::Parts => self.parts(&pending),

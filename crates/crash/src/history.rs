@@ -160,6 +160,11 @@ impl History {
         tree
     }
 
+    /// Returns whether the command printed something at a position.
+    pub fn has_output_at(&self, position: Position) -> bool {
+        self.outputs.binary_search_by_key(&position, |output| output.position).is_ok()
+    }
+
     /// Returns what the command had printed before a position.
     pub fn output_before(&self, position: Position) -> Vec<u8> {
         self.outputs

@@ -189,13 +189,30 @@ fn the_cheapest_states_come_first() {
     });
     let durability = Durability::of(&history, Model::Posix);
     let mut generator = Generator::new(&history, &durability, 0);
-    let mut last = Stage::Ends;
+    let mut last = Stage::Promises;
     for _ in 0..500 {
         generator.next().expect("random states do not end");
         assert!(generator.stage() >= last);
         last = generator.stage();
     }
     assert_eq!(last, Stage::Random);
+}
+
+#[test]
+fn states_right_after_an_output_come_first() {
+    let mut history = with_file(b"");
+    (0..4).for_each(|number| {
+        history.push(write(FILE, number, b"x"));
+    });
+    history.push_output(b"stored\n");
+    let printed_at = history.outputs[0].position;
+    history.push(write(FILE, 4, b"x"));
+    let durability = Durability::of(&history, Model::Posix);
+    let first: Vec<_> = Generator::new(&history, &durability, 0).take(3).collect();
+    assert_eq!(first[0].cut, printed_at + 1);
+    assert_eq!(first[1].cut, printed_at + 1);
+    assert!(first[1].choices.iter().all(|(_, choice)| *choice == Choice::Lost));
+    assert_eq!(first[2].cut, 1);
 }
 
 #[test]

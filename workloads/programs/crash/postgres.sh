@@ -1,6 +1,7 @@
 #!/bin/sh
 # PostgreSQL 18 with io_method=io_uring, for `usring crash`: postgres.sh setup|run|check
-# PROGRAMS: the folder of its programs. Runs as an ordinary user.
+# PROGRAMS: the folder of its programs. Runs as an ordinary user. Only the recorded command is served
+# by usring, so the other two use no rings.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 data=$USRING_CRASH_STATE/data
@@ -12,7 +13,7 @@ ask() {
 }
 
 start() {
-    "$PROGRAMS/postgres" -D "$data" -c io_method=io_uring -c listen_addresses= -c shared_buffers=16MB \
+    "$PROGRAMS/postgres" -D "$data" -c io_method="$method" -c listen_addresses= -c shared_buffers=16MB \
         -c unix_socket_directories="$work" -c max_connections=10 -c autovacuum=off -c fsync="${FSYNC:-on}" \
         >"$work/log" 2>&1 &
     server=$!
@@ -30,11 +31,13 @@ start() {
 case $1 in
 setup)
     "$PROGRAMS/initdb" -D "$data" -U tester -A trust --wal-segsize=1 --no-sync >"$work/log" 2>&1 || exit 1
+    method=sync
     start
     ask -c 'create table stored (number int primary key, text text)' -c checkpoint
     kill -INT $server
     ;;
 run)
+    method=io_uring
     start
     for number in 1 2 3 4 5 6; do
         echo "insert into stored values ($number, repeat('x', 2000)); select $number;"
@@ -46,6 +49,7 @@ check)
     # PostgreSQL does not start if a power loss has emptied this file, and says so. An administrator
     # then removes it.
     rm -f "$data/postmaster.pid"
+    method=sync
     start
     last=$(tail -n 1 "$USRING_CRASH_OUTPUT")
     last=${last:-0}

@@ -96,7 +96,7 @@ fn postgresql_loses_commits_without_fsync() {
 }
 
 /// Searches with LevelDB or RocksDB. `None`: its headers are not installed.
-fn key_value(library: &str, sync: &str, more: &[&str]) -> Option<Crash> {
+fn key_value(library: &str, sync: &str, model: &str) -> Option<Crash> {
     let header = format!("/usr/include/{library}/c.h");
     if !Path::new(&header).exists() {
         skip(&format!("{header} is missing; as root: apt-get install lib{library}-dev"));
@@ -109,16 +109,21 @@ fn key_value(library: &str, sync: &str, more: &[&str]) -> Option<Crash> {
     let program = program.display();
     let [setup, run] = [format!("{program} create"), format!("{program} write {sync}")];
     let check = format!("{program} check");
-    Some(crash_for("60s", &[&["--setup", &setup, "--run", &run, "--check", &check], more].concat()))
+    // RocksDB needs about 140 states in the model posix.
+    Some(crash_for("180s", &["--setup", &setup, "--run", &run, "--check", &check, "--model", model]))
 }
 
+/// RocksDB renames CURRENT before its folder is synced. If names reach the disk in any order, CURRENT
+/// can name a manifest whose own name is lost.
 #[test]
 #[ignore = "takes minutes"]
-fn rocksdb_keeps_synced_records() {
-    for model in ["posix", "ext4-ordered"] {
-        if let Some(crash) = key_value("rocksdb", "sync", &["--model", model]) {
-            crash.found_nothing();
-        }
+fn rocksdb_opens_after_each_power_loss_only_if_the_file_system_orders_names() {
+    if let Some(crash) = key_value("rocksdb", "sync", "ext4-ordered") {
+        crash.found_nothing();
+    }
+    if let Some(crash) = key_value("rocksdb", "sync", "posix") {
+        let said = crash.found();
+        assert!(said.contains("creation of \"db/MANIFEST-"), "{said}");
     }
 }
 
@@ -126,10 +131,10 @@ fn rocksdb_keeps_synced_records() {
 #[test]
 #[ignore = "takes minutes"]
 fn leveldb_keeps_synced_records_only_if_the_file_system_orders_names() {
-    if let Some(crash) = key_value("leveldb", "sync", &["--model", "ext4-ordered"]) {
+    if let Some(crash) = key_value("leveldb", "sync", "ext4-ordered") {
         crash.found_nothing();
     }
-    if let Some(crash) = key_value("leveldb", "sync", &["--model", "posix"]) {
+    if let Some(crash) = key_value("leveldb", "sync", "posix") {
         let said = crash.found();
         assert!(said.contains("creation of \"db/") && said.contains("no fsync of \"db\" came after it"), "{said}");
     }
@@ -140,7 +145,7 @@ fn leveldb_keeps_synced_records_only_if_the_file_system_orders_names() {
 fn leveldb_and_rocksdb_lose_records_that_are_not_synced() {
     for library in ["leveldb", "rocksdb"] {
         for model in ["posix", "ext4-ordered"] {
-            if let Some(crash) = key_value(library, "nosync", &["--model", model]) {
+            if let Some(crash) = key_value(library, "nosync", model) {
                 let said = crash.found();
                 assert!(said.contains("record 1 is missing"), "{said}");
             }
