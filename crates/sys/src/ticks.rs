@@ -50,10 +50,16 @@ impl Ticks {
     pub fn after(self, span: Nanoseconds) -> Ticks {
         let ticks = match SCALE.load(Ordering::Relaxed) {
             SLOW | 0 => span,
-            scale => ((u128::from(span) << 32) / u128::from(scale)) as u64,
+            scale => scaled(span, scale),
         };
         Ticks(self.0.saturating_add(ticks))
     }
+}
+
+/// Returns `span · 2³² / scale`, at most `u64::MAX`.
+#[inline]
+fn scaled(span: Nanoseconds, scale: u64) -> u64 {
+    u64::try_from((u128::from(span) << 32) / u128::from(scale)).unwrap_or(u64::MAX)
 }
 
 #[inline]
@@ -79,7 +85,7 @@ fn compare() -> u64 {
         let span = end.0 - start.0;
         if span >= COMPARISON {
             let ticks = (end.1 - start.1).max(1);
-            return ((u128::from(span) << 32) / u128::from(ticks)) as u64;
+            return scaled(span, ticks);
         }
     }
 }
@@ -109,5 +115,12 @@ mod tests {
         assert!(ticks.abs_diff(clock) < clock / 100, "clock {clock} ns, ticks {ticks} ns");
         let back = start.1.after(1_000_000).since(start.1);
         assert!(back.abs_diff(1_000_000) <= 2, "{back} ns");
+    }
+
+    #[test]
+    fn a_span_of_more_ticks_than_the_counter_has_lasts_until_its_end() {
+        const THREE_GIGAHERTZ: u64 = (1 << 32) / 3;
+        assert_eq!(scaled(3_000_000_000, THREE_GIGAHERTZ), 9_000_000_002);
+        assert_eq!(scaled(u64::MAX / 2, THREE_GIGAHERTZ), u64::MAX);
     }
 }
