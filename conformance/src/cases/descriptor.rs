@@ -196,6 +196,24 @@ case!(dup3_and_fcntl => "
     cqe 1: 0
 ");
 
+fn upper_half_of_the_lowest_number(t: &mut Transcript) {
+    let mut ring = Ring::new(8);
+    for (name, upper) in [("one bit", 1_u64 << 32), ("all bits", u64::from(u32::MAX) << 32)] {
+        // SAFETY: a descriptor is duplicated.
+        let other = unsafe { libc::fcntl(ring.fd, libc::F_DUPFD, upper | 650) };
+        t.say(format_args!("{name}: at least 650: {}", other >= 650));
+        works(t, name, other, &mut ring);
+    }
+}
+case!(upper_half_of_the_lowest_number => "
+    one bit: at least 650: true
+    enter by one bit = 1
+    cqe 1: 0
+    all bits: at least 650: true
+    enter by all bits = 1
+    cqe 1: 0
+");
+
 fn closed_number_reused(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let fd = ring.fd;

@@ -101,14 +101,16 @@ pub fn control(call: &mut Call) -> Outcome {
         return device_calls::set_flags(call);
     }
     let close_on_exec = command as u32 == linux::F_DUPFD_CLOEXEC;
-    if lowest as i32 as i64 != lowest as i64 && lowest as u32 as i32 >= 0 || (lowest as i32) < 0 {
+    // Linux reads this argument as an `int`: a caller may leave anything in the upper half.
+    let lowest = lowest as i32;
+    if lowest < 0 {
         return call.pass();
     }
     // The kernel, too, checks the limit before the descriptor.
-    if descriptors::is_known(number as i32) && lowest >= descriptor::limit() {
+    if descriptors::is_known(number as i32) && lowest as u64 >= descriptor::limit() {
         return Err::<u64, _>(Errno::EINVAL).into();
     }
-    duplicate_from(call, number as i32, lowest as i32, close_on_exec)
+    duplicate_from(call, number as i32, lowest, close_on_exec)
 }
 
 /// Duplicates a descriptor. If it is a ring's or device's, the duplicate is in the reserved range,
