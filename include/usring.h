@@ -1,5 +1,5 @@
-/* Polled AIO for programs that use libaio, and swap regions: memory of which only a part is
- * resident.
+/* Polled AIO for programs that use libaio; swap regions: memory of which only a part is resident;
+ * and faults on demand for a program's own tests.
  *
  * The AIO interface is that of the kernel patches of late 2018, in their last form without rings.
  * (No release of Linux has it, and earlier forms used other numbers.) io_setup2 takes five
@@ -183,6 +183,41 @@ void usring_arena_free(struct usring_arena *arena, void *block);
 
 /* Returns the size of a block in bytes, which is at least the size that was asked for. */
 size_t usring_arena_usable_size(struct usring_arena *arena, void *block);
+
+/* Faults on demand, for a program's own tests. `usring_inject_once("ring:fsync:error=EIO")` has the
+ * next fsync by a ring fail, as a rule of `usring run --inject` does; docs/testing-with-usring.md has
+ * the syntax. The rule concerns this process alone. It makes one fault, and is then gone. A rule may
+ * also name plain system calls and libaio.
+ *
+ * The program need not be linked to usring: both functions look for it in the process. Under `usring
+ * run`, or linked to libusring.so, the rule holds. Otherwise usring_inject_once answers -ENOSYS and
+ * usring_injected 0, and a test can skip its case. */
+
+#if defined(__GNUC__) && !defined(USRING_NO_INJECT)
+#include <dlfcn.h>
+#include <errno.h>
+
+/* Adds the rule. NULL removes the rules of this process that have made no fault yet. Returns 0 or a
+ * negative errno:
+ * - -ENOSYS: usring is not in this process.
+ * - -EINVAL: the rule has a mistake, which usring explains on standard error.
+ * - -ENOSPC: the process has added more than 8000 rules.
+ * - -EPERM: the system calls that the rule names cannot be trapped here.
+ * - -ENOMEM: memory could not be allocated. */
+static inline int usring_inject_once(const char *rule)
+{
+	int (*function)(const char *) = (int (*)(const char *))dlsym((void *)0, "usring_inject_once");
+	return function ? function(rule) : -ENOSYS;
+}
+
+/* Returns how many faults this process has got, by rules of its own and of `usring run --inject`. A
+ * forked child begins with the count of its parent. */
+static inline unsigned long usring_injected(void)
+{
+	unsigned long (*function)(void) = (unsigned long (*)(void))dlsym((void *)0, "usring_injected");
+	return function ? function() : 0;
+}
+#endif
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,9 @@
 /*
  * Shows what faults do to a ring: submits five NOPs at once, prints what the CQ and the registered
  * eventfd show then, and the order of the completions. With the argument `wait`, submits a read of
- * an empty pipe instead, and prints its result.
+ * an empty pipe instead, and prints its result. With `ways`, prints the results of three reads: of a
+ * pipe with a byte, of an empty pipe that gets a byte later, and of a file by a worker
+ * (IOSQE_ASYNC).
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -10,7 +12,28 @@
 int main(int count, char **words)
 {
 	struct io_uring ring = new_ring(16, 0);
-	(void)words;
+	if (count > 1 && words[1][1] == 'a' && words[1][2] == 'y') {
+		char bytes[2];
+		int ends[2], file = new_file();
+		new_pipe(ends);
+		EQUAL(write(file, "ab", 2), 2);
+		EQUAL(write(ends[1], "ab", 2), 2);
+		struct io_uring_sqe *sqe = request(&ring);
+		io_uring_prep_read(sqe, ends[0], bytes, 2, 0);
+		printf("inline %d", result_of(&ring, sqe));
+		sqe = request(&ring);
+		io_uring_prep_read(sqe, ends[0], bytes, 2, 0);
+		named(sqe, 1, 0);
+		EQUAL(io_uring_submit(&ring), 1);
+		EQUAL(write(ends[1], "ab", 2), 2);
+		printf(" poll %d", answer_to(&ring, 1).res);
+		sqe = request(&ring);
+		io_uring_prep_read(sqe, file, bytes, 2, 0);
+		named(sqe, 2, IOSQE_ASYNC);
+		EQUAL(io_uring_submit(&ring), 1);
+		printf(" worker %d\n", answer_to(&ring, 2).res);
+		return 0;
+	}
 	if (count > 1) {
 		char byte;
 		int ends[2];

@@ -378,6 +378,8 @@ const OFFERED: [&str; 71] = [
     "usring_arena_malloc",
     "usring_arena_region",
     "usring_arena_usable_size",
+    "usring_inject_once",
+    "usring_injected",
     "usring_swap_address",
     "usring_swap_advise",
     "usring_swap_map",

@@ -128,14 +128,14 @@ pub struct Options {
     /// io_uring.
     ///
     /// ACTION is error=EIO or retval=N (also res=N) for a call that is not made, unless effect=done
-    /// or effect=partial follows. With short=N (or 50%, random) a transfer moves less. With
+    /// or effect=partial follows. effect=drop has a sync lose its data, for `usring crash`. With short=N (or 50%, random) a transfer moves less. With
     /// delay=TIME or delay_exit=TIME the call waits, signal=SIG sends a signal, and flip=BITS
     /// damages data that was read. Requests also have cancel, reorder=N, overflow and spurious.
     ///
     /// WHEN is when=3 for the third call, when=3+ for later ones, too, when=3..9 for a range, or
     /// when=3+2 for every second call from the third on. With p=1% the calls are a random share.
-    /// The keys path=GLOB, fd=N, user_data=N, ring=N, tid=N, process=N, nth=N and after=TIME narrow
-    /// a rule. Calls are counted by name and process.
+    /// The keys path=GLOB, fd=N, user_data=N, ring=N, tid=N, process=N, nth=N, after=TIME and
+    /// by=inline|poll|worker narrow a rule. Calls are counted by name and process.
     ///
     /// The option may be repeated. If several rules mean a call, the last one decides alone. When
     /// the program has ended, usring prints what was injected. @FILE reads rules from a file, one

@@ -8,6 +8,7 @@
 //! 3. fsync(2) and fdatasync(2) of a file cover its bytes and its size.
 //! 4. A write with O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC is durable once it has ended.
 //! 5. A sync that fails may drop the bytes that it should have written. No later sync covers them.
+//!    A sync that a rule had fail with `effect=drop` has dropped them.
 //!
 //! | model | names (new files, renames, links, removals) | sizes |
 //! |---|---|---|
@@ -47,6 +48,8 @@ pub struct Durability {
     pub model: Model,
     /// The first position at which a power loss cannot undo the operation.
     durable_at: Vec<Position>,
+    /// The first position at which a power loss certainly undoes the operation.
+    dropped_at: Vec<Position>,
     /// Whether the operation lets its file grow.
     grows: Vec<bool>,
     /// Whether the operation is a rename over an existing name.
@@ -61,6 +64,8 @@ pub enum Fate {
     /// The operation may be there, or not, or in part.
     Pending,
     Durable,
+    /// A failed sync has dropped the operation's bytes.
+    Dropped,
 }
 
 impl Durability {
@@ -70,7 +75,9 @@ impl Durability {
         for operation in &history.operations {
             durable_at.push(first_durable(history, operation, model));
         }
-        let mut durability = Durability { model, durable_at, grows, replaces };
+        let undone = |(operation, durable)| first_dropped(history, operation, durable);
+        let dropped_at = history.operations.iter().zip(&durable_at).map(undone).collect();
+        let mut durability = Durability { model, durable_at, dropped_at, grows, replaces };
         if model == Model::Ext4Ordered {
             durability.commit_journal(history);
         }
@@ -82,6 +89,8 @@ impl Durability {
             Fate::NotBegun
         } else if self.durable_at[index] <= cut {
             Fate::Durable
+        } else if self.dropped_at[index] < cut {
+            Fate::Dropped
         } else {
             Fate::Pending
         }
@@ -161,6 +170,16 @@ fn first_durable(history: &History, operation: &Operation, model: Model) -> Posi
         }
     }
     durable_at
+}
+
+/// Returns the position from which on the bytes of an operation are dropped, by rule 5.
+fn first_dropped(history: &History, operation: &Operation, durable_at: &Position) -> Position {
+    let Some(ended) = operation.end else { return NEVER };
+    let drops = |sync: &&Sync| {
+        let comes_first = ended < sync.begin && *durable_at > sync.begin;
+        sync.dropped && comes_first && !is_metadata(&operation.change) && covers(sync.scope, &operation.change)
+    };
+    history.syncs.iter().find(drops).map_or(NEVER, |sync| sync.begin)
 }
 
 /// Returns whether a sync is one for the file or the folder that a change concerns.
@@ -286,6 +305,20 @@ mod tests {
         history.push(write(FILE, 0, b"again"));
         history.push_sync(fsync(FILE));
         assert_eq!(fate(&history, Model::Posix, 1), Fate::Durable);
+    }
+
+    #[test]
+    fn an_fsync_that_drops_its_bytes_leaves_none_of_them() {
+        let mut history = empty();
+        history.push(write(FILE, 0, b"kept"));
+        history.push_sync(fsync(FILE));
+        history.push(write(FILE, 4, b"lost"));
+        history.push_failed_sync(fsync(FILE));
+        history.syncs[1].dropped = true;
+        history.push(write(FILE, 8, b"later"));
+        history.push_sync(fsync(FILE));
+        let fates = [0, 1, 2].map(|index| fate(&history, Model::Posix, index));
+        assert_eq!(fates, [Fate::Durable, Fate::Dropped, Fate::Durable]);
     }
 
     #[test]

@@ -61,6 +61,9 @@ pub fn reason(history: &History, index: usize, cut: Position) -> String {
         }
     };
     let syncs = || history.syncs.iter().filter(|sync| sync.begin < cut && covers(sync.scope));
+    if syncs().any(|sync| sync.dropped && sync.begin > end) {
+        return format!("an fsync of {target} failed after it and dropped its bytes");
+    }
     if syncs().any(|sync| sync.failed && sync.begin > change.begin) {
         return format!("an fsync of {target} failed after it; the system may have dropped its bytes");
     }

@@ -122,6 +122,8 @@ pub struct Sync {
     pub end: Option<Position>,
     /// The call failed, and the system may have dropped the data that was to be written.
     pub failed: bool,
+    /// The call failed, and the data that it should have written are lost.
+    pub dropped: bool,
     pub origin: Origin,
 }
 
@@ -185,7 +187,7 @@ impl History {
     /// Appends a sync that begins now; it ends with [`History::end`].
     pub fn begin_sync(&mut self, scope: Scope) -> Event {
         let begin = self.take_position();
-        self.syncs.push(Sync { scope, begin, end: None, failed: false, origin: Origin::default() });
+        self.syncs.push(Sync { scope, begin, end: None, failed: false, dropped: false, origin: Origin::default() });
         Event::Sync(self.syncs.len() - 1)
     }
 

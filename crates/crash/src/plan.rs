@@ -106,7 +106,7 @@ impl Plan {
     pub fn tree_from(&self, history: &History, durability: &Durability, mut tree: Tree, first: usize) -> Tree {
         for index in first..history.operations.len() {
             match durability.fate(history, index, self.cut) {
-                Fate::NotBegun => {}
+                Fate::NotBegun | Fate::Dropped => {}
                 Fate::Durable => tree.apply(&history.operations[index].change),
                 Fate::Pending => leave(&mut tree, &history.operations[index].change, self.choice(index)),
             }

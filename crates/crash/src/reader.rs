@@ -242,7 +242,7 @@ impl Reader {
         self.syncs.insert((record.process, record.id), index);
         let begin = self.requests.get(&record.thread).map_or(position, |request| request.begin);
         let origin = self.origin(record);
-        self.recording.history.syncs.push(Sync { scope, begin, end: None, failed: false, origin });
+        self.recording.history.syncs.push(Sync { scope, begin, end: None, failed: false, dropped: false, origin });
     }
 
     fn end_sync(&mut self, record: &Record<'_>, position: Position) {
@@ -250,6 +250,7 @@ impl Reader {
         let (_, end) = self.span(record, position, Open::Sync(index));
         let sync = &mut self.recording.history.syncs[index];
         sync.failed = record.flags & format::FAILED != 0;
+        sync.dropped = record.flags & format::DROPPED != 0;
         sync.end = end;
     }
 

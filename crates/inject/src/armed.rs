@@ -25,6 +25,8 @@ use usring_uapi::general as linux;
 
 static PAGE: SetOnce<Page> = SetOnce::new();
 static STATE: PerProcess<State> = PerProcess::new();
+/// The rules that [`add_once`] has added.
+static OWN: PerProcess<Mutex<Vec<u16>>> = PerProcess::new();
 /// Faults that this process has made.
 static MADE: AtomicU64 = AtomicU64::new(0);
 
@@ -45,6 +47,8 @@ struct Rules {
     active: Vec<(u16, Rule)>,
     /// The calls that any of them names.
     named: CallSet,
+    /// Whether any of them depends on how a request is carried out.
+    has_ways: bool,
 }
 
 /// Has this process ask the page's rules from now on.
@@ -71,7 +75,8 @@ impl Rules {
         // The texts were parsed before they came into the page.
         let active: Vec<_> = entries.filter_map(|entry| Some((entry.index, crate::parse(&entry.text).ok()?))).collect();
         let named = active.iter().fold(CallSet::default(), |named, (_, rule)| named.union(&rule.set));
-        Rules { generation, active, named }
+        let has_ways = active.iter().any(|(_, rule)| rule.place.by.is_some());
+        Rules { generation, active, named, has_ways }
     }
 }
 
@@ -101,27 +106,81 @@ impl State {
 
 /// Returns the fault that a call gets. Counts the call if a rule names it, and the fault.
 pub fn ask(call: &Call<'_>) -> Option<Fault> {
+    ask_numbered(call, &mut 0)
+}
+
+/// Returns the fault that a request gets which may be asked about several times. The first call
+/// with a rule for the request counts the request, and sets `nth`, which is 0 before. Later calls
+/// need this value.
+pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     let page = PAGE.get()?;
     let state = STATE.get_or_make(|| State::new(page));
     let rules = state.rules(page);
     if !rules.named.contains(call.kind, call.number) {
         return None;
     }
+    if call.way.is_some() && !rules.has_ways {
+        return None;
+    }
     let key = |counter, process, rule| Key { counter, process, rule, kind: call.kind, number: call.number };
+    if *nth == 0 {
+        *nth = page.count(key(Counter::Calls, state.identity, 0));
+    }
     let moment = Moment {
         process: state.number(page),
-        nth: page.count(key(Counter::Calls, state.identity, 0)),
+        nth: *nth,
         elapsed: Clock::Monotonic.now().saturating_sub(page.begin_time()),
         seed: page.seed(),
     };
     let active = rules.active.iter().map(|(index, rule)| (*index, rule));
     let fault = decide(active, call, &moment, |rule| page.count(key(Counter::Meant, state.identity, rule)))?;
+    if fault.once && !page.remove(fault.rule) {
+        // Another call has just had this fault.
+        return None;
+    }
     page.count(key(Counter::Faults, 0, fault.rule));
     MADE.fetch_add(1, Ordering::Relaxed);
     if let Some(path) = page.log() {
         log(path, &fault, call, &moment);
     }
     Some(fault)
+}
+
+/// Adds a rule for this process alone, which makes one fault and is then removed. Returns its
+/// index, or `None` if this process has no page or the page has no room.
+pub fn add_once(rule: &Rule) -> Option<u16> {
+    let page = PAGE.get()?;
+    let number = STATE.get_or_make(|| State::new(page)).number(page);
+    let mut own = rule.clone();
+    // A rule for one process can only be for this one.
+    if rule.place.process.is_none() {
+        let _ = write!(own.text, ":process={number}");
+    }
+    if !rule.once {
+        own.text.push_str(":once");
+    }
+    let index = page.add(&own)?;
+    OWN.get_or_make(|| Mutex::new(Vec::new())).lock().push(index);
+    Some(index)
+}
+
+/// Returns whether a rule that [`add_once`] has added has yet to make its fault.
+pub fn is_active(index: u16) -> bool {
+    PAGE.get().is_some_and(|page| page.is_active(index))
+}
+
+/// Removes a rule that [`add_once`] has added. Returns `false` if it has made its fault already.
+pub fn remove_once(index: u16) -> bool {
+    PAGE.get().is_some_and(|page| page.remove(index))
+}
+
+/// Removes the rules of [`add_once`] in this process that have made no fault yet.
+pub fn remove_all_once() {
+    let Some(own) = OWN.get() else { return };
+    let own = core::mem::take(&mut *own.lock());
+    own.into_iter().for_each(|index| {
+        remove_once(index);
+    });
 }
 
 /// Returns whether any active rule names this call.

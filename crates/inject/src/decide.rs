@@ -10,7 +10,7 @@ pub use crate::set::Kind;
 use crate::damage::Flip;
 use crate::errors::errno_name;
 use crate::names::is_meant;
-use crate::rule::{Answer, Effect, Place, Rule, Short};
+use crate::rule::{Answer, Effect, Place, Rule, Short, Way};
 use crate::set::name_of;
 use core::fmt;
 use usring_device::random::Random;
@@ -45,6 +45,9 @@ pub struct Call<'a> {
     pub ring: Option<u32>,
     pub thread: u32,
     pub names: &'a dyn Names,
+    /// How the request is carried out. `None`: a plain call, or a request of which usring does not
+    /// know it yet.
+    pub way: Option<Way>,
 }
 
 /// The moment of a call.
@@ -76,6 +79,8 @@ pub struct Fault {
     pub overflow: bool,
     pub cancel: bool,
     pub spurious: bool,
+    /// The rule is removed with this fault.
+    pub once: bool,
 }
 
 /// Returns the fault of a call. `rules` are pairs of a rule's index and the rule. `count` counts
@@ -116,6 +121,7 @@ pub fn decide<'a>(
         overflow: action.overflow,
         cancel: action.cancel,
         spurious: action.spurious,
+        once: rule.once,
     })
 }
 
@@ -128,8 +134,9 @@ fn dice(rule: u16, call: &Call<'_>, moment: &Moment, counted: u64) -> Random {
 }
 
 fn means(rule: &Rule, call: &Call<'_>, moment: &Moment) -> bool {
-    let Place { path, descriptor, user_data, ring, thread, process, nth, after } = &rule.place;
+    let Place { path, descriptor, user_data, ring, thread, process, nth, after, by } = &rule.place;
     rule.set.contains(call.kind, call.number)
+        && *by == call.way
         && descriptor.is_none_or(|wanted| call.descriptor == Some(wanted))
         && user_data.is_none_or(|wanted| call.user_data == Some(wanted))
         && ring.is_none_or(|wanted| call.ring == Some(wanted))
@@ -143,7 +150,7 @@ fn means(rule: &Rule, call: &Call<'_>, moment: &Moment) -> bool {
 impl Fault {
     /// Returns whether the call is to be made.
     pub fn makes_call(&self) -> bool {
-        self.answer.is_none() || self.effect != Effect::None
+        self.answer.is_none() || matches!(self.effect, Effect::Done | Effect::Partial)
     }
 
     /// Returns the most bytes that a transfer of `total` bytes may transfer; `None`: all of them.
@@ -161,6 +168,9 @@ impl Fault {
     pub fn write(&self, f: &mut dyn fmt::Write, call: &Call<'_>, moment: &Moment) -> fmt::Result {
         let (kind, name) = (call.kind.name(), name_of(call.kind, call.number));
         write!(f, "{kind}:{name}:process={}:nth={}", moment.process, moment.nth)?;
+        if let Some(way) = call.way {
+            write!(f, ":by={}", way.name())?;
+        }
         match self.answer {
             Some(Answer::Error(number)) => match errno_name(number) {
                 Some(name) => write!(f, ":error={name}")?,
@@ -173,6 +183,7 @@ impl Fault {
             Effect::None => {}
             Effect::Done => f.write_str(":effect=done")?,
             Effect::Partial => f.write_str(":effect=partial")?,
+            Effect::Drop => f.write_str(":effect=drop")?,
         }
         match self.short {
             Some(Short::Bytes(bytes)) => write!(f, ":short={bytes}")?,

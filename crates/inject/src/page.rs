@@ -252,6 +252,11 @@ impl Page {
         u16::try_from(index).ok()
     }
 
+    /// Returns whether the rule with this index is active.
+    pub fn is_active(&self, index: u16) -> bool {
+        usize::from(index) < MOST_RULES && self.load(RULES + usize::from(index)) >> STATE_SHIFT == ACTIVE
+    }
+
     /// Removes a rule. Returns `false` if there is no active rule with this index.
     pub fn remove(&self, index: u16) -> bool {
         let _lock = self.lock();

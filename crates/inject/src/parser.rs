@@ -3,7 +3,7 @@
 
 use crate::errors;
 use crate::message::{SpecError, nearest, similar};
-use crate::rule::{Action, Answer, Effect, Place, Rule, Short, reads, requests, transfers};
+use crate::rule::{Action, Answer, Effect, Place, Rule, Short, Way, reads, requests, syncs, transfers};
 use crate::set::{CallSet, Kind, UnknownName, name_of};
 use crate::when::When;
 use alloc::borrow::ToOwned;
@@ -32,6 +32,7 @@ pub fn parse(text: &str) -> Result<Rule, SpecError> {
             when: When::ALWAYS,
             chance: None,
             action: Action::default(),
+            once: false,
         },
         given: Vec::new(),
     };
@@ -112,15 +113,16 @@ const FLAG: &str = "";
 const MOST_BITS: u32 = 4096;
 const MOST_COMPLETIONS: u32 = 4096;
 
-const KEYS: [Key; 24] = [
+const KEYS: [Key; 26] = [
     key("error", ERROR, |rule, value| put(&mut rule.action.answer, Answer::Error(errors::errno(value)?))),
     key("retval", VALUE, |rule, value| put(&mut rule.action.answer, Answer::Value(number(value)?))),
     key("res", VALUE, |rule, value| put(&mut rule.action.answer, Answer::Value(number(value)?))),
-    key("effect", "none, done or partial", |rule, value| {
+    key("effect", "none, done, partial or drop", |rule, value| {
         rule.action.effect = match value {
             "none" => Effect::None,
             "done" => Effect::Done,
             "partial" => Effect::Partial,
+            "drop" => Effect::Drop,
             _ => return None,
         };
         Some(())
@@ -168,6 +170,11 @@ const KEYS: [Key; 24] = [
     key("nth", "the number of the call, from 1", |rule, value| put(&mut rule.place.nth, number(value)?)),
     key("after", SPAN, |rule, value| {
         rule.place.after = span(value)?;
+        Some(())
+    }),
+    key("by", "inline, poll or worker", |rule, value| put(&mut rule.place.by, Way::parse(value)?)),
+    key("once", FLAG, |rule, _| {
+        rule.once = true;
         Some(())
     }),
 ];
@@ -267,6 +274,13 @@ impl<'a> Parser<'a> {
             let field = self.given(&["short", "effect"]).unwrap_or(self.named);
             self.narrow(&transfers(), field, "transfers no bytes that could be shortened")?;
         }
+        if action.effect == Effect::Drop {
+            let field = self.given(&["effect"]).unwrap_or(self.named);
+            self.narrow(&syncs(), field, "makes no data durable that it could drop")?;
+            if let Some(value) = value {
+                return Err(self.wrong(value, "a sync that drops its data fails: give error= in place of the value"));
+            }
+        }
         if let Some(field) = self.given(&["flip"]) {
             if action.answer.is_some() {
                 return Err(self.wrong(field, "error= and retval= leave no data in which bits could be flipped"));
@@ -282,7 +296,8 @@ impl<'a> Parser<'a> {
             let text = "is no request of a ring: write ring: before the names";
             self.narrow_kinds(&requests().of_kind(Kind::Ring), field, text)?;
         }
-        if let Some(field) = self.given(&["user_data", "ring", "reorder", "cancel"]) {
+        self.check_way(&action)?;
+        if let Some(field) = self.given(&["user_data", "ring", "reorder", "cancel", "by"]) {
             let text = "is a plain system call: write ring: before the names";
             self.narrow_kinds(&requests(), field, text)?;
         }
@@ -290,6 +305,26 @@ impl<'a> Parser<'a> {
             self.rule.action.short = Probability::parse("50%").map(Short::Share);
         }
         Ok(self.rule)
+    }
+
+    /// Refuses actions that come too late for a request that was completed inline, or that cannot
+    /// depend on how the request is carried out.
+    fn check_way(&self, action: &Action) -> Result<(), SpecError> {
+        let Some(by) = self.given(&["by"]) else { return Ok(()) };
+        if let Some(cancel) = self.given(&["cancel"]) {
+            return Err(self.wrong(cancel, "cancel ends a request that would have to wait; drop by="));
+        }
+        if self.rule.place.by != Some(Way::Inline) {
+            return Ok(());
+        }
+        if action.answer.is_some() && action.effect != Effect::Done {
+            let reason = "that a request is done inline is known after it was made; add effect=done";
+            return Err(self.wrong(by, reason));
+        }
+        match self.given(&["short", "delay", "delay_enter"]) {
+            Some(late) => Err(self.wrong(late, "that a request is done inline is known after it was made")),
+            None => Ok(()),
+        }
     }
 
     /// Limits the rule to calls for which a field has a meaning. A call that was named and is not

@@ -97,6 +97,13 @@ fn an_action_that_does_not_work_on_a_call_is_refused_with_the_reason() {
     assert!(reason("read:cancel:error=EIO").contains("an answer of its own"));
     assert!(reason("read:overflow=1").contains("has no value"));
     assert!(reason("read:flip=0").contains("a number of bits"));
+    assert!(reason("read:error=EIO:by=inline").contains("add effect=done"));
+    assert!(reason("read:short=1:by=inline").contains("after it was made"));
+    assert!(reason("read:cancel:by=poll").contains("drop by="));
+    assert!(reason("read:error=EIO:by=kernel").contains("inline, poll or worker"));
+    assert!(reason("call:read:error=EIO:by=poll").contains("plain system call"));
+    assert!(reason("write:error=EIO:effect=drop").contains("'write', which makes no data durable"));
+    assert!(reason("fsync:retval=0:effect=drop").contains("a sync that drops its data fails"));
     let rw = parse("%rw:short=1").unwrap();
     assert!(rw.set.contains(Kind::Ring, opcode::READ.into()), "members of a class that cannot are left out");
     assert!(!rw.set.contains(Kind::Ring, opcode::SPLICE.into()));

@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 use usring_device::Distribution;
 use usring_device::spec::Probability;
 use usring_sys::clock::Nanoseconds;
+use usring_uapi::general as linux;
 use usring_uapi::opcode;
 
 /// A rule of `--inject`.
@@ -21,6 +22,8 @@ pub struct Rule {
     /// Probability of the fault in a call that `when` includes; `None`: always.
     pub chance: Option<Probability>,
     pub action: Action,
+    /// The rule makes one fault, and is then removed.
+    pub once: bool,
 }
 
 /// The conditions on a call, apart from its name. `None` is no condition.
@@ -40,6 +43,32 @@ pub struct Place {
     pub nth: Option<u64>,
     /// Time since the run began.
     pub after: Nanoseconds,
+    /// How a request is carried out.
+    pub by: Option<Way>,
+}
+
+/// How a request is carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Its first attempt, in the submitting thread, completes it. usring knows this only after the
+    /// attempt.
+    Inline,
+    /// The request waits until its file is ready.
+    Poll,
+    /// A worker carries the request out.
+    Worker,
+}
+
+impl Way {
+    const NAMES: [(&'static str, Way); 3] = [("inline", Way::Inline), ("poll", Way::Poll), ("worker", Way::Worker)];
+
+    pub fn parse(name: &str) -> Option<Way> {
+        Way::NAMES.iter().find(|(known, _)| *known == name).map(|(_, way)| *way)
+    }
+
+    pub fn name(self) -> &'static str {
+        Way::NAMES.iter().find(|(_, way)| *way == self).map_or("", |(name, _)| *name)
+    }
 }
 
 /// An answer in place of a call's own result.
@@ -59,6 +88,9 @@ pub enum Effect {
     Done,
     /// The call transfers a part of its bytes.
     Partial,
+    /// The call is not made. `usring crash` then takes the data that it should have made durable as
+    /// lost.
+    Drop,
 }
 
 /// How many bytes of a transfer are transferred.
@@ -123,6 +155,16 @@ pub fn reads() -> CallSet {
     moving.for_each(|call| set.add_call(call.number));
     let opcodes = [opcode::READ, opcode::READV, opcode::READ_FIXED, opcode::RECV];
     opcodes.iter().for_each(|opcode| set.add_opcode(*opcode));
+    set
+}
+
+/// Returns the calls that can fail and drop the data which they should make durable.
+pub fn syncs() -> CallSet {
+    let mut set = CallSet::default();
+    [linux::__NR_fsync, linux::__NR_fdatasync, linux::__NR_sync, linux::__NR_syncfs]
+        .iter()
+        .for_each(|number| set.add_call(*number));
+    set.add_opcode(opcode::FSYNC);
     set
 }
 

@@ -13,6 +13,7 @@ use crate::process::environment;
 use crate::recording;
 use crate::runtime::message;
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use usring_inject::calls::{self, Moves, PlainCall};
@@ -20,7 +21,7 @@ use usring_inject::damage::Flip;
 use usring_inject::decide::{Call as Asked, Fault};
 use usring_inject::names::OfCall;
 use usring_inject::page::Page;
-use usring_inject::rule::Answer;
+use usring_inject::rule::{Answer, Effect};
 use usring_inject::{Kind, armed};
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::mutex::Mutex;
@@ -73,6 +74,45 @@ fn arm(page: Page) -> Result<(), &'static str> {
     filter::install_for_calls(&traps, "calls that rules name do not reach usring although the trap filter was accepted")
 }
 
+/// Adds a rule that the program gives itself by `usring_inject_once` (`include/usring.h`). An
+/// address of 0 removes the rules of this process that have made no fault yet.
+///
+/// Errors: `EINVAL` (usring says why on standard error); `EFAULT`; `ENOSPC` if the rules are too
+/// many; `ENOMEM`; `EPERM` if the calls of the rule cannot be trapped.
+pub fn add_once(address: u64) -> Result<u64, Errno> {
+    const LONGEST: usize = 4096;
+    if address == 0 {
+        armed::remove_all_once();
+        return Ok(0);
+    }
+    let mut text = user_memory::read_c_string(UserAddress(address), LONGEST)?;
+    text.pop();
+    let text = String::from_utf8(text).map_err(|_| Errno::EINVAL)?;
+    let rule = usring_inject::parse(&text).map_err(|error| {
+        message::say(format_args!("usring_inject_once: {error}"));
+        Errno::EINVAL
+    })?;
+    if armed::page().is_none() {
+        let page = Page::of_process(0, Clock::Monotonic.now())?;
+        arm(page).map_err(|_| Errno::EPERM)?;
+    }
+    trap(&rule.set.calls())?;
+    armed::add_once(&rule).ok_or(Errno::ENOSPC)?;
+    Ok(0)
+}
+
+/// Has the calls of a rule trap, if the run's rules have not done so.
+fn trap(calls: &[u64; 8]) -> Result<(), Errno> {
+    /// The calls that trap because of rules of the program's own, a bit per number.
+    static TRAPPED: Mutex<[u64; 8]> = Mutex::new([0; 8]);
+    let mut trapped = TRAPPED.lock();
+    let of_run = armed::page().map_or([0; 8], Page::traps);
+    let missing: [u64; 8] = core::array::from_fn(|word| calls[word] & !trapped[word] & !of_run[word]);
+    filter::install_for_calls(&missing, "").map_err(|_| Errno::EPERM)?;
+    *trapped = core::array::from_fn(|word| calls[word] | trapped[word]);
+    Ok(())
+}
+
 /// Answers the call that tests whether a filter for some calls is installed.
 pub fn answer_probe() -> Outcome {
     Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
@@ -95,6 +135,7 @@ pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
         ring: None,
         thread: signals::thread_id(),
         names: &OfCall { call: plain, arguments: &arguments },
+        way: None,
     });
     match fault {
         Some(fault) => inject(call, plain, &fault, serve),
@@ -113,7 +154,8 @@ fn inject(call: &mut Call, plain: &'static PlainCall, fault: &Fault, serve: fn(&
     {
         pause(fault.delay_exit);
         if recording::is_on() && matches!(answer, Answer::Error(_)) {
-            usring_record::calls::note_failure(&SystemCall::with_six(plain.number, call.marked()));
+            let made = SystemCall::with_six(plain.number, call.marked());
+            usring_record::calls::note_failure(&made, fault.effect == Effect::Drop);
         }
         return answer_as(answer);
     }

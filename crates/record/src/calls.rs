@@ -1,6 +1,6 @@
 //! Records the calls on open files, and passes those that change names to the module `names`.
 
-use crate::format::{DATA_ONLY, FAILED, Kind, Record, SYNCHRONOUS};
+use crate::format::{DATA_ONLY, DROPPED, FAILED, Kind, Record, SYNCHRONOUS};
 use crate::log::{append, lock, note_unknown};
 use crate::names;
 use crate::place::{self, File};
@@ -98,7 +98,9 @@ fn during(call: &SystemCall, make: Make<'_>) -> u64 {
         linux::__NR_write | linux::__NR_pwrite64 | linux::__NR_writev | linux::__NR_pwritev | linux::__NR_pwritev2 => {
             write(call, make)
         }
-        linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs => sync(call, make),
+        linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs => {
+            sync(call, 0, make)
+        }
         linux::__NR_truncate => names::truncate(call, make),
         linux::__NR_ftruncate => on_file(call, first, make, |file, _| {
             append(&Record { size: second, ..of_file(Kind::Resize, file, call) }, &[])
@@ -215,7 +217,8 @@ fn output(call: &SystemCall) {
 /// Number of syncs of this process so far.
 static SYNCS: AtomicU64 = AtomicU64::new(0);
 
-fn sync(call: &SystemCall, make: Make<'_>) -> u64 {
+/// Makes a sync, and records it. `when_failed`: further flags of the record if the sync fails.
+fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     let is_of_file = matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync);
     let file = if call.number == linux::__NR_sync { None } else { place::file(call.arguments[0] as i32) };
     if call.number != linux::__NR_sync && file.is_none() {
@@ -231,17 +234,19 @@ fn sync(call: &SystemCall, make: Make<'_>) -> u64 {
     };
     append(&begin.encoded_for(call), &[]);
     let answer = make(call);
-    let flags = if syscall::check(answer).is_ok() { 0 } else { FAILED };
+    let flags = if syscall::check(answer).is_ok() { 0 } else { FAILED | when_failed };
     append(&Record { id, flags, ..Record::new(Kind::SyncEnd) }, &[]);
     answer
 }
 
 /// Records that a call is answered with an error and is not made. A sync that fails may lose what
 /// it should have written.
-pub fn note_failure(call: &SystemCall) {
+///
+/// `drops`: it certainly loses them.
+pub fn note_failure(call: &SystemCall, drops: bool) {
     if matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs) {
         let io_error = Errno::EIO.negative();
-        sync(call, &|_| i64::from(io_error) as u64);
+        sync(call, if drops { DROPPED } else { 0 }, &|_| i64::from(io_error) as u64);
     }
 }
 

@@ -97,6 +97,8 @@ pub const SYNCHRONOUS: u32 = 1 << 0;
 pub const DATA_ONLY: u32 = 1 << 1;
 /// Flag: the sync failed.
 pub const FAILED: u32 = 1 << 2;
+/// Flag: the sync failed and certainly lost the data that it should have made durable.
+pub const DROPPED: u32 = 1 << 3;
 
 /// A record without its data.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -68,6 +68,7 @@
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 
 mod api;
+pub mod inject;
 #[cfg(feature = "swap")]
 pub mod swap;
 

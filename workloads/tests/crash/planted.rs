@@ -80,5 +80,9 @@ fn an_fsync_that_failed_and_was_repeated_is_found() {
         let said = store("log", "retry", way, &inject).found();
         assert!(said.contains("an fsync of \"value\" failed after it"), "{said}");
         store("log", "none", way, &inject).found_nothing();
+        let inject = ["--inject", "fsync:error=EIO:effect=drop:when=1"];
+        let said = store("log", "retry", way, &inject).found();
+        assert!(said.contains("an fsync of \"value\" failed after it and dropped its bytes"), "{said}");
+        store("log", "none", way, &inject).found_nothing();
     }
 }

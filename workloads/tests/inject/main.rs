@@ -2,7 +2,9 @@
 //! calls got, by rings, plain system calls, and libaio.
 //!
 //! - `table`: every action on every kind of call.
+//! - `every_opcode`: every opcode with the actions that all requests have.
 //! - `conditions`: which calls a rule means.
+//! - `own_rules`: rules that a program gives itself.
 //! - `control`: `usring ctl inject`, while the program runs.
 //! - `rings`: faults that only requests have, and damaged data.
 //! - `strace`: the same rules under Debian's strace.
@@ -10,7 +12,9 @@
 
 mod conditions;
 mod control;
+mod every_opcode;
 mod messages;
+mod own_rules;
 mod rings;
 mod strace;
 mod table;

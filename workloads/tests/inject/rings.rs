@@ -38,6 +38,19 @@ fn a_request_that_has_to_wait_is_cancelled_and_no_other_is() {
 }
 
 #[test]
+fn a_rule_can_mean_requests_by_how_they_are_carried_out() {
+    assert_eq!(ring("none", &["ways"]), "inline 2 poll 2 worker 2");
+    assert_eq!(ring("ring:read:error=EIO:effect=done:by=inline", &["ways"]), "inline -5 poll 2 worker 2");
+    assert_eq!(ring("ring:read:error=EIO:by=poll", &["ways"]), "inline 2 poll -5 worker 2");
+    assert_eq!(ring("ring:read:error=EIO:by=worker", &["ways"]), "inline 2 poll 2 worker -5");
+    for by in ["poll", "worker"] {
+        let short = ring(&format!("ring:read:short=1:by={by}"), &["ways"]);
+        assert_eq!(short, "inline 2 poll 2 worker 2".replace(&format!("{by} 2"), &format!("{by} 1")));
+    }
+    assert_eq!(ring("ring:read:delay_exit=1ms:retval=7:effect=done:by=inline", &["ways"]), "inline 7 poll 2 worker 2");
+}
+
+#[test]
 fn bits_are_flipped_in_the_data_that_a_call_reads() {
     for (kind, name, rule) in [
         ("ring", "read", "ring:read"),

@@ -293,7 +293,7 @@ impl<'a> Submission<'a> {
             false => opcode_table::row(request.sqe.opcode),
         };
         request.begin(&row.properties);
-        request.was_asked = false;
+        (request.was_asked, request.rule_count) = (false, 0);
         (request.recorded, request.recorded_batch) = (0, batch);
         let mut prepared = start::prepare(locked, &mut request, row);
         if prepared.is_ok()

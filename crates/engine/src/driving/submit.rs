@@ -79,6 +79,7 @@ fn submit_batch<const BY_GROUP: bool, const ONE_BY_ONE: bool>(locked: &mut Locke
         request.begin(&row.properties);
         if BY_GROUP || ONE_BY_ONE {
             (request.was_asked, request.is_watched) = (false, false);
+            request.rule_count = 0;
             (request.recorded, request.recorded_batch) = (0, recorded_batch);
         }
         if ONE_BY_ONE {

@@ -12,6 +12,7 @@
 
 use crate::host;
 use crate::registered::registered_files::{FileSlot, RegisteredFile};
+use crate::request::file::Hold;
 use crate::request::operation::{Message, Operation};
 use crate::request::outcome::IssueOutcome;
 use crate::request::pool::new_entry;
@@ -77,7 +78,10 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made a message") };
-    let target = match ring_at(request.file.number) {
+    // A duplicate, which a delayed request holds, is no ring's descriptor.
+    let is_duplicate = matches!(request.file.hold, Hold::Duplicate(_));
+    let number = if is_duplicate { request.sqe.fd } else { request.file.number };
+    let target = match ring_at(number) {
         Ok(target) => target,
         Err(error) => return IssueOutcome::of(Err(error)),
     };

@@ -148,6 +148,9 @@ pub(crate) struct Request {
     pub was_asked: bool,
     /// The recorder or an observer wants to know when the request completes.
     pub is_watched: bool,
+    /// The request's number among the requests of its opcode that rules name; 0 if no rule has named
+    /// it yet. Meaningful if the request is armed.
+    pub rule_count: u64,
     /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
     pub recorded: u64,
     /// The recorded batch that the request was submitted with; 0 if it was held back.
@@ -287,6 +290,7 @@ impl Request {
             fault: None,
             was_asked: false,
             is_watched: false,
+            rule_count: 0,
             recorded: 0,
             recorded_batch: 0,
         }

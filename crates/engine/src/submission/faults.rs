@@ -14,6 +14,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use usring_inject::decide::{Call, Names, NoNames};
 use usring_inject::names::{OfCall, OfDescriptor, OfPath};
+use usring_inject::rule::{Effect, Way};
 use usring_inject::{Fault, Kind, armed, calls};
 use usring_sys::own_threads::{self, Owner};
 use usring_sys::plain::IoVector;
@@ -36,10 +37,47 @@ pub(crate) fn have_rows() -> bool {
 
 /// Issues a request that may get a fault.
 fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
-    match begin(locked, request) {
-        Some(outcome) => outcome,
-        None => recording::issue(locked, request),
+    if let Some(outcome) = begin(locked, request) {
+        return outcome;
     }
+    let is_first = request.place == 0 && !request.has_flag(sqe_flags::ASYNC);
+    let outcome = recording::issue(locked, request);
+    if is_first && matches!(outcome, IssueOutcome::Done(_)) {
+        ask_for_way(locked, request, Way::Inline);
+    }
+    outcome
+}
+
+/// Asks the rules about a request of which it is now known how it is carried out.
+fn ask_for_way(locked: &mut LockedRing, request: &mut Request, way: Way) {
+    if request.fault.is_some() || !unusual::has(Unusual::Faults) {
+        return;
+    }
+    let Some(fault) = ask(locked, request, Some(way)) else { return };
+    // Completion applies the rest of the fault of a request that is done.
+    let (stage, memory) = match way {
+        Way::Inline => (FaultStage::Begun, members_of(&request.operation)),
+        Way::Poll | Way::Worker => (FaultStage::Decided, Vec::new()),
+    };
+    enter(locked, request, PendingFault { fault, stage, whole: None, memory });
+}
+
+/// Attaches a fault to a request, and sends its signals.
+fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
+    let fault = pending.fault;
+    request.fault = Some(Box::new(pending));
+    fault.signal.into_iter().for_each(|signal| raise(signal.into()));
+    if fault.spurious {
+        signal_without_completion(locked);
+    }
+}
+
+/// Asks the rules about a request that is about to wait for its file or for a worker. Returns the
+/// outcome with which it waits; it is another one if a fault replaces or delays the request.
+pub(super) fn divert(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome, way: Way) -> IssueOutcome {
+    ask_for_way(locked, request, way);
+    // A fault of a request that polls begins when its file is ready.
+    if way == Way::Worker { begin(locked, request).unwrap_or(outcome) } else { outcome }
 }
 
 /// Begins a request's fault, if it gets one. Returns the outcome of a request that is not to be
@@ -52,12 +90,9 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     }
     if !request.was_asked {
         request.was_asked = true;
-        let fault = ask(locked, request)?;
-        let stage = FaultStage::Decided;
-        request.fault = Some(Box::new(PendingFault { fault, stage, whole: None, memory: Vec::new() }));
-        fault.signal.into_iter().for_each(|signal| raise(signal.into()));
-        if fault.spurious {
-            signal_without_completion(locked);
+        if let Some(fault) = ask(locked, request, None) {
+            let stage = FaultStage::Decided;
+            enter(locked, request, PendingFault { fault, stage, whole: None, memory: Vec::new() });
         }
     }
     let pending = request.fault.as_mut()?;
@@ -75,7 +110,7 @@ pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<Is
     {
         let answer = answer_of(request, answer);
         if answer.result < 0 {
-            recording::note_failure(request);
+            recording::note_failure(request, fault.effect == Effect::Drop);
         }
         return Some(IssueOutcome::Done(answer));
     }
@@ -129,7 +164,14 @@ pub(super) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     faults::hold(locked, request, delay);
 }
 
-fn ask(locked: &LockedRing, request: &Request) -> Option<Fault> {
+fn ask(locked: &LockedRing, request: &mut Request, way: Option<Way>) -> Option<Fault> {
+    let mut count = request.rule_count;
+    let fault = ask_about(locked, request, way, &mut count);
+    request.rule_count = count;
+    fault
+}
+
+fn ask_about(locked: &LockedRing, request: &Request, way: Option<Way>, count: &mut u64) -> Option<Fault> {
     let sqe = &request.sqe;
     let is_fixed = request.has_flag(sqe_flags::FIXED_FILE);
     let of_ring = !locked.ring.has_events();
@@ -152,7 +194,7 @@ fn ask(locked: &LockedRing, request: &Request) -> Option<Fault> {
         }
         _ => &NoNames,
     };
-    armed::ask(&Call {
+    let call = Call {
         kind: if of_ring { Kind::Ring } else { Kind::Aio },
         number: sqe.opcode.into(),
         descriptor: (request.properties.needs_file && !is_fixed).then_some(sqe.fd),
@@ -160,7 +202,9 @@ fn ask(locked: &LockedRing, request: &Request) -> Option<Fault> {
         ring: of_ring.then_some(locked.ring.number),
         thread: signals::thread_id(),
         names,
-    })
+        way,
+    };
+    armed::ask_numbered(&call, count)
 }
 
 /// Direct transfers are shortened to a multiple of this, the block of most disks.

@@ -53,11 +53,12 @@ pub(super) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     }
 }
 
-/// Records that a request fails without being made, because a rule says so.
-pub(super) fn note_failure(request: &mut Request) {
+/// Records that a request fails without being made, because a rule says so. `drops`: a sync loses
+/// the data that it should have made durable.
+pub(super) fn note_failure(request: &mut Request, drops: bool) {
     let Some((number, batch)) = recorded(request) else { return };
     let Operation::Call(call) = &request.operation else { return };
     let mut call = call.call;
     call.arguments[0] = request.file.number as u64;
-    requests::during(number, batch, || calls::note_failure(&call));
+    requests::during(number, batch, || calls::note_failure(&call, drops));
 }

@@ -11,12 +11,13 @@ use crate::request::{Request, RequestEntry};
 use crate::ring::LockedRing;
 use crate::submission::faults;
 use crate::waiting::{asked_changes, fast_poll, workers};
+use usring_inject::rule::Way;
 use usring_sys::Errno;
 use usring_uapi::sqe_flags;
 
 /// Hands a request that cannot complete now to the module of `waiting` that the outcome asks for.
 #[cold]
-pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
+pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut outcome: IssueOutcome) {
     if request.properties.is_armed && faults::cancels(&request) {
         return complete::complete(locked, request, Errno::ECANCELED.negative().into());
     }
@@ -27,6 +28,14 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
         IssueOutcome::AwaitsPoll => true,
         _ => false,
     };
+    if request.properties.is_armed
+        && let Some(way) = way_of(&outcome, polls)
+    {
+        outcome = faults::divert(locked, &mut request, outcome, way);
+        if let IssueOutcome::Done(answer) = outcome {
+            return complete::complete(locked, request, answer);
+        }
+    }
     if let Err(error) = keep_file(locked, &mut request, polls) {
         return complete::complete(locked, request, error.negative().into());
     }
@@ -55,6 +64,16 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, outcom
             workers::hand_over(locked, request);
         }
         IssueOutcome::Done(_) | IssueOutcome::OnDevice(_) | IssueOutcome::Visits => unreachable!("these do not wait"),
+    }
+}
+
+/// Returns how a request will be carried out that cannot complete at once; `None` for a request
+/// that waits for something else.
+fn way_of(outcome: &IssueOutcome, polls: bool) -> Option<Way> {
+    match outcome {
+        _ if polls => Some(Way::Poll),
+        IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => Some(Way::Worker),
+        _ => None,
     }
 }
 

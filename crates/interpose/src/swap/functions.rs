@@ -1,11 +1,14 @@
-//! Swap regions for C (`include/usring.h`): functions for programs that are linked to this library.
+//! Swap regions and faults for C (`include/usring.h`): functions for programs that are linked to
+//! this library, or that find it by dlsym(3).
 //! Each call goes through the entry point as a system call does, so signals are put off during it.
 //! Its number is one that no system call can have. `usring_swap` implements the functions.
 
 use crate::call::Call;
+use crate::faults;
 use alloc::boxed::Box;
 use alloc::string::String;
 use core::ops::Range;
+use usring_inject::armed;
 use usring_swap::{Access, Arena, Mechanism, Refusal, SwapRegion};
 use usring_sys::{Errno, UserAddress, user_memory};
 
@@ -36,6 +39,8 @@ macro_rules! for_each_function {
             12 usring_arena_malloc => arena_malloc;
             13 usring_arena_free => arena_free;
             14 usring_arena_usable_size => arena_usable_size;
+            15 usring_inject_once => inject_once;
+            16 usring_injected => injected;
         }
     };
 }
@@ -61,6 +66,15 @@ macro_rules! serve_functions {
 for_each_function!(serve_functions);
 
 type Arguments = [u64; 6];
+
+unsafe fn inject_once([rule, ..]: Arguments) -> Result<u64, Errno> {
+    faults::add_once(rule)
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "all functions have the same type")]
+unsafe fn injected(_: Arguments) -> Result<u64, Errno> {
+    Ok(armed::made())
+}
 
 fn text(address: u64) -> Result<String, Errno> {
     let mut bytes = user_memory::read_c_string(UserAddress(address), LONGEST)?;

@@ -28,6 +28,8 @@ mod contexts;
 mod descriptor;
 mod files;
 mod habits;
+#[cfg(not(on_kernel))]
+mod injected;
 mod links;
 mod messages;
 #[cfg(not(on_kernel))]

@@ -1,0 +1,36 @@
+//! Rules that a program gives itself (`include/usring.h`): in a program that nobody linked to
+//! usring, in one that is linked to it, and without usring.
+
+use crate::LIMIT;
+use workloads::harness::{Stage, World};
+
+#[test]
+fn a_program_tests_itself_by_faults_under_usring_run() {
+    // By dlsym(3) it works in programs at fixed addresses, too.
+    for flags in [&["-luring"] as &[&str], &["-luring", "-no-pie", "-fno-pie"]] {
+        let stage = Stage::new();
+        let program = stage.compile("own_faults.c", flags);
+        let finished = stage.program_with(World::Transparent, &[], program).limit(LIMIT).finish().succeeded();
+        assert_eq!(finished.stdout, "all faults came\n");
+        assert!(finished.stderr.contains("usring_inject_once: "), "{}", finished.stderr);
+        assert!(finished.stderr.contains("did you mean 'error'?"), "{}", finished.stderr);
+    }
+}
+
+#[test]
+fn rules_of_the_program_and_of_the_run_go_together() {
+    let stage = Stage::new();
+    let program = stage.compile("own_faults.c", &["-luring"]);
+    let options = ["--inject=ring:nop:error=EIO".to_owned()];
+    let finished = stage.program_with(World::Transparent, &options, program).limit(LIMIT).finish().succeeded();
+    assert_eq!(finished.stdout, "all faults came\n");
+    assert!(finished.stderr.contains("usring: 7 faults were injected"), "{}", finished.stderr);
+}
+
+#[test]
+fn without_usring_the_program_hears_that_it_is_missing() {
+    let stage = Stage::new();
+    let program = stage.compile("own_faults.c", &["-luring"]);
+    let finished = stage.program(World::Kernel, program).limit(LIMIT).finish().succeeded();
+    assert_eq!(finished.stdout, "no usring\n");
+}
