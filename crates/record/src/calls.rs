@@ -98,9 +98,7 @@ fn during(call: &SystemCall, make: Make<'_>) -> u64 {
         linux::__NR_write | linux::__NR_pwrite64 | linux::__NR_writev | linux::__NR_pwritev | linux::__NR_pwritev2 => {
             write(call, make)
         }
-        linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs => {
-            sync(call, 0, make)
-        }
+        linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs => sync(call, 0, make),
         linux::__NR_truncate => names::truncate(call, make),
         linux::__NR_ftruncate => on_file(call, first, make, |file, _| {
             append(&Record { size: second, ..of_file(Kind::Resize, file, call) }, &[])

@@ -44,7 +44,8 @@ pub struct Once(u16);
 /// - `ENOMEM`.
 pub fn once(rule: &str) -> io::Result<Once> {
     static ARMING: Mutex<()> = Mutex::new(());
-    let rule = usring_inject::parse(rule).map_err(|error| io::Error::new(ErrorKind::InvalidInput, error.to_string()))?;
+    let rule =
+        usring_inject::parse(rule).map_err(|error| io::Error::new(ErrorKind::InvalidInput, error.to_string()))?;
     if rule.set.intersection(&requests()).is_empty() {
         let reason = "the rule names only plain system calls, which the Rust API does not see";
         return Err(io::Error::new(ErrorKind::Unsupported, reason));

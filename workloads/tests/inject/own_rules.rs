@@ -31,6 +31,6 @@ fn rules_of_the_program_and_of_the_run_go_together() {
 fn without_usring_the_program_hears_that_it_is_missing() {
     let stage = Stage::new();
     let program = stage.compile("own_faults.c", &["-luring"]);
-    let finished = stage.program(World::Kernel, program).limit(LIMIT).finish().succeeded();
+    let finished = stage.program(World::Bare, program).limit(LIMIT).finish().succeeded();
     assert_eq!(finished.stdout, "no usring\n");
 }
