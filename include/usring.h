@@ -185,13 +185,13 @@ void usring_arena_free(struct usring_arena *arena, void *block);
 size_t usring_arena_usable_size(struct usring_arena *arena, void *block);
 
 /* Faults on demand, for a program's own tests. `usring_inject_once("ring:fsync:error=EIO")` has the
- * next fsync by a ring fail, as a rule of `usring run --inject` does; docs/testing-with-usring.md has
- * the syntax. The rule concerns this process alone. It makes one fault, and is then gone. A rule may
- * also name plain system calls and libaio.
+ * next fsync by a ring fail, as a rule of `usring run --inject` does. The syntax is in
+ * docs/testing-with-usring.md. The rule concerns this process alone. It makes one fault, and is
+ * then gone. A rule may also name plain system calls and libaio.
  *
- * The program need not be linked to usring: both functions look for it in the process. Under `usring
- * run`, or linked to libusring.so, the rule holds. Otherwise usring_inject_once answers -ENOSYS and
- * usring_injected 0, and a test can skip its case. */
+ * The program need not be linked to usring: both functions look for it in the process. Under
+ * `usring run`, or linked to libusring.so, the rule holds. Otherwise usring_inject_once answers
+ * -ENOSYS and usring_injected 0, and a test can skip its case. */
 
 #if defined(__GNUC__) && !defined(USRING_NO_INJECT)
 #include <dlfcn.h>

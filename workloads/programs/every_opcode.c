@@ -1,7 +1,8 @@
 /*
- * Makes one request of each opcode that usring serves, one after the other, and prints `NAME RESULT`
- * for each: the errno's name for an error, `77` for this result, and `ok` otherwise. `late` follows
- * if the request took LATE milliseconds or more. SIGUSR1 is counted, and the last line has the count.
+ * Makes one request of each opcode that usring serves, one after the other, and prints
+ * `NAME RESULT` for each. RESULT is the errno's name for an error, `77` for this result, and `ok`
+ * otherwise. `late` follows if the request took LATE milliseconds or more. SIGUSR1 is counted, and
+ * the last line has the count.
  *
  * With the argument `reorder` each request is followed by a NOP in its batch, and the line has
  * `overtaken` if the NOP's CQE came first. With `overflow` it has `overflow` if the CQE went to the

@@ -1,9 +1,8 @@
 /*
  * Shows what faults do to a ring: submits five NOPs at once, prints what the CQ and the registered
  * eventfd show then, and the order of the completions. With the argument `wait`, submits a read of
- * an empty pipe instead, and prints its result. With `ways`, prints the results of three reads: of a
- * pipe with a byte, of an empty pipe that gets a byte later, and of a file by a worker
- * (IOSQE_ASYNC).
+ * an empty pipe instead, and prints its result. With `ways`, prints the results of three reads. The
+ * first finds data in a pipe, the second waits for data, and a worker makes the third.
  */
 #define _GNU_SOURCE
 #include "ring.h"

@@ -1,6 +1,6 @@
 /*
  * A program that tests itself by faults (include/usring.h). Without usring in the process it says
- * so. With usring it adds rules for a ring, for libaio and for plain calls, and shows their results.
+ * so. With usring it adds rules for a ring, for libaio and for plain calls, and checks the results.
  */
 #define _GNU_SOURCE
 #include "../../include/usring.h"

@@ -128,7 +128,8 @@ pub struct Options {
     /// io_uring.
     ///
     /// ACTION is error=EIO or retval=N (also res=N) for a call that is not made, unless effect=done
-    /// or effect=partial follows. effect=drop has a sync lose its data, for `usring crash`. With short=N (or 50%, random) a transfer moves less. With
+    /// or effect=partial follows. effect=drop has a sync lose its data, for `usring crash`. With
+    /// short=N (or 50%, random) a transfer moves less. With
     /// delay=TIME or delay_exit=TIME the call waits, signal=SIG sends a signal, and flip=BITS
     /// damages data that was read. Requests also have cancel, reorder=N, overflow and spurious.
     ///

@@ -1,5 +1,6 @@
 //! Sentences about operations and about why a power loss can undo them.
 
+use crate::durability::{Durability, Fate};
 use crate::history::{Change, History, Operation, Origin, Position, Scope};
 use crate::plan::{Choice, Kept, Plan};
 use crate::tree::ROOT;
@@ -105,7 +106,7 @@ fn left(choice: Choice) -> String {
 
 /// Describes a power loss: when it came, each operation that is not whole with the reason, and the
 /// newest ones that were kept although they could have been lost.
-pub fn plan(history: &History, plan: &Plan) -> Vec<String> {
+pub fn plan(history: &History, durability: &Durability, plan: &Plan) -> Vec<String> {
     let mut lines = Vec::new();
     let begun = |operation: &&Operation| operation.begin < plan.cut;
     let count = history.operations.iter().filter(begun).count();
@@ -116,6 +117,11 @@ pub fn plan(history: &History, plan: &Plan) -> Vec<String> {
         }
         None => "power loss before the first operation".into(),
     });
+    let is_dropped = |index: &usize| durability.fate(history, *index, plan.cut) == Fate::Dropped;
+    for index in (0..history.operations.len()).filter(is_dropped) {
+        let reason = reason(history, index, plan.cut);
+        lines.push(format!("lost: {}; {reason}", operation_with_origin(history, index)));
+    }
     for (index, choice) in &plan.choices {
         if *choice != Choice::Whole {
             let reason = reason(history, *index, plan.cut);
@@ -132,6 +138,7 @@ pub fn plan(history: &History, plan: &Plan) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::durability::Model;
     use crate::tests::{FILE, OTHER, empty, fsync, rename, write};
 
     fn named(mut history: History, index: usize, path: &str, second_path: &str) -> History {
@@ -146,7 +153,7 @@ mod tests {
         history.push(rename("new", "file", OTHER));
         let history = named(history, 0, "new", "file");
         let plan_ = Plan { cut: history.length, choices: vec![(0, Choice::Lost)] };
-        let lines = plan(&history, &plan_);
+        let lines = plan(&history, &Durability::of(&history, Model::Posix), &plan_);
         assert_eq!(lines[1], "lost: #1 rename of \"new\" to \"file\"; no fsync of the folder itself came after it");
     }
 

@@ -1,5 +1,5 @@
-//! Rules that a program gives itself (`include/usring.h`): in a program that nobody linked to
-//! usring, in one that is linked to it, and without usring.
+//! Rules that a program gives itself (`include/usring.h`). The program is run by `usring run`, and
+//! without usring.
 
 use crate::LIMIT;
 use workloads::harness::{Stage, World};

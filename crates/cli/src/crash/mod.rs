@@ -306,7 +306,7 @@ impl<'a> Session<'a> {
             }
             _ => false,
         });
-        let explanation = report::explanation(search.history, &plan);
+        let explanation = report::explanation(search.history, search.durability, &plan);
         tell!("{explanation}");
         report::said(&last);
         let case = Case {

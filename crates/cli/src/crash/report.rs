@@ -2,6 +2,7 @@
 
 use super::programs::Verdict;
 use super::search::Found;
+use usring_crash::durability::Durability;
 use usring_crash::explain;
 use usring_crash::{History, Plan};
 
@@ -34,8 +35,8 @@ pub fn nothing_found(found: &Found) -> String {
 }
 
 /// Describes a power loss and what the command had promised.
-pub fn explanation(history: &History, plan: &Plan) -> String {
-    let mut lines = explain::plan(history, plan);
+pub fn explanation(history: &History, durability: &Durability, plan: &Plan) -> String {
+    let mut lines = explain::plan(history, durability, plan);
     let printed = history.output_before(plan.cut);
     let printed = String::from_utf8_lossy(&printed);
     lines.push(match printed.lines().last() {

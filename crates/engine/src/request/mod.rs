@@ -148,8 +148,8 @@ pub(crate) struct Request {
     pub was_asked: bool,
     /// The recorder or an observer wants to know when the request completes.
     pub is_watched: bool,
-    /// The request's number among the requests of its opcode that rules name; 0 if no rule has named
-    /// it yet. Meaningful if the request is armed.
+    /// The request's number among the requests of its opcode that rules name; 0 if no rule has
+    /// named it yet. Meaningful if the request is armed.
     pub rule_count: u64,
     /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
     pub recorded: u64,
