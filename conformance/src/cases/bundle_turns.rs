@@ -1,7 +1,5 @@
 //! How multishot receives of several sockets take turns in posting completions.
 
-use std::time::Duration;
-
 use usring_uapi::io_uring as u;
 
 use super::bundle::{BUNDLE, GROUP, MANY, receiving};
@@ -65,48 +63,3 @@ fn two_sockets(t: &mut Transcript) {
     }
 }
 case!(two_sockets => include_str!("bundle_turns/two_sockets.txt"));
-
-/// A socket has more data than the CQ has room for. Each wait posts one turn of the multishot, so
-/// the multishot does not end for want of room.
-fn one_turn_per_wait(t: &mut Transcript) {
-    for length in [0, 1] {
-        let memory = Pages::new(1);
-        let mut ring = Ring::with(8, |params| {
-            params.flags = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN | u::IORING_SETUP_CQSIZE;
-            params.cq_entries = 64;
-        })
-        .expect("a ring");
-        let mut group = group_of(&ring, &memory, 128, GROUP);
-        for slot in 0..100 {
-            group.add_at(memory.at(0), 1, slot);
-        }
-        let (reader, writer) = files::sockets();
-        ring.push(receiving(&reader, length, 1).with(|sqe| sqe.ioprio = MANY));
-        t.result("submit", ring.submit());
-        files::put(&writer, &[b'x'; 99]);
-        let mut left = 99;
-        while left > 0 {
-            ring.enter_for(0, 1, Duration::from_secs(10));
-            let entries = ring.reap();
-            t.say(format_args!("{} completions", entries.len()));
-            entries.last().into_iter().for_each(|last| t.entry(last));
-            left = if entries.is_empty() { 0 } else { left - entries.len() };
-        }
-    }
-}
-case!(one_turn_per_wait => "
-    submit = 1
-    33 completions
-    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(32)
-    33 completions
-    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(65)
-    33 completions
-    cqe 1: 1 MORE|BUFFER(98)
-    submit = 1
-    33 completions
-    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(32)
-    33 completions
-    cqe 1: 1 MORE|SOCK_NONEMPTY|BUFFER(65)
-    33 completions
-    cqe 1: 1 MORE|BUFFER(98)
-");

@@ -113,8 +113,8 @@ fn key_value(library: &str, sync: &str, model: &str) -> Option<Crash> {
     Some(crash_for("180s", &["--setup", &setup, "--run", &run, "--check", &check, "--model", model]))
 }
 
-/// RocksDB renames CURRENT before its folder is synced. If names reach the disk in any order, CURRENT
-/// can name a manifest whose own name is lost.
+/// RocksDB renames CURRENT before its folder is synced. If names reach the disk in any order, that
+/// file can name a manifest whose own name is lost.
 #[test]
 #[ignore = "takes minutes"]
 fn rocksdb_opens_after_each_power_loss_only_if_the_file_system_orders_names() {

@@ -32,32 +32,25 @@ pub(crate) fn poll(locked: &mut LockedRing) {
     }
 }
 
-/// Handles `events`, which the epoll set reported, and then tries the requests that were runnable
-/// before. A multishot that uses up its time slice here stays runnable until the next call: one
-/// wait of a program posts one slice of it, as in the kernel. Two slices may not fit into the CQ,
-/// which would end the multishot.
+/// Handles `events`, which the epoll set reported.
 pub(crate) fn dispatch(locked: &mut LockedRing, events: &[Event]) {
-    let runnable = locked.waiting.polls.runnable_count();
     fire_all(locked, events);
     batch::run_issuable(locked);
-    if runnable > 0 {
-        run_slices(locked, runnable);
-    }
+    go_on(locked);
 }
 
 /// Tries each runnable request once. A runnable request has used up its time slice while its file
 /// may still be ready.
-fn go_on(locked: &mut LockedRing) {
-    match locked.waiting.polls.runnable_count() {
-        0 => {}
-        count => run_slices(locked, count),
+#[inline]
+pub(crate) fn go_on(locked: &mut LockedRing) {
+    if locked.waiting.polls.has_runnable() {
+        run_slices(locked);
     }
 }
 
-/// Tries the requests that have been runnable for longest, `count` of them.
 #[inline(never)]
-fn run_slices(locked: &mut LockedRing, count: usize) {
-    for _ in 0..count {
+fn run_slices(locked: &mut LockedRing) {
+    for _ in 0..locked.waiting.polls.runnable_count() {
         let Some((tag, waiter)) = locked.waiting.polls.begin_slice() else { continue };
         match waiter.purpose {
             Purpose::Report => {

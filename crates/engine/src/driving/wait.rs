@@ -41,7 +41,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // A wait with a time limit leaves deferred submits of other threads to a submit helper. The
     // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
-    let mut did = Did::default();
+    let mut polled = false;
     // The time at which this wait for a lone transfer began. `None`: it is no wait for a lone
     // transfer.
     let mut lone: Option<Ticks> = None;
@@ -56,7 +56,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
             return Err(Errno::EINVAL);
         }
         let consumed = *consumed.get_or_insert(locked.queues.cq.consumed());
-        post_what_is_there(&mut locked, call.completions, &mut did, hurries);
+        post_what_is_there(&mut locked, call.completions, &mut polled, hurries);
         let ready = match ring.is_shared() {
             // A CQE that came during this wait counts, even if another process has consumed it.
             true => locked.queues.cq.published_since(consumed),
@@ -76,8 +76,8 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         let span = match time_left(&mut call, ready, locked.waiting.timeouts.until_next()) {
             Ok(span) => span,
             // The time is up, but this wait has not polled the files yet: poll them once.
-            Err(_) if !did.poll && locked.waiting.polls.armed() > 0 => {
-                did = Did { poll: true, turn: true };
+            Err(_) if !polled && locked.waiting.polls.armed() > 0 => {
+                polled = true;
                 poll_and_release(locked);
                 continue;
             }
@@ -89,20 +89,11 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
         };
         let Some(locked) = lone_poll::poll(ring, locked, call.completions, span, &mut lone) else { continue };
         match gather_or_sleep(locked, &call, span, &mut pace) {
-            Ok(()) => did.turn = true,
+            Ok(()) => {}
             Err(Errno::EINTR) => return interrupted(ring),
             Err(error) => return Err(error),
         }
     }
-}
-
-/// The steps that a wait has made so far.
-#[derive(Default)]
-struct Did {
-    /// The wait has polled the files before a sleep.
-    poll: bool,
-    /// The wait has tried the runnable requests, or has slept and then tried those of ready files.
-    turn: bool,
 }
 
 /// Polls the ring's files once and releases the lock, for a waiter whose time is up.
@@ -114,16 +105,16 @@ fn poll_and_release(mut locked: LockedRing) {
 }
 
 /// Completes all requests that can be completed, and publishes their CQEs. If the waiter is not
-/// going to sleep, also polls the files when a poll is due, at most once per wait (`did`).
+/// going to sleep, also polls the files when a poll is due, at most once per wait (`polled`).
 /// `hurries`: a helper makes the deferred submits.
-fn post_what_is_there(locked: &mut LockedRing, wanted: u32, did: &mut Did, hurries: bool) {
-    bring_what_is_there(locked, wanted, did);
+fn post_what_is_there(locked: &mut LockedRing, wanted: u32, polled: &mut bool, hurries: bool) {
+    bring_what_is_there(locked, wanted);
     // A waiter that goes on to sleep learns of ready files from the epoll set, so it needs no poll
     // here.
     let sleeps = locked.queues.cq.ready() < wanted;
     let is_due = |locked: &mut LockedRing| locked.ring.is_left_to_owner() && locked.is_poll_due();
-    if !did.poll && !sleeps && locked.waiting.polls.armed() > 0 && (wanted == 0 || is_due(locked)) {
-        did.poll = true;
+    if !*polled && !sleeps && locked.waiting.polls.armed() > 0 && (wanted == 0 || is_due(locked)) {
+        *polled = true;
         dispatch::poll(locked);
     }
     locked.finish_batch();
@@ -133,10 +124,8 @@ fn post_what_is_there(locked: &mut LockedRing, wanted: u32, did: &mut Did, hurri
     locked.flush_overflow();
 }
 
-/// Completes finished work, and retries requests whose files are known or expected to be ready. The
-/// runnable requests get one turn per wait, and more only while CQEs are missing: the CQ may have
-/// no room for a second turn of a multishot.
-fn bring_what_is_there(locked: &mut LockedRing, wanted: u32, did: &mut Did) {
+/// Completes finished work, and retries requests whose files are known or expected to be ready.
+fn bring_what_is_there(locked: &mut LockedRing, wanted: u32) {
     task_work::hear_announcement(locked);
     locked.ring.watch.activity.visit();
     task_work::run_for_wait(locked, wanted);
@@ -144,8 +133,7 @@ fn bring_what_is_there(locked: &mut LockedRing, wanted: u32, did: &mut Did) {
     if !locked.ring.is_polled_by_thread() {
         reap::reap(locked);
     }
-    if locked.waiting.polls.has_runnable() && (!did.turn || locked.queues.cq.ready() < wanted) {
-        *did = Did { poll: true, turn: true };
+    if locked.waiting.polls.has_runnable() {
         dispatch::poll(locked);
     }
     if locked.waiting.polls.expects() && locked.queues.cq.ready() < wanted && locked.ring.is_left_to_owner() {
