@@ -318,7 +318,7 @@ fn lines_about_the_library(stage: &Stage, tool: &str, arguments: &[&str]) -> Vec
 }
 
 /// The symbols that libusring.so exports: those of libc that it replaces, and its own.
-const OFFERED: [&str; 71] = [
+const OFFERED: [&str; 73] = [
     "_Fork",
     "__poll_chk",
     "__ppoll_chk",
