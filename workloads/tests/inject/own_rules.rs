@@ -1,5 +1,5 @@
-//! Rules that a program gives itself (`include/usring.h`). The program is run by `usring run`, and
-//! without usring.
+//! Rules that a program gives itself (`include/usring.h`). The program is run by `usring run`,
+//! linked to usring, and without usring.
 
 use crate::LIMIT;
 use workloads::harness::{Stage, World};
@@ -15,6 +15,17 @@ fn a_program_tests_itself_by_faults_under_usring_run() {
         assert!(finished.stderr.contains("usring_inject_once: "), "{}", finished.stderr);
         assert!(finished.stderr.contains("did you mean 'error'?"), "{}", finished.stderr);
     }
+}
+
+/// Its children have the filter, too, so they need the library.
+#[test]
+fn a_program_that_is_linked_to_usring_tests_itself_and_starts_others() {
+    let stage = Stage::new();
+    let folder = stage.path("tools").display().to_string();
+    let library = [format!("-L{folder}"), format!("-Wl,--no-as-needed,-rpath,{folder}")];
+    let program = stage.compile("own_faults.c", &[&library[0], &library[1], "-lusring", "-luring"]);
+    let finished = stage.program(World::Bare, program).limit(LIMIT).finish().succeeded();
+    assert_eq!(finished.stdout, "all faults came\n");
 }
 
 #[test]

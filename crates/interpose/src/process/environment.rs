@@ -7,6 +7,7 @@
 //! the program passes. If usring does not serve a program, the environment stays as it is, so that
 //! programs that this one executes find the library.
 
+use crate::runtime::libc;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::CStr;
@@ -61,7 +62,8 @@ const OF_ALL_PROCESSES: [&[u8]; 14] = [
 /// the originals to change their title.
 #[derive(Default)]
 pub struct Kept {
-    /// The library's path as it was in LD_PRELOAD, and a NUL; empty if it was not there.
+    /// The library's path, and a NUL: as it was in LD_PRELOAD, or, in a program that is linked to the
+    /// library, as the loader has found it. Empty if neither is known.
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
@@ -103,6 +105,9 @@ pub unsafe fn read(variables: *mut *mut u8) {
             kept.record(CStr::from_ptr((*at).cast()));
             at = at.add(1);
         }
+    }
+    if kept.library.is_empty() {
+        kept.library = libc::own_path().map_or_else(Vec::new, |path| path.to_bytes_with_nul().into());
     }
     KEPT.store(Box::into_raw(kept), Ordering::Release);
 }

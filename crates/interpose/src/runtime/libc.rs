@@ -273,6 +273,13 @@ pub fn entries() -> impl Iterator<Item = &'static Library> {
     })
 }
 
+/// Returns the path by which the loader has found this library. `None`: the loader is not glibc's.
+pub fn own_path() -> Option<&'static CStr> {
+    let own = entries().find(|library| library.base == text::base()).filter(|library| !library.name.is_null())?;
+    // SAFETY: the loader's names end with NUL, and stay as long as their libraries.
+    Some(unsafe { CStr::from_ptr(own.name) })
+}
+
 /// Returns the address of the next definition of `name` behind usring's, as dlsym(3) does with
 /// RTLD_NEXT. `None`: no library behind usring defines it.
 pub fn next(name: &CStr) -> Option<usize> {
