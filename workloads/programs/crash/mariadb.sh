@@ -32,7 +32,7 @@ case $1 in
 setup)
     # shellcheck disable=SC2086
     mariadb-install-db $options --auth-root-authentication-method=normal --skip-test-db --skip-name-resolve \
-        >"$work/log" 2>&1 || exit 1
+        >"$work/log" 2>&1 || { tail -n 3 "$work/log"; exit 1; }
     start
     ask -e 'create database stored; create table stored.row (number int primary key, text varchar(3000))'
     kill $server
