@@ -62,8 +62,8 @@ const OF_ALL_PROCESSES: [&[u8]; 14] = [
 /// the originals to change their title.
 #[derive(Default)]
 pub struct Kept {
-    /// The library's path, and a NUL: as it was in LD_PRELOAD, or, in a program that is linked to the
-    /// library, as the loader has found it. Empty if neither is known.
+    /// The library's path, and a NUL: as it was in LD_PRELOAD, or, in a program that is linked to
+    /// the library, as the loader has found it. Empty if neither is known.
     pub library: Vec<u8>,
     /// Whole variables with their NUL, for the next program.
     pub variables: Vec<Box<[u8]>>,
