@@ -3,10 +3,18 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use usring_sys::{hazard, per_process};
 
 static FREED: AtomicUsize = AtomicUsize::new(0);
 static FREED_EARLY: AtomicUsize = AtomicUsize::new(0);
+
+/// Lets one test run at a time. The tests share the list of objects put aside, and a sweep of one
+/// test would free the object of the other one a moment after that test looks.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
 
 unsafe fn free(object: usize) {
     FREED.fetch_add(object, Ordering::Relaxed);
@@ -22,6 +30,7 @@ unsafe fn free_early(object: usize) {
 fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
     const OLD: usize = 0x100;
     const NEW: usize = 0x1000;
+    let _alone = alone();
     per_process::prepare().unwrap();
     hazard::prepare();
     let looks = Cell::new(0);
@@ -53,6 +62,7 @@ fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
 #[test]
 fn an_object_that_is_removed_during_a_look_up_is_freed_when_the_look_up_is_over() {
     const OBJECT: usize = 0x10000;
+    let _alone = alone();
     per_process::prepare().unwrap();
     hazard::prepare();
     let looks = Cell::new(0);
