@@ -358,8 +358,14 @@ impl Program {
         let bytes: Vec<u8> = (0..length).map(|at| b'a' + ((at + index) % 26) as u8).collect();
         let bytes = if length == 8 { 3u64.to_le_bytes().to_vec() } else { bytes };
         let answer = match self.files[index].kind {
+            Kind::PipeIn => {
+                // The pipe may be full.
+                let bytes = crate::sqe::vector(bytes.as_ptr() as u64, bytes.len());
+                // SAFETY: the vector's bytes are readable.
+                unsafe { libc::pwritev2(fd, &raw const bytes, 1, -1, libc::RWF_NOWAIT) }
+            }
             // SAFETY: the bytes are readable for their length.
-            Kind::PipeIn | Kind::Counter => unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) },
+            Kind::Counter => unsafe { libc::write(fd, bytes.as_ptr().cast(), bytes.len()) },
             // SAFETY: the bytes are readable for their length.
             _ => unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) },
         };

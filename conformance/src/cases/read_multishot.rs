@@ -13,6 +13,7 @@ use crate::sqe::{Change, cancel, nop, sqe};
 use crate::transcript::Transcript;
 
 mod ends;
+mod errors;
 
 const GROUP: u16 = 3;
 

@@ -13,6 +13,7 @@ use crate::ring::Ring;
 use crate::sqe::{Change, fields, link_timeout, nop, sqe};
 use crate::transcript::Transcript;
 
+mod bad_memory;
 mod messages;
 
 pub const GROUP: u16 = 3;

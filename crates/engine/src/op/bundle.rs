@@ -268,16 +268,19 @@ fn append(locked: &mut LockedRing, request: &mut Request, more: u32, bundle: &mu
         bundle.rest = Rest::Unknown;
         return Ok(());
     };
-    if let Ok(Received { bytes, room, .. }) = receive_into(request, number)
-        && bytes > 0
-    {
-        let left = locked.registered.buffer_groups.use_up(request.sqe.buf_index, &many, bytes as u32);
-        if let Some(buffer) = &mut request.buffer {
-            buffer.usage = if left { Usage::Partial } else { Usage::Whole };
+    match receive_into(request, number) {
+        Ok(Received { bytes, room, .. }) if bytes > 0 => {
+            let left = locked.registered.buffer_groups.use_up(request.sqe.buf_index, &many, bytes as u32);
+            if let Some(buffer) = &mut request.buffer {
+                buffer.usage = if left { Usage::Partial } else { Usage::Whole };
+            }
+            bundle.bytes += bytes;
+            bundle.last = transfer_of(request)?.selections.emptied;
+            bundle.rest = rest(request, bytes, room);
         }
-        bundle.bytes += bytes;
-        bundle.last = transfer_of(request)?.selections.emptied;
-        bundle.rest = rest(request, bytes, room);
+        Ok(_) | Err(Errno::EAGAIN) => {}
+        // The bundle ends with the bytes that it has.
+        Err(_) => (bundle.rest, bundle.last, bundle.failed) = (Rest::Unknown, true, true),
     }
     Ok(())
 }

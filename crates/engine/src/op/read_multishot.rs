@@ -3,7 +3,7 @@
 use super::read_write;
 use crate::completion::complete;
 use crate::request::Request;
-use crate::request::operation::Operation;
+use crate::request::operation::{Operation, vector};
 use crate::request::outcome::{Answer, IssueOutcome};
 use crate::ring::LockedRing;
 use crate::waiting::fast_poll;
@@ -61,16 +61,35 @@ fn can_repeat(number: i32) -> bool {
 }
 
 /// Returns the outcome of an attempt that read nothing. `began`: the request has read or waited
-/// before. In that case, an error (such as a missing buffer) counts only if the file has data.
+/// before. The kernel then reads only if the file has data. So an error that comes before the file
+/// is read counts only if the file has data.
 fn end_of_turn(request: &Request, outcome: IssueOutcome, began: bool) -> IssueOutcome {
     match outcome {
-        IssueOutcome::Done(Answer { result: ..0, .. })
-            if began && epoll::poll_now(request.file.number, epoll::IN) == Ok(0) =>
+        IssueOutcome::Done(Answer { result: result @ ..0, .. })
+            if began
+                && comes_before_read(request, result)
+                && epoll::poll_now(request.file.number, epoll::IN) == Ok(0) =>
         {
             IssueOutcome::WouldBlock
         }
         // A multishot that reaches the end of its file breaks no link.
         IssueOutcome::Done(answer) => IssueOutcome::done(answer.result),
         outcome => outcome,
+    }
+}
+
+/// Returns whether the error `result` can come before the file is read. There are three reasons: no
+/// buffer was available, the buffer is too small for the file, or it reaches beyond user memory.
+/// Any other error comes from the file. The read has then taken the socket's error, or has
+/// consumed data that it could not copy.
+fn comes_before_read(request: &Request, result: i32) -> bool {
+    const NO_BUFFER: i32 = Errno::ENOBUFS.negative();
+    const NO_GROUP: i32 = Errno::ENOENT.negative();
+    const TOO_SMALL: i32 = Errno::EINVAL.negative();
+    const BAD_ADDRESS: i32 = Errno::EFAULT.negative();
+    match (result, &request.operation) {
+        (NO_BUFFER | NO_GROUP | TOO_SMALL, _) => true,
+        (BAD_ADDRESS, Operation::ReadWrite(transfer)) => vector::check_part(transfer.first).is_err(),
+        _ => false,
     }
 }

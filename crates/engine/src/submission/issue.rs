@@ -130,7 +130,8 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     let is_bundle = send::is_bundle(request);
     if (request.multishot || is_bundle) && !can_repeat() {
         // The request has to wait for its file several times, but this file cannot be polled.
-        return Some(IssueOutcome::done(Errno::EBADFD.negative()));
+        let no_file = descriptor::status_flags(request.file.number).err();
+        return Some(IssueOutcome::done(no_file.unwrap_or(Errno::EBADFD).negative()));
     }
     if is_bundle {
         return Some(send::begin_forced_bundle(request));
