@@ -20,10 +20,12 @@ const SPIN: &str = "USRING_SPIN";
 /// leads to usring. If so, it writes 1 to the eventfd and closes it. Otherwise it says why, and
 /// exits with status 125.
 const PROBE: &str = "USRING_PROBE_FD";
-/// A variable without meaning, by which the number of variables that the constructor removes
-/// becomes even. The constructor can then fill the gap that these variables leave. Go's programs
-/// look for the auxiliary vector behind the environment, so the gap must look like entries of that
-/// vector.
+/// A variable without a meaning. The launcher adds it if the number of variables that the
+/// constructor removes would otherwise be odd.
+///
+/// The kernel puts the auxiliary vector directly behind the environment, and Go's runtime looks for
+/// it there. So the constructor fills the gap that the removed variables leave with ignored entries
+/// of that vector. Such an entry takes the space of two variables.
 const PAD: &str = "USRING_PAD";
 /// Path of the launcher's socket, if the run has devices.
 const DEVICES: &str = "USRING_DEVICES";
@@ -139,7 +141,7 @@ impl Environment {
         *self.entry(SWAP_STATISTICS) = path.into();
     }
 
-    /// Has the library end a program that it cannot serve.
+    /// Makes the library end a program that it cannot serve.
     pub fn refuse_unserved(&mut self) {
         *self.entry(STRICT) = "1".into();
     }

@@ -418,7 +418,7 @@ impl Launch {
         Err(Failure::with_status(status, sentence))
     }
 
-    /// Has /bin/sh run a script without a `#!` line, as execvp(3) does.
+    /// Makes /bin/sh run a script without a `#!` line, as execvp(3) does.
     fn execute_by_shell(&self) -> Errno {
         let mut arguments = vec![c"sh".to_owned(), self.path.clone()];
         arguments.extend_from_slice(&self.arguments[1..]);

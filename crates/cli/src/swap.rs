@@ -19,7 +19,7 @@ use usring_swap::{LEAST_QUEUES, Mechanism, Refusal, backing};
 use usring_sys::Errno;
 use usring_vhost_user::VhostUser;
 
-/// The errno if a file is opened for writing that the kernel uses as swap space.
+/// The errno of an open(2) for writing if the kernel uses the file as swap space.
 const ETXTBSY: Errno = Errno::new(26);
 
 /// The value of `--swap`, with absolute paths.

@@ -1,9 +1,9 @@
 //! `usring bench call`: the cost of system calls that have nothing to do with rings.
 //!
-//! - `getppid` and `read` are allowed by usring's filter whatever their arguments are. The kernel
-//!   keeps a bitmap of such calls, and does not run the filter for them.
-//! - For `close`, `fcntl` and `sigprocmask` the filter examines the arguments. `sigprocmask` goes
-//!   through a rewritten call site.
+//! - usring's filter allows `getppid` and `read` with any arguments. The kernel keeps a bitmap of
+//!   such calls, and does not run the filter for them.
+//! - For `close`, `fcntl` and `sigprocmask` the filter examines the arguments. usring rewrites the
+//!   call site of `sigprocmask`.
 //!
 //! Each call is also measured without any filter, and under a filter that allows everything. With
 //! any filter the kernel enters system calls by a slower path. So a call under usring cannot cost

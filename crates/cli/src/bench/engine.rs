@@ -1,8 +1,8 @@
 //! `usring bench engine`: the cost of a read that no device slows down.
 //!
-//! The program that makes the reads is as light as ordinary io_uring calls allow, and is modelled
-//! on fio's t/io_uring. It reads random blocks of 4 KiB from a registered file into registered
-//! buffers. 128 reads are in flight; they are submitted and reaped 32 at a time.
+//! The program that makes the reads does little more than the io_uring calls themselves, and is
+//! modelled on fio's t/io_uring. It reads random blocks of 4 KiB from a registered file into
+//! registered buffers. It keeps 128 reads in flight, and submits and reaps them 32 at a time.
 
 use super::Benchmark;
 use super::child::System;
@@ -57,7 +57,7 @@ fn cases() -> Vec<Case> {
         ..case(workload, FLOOR, None, "")
     };
     const CACHED: &str = "--path {folder}/file --polled 0 --direct 0";
-    /// Sets the kernel's ring up in the fastest way.
+    /// Makes the program set the kernel's ring up with the fastest flags.
     const BEST: &str = "--best 1";
     const UNCACHED: &str = "--path {folder}/file --polled 0";
     vec![

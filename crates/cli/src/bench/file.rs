@@ -13,7 +13,7 @@ use super::stage::Prop;
 
 const KERNEL: &str = "kernel";
 const USRING: &str = "usring";
-/// With this span, the waiter polls for a single transfer's completion instead of sleeping.
+/// Label of the rows in which a waiter polls for up to 200 µs before it sleeps.
 const SPINNING: &str = "usring, --spin 200us";
 
 const READS: &str = "reads";

@@ -37,7 +37,7 @@ pub struct Case {
 
 /// How long a benchmark measures.
 pub struct Effort {
-    /// Number of rounds. 0 stands for the benchmark's own number.
+    /// Number of rounds. 0 means the number that the benchmark itself sets.
     rounds: usize,
     milliseconds: u64,
 }

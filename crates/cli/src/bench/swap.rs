@@ -145,8 +145,8 @@ fn bars(results: &Results) -> Vec<Bar> {
     let ratio = |metric, store, threads, labels| results.ratio(metric, &with(threads, store), labels, None);
     let enough = std::thread::available_parallelism().is_ok_and(|count| count.get() > 8);
     for (threads, gain) in [(1, 1.27), (8, 1.20)] {
-        // Only the back end is used here, because a device whose interrupt is a timer would show
-        // the cost of the timer. The back end and eight polling threads need a processor each.
+        // A device in this process is not used here: its interrupt is a timer, whose cost would
+        // show. The back end and eight polling threads need a processor each.
         let gained = ratio(Metric::Rate, BACK_END, threads, [CLASSIC, INTERRUPT]).filter(|_| threads == 1 || enough);
         bars.push(Bar::times_at_least(format!("{}: polled against interrupt", with(threads, BACK_END)), gained, gain));
     }

@@ -1,11 +1,11 @@
-//! `usring bench task-work`: threads with a ring each, which answer each other's requests. A
-//! message is queued on its receiver's ring, and the receiver is notified. The limits ([`Bar`])
-//! compare usring with the kernel's ring.
+//! `usring bench task-work`: threads with a ring each, which answer each other's requests. The
+//! sender of a message queues it on the receiver's ring, and notifies the receiver. The limits
+//! ([`Bar`]) compare usring with the kernel's ring.
 //!
-//! Two more rows show other ways to notify, on usring's rings. One row sends a signal per thread.
-//! The other sends it under a lock that all threads share, as in kernels before 5.11. The workload
-//! itself sends these signals, in addition to the ring's own notification. So only the difference
-//! of these two rows has a meaning: it is the cost of the lock.
+//! Two more rows add a signal to each message, on usring's rings. In one row the sender takes no
+//! lock. In the other it holds a lock that all threads share, as in kernels before 5.11. The
+//! notification by usring itself is made in both rows, so a single row means little. The difference
+//! of the two rows is the cost of the lock.
 
 use super::Benchmark;
 use super::child::System;
@@ -18,7 +18,7 @@ const SHARED: &str = "signal, shared lock";
 const KERNEL: &str = "kernel";
 
 const THREADS: [u32; 5] = [1, 2, 4, 8, 16];
-/// Number of threads of the row whose figures have limits ([`Bar`]).
+/// Largest number of threads. Only the rows with this number have limits ([`Bar`]).
 const MOST: u32 = 16;
 /// Requests in flight per thread.
 const DEPTH: u32 = 8;

@@ -33,7 +33,8 @@ impl Findings {
         Ok(Findings { file: File::from(file), option })
     }
 
-    /// Returns the text by which the program's processes find the file.
+    /// Returns the value of `USRING_CHECK`: the mode, and the path in /proc by which the program's
+    /// processes open the file.
     pub fn text(&self) -> String {
         let mode = match self.option {
             CheckOption::Report => "report",

@@ -34,13 +34,13 @@ fn describe(kind: Kind) -> (&'static str, &'static str, &'static str) {
     }
 }
 
-/// Returns whether a kind is what a program leaves behind at its end.
+/// Returns whether misuse of this kind is found only at the end of a ring or a process.
 fn is_left_behind(kind: Kind) -> bool {
     matches!(kind, Kind::Unreaped | Kind::Overflowed | Kind::Leaked | Kind::BrokenLink)
 }
 
-/// Returns the report about the records in a file. `failed`: a process that has ended with a
-/// failure. Its unfinished requests are no misuse.
+/// Returns the report about the records in a file. `failed` is the program's first process, if it
+/// has ended with a failure. That process's unfinished requests do not count as misuse.
 pub fn text(bytes: &[u8], failed: Option<u32>) -> String {
     let misuses = misuses(bytes, failed);
     let total: u64 = misuses.iter().map(|misuse| misuse.count).sum();

@@ -18,7 +18,7 @@ const MOST_CALLERS: usize = 24;
 /// A program or library that a process has mapped.
 struct Mapped {
     path: PathBuf,
-    /// Where its code is.
+    /// The addresses at which its code is mapped.
     range: Range<u64>,
     /// Difference between an address in memory and in the file's symbols.
     bias: u64,
@@ -57,13 +57,14 @@ impl Symbols {
         callers
     }
 
-    /// Returns whether the frame with a buffer, which a call had in its stack, has ended at a later
-    /// call of the thread. `false`: it exists, or the stacks do not tell.
+    /// Returns whether the function whose stack frame held `buffer` at the call `then` has returned
+    /// by the thread's later call `now`. Returns `false` if the frame still exists, or if the
+    /// copied stacks are too short to tell.
     pub fn has_frame_ended(&mut self, buffer: u64, then: &CopiedStack, now: &CopiedStack, maps: &[u8]) -> bool {
         let mapped = Mapped::all(maps);
         let Some(home) = frames(then, &mapped).into_iter().find(|frame| frame.end > buffer) else { return false };
         let frames = frames(now, &mapped);
-        // The callers of the later call are known beyond the frame.
+        // The later stack can tell only if it was copied and unwound beyond the frame.
         let is_known = frames.iter().any(|frame| frame.end > home.end);
         let same = frames.iter().filter(|frame| frame.end == home.end);
         is_known && same.map(|frame| frame.address).all(|other| self.are_different(home.address, other, &mapped))
@@ -139,7 +140,8 @@ fn frames(stack: &CopiedStack, mapped: &[Mapped]) -> Vec<Frame> {
         let bytes = stack.bytes.get(at..at.saturating_add(8)).ok_or(())?;
         Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| ())?))
     };
-    // The registers are those behind a call, whose own address may belong to another line.
+    // The saved instruction pointer is the address after the call instruction. One byte less lies
+    // inside the call instruction, and so in the source line of the call.
     let start = stack.registers.instruction - 1;
     let mut address = FrameAddress::InstructionPointer(start);
     let mut registers = UnwindRegsX86_64::new(start, stack.registers.stack, stack.registers.frame);

@@ -1,11 +1,11 @@
-//! The case file: a tar archive with one state in which the check fails, and all that repeats the
-//! check. tar(1) lists and unpacks it, too.
+//! The case file: a tar archive that holds one state in which the check fails, and everything that
+//! is needed to repeat the check. tar(1) lists and unpacks it, too.
 //!
 //! | entry | content |
 //! |---|---|
 //! | `check` | the check's command |
-//! | `explanation` | what the power loss left and took |
-//! | `output` | what the command had printed |
+//! | `explanation` | which operations the power loss kept, and which it lost |
+//! | `output` | what the recorded command had printed before the power loss |
 //! | `state/` | the folder |
 
 use std::io;
@@ -33,9 +33,9 @@ const FILE: u8 = b'0';
 const HARD_LINK: u8 = b'1';
 const SYMBOLIC_LINK: u8 = b'2';
 const FOLDER: u8 = b'5';
-/// The data is the next entry's name (GNU).
+/// Type of an entry whose data is the next entry's long name (GNU).
 const LONG_NAME: u8 = b'L';
-/// The data is the next entry's link target (GNU).
+/// Type of an entry whose data is the next entry's long link target (GNU).
 const LONG_LINK: u8 = b'K';
 
 const STATE: &str = "state";

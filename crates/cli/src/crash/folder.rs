@@ -70,7 +70,8 @@ fn read_below(folder: &Path, parent: Node, snapshot: &mut Snapshot) -> io::Resul
     Ok(())
 }
 
-/// A folder that holds large files as they were at the beginning.
+/// The folder before the recorded command ran, on disk and as a tree. `write` copies large files
+/// that have not changed from it.
 pub struct Base<'a> {
     pub tree: &'a Tree,
     pub folder: &'a Path,

@@ -29,12 +29,12 @@ use workplace::{Workplace, is_stopped};
 
 /// Exit status if a state was found in which the check fails.
 const STATUS_FOUND: u8 = 1;
-/// Exit status if the history is not complete, so that nothing can be said.
+/// Exit status if the recorded history is incomplete, so that the search cannot give a verdict.
 const STATUS_UNKNOWN: u8 = 2;
 /// Exit status if usring could not do its work.
 pub const STATUS_NOT_RUN: u8 = 3;
 
-/// Most states that are checked to make a failing one smaller.
+/// Most states that are checked in order to reduce a failing loss to a smaller one.
 const MOST_TRIES: usize = 200;
 
 const EXAMPLES: &str = "\
@@ -276,8 +276,9 @@ impl<'a> Session<'a> {
         Ok(reader::read(self.initial.tree.clone(), &self.initial.nodes, &log.bytes))
     }
 
-    /// Returns why the history is not complete. Compares the folder with what the history makes of
-    /// it, so that a change that was not recorded shows.
+    /// Returns the reasons for which the history is incomplete. There are two kinds: gaps that the
+    /// recorder noted itself, and a difference between the folder on disk and the folder that the
+    /// recorded changes produce.
     fn unknown(&self, recording: &Recording) -> Result<Vec<String>, Failure> {
         let mut reasons = gaps(&recording.gaps, &self.scratch);
         let found = folder::read(&self.folder).map_err(|error| not_run(format!("cannot read the folder ({error})")))?;

@@ -17,7 +17,8 @@ use usring_record::format::{self, Page};
 
 /// Variable with the folder's path, for all commands.
 const STATE: &str = "USRING_CRASH_STATE";
-/// Variable with the path of the file that has what the command had printed, for the check.
+/// Variable by which the check finds the file with everything that the recorded command had printed
+/// before the power loss.
 const OUTPUT: &str = "USRING_CRASH_OUTPUT";
 
 /// How a command ended.
@@ -138,7 +139,8 @@ pub fn record(options: &Recorded<'_>, folder: &Path, workplace: &Workplace) -> R
     });
     let ended = run_within(&mut command, options.limit).map_err(failed)?;
     end_orphans();
-    // This process has its own copy of the pipe's end in `command`.
+    // `command` holds this process's copy of the pipe's writing end. While a copy is open, the
+    // thread `drain` never sees the end of the pipe.
     drop(command);
     let _ = drain.join();
     if std::fs::metadata(&path).map_err(failed)?.len() > MOST_LOG {
@@ -166,7 +168,8 @@ fn write_page(path: &Path, [device, inode]: [u64; 2], folder: &Path) -> io::Resu
 pub struct Check {
     pub text: String,
     pub limit: Duration,
-    /// Paths of this worker: the state, what had been printed, and what the check says.
+    /// Paths of this worker's files: the state to check, the output of the recorded command, and
+    /// the text that the check prints.
     pub state: PathBuf,
     pub output: PathBuf,
     pub said: PathBuf,
@@ -204,7 +207,8 @@ impl Check {
     }
 }
 
-/// Returns the gaps of a recording that matter, as sentences.
+/// Returns a recording's gaps as sentences. Leaves out those of scratch files, whose bytes do not
+/// matter.
 pub fn gaps(gaps: &[(String, String)], scratch: &Scratch) -> Vec<String> {
     let matters = |(_, path): &&(String, String)| path.is_empty() || !scratch.has(path);
     let sentence = |(reason, path): &(String, String)| match path.as_str() {

@@ -6,7 +6,7 @@ use usring_crash::durability::Durability;
 use usring_crash::explain;
 use usring_crash::{History, Plan};
 
-/// Lines of a check's output that are shown.
+/// Most lines of a check's output that the report shows.
 const MOST_LINES: usize = 10;
 
 /// Returns a number with a noun.

@@ -15,7 +15,8 @@ use usring_crash::durability::{Durability, Fate};
 use usring_crash::generator::{Generator, Stage};
 use usring_crash::{History, Plan, Tree};
 
-/// Plans in a row whose states were all checked before. After that many, no new state is expected.
+/// Number of plans in a row that lead to states which were checked before. After this many, the
+/// search ends, because new states are unlikely.
 const MOST_KNOWN: u64 = 5000;
 
 /// One search.
@@ -44,7 +45,7 @@ pub struct Found {
     pub seconds: f64,
     /// No new state is left.
     pub is_exhausted: bool,
-    /// The check failed on a state, and passed when it was repeated.
+    /// Whether the check failed on a state and then passed on the same state.
     pub is_unstable: bool,
 }
 
@@ -67,11 +68,13 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One thread's way from plans to verdicts.
+/// A thread of the search. It makes the state of each plan and runs the check on that state.
 pub struct Worker<'a> {
     search: &'a Search<'a>,
     check: Check,
-    /// The tree after the first operations, all of which are durable, and their number.
+    /// The folder after the first operations of the history, and the number of these operations.
+    /// They are durable at the power loss of this worker's last plan. If they are durable at that
+    /// of the next plan, too, the next tree is built from this one.
     prefix: (Tree, usize),
 }
 

@@ -22,7 +22,7 @@ pub fn is_stopped() -> bool {
     STOPPED.load(Ordering::Relaxed)
 }
 
-/// A process group that ends with this value.
+/// A process group. Dropping this value kills the group's processes.
 pub struct Group(i32);
 
 impl Group {
@@ -101,8 +101,9 @@ fn watch(signals: &SigSet, folder: &Path) {
     }
 }
 
-/// Ends the processes that the command left behind: children of this process, which is their
-/// subreaper. Children in turn of these become children of this process, so the search is repeated.
+/// Kills the processes that the command has left behind. This process is their subreaper, so they
+/// are its children by now. When one of them dies, its own children become children of this
+/// process, so the search is repeated until none is left.
 pub fn end_orphans() {
     for _ in 0..1000 {
         let task = format!("/proc/self/task/{}/children", std::process::id());

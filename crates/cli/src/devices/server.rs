@@ -185,8 +185,9 @@ impl Server {
         let swap = self.swap.as_ref().filter(|_| number == SWAP);
         let supply = device.map(|device| &device.supply).or(swap).ok_or(Errno::ENODEV as i32)?;
         if kind == QuestionKind::Claim {
-            // Connections of a process end in any order. So swapped memory can be claimed again
-            // only after its last holder's queues are returned, too.
+            // When a process ends, the kernel closes its connections in any order, so the claim may
+            // come back before the queues. Another process can claim swapped memory only after the
+            // last of them has come back.
             let is_taken = number != SWAP || users.iter().any(|user| user.lent.device == SWAP);
             let lent = Lent { device: number, supply: supply.clone(), queue: None };
             return if is_taken {

@@ -58,7 +58,7 @@ fn without_comment(line: &str) -> &str {
     rule.trim()
 }
 
-/// The rules of a run, and what became of them.
+/// The rules of a run, and the counts of the faults that they have made. Both are in the page.
 pub struct Faults {
     file: Arc<OwnedDescriptor>,
     page: Page,
@@ -135,7 +135,8 @@ fn add_rule(page: &Page, rule: &Rule) -> Result<u16, Failure> {
     page.add(rule).ok_or_else(|| Failure::new("the rules of --inject are too many or too long"))
 }
 
-/// Calls that a rule meant, and its faults, by the words for the call.
+/// For each rule (by index) and each call (in words): how many calls the rule matched, and how many
+/// faults it made.
 type Counts = BTreeMap<(u16, String), [u64; 2]>;
 
 fn counts_of(page: &Page) -> Counts {
