@@ -234,7 +234,8 @@ impl Connection {
         })
     }
 
-    /// Starts a queue. The back end continues behind the last request that is in the used ring.
+    /// Starts a queue. The back end goes on with the first request that the used ring does not list
+    /// as completed.
     pub fn start_queue(
         &mut self,
         index: u32,
@@ -284,7 +285,7 @@ fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
     VhostUserMemoryRegionInfo {
         guest_phys_addr: region.address,
         memory_size: region.length,
-        // A byte has the same user address and guest address. The protocol names rings by user
+        // usring gives each byte one address for both purposes. The protocol names rings by user
         // addresses, and buffers by guest addresses.
         userspace_addr: region.address,
         mmap_offset: 0,
@@ -292,7 +293,7 @@ fn describe(region: &Region) -> VhostUserMemoryRegionInfo {
     }
 }
 
-/// Returns a duplicate of a descriptor that the caller keeps.
+/// Returns a duplicate of a descriptor. The caller keeps the original.
 pub fn duplicate(number: i32) -> std::io::Result<File> {
     if number < 0 {
         return Err(std::io::ErrorKind::InvalidInput.into());

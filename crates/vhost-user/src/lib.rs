@@ -62,8 +62,8 @@ struct Shared {
     report: Report,
     arena: Arena,
     parameters: Parameters,
-    /// Eventfd that wakes the watcher. A queue's user signals it after it has prepared its rings
-    /// for a new back end; so does the thread that drops the device.
+    /// Eventfd that wakes the watcher thread. Two threads signal it: a queue's user, once it has
+    /// prepared its rings for a new back end, and the thread that drops the device.
     wake: EventFd,
     /// Eventfd that the back end signals when it finds a queue broken.
     error: EventFd,
@@ -73,7 +73,8 @@ struct Shared {
 struct State {
     connection: Option<Connection>,
     queues: Vec<Option<Queue>>,
-    /// The arena in slot 0, then the memory that was shared later.
+    /// Memory that is shared with the back end: slot 0 holds the arena, the later slots hold memory
+    /// that drivers have registered.
     regions: Vec<Option<Region>>,
     next_address: u64,
     record: Option<Record>,

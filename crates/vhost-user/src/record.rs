@@ -18,11 +18,12 @@ pub struct Record {
     memory: SharedMemory,
 }
 
-/// Bytes of the header of a queue's part of the record. In the header, the offset of the last used
-/// index.
+/// Layout of a queue's part of the record: length of its header, and the offset in the header of
+/// the last used index. Both are in bytes.
 const HEADER: usize = 16;
 const USED_INDEX: usize = 14;
-/// Bytes per descriptor behind the header. The first byte is 1 while the descriptor is in flight.
+/// Bytes of the entry that each descriptor has behind the header. The entry's first byte is 1 while
+/// the descriptor is in flight.
 const STATE: usize = 16;
 
 impl Record {
