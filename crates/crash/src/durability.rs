@@ -2,13 +2,13 @@
 //!
 //! The rules of all models:
 //!
-//! 1. A sync covers what ended before the sync began. It covers nothing that was in flight beside
-//!    it.
+//! 1. A sync covers the operations that had ended before the sync began. It does not cover
+//!    operations that were in flight when it began.
 //! 2. Once a sync has ended without an error, everything that it covers is durable.
 //! 3. fsync(2) and fdatasync(2) of a file cover its bytes and its size.
 //! 4. A write with O_SYNC, O_DSYNC, RWF_SYNC or RWF_DSYNC is durable once it has ended.
-//! 5. A sync that fails may drop the bytes that it should have written. No later sync covers them.
-//!    A sync that a rule had fail with `effect=drop` has dropped them.
+//! 5. A sync that fails may drop the bytes that it should have written, and no later sync covers
+//!    them. A sync with the injected fault `effect=drop` certainly drops them.
 //!
 //! | model | names (new files, renames, links, removals) | sizes |
 //! |---|---|---|
@@ -61,7 +61,7 @@ pub struct Durability {
 pub enum Fate {
     /// The operation had not begun.
     NotBegun,
-    /// The operation may be there, or not, or in part.
+    /// A power loss can leave the operation whole, in part, or not at all.
     Pending,
     Durable,
     /// A failed sync has dropped the operation's bytes.
@@ -111,7 +111,8 @@ impl Durability {
         self.replaces[index]
     }
 
-    /// Makes the names and sizes durable that the journal of ext4 commits with a sync of any file.
+    /// Marks changes of names and sizes as durable once a later sync of any file has committed
+    /// ext4's journal.
     fn commit_journal(&mut self, history: &History) {
         for sync in &history.syncs {
             let Some(end) = sync.end.filter(|_| !sync.failed) else { continue };
@@ -142,12 +143,13 @@ impl Durability {
     }
 }
 
-/// Returns whether ext4 keeps the change in its journal.
+/// Returns whether the change is one of names or sizes, which ext4 writes to its journal.
 pub(crate) fn is_metadata(change: &Change) -> bool {
     !matches!(change, Change::Write { .. } | Change::Clear { .. })
 }
 
-/// Returns the position from which on an operation is durable, by rules 1 to 5 and the model's.
+/// Returns the first position at which an operation is durable: by rules 1 to 5, and in the model
+/// `Device` by the column of that model.
 fn first_durable(history: &History, operation: &Operation, model: Model) -> Position {
     let Some(ended) = operation.end else { return NEVER };
     let is_of_names = operation.change.file().is_none();
@@ -158,7 +160,7 @@ fn first_durable(history: &History, operation: &Operation, model: Model) -> Posi
     let mut durable_at = NEVER;
     for sync in history.syncs.iter().filter(|sync| covers(sync.scope, &operation.change)) {
         if sync.failed {
-            // Bytes that an earlier sync has written are no longer dirty.
+            // If an earlier sync has made these bytes durable, the failed sync cannot drop them.
             let is_dirty = durable_at > sync.begin;
             if operation.begin < sync.begin && is_dirty && !is_of_names {
                 return NEVER;
@@ -172,7 +174,7 @@ fn first_durable(history: &History, operation: &Operation, model: Model) -> Posi
     durable_at
 }
 
-/// Returns the position from which on the bytes of an operation are dropped, by rule 5.
+/// Returns the first position at which the bytes of an operation are certainly dropped (rule 5).
 fn first_dropped(history: &History, operation: &Operation, durable_at: &Position) -> Position {
     let Some(ended) = operation.end else { return NEVER };
     let drops = |sync: &&Sync| {
@@ -182,12 +184,14 @@ fn first_dropped(history: &History, operation: &Operation, durable_at: &Position
     history.syncs.iter().find(drops).map_or(NEVER, |sync| sync.begin)
 }
 
-/// Returns whether a sync is one for the file or the folder that a change concerns.
+/// Returns whether a sync with this scope can cover the change: it is a sync of everything, of the
+/// file that changes, or of the folder whose names change.
 fn covers(scope: Scope, change: &Change) -> bool {
     match (scope, change.file()) {
         (Scope::Everything, _) => true,
         (Scope::Node { node, .. }, Some(file)) => node == file,
-        // A rename takes effect in both folders or in none. Its new folder's sync suffices.
+        // A rename takes effect in both folders or in neither, so a sync of its new folder
+        // suffices.
         (Scope::Node { node, .. }, None) => change.folders().first() == Some(&node),
     }
 }

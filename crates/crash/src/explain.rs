@@ -5,7 +5,7 @@ use crate::history::{Change, History, Operation, Origin, Position, Scope};
 use crate::plan::{Choice, Kept, Plan};
 use crate::tree::ROOT;
 
-/// Kept operations that an explanation names.
+/// Most kept operations that an explanation lists.
 const MOST_KEPT: usize = 3;
 
 fn quoted(path: &str) -> String {

@@ -1,4 +1,4 @@
-//! All plans worth a try, the cheapest first.
+//! Generates plans of power losses, those first whose checks are most likely to fail.
 //!
 //! | stage | what the power loss leaves of the operations that it can undo |
 //! |---|---|
@@ -9,8 +9,9 @@
 //! | `Groups` | the first ones, those of one file, those of names, those of bytes |
 //! | `Random` | a random part, with random tears |
 //!
-//! Each other stage visits every position of the history, in order. The stage `Random` is repeated
-//! until the caller stops. A check that starts a database takes a second, so promises come first.
+//! Every stage but `Promises` visits all positions of the history, in order. `Random` starts anew
+//! at the end of the history, until the caller stops. `Promises` is the first stage because a check
+//! that starts a database takes a second, and broken promises are what users look for.
 
 use crate::durability::Durability;
 use crate::history::{Change, History, Position};
@@ -20,7 +21,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 /// Sizes of the sectors by which writes are torn.
 const SECTORS: [u64; 2] = [512, 4096];
-/// Operations of a position that are singled out; of more, the newest and some random ones.
+/// Most operations of one position that the stages `Singles` and `Parts` try one by one. If more
+/// are pending, these stages try the newest ones and some random older ones.
 const MOST_SINGLES: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,7 +47,8 @@ impl Stage {
     }
 }
 
-/// The sequence of plans. Ends only if no operation can ever be undone in part.
+/// The sequence of plans. It ends only after a pass over the history in the stage `Random` has
+/// found no operation that a power loss can undo.
 pub struct Generator<'a> {
     history: &'a History,
     durability: &'a Durability,
@@ -53,7 +56,8 @@ pub struct Generator<'a> {
     stage: Stage,
     cut: Position,
     ready: VecDeque<Plan>,
-    /// Whether a position of the stage `Random` had a choice, since the stage last began.
+    /// Whether the present pass of the stage `Random` has found an operation that a power loss can
+    /// undo.
     had_choice: bool,
 }
 
@@ -101,7 +105,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Returns the operations that are singled out.
+    /// Returns the operations that `Singles` and `Parts` try one by one ([`MOST_SINGLES`]).
     fn chosen(&mut self, pending: &[usize]) -> Vec<usize> {
         if pending.len() <= MOST_SINGLES {
             return pending.to_vec();
@@ -160,7 +164,7 @@ impl<'a> Generator<'a> {
         let file = |index: usize| history.operations[index].change.file();
         let files: BTreeSet<_> = pending.iter().map(|index| file(*index)).collect();
         for kept in files {
-            // Without a file: the changes of names.
+            // `kept` is a file, or `None` for all changes of names.
             self.add(pending, |index| if file(index) == kept { Choice::Whole } else { Choice::Lost });
             self.add(pending, |index| if file(index) == kept { Choice::Lost } else { Choice::Whole });
         }

@@ -57,7 +57,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// Returns the file whose content or size changes. `None`: the change is one of names.
+    /// Returns the file whose content or size changes. `None`: the change concerns names.
     pub fn file(&self) -> Option<Node> {
         match self {
             Change::Write { node, .. }

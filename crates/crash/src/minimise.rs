@@ -6,8 +6,9 @@ use crate::durability::Durability;
 use crate::history::History;
 use crate::plan::{Choice, Plan};
 
-/// Returns a plan with which `fails` still returns true, and from which no single loss can be
-/// taken. Makes at most `most_tries` tries.
+/// Returns a smaller plan for which `fails` still returns true. Calls `fails` at most `most_tries`
+/// times. If that number suffices, `fails` returns false as soon as any one loss is taken from the
+/// plan.
 pub fn minimise(
     history: &History,
     durability: &Durability,
@@ -24,7 +25,8 @@ pub fn minimise(
     earlier(history, durability, smaller, &mut try_plan)
 }
 
-/// Makes operations whole, by halves, quarters, … of those that are not.
+/// Takes losses from the plan while `fails` returns true: first half of the losses at a time, then
+/// a quarter, and so on down to single ones.
 fn fewer_losses(
     history: &History,
     durability: &Durability,
@@ -61,8 +63,8 @@ fn fewer_losses(
     }
 }
 
-/// Lets the power loss come earlier: bisects between the last operation that is not whole and the
-/// plan's own position.
+/// Moves the power loss to an earlier position by bisection, but not before the beginning of the
+/// last lost operation.
 fn earlier(history: &History, durability: &Durability, mut plan: Plan, fails: &mut impl FnMut(&Plan) -> bool) -> Plan {
     let is_lost = |(_, choice): &&(usize, Choice)| *choice != Choice::Whole;
     let last_begin = plan.choices.iter().filter(is_lost).map(|(index, _)| history.operations[*index].begin).max();

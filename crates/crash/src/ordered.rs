@@ -14,7 +14,7 @@ use crate::plan::{Choice, Kept, Plan, sectors};
 use crate::tree::Node;
 use std::collections::BTreeSet;
 
-/// Replaces the choices of a plan that the journal rules out.
+/// Changes those choices of a plan that the journal rules out (rules 1 to 3).
 pub fn restrict(plan: &mut Plan, history: &History, durability: &Durability) {
     let mut is_cut_off = false;
     let mut short_files = BTreeSet::new();
@@ -35,8 +35,8 @@ pub fn restrict(plan: &mut Plan, history: &History, durability: &Durability) {
     write_renamed(plan, history, durability);
 }
 
-/// Returns what is left of a write that lets its file grow. `is_short`: an earlier part of the
-/// growth is lost.
+/// Returns the choice that rule 2 allows for a write that lets its file grow. `is_short`: an
+/// earlier write that let the file grow is lost, in whole or in part.
 fn grown(change: &Change, choice: Choice, is_short: bool) -> Choice {
     match (change, choice) {
         _ if is_short => Choice::Lost,
@@ -51,7 +51,8 @@ fn grown(change: &Change, choice: Choice, is_short: bool) -> Choice {
     }
 }
 
-/// Keeps the bytes of files whose rename over another file is kept (rule 3).
+/// Makes earlier changes of a file whole if the plan keeps a later rename of that file over another
+/// one (rule 3).
 fn write_renamed(plan: &mut Plan, history: &History, durability: &Durability) {
     let mut written: Vec<(usize, Node)> = Vec::new();
     for (index, operation) in history.operations.iter().enumerate() {
@@ -126,7 +127,7 @@ mod tests {
         assert_eq!(restricted(&history, &choices), [Choice::Whole; 3]);
         let choices = [(0, Choice::Whole), (1, Choice::Lost), (2, Choice::Lost)];
         assert_eq!(restricted(&history, &choices), [Choice::Whole, Choice::Lost, Choice::Lost]);
-        // The rename is durable, and the bytes with it.
+        // The sync makes the rename durable, and with it the bytes.
         history.push_sync(crate::tests::fsync_root());
         assert_eq!(restricted(&history, &[(1, Choice::Lost)]), [Choice::Whole]);
     }

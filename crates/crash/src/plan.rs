@@ -35,7 +35,8 @@ pub enum Kept {
     Random(u64),
 }
 
-/// A power loss. Operations without a choice are whole if they have begun, and absent otherwise.
+/// A power loss at position `cut`. `choices` says what it leaves of each operation that it can
+/// undo. A pending operation that is not in `choices` stays whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub cut: Position,
@@ -102,7 +103,8 @@ impl Plan {
         self.tree_from(history, durability, history.initial.clone(), 0)
     }
 
-    /// Makes the operations from index `first` on in a tree that has the effects of all before.
+    /// Applies to `tree` what the power loss leaves of the operations from index `first` on. `tree`
+    /// has the effects of all earlier operations.
     pub fn tree_from(&self, history: &History, durability: &Durability, mut tree: Tree, first: usize) -> Tree {
         for index in first..history.operations.len() {
             match durability.fate(history, index, self.cut) {
@@ -115,7 +117,7 @@ impl Plan {
     }
 }
 
-/// Makes the part of a change that a power loss leaves.
+/// Applies to the tree the part of a change that a power loss leaves.
 fn leave(tree: &mut Tree, change: &Change, choice: Choice) {
     let Change::Write { node, offset, data } = change else {
         // Only a write can be left in part.
@@ -196,7 +198,7 @@ mod tests {
         history.push_sync(fsync(new));
         history.push(rename("new", "file", new));
         assert_eq!(content_after(&history, &[(2, Choice::Lost)]), b"old");
-        // The name can be there although the file was new under another name that is lost.
+        // The rename can reach the disk although the file's first name, "new", does not.
         assert_eq!(content_after(&history, &[(0, Choice::Lost)]), b"new");
         history.push_sync(fsync_root());
         assert_eq!(content_after(&history, &[(2, Choice::Lost)]), b"new");

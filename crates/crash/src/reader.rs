@@ -20,13 +20,13 @@ pub struct Recording {
     pub gaps: Vec<(String, String)>,
 }
 
-/// A request that a thread makes calls for.
+/// The request for which a thread makes system calls at present.
 struct Request {
     key: (u32, u64),
     begin: Position,
 }
 
-/// An event that a request's completion ends.
+/// An event of a request, whose end is set when the request completes.
 enum Open {
     Operation(usize),
     Sync(usize),
@@ -34,16 +34,16 @@ enum Open {
 
 struct Reader {
     recording: Recording,
-    /// The node that an inode is at this moment.
+    /// The node that each inode number stands for at this point of the log.
     nodes: HashMap<u64, Node>,
     next_node: u64,
     /// Positions at which batches were submitted.
     batches: HashMap<(u32, u64), Position>,
-    /// The request of a thread.
+    /// For each thread that makes calls for a request: that request.
     requests: HashMap<u32, Request>,
-    /// Positions at which requests that were held back began.
+    /// Positions at which requests began that a link or a drain had held back.
     begun: HashMap<(u32, u64), Position>,
-    /// Events of requests that are not completed.
+    /// The events, without an end so far, of each request that has not completed.
     open: HashMap<(u32, u64), Vec<Open>>,
     syncs: HashMap<(u32, u64), usize>,
 }
@@ -329,7 +329,7 @@ mod tests {
             Durability::of(&history, Model::Posix).pending(&history, history.length).contains(&1)
         };
         assert!(pending(&records));
-        // A linked fsync begins only when the write has ended.
+        // A linked fsync begins only when the write before it has ended.
         let mut linked = records.clone();
         linked[6] = request(3, 0);
         assert!(!pending(&linked));

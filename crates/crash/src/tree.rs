@@ -9,8 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A node's number. No two nodes of a history have the same, also if the file system gave the inode
-/// number of a removed file to a new one.
+/// A node's number, unique in a history. (The file system may give a removed file's inode number to
+/// a new file, which then has another node.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Node(pub u64);
 
@@ -58,7 +58,7 @@ impl Tree {
         self.nodes.insert(node, Arc::new(inode));
     }
 
-    /// Has a name lead to a node. Does nothing if the folder does not exist.
+    /// Makes a name lead to a node. Does nothing if the folder does not exist.
     pub fn name(&mut self, place: &Place, node: Node) {
         if let Some(names) = self.names(place.folder) {
             names.insert(place.name.clone(), node);
@@ -86,7 +86,7 @@ impl Tree {
         }
     }
 
-    /// Returns the content of a file, to be changed.
+    /// Returns the content of a file, for a change of it.
     pub fn content_to_change(&mut self, node: Node) -> Option<&mut Content> {
         match &mut Arc::make_mut(self.nodes.get_mut(&node)?).body {
             Body::File(content) => Some(Arc::make_mut(content)),
@@ -172,7 +172,7 @@ impl Tree {
         let mut hash = 0;
         let mut first_path = BTreeMap::new();
         for (index, (path, node)) in self.paths().into_iter().enumerate() {
-            // Hard links are distinguished from copies: by the index of the node's first path.
+            // The index of the node's first path distinguishes a hard link from a copy of the file.
             let first = *first_path.entry(node).or_insert(index as u64);
             hash = mix(mix(hash, hash_bytes(path.as_os_str().as_bytes())), first);
             let Some(inode) = self.inode(node) else { continue };
