@@ -46,8 +46,8 @@ impl Descriptor {
     }
 
     /// Makes the descriptor unreadable if the application has taken the last completion. The API
-    /// calls this function whenever the application uses the queue. (The interposer, which does not
-    /// see that, does the same before each poll call.)
+    /// calls this function whenever the application uses the completion queue. (The interposer does
+    /// not see such uses. It makes this check before each poll call of the program instead.)
     #[inline]
     pub fn settle(&self, is_empty: impl FnOnce() -> bool) {
         if self.made.get().is_some_and(Option::is_some) && is_empty() {
@@ -82,13 +82,14 @@ fn ring_of(number: RawFd) -> Option<Arc<Ring>> {
 
 static HOST: Host = Host {
     ring_of,
-    // Only the interposer has a table of registered rings per thread (`register_ring_fd`).
+    // `register_ring_fd` of the API makes no table of registered rings, so no index names a ring.
     ring_at_index: |_| Err(Errno::EINVAL),
     // There is nothing to do: `make` watches each ring that gets a descriptor.
     watch: |_| (),
     attach: |_| (),
     device_of: |_| None,
-    // Refuses a CLOSE request for a ring's descriptor. `None` lets the engine close the number.
+    // Refuses a CLOSE request for a ring's descriptor with EBADF. `None` makes the engine close the
+    // number itself.
     close: |number| {
         let is_ring = number >= RESERVED_BASE && ring_of(number).is_some();
         is_ring.then_some(Err(Errno::EBADF))

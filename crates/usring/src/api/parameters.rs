@@ -58,9 +58,9 @@ impl Parameters {
         self.promises(abi::IORING_FEAT_RW_CUR_POS)
     }
 
-    /// A request that the submitting thread carries out has that thread's credentials. A request
-    /// that a worker carries out has the credentials that a thread had when it made the process's
-    /// first ring, unless the request names a personality. Always true.
+    /// A request that the submitting thread carries out has that thread's credentials. A worker's
+    /// request has the credentials with which the first ring of the process was made, unless the
+    /// request names a personality. Always true.
     ///
     /// setuid(2) of libc and its relatives change the workers' credentials, too. The Rust API does
     /// not see what a thread changes for itself alone: capabilities, Landlock, a file system view.

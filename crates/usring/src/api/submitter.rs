@@ -144,7 +144,8 @@ impl<'a> Submitter<'a> {
         let memory = self.core.ring.memory();
         let polled = self.core.parameters.is_setup_sqpoll();
         if polled {
-            // The full barrier between storing the SQ tail and reading the flag NEED_WAKEUP.
+            // This barrier separates the store of the SQ tail from the load of the flag NEED_WAKEUP
+            // below.
             Edge::NeedWakeup.barrier(Side::Waker);
         }
         let state = memory.flags();

@@ -89,7 +89,8 @@ fn waits_with_enough_completions_still_see_those_of_files_and_timers() {
     });
 }
 
-/// Connections whose peers answer each message with the next one.
+/// Connections that are kept busy: in each round the peers send a message, and the ring receives
+/// it.
 struct Crowd {
     theirs: Vec<UnixStream>,
     /// The ends of the connections on which the ring receives. They stay open.
@@ -114,8 +115,8 @@ impl Crowd {
         Crowd { theirs, _ours: ours, buffers, round: 0 }
     }
 
-    /// Makes each peer except those in `silent` send one message, and receives these messages.
-    /// Returns the completions of other requests that came meanwhile.
+    /// Lets each peer except those in `silent` send one message, and receives these messages.
+    /// Returns the completions of other requests that arrive meanwhile.
     fn speaks(&mut self, ring: &mut IoUring, silent: std::ops::Range<usize>) -> Vec<Done> {
         self.round = self.round.wrapping_add(1);
         for (place, socket) in self.theirs.iter_mut().enumerate() {
@@ -142,8 +143,8 @@ impl Crowd {
     }
 }
 
-/// Runs a test on connections that have long been busy, on a ring with and one without deferred
-/// task work.
+/// Runs a test on connections that have been busy for many rounds: once on a ring that defers task
+/// work, and once on a ring that does not.
 fn busy(test: fn(IoUring, Crowd)) {
     bounded(move || {
         let rings =

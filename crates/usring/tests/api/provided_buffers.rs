@@ -198,7 +198,8 @@ fn error_of<T: std::fmt::Debug>(outcome: std::io::Result<T>) -> i32 {
     outcome.unwrap_err().raw_os_error().unwrap()
 }
 
-/// Twice: checks that no buffer is left, adds the four buffers, and uses all of them up by reads.
+/// Makes two rounds. Each round checks that the group has no buffer left, adds the four buffers,
+/// and uses all of them up by reads.
 pub fn use_up(ring: &mut IoUring, buffers: &mut Buffers) {
     let (reader, writer) = pipe();
     for round in 0..2u8 {

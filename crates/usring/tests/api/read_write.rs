@@ -296,8 +296,8 @@ fn a_waiting_request_keeps_its_file() {
         let mut buffer = [0; 16];
         submit(&mut ring, &[read(&reader, &mut buffer)]);
         let (other_reader, other_writer) = pipe();
-        // The call closes the first pipe's reading end, and its number then means the second
-        // pipe's.
+        // dup2(2) closes the first pipe's reading end, and gives its number to the second pipe's
+        // reading end.
         // SAFETY: this test owns both descriptors.
         assert!(unsafe { libc::dup2(other_reader.as_raw_fd(), reader.as_raw_fd()) } >= 0);
         let reused = reader;

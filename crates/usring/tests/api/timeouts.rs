@@ -33,7 +33,7 @@ fn a_timeout_expires_when_its_time_has_come() {
 
 /// Submits four timeouts, the latest first, and checks that they expire in the order of their
 /// times. `order` returns their user data in the order of expiry. On a busy machine the earliest
-/// may expire before all are submitted. The test then tries again with later times.
+/// may expire before all are submitted. In that case the function tries again with later times.
 fn order_of_four(ring: &mut IoUring, mut order: impl FnMut(&mut IoUring) -> Vec<u64>) {
     let mut lead = Duration::from_millis(60);
     loop {

@@ -42,8 +42,8 @@ fn buffered_writes_to_one_file_keep_their_order() {
     alone_and_bounded(|| {
         const COUNT: u64 = 60;
         let mut ring = ring();
-        // An error shows rarely: a write overtakes another only if two workers take one each and
-        // the second is faster. So there are many short rounds.
+        // Writes are out of order only if two workers take one each and the second worker is
+        // faster. That is rare, so the test makes many short rounds.
         for _ in 0..400 {
             let mut file = file_with(b"");
             let blocks: Vec<[u8; 3]> = (0..COUNT).map(|index| [index as u8; 3]).collect();

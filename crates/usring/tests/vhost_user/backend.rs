@@ -59,8 +59,8 @@ impl Backend {
             "type=vhost-user-blk,id=export,node-name=node,addr.type=unix,addr.path={},writable=on,num-queues={},writethrough={}",
             self.socket(),
             self.queues,
-            // With qcow2 the option is on: otherwise the daemon caches qcow2's tables, and a kill
-            // would lose them.
+            // With qcow2 every write goes through to the image. Otherwise the daemon would cache
+            // qcow2's tables, and a kill would lose them.
             if self.format == "qcow2" { "on" } else { "off" },
         );
         let daemon = Command::new("qemu-storage-daemon")

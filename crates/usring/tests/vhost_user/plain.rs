@@ -24,8 +24,9 @@ const SEG_MAX: u32 = 60;
 #[derive(Clone)]
 pub enum Plan {
     Serve,
-    /// Takes `takes` requests, completes those in `completes` in this order, and ends. With `torn`
-    /// it ends while it writes the last completion to its in-flight record.
+    /// Takes `takes` requests, completes those whose positions are in `completes`, in this order,
+    /// and ends. With `torn` it ends in the middle of writing the last completion to its in-flight
+    /// record.
     Die {
         takes: usize,
         completes: Vec<usize>,

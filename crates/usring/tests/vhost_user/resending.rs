@@ -110,8 +110,8 @@ fn die_between(protocol: VhostUserProtocolFeatures, completes: &[usize], torn: b
     back.has_died();
     submit(&mut *queue, 6..8);
     let _back = place.start(INDIRECT | EVENT_INDEX, protocol, Plan::Serve);
-    // The test polls only after the second back end has connected. So it finds the first back end's
-    // completions now.
+    // The test polls for the first time after the second back end has connected. So it finds the
+    // completions of the first back end only now.
     wait_for_sentence(&device, "socket is back");
     let mut ended: Vec<_> =
         wait(&mut *queue, 8).iter().map(|completion| (completion.token, completion.result)).collect();
@@ -181,8 +181,8 @@ fn a_durable_write_is_followed_by_a_flush_before_it_completes() {
     }
 }
 
-/// Returns the result of a request whose user sleeps from before the back end ends until the
-/// request completes.
+/// Returns the result of a request whose user begins to sleep before the back end ends, and wakes
+/// when the request completes.
 fn asleep_meanwhile(options: &str, afterwards: impl FnOnce(&Place) -> Option<Plain>) -> i32 {
     let place = Place::new();
     let never = Plan::Die { takes: usize::MAX, completes: Vec::new(), torn: false };

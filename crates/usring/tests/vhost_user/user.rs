@@ -121,8 +121,8 @@ pub fn read(queue: &mut dyn QueuePair, offset: u64, length: usize) -> Vec<u8> {
 
 const BLOCK: usize = 4096;
 
-/// Writes and reads of random blocks. `depth` requests are in flight, but never two on one block.
-/// Each block that is read is compared with what was last written to it.
+/// Writes to random blocks and reads of them. `depth` requests are in flight, at most one of them
+/// on each block. The content of each read block is compared with the last write to that block.
 pub struct Traffic {
     first: u64,
     blocks: u64,
