@@ -5,8 +5,9 @@
 
 use std::path::PathBuf;
 
-/// Returns the folder of PostgreSQL 18 from Debian sid, which `cargo xtask packages` makes. Every
-/// user can reach it if root made it. The programs in it name this path as their loader's.
+/// Returns the folder of PostgreSQL 18 from Debian sid, which `cargo xtask packages` makes. If root
+/// made it, every user can read it. Its programs contain this path, because their dynamic loader is
+/// in it.
 pub fn postgres_folder() -> PathBuf {
     cache_folder().join("postgresql-18")
 }

@@ -63,7 +63,8 @@ fn fetch(part: &Path) -> Result<Vec<std::path::PathBuf>, String> {
     fs::write(part.join("status"), "").map_err(failed)?;
     fs::write(part.join("sources"), format!("deb [signed-by={KEYS}] http://deb.debian.org/debian sid main\n"))
         .map_err(failed)?;
-    // A mirror may be some days behind, so the date until which an index is valid does not count.
+    // A mirror's index may be some days behind and so be past its date of validity. The settings
+    // below make apt accept it.
     let settings = format!(
         r#"Dir::Etc::sourcelist "{part_text}/sources"; Dir::Etc::sourceparts "/dev/null";
         Dir::Etc::preferences "/dev/null"; Dir::Etc::preferencesparts "/dev/null";

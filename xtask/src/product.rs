@@ -99,7 +99,8 @@ pub fn soak_shared_rings(numbers: [u32; 3], on_kernel: bool) -> Outcome {
     Ok(())
 }
 
-/// Most seconds of one run of `shared_rings`, which has room for a bounded number of requests.
+/// Most seconds of one run of `shared_rings`. A longer run would need more request numbers than the
+/// program has.
 const LONGEST_ROUND: u32 = 30;
 
 /// Kills processes of PostgreSQL on usring under load.

@@ -56,7 +56,7 @@ fn source_files(root: &Path) -> Result<Vec<String>, String> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// Records the file if it is longer than its limit, and each function of a Rust file that is.
+/// Records the file, and each function of a Rust file, that is longer than its limit.
 fn measure(file: &str, text: &str, long: &mut Lengths) -> Outcome {
     let lines = text.lines().count();
     if lines > FILE_LIMIT {

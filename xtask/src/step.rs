@@ -99,7 +99,7 @@ fn describe(command: &Command) -> String {
     format!("`{} {}`", program.display(), words.join(" "))
 }
 
-/// The steps of a check, with the result of each.
+/// The steps of a check that have run, with their results.
 pub struct Report {
     steps: usize,
     lines: Vec<(&'static str, Duration, Outcome)>,

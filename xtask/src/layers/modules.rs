@@ -3,7 +3,8 @@
 //!
 //! - An arrow leads from a group to each group that its files use. An arrow to a higher group runs
 //!   upward.
-//! - A circle is a set of files of which each uses all the others, directly or through other files.
+//! - A circle is a set of files. Each file of the set uses all the others, directly or through
+//!   other files.
 //!
 //! `xtask/arrow-limits` says how many upward arrows a crate may have, and how large its largest
 //! circle may be. The numbers only fall.
@@ -160,8 +161,8 @@ fn find(order: &Order, uses: &Uses) -> Findings {
     findings
 }
 
-/// Returns the sets of at least two files of which each reaches all the others, the largest set
-/// first.
+/// Returns the circles: sets of at least two files in which each file reaches all the others. The
+/// largest set comes first.
 fn circles(uses: &Uses) -> Vec<Vec<Path>> {
     let reached: BTreeMap<&Path, BTreeSet<&Path>> = uses.keys().map(|file| (file, reach(uses, file))).collect();
     let mut left: BTreeSet<&Path> = uses.keys().collect();
