@@ -277,9 +277,9 @@ static void nothing(int signal)
 }
 
 /*
- * A signal that comes during exec must not leave its mask to the new program, which checks its
- * mask. The signal is SIGURG, which is ignored by default, because it may also come in the new
- * program.
+ * A timer's signal arrives while the child executes another program. The mask that usring sets
+ * during the exec must not reach the new program, which checks its own mask. The signal is SIGURG:
+ * it may also arrive in the new program, where it is ignored by default.
  */
 static void signals_on_the_way_leave_no_mask(void)
 {

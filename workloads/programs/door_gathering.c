@@ -1,8 +1,10 @@
 /*
- * A thread waits for many events that come one by one on a ring that defers task work. usring
- * pauses meanwhile, so that events gather. A signal must end the wait in such a pause, too. The
- * sender stops with events missing and sends the signal at once. It sends a second signal only to a
- * wait that the first one has not ended in a while.
+ * A signal must end a wait even while usring lets events gather.
+ *
+ * A thread waits for 64 events on a ring with deferred task work. The events come one by one, so
+ * usring pauses between its checks, and handles several events at once. After 40 events the sender
+ * stops and sends a signal, which must end the wait. If the wait has not ended after 200 ms, the
+ * sender sends a second signal. Only few rounds may need it.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -26,7 +28,7 @@ static void note(int signal)
 	count++;
 }
 
-/* Blocks SIGUSR1. `without` gets the mask that lets it in. */
+/* Blocks SIGUSR1. Stores in `without` the previous mask, without SIGUSR1. */
 static void block(sigset_t *without)
 {
 	sigset_t with;
@@ -91,7 +93,10 @@ static void a_signal_ends_a_wait_whose_events_gather(void)
 			named(sqe, index, 0);
 		}
 		EQUAL(io_uring_submit(&ring), GATHERED);
-		/* A second signal of the last round may be pending. */
+		/*
+		 * A second signal of the previous round may be pending. It is delivered here,
+		 * before the wait.
+		 */
 		EQUAL(sigprocmask(SIG_SETMASK, &without, NULL), 0);
 		count = 0;
 		atomic_store(&round_number, round);
@@ -115,7 +120,10 @@ static void a_signal_ends_a_wait_whose_events_gather(void)
 		close(pairs[index][1]);
 	}
 	io_uring_queue_exit(&ring);
-	/* On a machine under load a signal may come before the wait. */
+	/*
+	 * On a machine under load the first signal may come before the wait, so some rounds need a
+	 * second one.
+	 */
 	HOLDS(second_signals < PAUSE_ROUNDS / 2);
 }
 

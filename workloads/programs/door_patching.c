@@ -193,9 +193,9 @@ static void other_code_may_come_where_a_site_was(void)
 }
 
 /*
- * usring must not rewrite a part of an instruction. These functions have an instruction before the
- * call that ends in the bytes of `mov $426,%eax` or contains them. In two of them that instruction
- * ends earlier. Each function returns a number that a rewritten instruction would change.
+ * usring must not rewrite a part of an instruction. In these functions the bytes of `mov $426,%eax`
+ * occur inside another instruction, or the real `mov` is not the instruction directly before the
+ * `syscall`. Each function returns 426, or another number if an instruction was rewritten.
  */
 __asm__(".text\n"
 	".macro function name\n"
@@ -256,8 +256,8 @@ __asm__(".text\n"
 extern char stores[], stores_far[], loads_another[], loads_edx[], behind_unknown[], addresses[], compares[];
 
 /*
- * Here usring may rewrite the site: the instruction before it is complete. But its last bytes look
- * like the beginning of a longer instruction.
+ * Here usring may rewrite the site, because a complete `mov` is before the `syscall`. But the last
+ * bytes of the instruction before that `mov` look like the beginning of a longer instruction.
  */
 __asm__(".text\n"
 	".balign 64\n"
@@ -289,9 +289,9 @@ static void only_whole_instructions_are_rewritten(void)
 }
 
 /*
- * Two calls share a `syscall`: enter, for a negative descriptor, and getppid. One call jumps to the
- * `syscall`, and the other call's `mov` is before it. usring may rewrite a site only if its `mov`
- * loads the number of the trapped call.
+ * Two calls share a `syscall` instruction: io_uring_enter, for a negative descriptor, and getppid.
+ * One of them jumps to the `syscall`. The `mov` directly before the `syscall` is the other call's.
+ * usring may rewrite the site only if that `mov` loads the number of the call that has trapped.
  */
 __asm__(".text\n"
 	".macro shares name, jumps, falls, condition\n"

@@ -26,7 +26,10 @@ struct state {
 
 static struct io_uring ring;
 
-/* While these load and store registers, rbx has the state's address. */
+/*
+ * LOAD_GENERAL and the macros below load and store registers from and to the state, whose address
+ * is in rbx.
+ */
 #define LOAD_GENERAL                                                                             \
 	"mov 0(%%rbx), %%rdi\n mov 8(%%rbx), %%rsi\n mov 16(%%rbx), %%rdx\n"                     \
 	"mov 24(%%rbx), %%r10\n mov 32(%%rbx), %%r8\n mov 40(%%rbx), %%r9\n"                     \

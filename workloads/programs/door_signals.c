@@ -311,8 +311,8 @@ static void no_signal_is_lost_before_a_sleep(void)
 }
 
 /*
- * A signal that ends the wait comes together with signals that the wait's mask does not block. All
- * must be delivered, though only the first one finds the thread asleep.
+ * Several signals are sent together to a thread that waits. The first one ends the wait. The wait's
+ * mask blocks none of the others, so all of them must be delivered, too.
  */
 enum { SENT_ROUNDS = 200 };
 static const int together[] = { SIGUSR1, SIGTRAP, SIGILL, SIGFPE, SIGSEGV, SIGBUS };
@@ -514,8 +514,9 @@ static void a_handler_may_set_the_mask_that_follows(void)
 	EQUAL(sigaction(SIGSEGV, &action, NULL), 0);
 	for (int round = 0; round < 3; round++) {
 		/*
-		 * The signal comes while the program runs, while it waits in a ring, or is one of
-		 * the three signals that usring keeps unblocked.
+		 * Round 0: the signal comes while the program runs. Round 1: it comes while the
+		 * program waits in a ring. Round 2: the signal is SIGSEGV, one of three that usring
+		 * keeps unblocked.
 		 */
 		if (round == 1) {
 			send_in_a_moment(SIGUSR1);

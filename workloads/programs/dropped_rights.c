@@ -190,7 +190,7 @@ static void capabilities(void)
 	only_threads_like("CapPrm:\t0000000000000000\n");
 }
 
-/* Changes the user for a while, and then for good. */
+/* Changes the effective user to and fro, and then all user ids for good. */
 static void user_for_a_while(void)
 {
 	struct busy busy = begin();
@@ -231,8 +231,8 @@ static void accept_one(struct io_uring *ring)
 }
 
 /*
- * Lays its capabilities aside and takes them up again. Then it changes its groups. The threads
- * follow before the call returns.
+ * Gives up its effective capabilities, takes them back, and changes its groups. When setgroups(2)
+ * returns, every thread of the process must have the new groups.
  */
 static void groups(void)
 {

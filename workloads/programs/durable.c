@@ -120,7 +120,7 @@ static void store_by_rename(int number, const char *bug)
 		promise(number);
 }
 
-/* Writes and syncs at once: only IO_LINK makes the fsync wait for the write. */
+/* Submits the write and the fsync in one batch. Only IO_LINK makes the fsync wait for the write. */
 static void put_and_sync(int file, const char *body, off_t at, bool links)
 {
 	io_uring_prep_write(io_uring_get_sqe(&ring), file, body, BODY, at);
@@ -136,7 +136,8 @@ static void put_and_sync(int file, const char *body, off_t at, bool links)
 	}
 }
 
-/* The file is a header with the number of records, and the records, each full of its number. */
+/* The file begins with a header line, which counts the records. Each record consists of BODY times
+ * the digit of its number. */
 static void store_in_log(int file, int number, const char *bug)
 {
 	char body[BODY], header[LINE] = { 0 };

@@ -1,12 +1,14 @@
 /*
- * Makes one request of each opcode that usring serves, one after the other, and prints
- * `NAME RESULT` for each. RESULT is the errno's name for an error, `77` for this result, and `ok`
- * otherwise. `late` follows if the request took LATE milliseconds or more. SIGUSR1 is counted, and
- * the last line has the count.
+ * Makes one request of each opcode that usring serves, one after the other. Prints a line for each,
+ * and in the last line how many times SIGUSR1 came:
  *
- * With the argument `reorder` each request is followed by a NOP in its batch, and the line has
- * `overtaken` if the NOP's CQE came first. With `overflow` it has `overflow` if the CQE went to the
- * backlog. With `spurious` it has `spurious` if the registered eventfd was signalled twice.
+ * - `NAME RESULT`. RESULT is the errno's name for an error, `77` for the result 77, and `ok`
+ *   otherwise.
+ * - `late` follows if the request took LATE milliseconds or more.
+ * - With the argument `reorder`, a NOP follows each request in its batch. `overtaken` follows if
+ *   the NOP's CQE came first.
+ * - With `overflow`, the word `overflow` follows if the CQE went to the backlog.
+ * - With `spurious`, the word `spurious` follows if the registered eventfd was signalled twice.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -69,7 +71,10 @@ static void show(const char *name)
 		else if (number == 0)
 			what = " overtaken";
 		if (answer.flags & IORING_CQE_F_MORE) {
-			/* The notification of a zero-copy send, or a multishot that goes on. */
+			/*
+			 * Another CQE follows: the notification of a zero-copy send, or the next
+			 * one of a multishot.
+			 */
 			struct io_uring_cqe *cqe;
 			struct __kernel_timespec moment = { 0, 200000000 };
 			if (io_uring_wait_cqe_timeout(&ring, &cqe, &moment) == 0) {

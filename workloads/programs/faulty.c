@@ -1,16 +1,19 @@
 /*
- * Shows which faults its calls get: makes COUNT calls of a name, one after the other, and prints
- * the result of each.
+ * Shows which faults its calls get: makes the call NAME COUNT times, one after the other, and
+ * prints the results.
  *
  *     faulty ring|call|aio NAME COUNT [step]
  *
- * With `step` the program reads a byte of the fifo `go` before each call, and writes one to the
+ * With `step` the program reads a byte from the fifo `go` before each call, and writes one to the
  * fifo `done` after it.
  *
- * A line is `NUMBER RESULT`, with the errno's name for an error and the word `late` for a call that
- * took LATE milliseconds or more. Reads fill a buffer from a file of SIZE bytes whose byte n is n
- * mod 251, and `wrong` follows if the buffer does not hold that. Writes append to the file
- * `written`, and the last line has its size. SIGUSR1 is counted.
+ * Each line is `NUMBER RESULT`. RESULT is the errno's name for an error. These words follow:
+ * - `late`: the call took LATE milliseconds or more.
+ * - `wrong`: a read has not filled the buffer with the file's bytes. The file has SIZE bytes, and
+ *   byte n is n mod 251.
+ *
+ * Writes append to the file `written`. The last lines have the number of SIGUSR1, if any came, and
+ * the file's size.
  */
 #define _GNU_SOURCE
 #include "ring.h"

@@ -1,8 +1,11 @@
 /*
- * Shows what faults do to a ring: submits five NOPs at once, prints what the CQ and the registered
- * eventfd show then, and the order of the completions. With the argument `wait`, submits a read of
- * an empty pipe instead, and prints its result. With `ways`, prints the results of three reads. The
- * first finds data in a pipe, the second waits for data, and a worker makes the third.
+ * Shows what faults do to a ring. Without an argument it submits five NOPs at once. It prints the
+ * number of CQEs, whether the CQ has overflowed, the count of the registered eventfd, and the order
+ * of the completions.
+ *
+ * - `wait`: submits a read of an empty pipe instead, and prints its result.
+ * - `ways`: prints the results of three reads instead. The first finds data in a pipe, the second
+ *   waits for data, and a worker makes the third.
  */
 #define _GNU_SOURCE
 #include "ring.h"

@@ -109,8 +109,9 @@ static void fork_while_threads_fault(void) {
 }
 
 /*
- * A thread increments a counter in swapped memory, then a second counter there, and then `counted`
- * elsewhere. So the first counter may be ahead by one, but by no more.
+ * A thread increments three counters, always in this order: two in swapped memory, and `counted`
+ * elsewhere. In a child's copy each counter may be ahead of the next, but the first one may be
+ * ahead of the last one by at most 1.
  */
 static volatile uint64_t counted;
 static void *counts(void *argument) {
@@ -243,8 +244,8 @@ static void many_children(void) {
 }
 
 /*
- * Writes a string into a page of swapped memory that has other content, too, and returns its
- * address.
+ * Writes a string into a page of swapped memory, beside the page's other content. Returns the
+ * string's address.
  */
 static char *text_at(size_t page, const char *text) {
 	char *place = (char *)memory + page * 4096 + 3000;
@@ -253,8 +254,8 @@ static char *text_at(size_t page, const char *text) {
 }
 
 /*
- * The child has not touched swapped memory when it starts a program, and the program's arguments
- * are there.
+ * The child starts a program before it has touched swapped memory itself. The program's arguments
+ * are in swapped memory.
  */
 static void heir_starts_programs(void) {
 	char *shell[] = {"sh", "-c", text_at(300, "exit 9"), NULL};

@@ -2,8 +2,9 @@
  * A process with a ring whose threads end by the system call exit(2), which libc does not see. The
  * process must end with its last thread, as it does without usring.
  *
- * argv[1] says which thread ends last. argv[2], if given, says what the kernel does not tell. The
- * program denies it to itself before it makes the ring.
+ * argv[1] selects how the threads end. argv[2], if given, names what the kernel seems to lack:
+ * `pidfd_open`, `thread` or `status`. For that the program installs a seccomp filter before it
+ * makes the ring.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -122,9 +123,9 @@ static int opens_under_way(void)
 }
 
 /*
- * The last thread ends together with threads that serve the ring. Idle workers end when the rights
- * of the program's threads change. (The kernel's own workers count as threads of the process, so
- * there the status may be a worker's.)
+ * The last thread ends together with threads that serve the ring: when the rights of the program's
+ * threads change, idle workers end. (The kernel's own workers count as threads of the process. So
+ * on the kernel the process's status may be a worker's.)
  */
 static void *ends_with_workers(void *nothing)
 {
@@ -177,7 +178,10 @@ int main(int count, char **arguments)
 	alarm(30);
 	if (strcmp(missing, "pidfd_open") == 0)
 		deny(SYS_pidfd_open, PIDFD_THREAD, EINVAL);
-	/* As if each thread ended between two steps of usring's: the step that finds it, and the next. */
+	/*
+	 * Simulates that each thread ends after usring has found it, and before usring has opened
+	 * its pidfd.
+	 */
 	if (strcmp(missing, "thread") == 0)
 		deny(SYS_pidfd_open, PIDFD_THREAD, ESRCH);
 	if (strcmp(missing, "status") == 0)

@@ -35,7 +35,10 @@ static long long moved_by(const char *thread)
 	return moved;
 }
 
-/* Returns how many bytes the calling thread and all SQ threads have moved so. */
+/*
+ * Returns how many bytes the calling thread and all SQ threads have moved by read and write calls
+ * of their own.
+ */
 static long long moved_by_submitters(void)
 {
 	char name[64];

@@ -64,7 +64,10 @@ static void registered_buffers(void)
 	io_uring_prep_read_fixed(sqe, file, pages[1] + 10, 6000, 0, 1);
 	EQUAL(result_of(&ring, sqe), 5000);
 	HOLDS(pages[1][9] == 0 && pages[1][10] == 'x' && pages[1][5009] == 'x' && pages[1][5010] == 0);
-	/* First a range that is not in the registered buffer, then an index without a buffer. */
+	/*
+	 * The first read is beyond the end of its registered buffer. The second one names an index
+	 * without a buffer.
+	 */
 	sqe = request(&ring);
 	io_uring_prep_read_fixed(sqe, file, pages[1] + 8000, 193, 0, 1);
 	EQUAL(result_of(&ring, sqe), -EFAULT);

@@ -18,7 +18,7 @@ enum { MOST = 30000, BATCH = 64 };
 enum { FEW = 32 };
 
 /*
- * If the limit is above AMPLE, usring takes BORROWED of the program's numbers
+ * If the limit is above AMPLE, usring takes BORROWED of the numbers below it for itself
  * (docs/compatibility.md).
  */
 enum { AMPLE = 8192, BORROWED = 1024 };

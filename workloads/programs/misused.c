@@ -229,7 +229,10 @@ static void leaked(bool fixed)
 	}
 }
 
-/* Ignores that a read was short, and so cancelled the write behind it. */
+/*
+ * Links a write behind a read. The read is short, so the write is cancelled. Only the fixed twin
+ * submits the rest again.
+ */
 static void broken_link(bool fixed)
 {
 	static char buffer[LENGTH];

@@ -99,7 +99,10 @@ int main(void)
 	EQUAL(status, 0);
 	EQUAL(fsync_by_call(), -EIO);
 
-	/* A process that this one starts is not concerned by the calls that trap here. */
+	/*
+	 * The rules of this process do not concern the shell that it starts, although the shell
+	 * inherits the filter that traps the calls.
+	 */
 	EQUAL(system("test -e written"), 0);
 
 	EQUAL(usring_inject_once("fsync:eror=EIO"), -EINVAL);

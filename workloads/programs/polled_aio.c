@@ -226,7 +226,7 @@ static void cannot_be_polled_for(void)
 {
 	struct io_context *context = polled();
 	int ends[2], event = eventfd(1, 0), folder = open(".", O_RDONLY | O_DIRECTORY);
-	/* For a pipe, O_DIRECT does not mean direct I/O but packets. */
+	/* On a pipe, O_DIRECT selects packet mode and not direct I/O. */
 	EQUAL(pipe2(ends, O_DIRECT), 0);
 	int files[] = { ends[0], event, folder };
 	for (int index = 0; index < 3; index++) {
@@ -261,9 +261,7 @@ static void ordinary_files(void)
 	EQUAL(one(context, iocb), 2 * BLOCK);
 	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, 0)), BLOCK);
 	HOLDS(memory[0] == 'b' && memory[BLOCK - 1] == 'b');
-	/*
-	 * Reads across the end and at the end of the file, and a write that makes the file longer.
-	 */
+	/* Reads across the end of the file and behind it, and makes the file longer by a write. */
 	iocb = request(IOCB_CMD_PREAD, plain, FILE_BLOCKS - 1), iocb.aio_nbytes = 2 * BLOCK;
 	EQUAL(one(context, iocb), BLOCK);
 	EQUAL(one(context, request(IOCB_CMD_PREAD, plain, FILE_BLOCKS)), 0);
@@ -278,8 +276,8 @@ static void ordinary_files(void)
 	iocb = request(IOCB_CMD_PREAD, plain, 0), iocb.aio_buf = BLOCK;
 	EQUAL(one(context, iocb), -EFAULT);
 	/*
-	 * One call with requests for files and for a device, with more of them than a queue takes.
-	 * A file is closed meanwhile.
+	 * Each call submits requests for a file and for a device. Together the calls submit more
+	 * than a queue takes. The file's descriptor is closed while they are in flight.
 	 */
 	static struct iocb iocbs[PER_CALL];
 	struct iocb *list[PER_CALL];

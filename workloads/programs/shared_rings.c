@@ -1,8 +1,12 @@
 /*
- * Rings that many processes use, while some of them are killed or stopped at random. Every request
- * that a process has submitted for certain has exactly one completion. A request of a process that
- * was killed while it submitted has one at most. Some requests are in flight or held back before
- * the processes are forked. Every other ring has a small CQ, so that completions overflow.
+ * Processes share rings, while some of them are killed or stopped at random. No completion may be
+ * lost or come twice:
+ *
+ * - A request has exactly one completion if its process has marked it as submitted.
+ * - A request whose process was killed while it submitted has at most one.
+ *
+ * Some requests are in flight, or held back by a drain, before the processes are forked. Every
+ * other ring has a small CQ, so that completions overflow.
  *
  * usage: shared_rings PROCESSES RINGS SECONDS
  *
@@ -11,8 +15,8 @@
  *
  * - Submitting: the process writes an entry, marks the request as begun, stores the tail, calls
  *   enter for all entries that are in the SQ, and marks its requests as submitted.
- * - Reaping: the process notes the CQE's index for its request, then moves the head. If the reaper
- *   dies in between, the next one finds the CQE again, with the index that is noted.
+ * - Reaping: the process notes the CQE's index for its request, then moves the head. If it dies in
+ *   between, the next process finds the CQE again, with the noted index.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -93,8 +97,9 @@ static int try_lock(pthread_mutex_t *mutex)
 	return error == 0;
 }
 
-/* Prepares the request by its number: some complete at once, some in a worker, some later. Few wait
- * for all earlier requests, or cancel one, which is another process's most of the time. */
+/* Prepares the request with this number. The number decides whether the request completes at once,
+ * in a worker, or later. A few requests are drains, or cancel another request, mostly one of
+ * another process. */
 static void prepare(struct io_uring_sqe *sqe, unsigned request, char *buffer)
 {
 	static struct __kernel_timespec millisecond = { .tv_nsec = 1000000 };

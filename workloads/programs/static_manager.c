@@ -1,6 +1,6 @@
 /*
- * A manager as containers have it: statically linked, it starts the program that its arguments
- * name, with the environment that it was started with, and ends as that program does.
+ * A statically linked manager, as containers use one as their first process. It starts the program
+ * that its arguments name, with its own environment, and ends with that program's exit status.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -36,8 +36,8 @@ static void verify(void)
 }
 
 /*
- * Returns an address in memory. It is another one each time: one that was not used for long, so
- * that its page is evicted.
+ * Returns an address in swapped memory, each time another one. Its page was not used for long, so
+ * it is evicted.
  */
 static unsigned char *place(void)
 {
@@ -51,14 +51,14 @@ static void files(void)
 	char name[] = "/tmp/swapped-XXXXXX";
 	int file = mkstemp(name);
 	HOLDS(file >= 0);
-	/* A path, a structure and a name that lie in the memory. */
+	/* The path, the result of stat(2) and the name are all in swapped memory. */
 	char *path = (char *)place();
 	strcpy(path, name);
 	fill();
 	struct stat *status = (struct stat *)place();
 	fill();
 	HOLDS(stat(path, status) == 0 && S_ISREG(status->st_mode));
-	/* All of it at once, which is more than may be resident. */
+	/* One call writes the whole memory, which is more than may be resident. */
 	HOLDS(write(file, memory, length) == (ssize_t)length);
 	HOLDS(lseek(file, 0, SEEK_SET) == 0);
 	memset(memory, 0, length);
@@ -76,7 +76,7 @@ static void files(void)
 	HOLDS(pwritev(file, halves, 3, PAGE) == (ssize_t)length);
 	HOLDS(pread(file, memory, length, PAGE) == (ssize_t)length);
 	verify();
-	/* The iovec itself is in the memory, too. */
+	/* The iovec itself is in swapped memory, too. */
 	struct iovec *vector = (struct iovec *)place();
 	unsigned char *target = place();
 	*vector = (struct iovec){ target, 8 };
@@ -343,7 +343,8 @@ static void *on_a_stack_of_ours(void *argument)
 }
 
 /*
- * Mappings of a kind that cannot be swapped. The memory must become the kernel's, with its content.
+ * These calls make mappings of kinds that cannot be swapped. usring must release the memory to the
+ * kernel, with its content.
  */
 static void kinds(void)
 {
@@ -352,7 +353,7 @@ static void kinds(void)
 	HOLDS(other != MAP_FAILED);
 	for (size_t page = 0; page < half / PAGE; page++)
 		*(uint64_t *)(other + page * PAGE) = ~mark(page);
-	/* A part of the memory is evicted now, another part is not. */
+	/* After this, a part of `other` is evicted, and another part is resident. */
 	verify();
 	for (size_t page = 0; page < 600; page += 3)
 		*(uint64_t *)(other + page * PAGE + 8) = page;
@@ -394,8 +395,8 @@ static void kinds(void)
 static void children(void)
 {
 	/*
-	 * system(3) and popen(3) share this process's memory until the shell has started. Their
-	 * strings are in the memory.
+	 * system(3) and popen(3) start the shell by a child that shares this process's memory.
+	 * Their strings are in swapped memory.
 	 */
 	char *command = (char *)place();
 	strcpy(command, "exit 7");

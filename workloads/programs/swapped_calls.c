@@ -84,8 +84,8 @@ static void messages(void)
 	close(pair[0]);
 	close(pair[1]);
 	/*
-	 * Receives the sender's address, and control data of a length that usring handles in a
-	 * special way.
+	 * Receives with more room than the message needs, and with the sender's address. Sets
+	 * options whose values are in swapped memory.
 	 */
 	int one = socket(AF_INET, SOCK_DGRAM, 0), other = socket(AF_INET, SOCK_DGRAM, 0);
 	struct sockaddr_in *address = out(sizeof *address);
@@ -171,7 +171,10 @@ static void lists(void)
 	struct rlimit { unsigned long now, most; } many = { MANY, MANY };
 	syscall(SYS_prlimit64, 0, 7, &many, NULL);
 	HOLDS(poll(polled, MANY, 1000) == 1 && polled[MANY - 1].revents == POLLOUT);
-	/* Files that deliver messages, with more buffer space than one message needs. */
+	/*
+	 * Reads of eventfd, inotify and signalfd. Each read returns one message, although the
+	 * buffer is larger.
+	 */
 	uint64_t *counter = out(100000);
 	HOLDS(write(event, &(uint64_t){ 5 }, 8) == 8);
 	evict();
@@ -220,7 +223,10 @@ static void lists(void)
 	*there = (struct iovec){ from, 50000 };
 	evict();
 	HOLDS(process_vm_readv(getpid(), here, 1, there, 1, 0) == 50000 && matches(to, 50000, 8));
-	/* Part of the memory has been released to the kernel by now, if that is possible. */
+	/*
+	 * mprotect(2) makes usring release a page of this memory to the kernel, if the mechanism
+	 * can do that. The calls below use memory of both kinds.
+	 */
 	unsigned char *mixed = memory + length / 2;
 	pattern(mixed, 12 * PAGE, 2);
 	evict();
@@ -235,7 +241,10 @@ static void lists(void)
 	struct stat *status = (struct stat *)(mixed + 5 * PAGE - 64);
 	evict();
 	HOLDS(fstat(file, status) == 0 && status->st_size == 12 * (off_t)PAGE);
-	/* A writev(2) to descriptor 2, as a loader makes it, works for a program, too. */
+	/*
+	 * The dynamic loader writes its messages by writev(2) to descriptor 2. A program's own call
+	 * of this form must work, too.
+	 */
 	int kept = dup(2);
 	HOLDS(ftruncate(file, 0) == 0 && lseek(file, 0, SEEK_SET) == 0 && dup2(file, 2) == 2);
 	struct iovec outside = { from, 50000 };

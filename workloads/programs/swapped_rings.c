@@ -11,7 +11,10 @@
 
 #define PAGE 4096UL
 #define MIB (1UL << 20)
-/* A flag that some headers lack. In those, `resv2` has the place of the addresses. */
+/*
+ * Flags that some headers lack. With such headers the addresses of the ring's memory go into the
+ * fields `resv2`.
+ */
 #define NO_MMAP (1U << 14)
 #define NO_SQARRAY (1U << 16)
 
@@ -23,7 +26,7 @@ static uint64_t mark(size_t page)
 	return page * 0x9e3779b97f4a7c15UL + 1;
 }
 
-/* Touches all of the memory, so that pages that were resident before are evicted. */
+/* Touches all swapped memory, so that the pages that were resident before are evicted. */
 static void drive_out(void)
 {
 	for (size_t page = 0; page < length / PAGE; page++)
@@ -31,8 +34,8 @@ static void drive_out(void)
 }
 
 /*
- * Returns the address of `bytes` bytes that were not used for long. It is another address each
- * time, at no particular offset in its page.
+ * Returns the address of `bytes` bytes of swapped memory that were not used for long. Each call
+ * returns another address, 64 bytes behind the start of a page.
  */
 static unsigned char *place(size_t bytes)
 {
@@ -66,7 +69,10 @@ static void files_with(unsigned flags)
 		unsigned char *from = place(size), *to;
 		write_pattern(from, size, each);
 		drive_out();
-		/* The words at the pages' ends have other values than in the round before. */
+		/*
+		 * `drive_out` has overwritten the last word of each page, so the pattern is written
+		 * again.
+		 */
 		write_pattern(from, size, each);
 		struct io_uring_sqe *sqe = request(&ring);
 		io_uring_prep_write(sqe, file, from, size, 0);
@@ -155,7 +161,7 @@ static void sockets(void)
 		for (int both = 0; both < 2; both++)
 			EQUAL(next_answer(&ring).res, SIZE);
 		HOLDS(has_pattern(to, SIZE, each));
-		/* The message header, its vector and its buffer are all in the memory. */
+		/* The message header, its vector and its buffer are all in swapped memory. */
 		struct msghdr *message = (struct msghdr *)place(sizeof *message);
 		struct iovec *vector = (struct iovec *)place(sizeof *vector);
 		to = place(SIZE);
@@ -182,7 +188,7 @@ static void provided_buffers(void)
 	struct io_uring ring = new_ring(16, 0);
 	int pair[2];
 	EQUAL(socketpair(AF_UNIX, SOCK_DGRAM, 0, pair), 0);
-	/* Both the buffers and the ring of buffers are in the memory. */
+	/* Both the buffers and the ring of buffers are in swapped memory. */
 	unsigned char *buffers = place(COUNT * SIZE);
 	struct io_uring_buf_ring *group = (struct io_uring_buf_ring *)(memory + 6 * MIB);
 	struct io_uring_buf_reg said = { .ring_addr = (uintptr_t)group, .ring_entries = COUNT, .bgid = GROUP };
@@ -200,7 +206,8 @@ static void provided_buffers(void)
 		unsigned char text[SIZE];
 		write_pattern(text, SIZE, each);
 		/*
-		 * Leaves out the page with the ring of buffers, because the words there are in use.
+		 * Touches the memory behind the ring of buffers. The ring's own page is left out,
+		 * because the kernel and the program use its words.
 		 */
 		for (size_t page = 6 * MIB / PAGE + 1; page < length / PAGE; page++)
 			*(volatile unsigned char *)(memory + page * PAGE) += 1;
@@ -246,7 +253,10 @@ static void names_and_times(void)
 	io_uring_queue_exit(&ring);
 }
 
-/* The ring itself is in such memory. usring releases that part of the memory to the kernel. */
+/*
+ * The ring itself is in swapped memory (NO_MMAP). usring releases that part of the memory to the
+ * kernel.
+ */
 static void rings_in_memory_of_the_programs(void)
 {
 	unsigned char *rings = memory + 14 * MIB, *entries = rings + 16 * PAGE;

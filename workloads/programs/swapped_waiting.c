@@ -70,8 +70,8 @@ static void wait_with(unsigned count)
 			close(waiters[each].ends[0]);
 			HOLDS(pthread_join(waiters[each].thread, NULL) == 0 && waiters[each].got == sizeof text);
 			/*
-			 * Threads may share a place. Only the last of those finds its own bytes
-			 * there.
+			 * Several threads may receive into the same place. Only the one that
+			 * received last finds its own bytes there.
 			 */
 			if (each + length / MIB > count)
 				HOLDS(matches(waiters[each].into, sizeof text, each));
@@ -117,7 +117,7 @@ static void streams(void)
 	HOLDS(pthread_create(&thread, NULL, send_slowly, &pair[0]) == 0);
 	HOLDS(recv(pair[1], bytes, 3 * MIB, MSG_WAITALL) == 3 * MIB && matches(bytes, 3 * MIB, 5));
 	HOLDS(pthread_join(thread, NULL) == 0);
-	/* A vector of which a part lies outside the swapped memory. */
+	/* The middle part of this vector lies outside of swapped memory. */
 	static unsigned char elsewhere[5000];
 	HOLDS(pthread_create(&thread, NULL, send_slowly, &pair[0]) == 0);
 	struct iovec *vector = out(3 * sizeof *vector);
@@ -144,7 +144,7 @@ static void streams(void)
 		                        : sendmsg(pair[0], message, 0);
 		HOLDS(sent == 3 * MIB && pthread_join(thread, NULL) == 0);
 	}
-	/* Peeked at as a whole, and still there. */
+	/* MSG_PEEK returns all bytes at once, and leaves them in the socket for the read below. */
 	HOLDS(send(pair[0], bytes, 100000, MSG_DONTWAIT) == 100000);
 	unsigned char *peeked = out(100000);
 	evict();
@@ -211,7 +211,10 @@ static void beyond_the_end(void)
 		HOLDS(recv(pair[1], last, 100000, MSG_TRUNC) == sizeof text && matches(last, sizeof text, 12));
 		pattern(part, 4 * MIB, 11);
 		evict();
-		/* Too long for the socket, whatever the memory holds. */
+		/*
+		 * The message is too long for the socket, which the kernel checks before it reads
+		 * the memory.
+		 */
 		if (round == 0)
 			HOLDS(send(pair[0], part, 16 * MIB, MSG_DONTWAIT) == -1 && errno == EMSGSIZE);
 		close(pair[0]);
@@ -250,7 +253,9 @@ static void beyond_the_end(void)
 	HOLDS(munmap(part, 4 * MIB) == 0);
 }
 
-/* A long append with little resident memory for it. */
+/*
+ * Appends 48 MiB of swapped memory by one call, while 24, 12 and 6 MiB of address space are left.
+ */
 static void much_appended(void)
 {
 	enum { TIMES = 12 };

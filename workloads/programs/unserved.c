@@ -1,5 +1,6 @@
 /*
- * A program served by usring, with a ring, which executes a statically linked program in every way.
+ * A program that usring serves executes a statically linked program in many ways: from fork and
+ * vfork children, by posix_spawn, a shell, a descriptor or another thread.
  */
 #define _GNU_SOURCE
 #include "ring.h"
@@ -55,7 +56,10 @@ static void by_posix_spawn(void)
 	succeeds(child);
 }
 
-/* The mask may differ here, because a shell may change it for its children. */
+/*
+ * The children make only the check `executes`. They cannot check the inherited signal mask, because
+ * a shell may change it.
+ */
 static void by_a_shell(void)
 {
 	EQUAL(system("./unserved_child executes && exec ./unserved_child executes"), 0);
@@ -82,7 +86,10 @@ static void *execute(void *nothing)
 	_exit(1);
 }
 
-/* The executing thread is not the main thread. By the exec it takes over the process id. */
+/*
+ * A thread other than the main thread executes the program. With the exec it takes over the process
+ * id.
+ */
 static void by_another_thread(void)
 {
 	pid_t child = fork();
@@ -100,7 +107,10 @@ static void note(int signal)
 	(void)signal;
 }
 
-/* The program has a handler for SIGWINCH. After the exec the signal is ignored by default. */
+/*
+ * SIGWINCH arrives before, during and after each exec. This program has a handler for it. In the
+ * new program it is ignored by default.
+ */
 static void under_a_storm_of_signals(void)
 {
 	HOLDS(signal(SIGWINCH, note) != SIG_ERR);

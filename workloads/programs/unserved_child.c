@@ -1,6 +1,7 @@
 /*
- * A statically linked program that a served program starts. It must run as it would without usring
- * on a kernel without io_uring. usring must serve its children if they are dynamically linked.
+ * A statically linked program that a served program starts. usring cannot serve it. It must run as
+ * on a kernel without io_uring, and must not notice usring in any other way. If it starts
+ * dynamically linked programs, usring must serve those.
  *
  * UNSERVED_ERROR is the errno that io_uring_setup answers, UNSERVED_LIMIT the limit of open files.
  */
@@ -117,7 +118,10 @@ static void blocks_signals(void)
 	EQUAL(sigprocmask(SIG_SETMASK, NULL, &now), 0);
 	HOLDS(sigismember(&now, SIGUSR1) && sigismember(&now, SIGTERM));
 	EQUAL(caught, 0);
-	/* The signal must come at the call that unblocks it, while all others are blocked. */
+	/*
+	 * The signal must be delivered in the call that unblocks it. All other signals stay
+	 * blocked.
+	 */
 	sigdelset(&all, SIGUSR1);
 	EQUAL(sigprocmask(SIG_SETMASK, &all, NULL), 0);
 	EQUAL(caught, SIGUSR1);

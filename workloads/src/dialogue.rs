@@ -68,8 +68,8 @@ impl Dialogue {
         }
     }
 
-    /// Goes on with a PING of which `matched` bytes have been received. Returns the input behind
-    /// it.
+    /// Goes on with a PING after its first `matched` bytes. Returns the input that follows the
+    /// PING.
     fn go_on<'a>(&mut self, input: &'a [u8], ping: u8, matched: usize, output: &mut Vec<u8>) -> &'a [u8] {
         let text = PINGS[usize::from(ping)];
         let wanted = &text[matched..];

@@ -31,7 +31,7 @@ fn run(words: &[&str]) -> Finished {
     checked(&Stage::new(), misused(), &["--check"]).args(words).finish()
 }
 
-/// Returns the number of the line that has this comment.
+/// Returns the number of the line in `misused.c` that has this comment.
 fn line_of(comment: &str) -> usize {
     let source = std::fs::read_to_string(SOURCE).unwrap();
     let has_comment = |line: &str| line.contains(&format!("/* {comment} */"));
@@ -40,8 +40,9 @@ fn line_of(comment: &str) -> usize {
 
 const NOTHING: &str = "usring: --check found no misuse of the rings";
 
-/// Checks that a planted bug is found, and nothing else, with its lines. `name` is that of the
-/// finding, `count` says how often it is made.
+/// Checks that `--check` reports exactly one misuse for a planted bug. `name` is the name of the
+/// misuse, `count` how often it occurred ("once"), and `lines` the marked lines of `misused.c` that
+/// the report must name.
 fn is_found(bug: &str, name: &str, count: &str, lines: &[&str]) {
     let said = run(&[bug]).succeeded().stderr;
     assert!(said.contains(&format!("usring: --check found 1 misuse of the rings, {count}\n")), "{bug}: {said}");
@@ -121,7 +122,7 @@ fn what_a_failed_program_leaves_behind_is_no_misuse() {
     assert!(finished.stderr.contains(NOTHING), "{}", finished.stderr);
 }
 
-/// Checks that a program of others is not accused.
+/// Checks that a correct program runs without a report of misuse.
 #[track_caller]
 fn uses_rings_rightly(run: Run) {
     let finished = run.finish().succeeded();

@@ -107,7 +107,7 @@ fn a_process_ends_when_its_threads_end_without_libc() {
     }
 }
 
-/// The program prints how many completions were lost or came twice.
+/// The program fails if a completion is lost or comes twice, and prints how many.
 #[test]
 fn processes_share_rings_while_some_of_them_are_killed() {
     let stage = Stage::new();
@@ -119,7 +119,7 @@ fn processes_share_rings_while_some_of_them_are_killed() {
     }
 }
 
-/// The test makes several tries, because the ring watcher seldom meets a worker just at its end.
+/// Makes several tries, because the ring watcher seldom looks exactly while a worker ends.
 #[test]
 fn an_ending_worker_is_not_taken_for_the_last_thread() {
     if on_kernel() {
@@ -135,9 +135,11 @@ fn an_ending_worker_is_not_taken_for_the_last_thread() {
     }
 }
 
-/// Linux before 6.9 has no pidfds of threads, and before 6.15 these do not report a thread's
-/// status. On any Linux a thread can end between its discovery and the start of the watch
-/// (`thread`).
+/// There are two reasons for which the kernel may not report how the last thread ended:
+///
+/// - The kernel is old: Linux before 6.9 has no pidfds of threads, and before 6.15 a thread's pidfd
+///   does not report its status.
+/// - The thread has ended before usring could open its pidfd. The case `thread` simulates this.
 #[test]
 fn a_process_whose_last_status_the_kernel_does_not_tell_ends_without_success() {
     if on_kernel() {

@@ -18,7 +18,8 @@
 #endif
 
 #define RECORDS 12
-/* Memory of the table in memory, so that some records are moved to a table on disk. */
+/* Size of the memtable, the table in memory. It is small, so that some records move to a table on
+ * disk. */
 #define MEMORY (64 << 10)
 
 static char value[9000];

@@ -24,10 +24,10 @@ use workloads::stopwatch::Sample;
 const NOBODY: u32 = 65534;
 /// Time limit for each step.
 const LIMIT: Duration = Duration::from_secs(25);
-/// Factor for `--milliseconds`: a measurement takes longer than that, because a server warms up
+/// A measurement lasts `LONGER` times as long as `--milliseconds` says, because a server warms up
 /// slowly.
 const LONGER: u32 = 5;
-/// The scale of pgbench's table, with which the table has 64 MiB.
+/// pgbench's scale factor. With 5, its largest table has 64 MiB.
 const SCALE: u32 = 5;
 
 const OPTIONS: &[Declared] = &[

@@ -279,8 +279,9 @@ impl Crowd {
         self.kinds.iter().filter(to_the_end).map(|(_, count)| count).sum()
     }
 
-    /// Waits up to 10 ms for events and handles them. Goes through all clients now and then.
-    /// `refill`: whether new clients replace those that are done.
+    /// Waits up to 10 ms for events and handles them. Every 100 ms it also handles the clients
+    /// without an event, whose pauses may be over. `refill`: whether new clients replace those that
+    /// are done.
     fn turn(&mut self, refill: bool) -> Result<(), String> {
         self.readiness.wait(10).map_err(|error| error.to_string())?;
         for at in 0..self.readiness.count() {

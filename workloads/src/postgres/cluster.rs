@@ -38,7 +38,7 @@ pub struct Cluster<'stage> {
 }
 
 impl<'stage> Cluster<'stage> {
-    /// Makes the data folder by initdb, which runs as the server will run.
+    /// Makes the data folder by initdb, under the user and the rules that the server will have.
     pub fn new(
         stage: &'stage Stage,
         postgres: &Postgres,

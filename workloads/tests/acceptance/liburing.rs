@@ -32,8 +32,8 @@ fn all(world: World, library: &[&str]) {
     }
 }
 
-/// Runs the program that counts which direct transfers the submitting threads make by system calls
-/// of their own.
+/// Runs `liburing_direct.c`. It fails if a thread that submits has moved the bytes of a direct
+/// transfer by a read or write call of its own.
 pub fn direct_transfers(world: World) {
     require(&LIBURING);
     let stage = Stage::new();

@@ -196,8 +196,9 @@ fn fork_copies_swapped_memory_to_the_child_by_every_mechanism() {
     }
 }
 
-/// Other threads fork meanwhile. While a fork copies swapped memory, every new process may get the
-/// copy. A child that should not inherit the memory must nevertheless be unable to use it.
+/// Children that should not inherit swapped memory touch it, while other threads fork. During a
+/// fork usring makes a copy of that memory for the new child. Even then the touch must kill the
+/// other child, and must not read the copy or zeroes.
 #[test]
 fn a_child_that_does_not_inherit_memory_ends_and_reads_no_zeroes() {
     for mechanism in MECHANISMS {

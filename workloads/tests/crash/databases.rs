@@ -13,7 +13,8 @@ use workloads::postgres::Postgres;
 /// Time limit of a search with PostgreSQL: its budget, the setup, the run and the last checks.
 const POSTGRES_LIMIT: Duration = Duration::from_secs(900);
 
-/// Returns the command line of a script of `programs/crash` up to its subcommand, with variables.
+/// Returns the beginning of a command line: `variables`, and a script of `programs/crash`. The
+/// caller adds the subcommand.
 fn script(variables: &str, name: &str) -> String {
     format!("{variables} sh {}/programs/crash/{name}", env!("CARGO_MANIFEST_DIR"))
 }
@@ -32,7 +33,8 @@ fn redis_keeps_what_it_has_acknowledged_only_if_it_syncs_always() {
     assert!(said.contains("key1 is missing"), "{said}");
 }
 
-/// Redis does not start from a file that ends with zeroes, which is a new size without its bytes.
+/// In the model posix a power loss can keep a file's new size but lose the bytes, which are zeroes
+/// then. Redis does not start from such a file.
 #[test]
 fn redis_does_not_start_if_its_file_has_grown_by_zeroes() {
     require(&REDIS_SERVER);
@@ -113,8 +115,8 @@ fn key_value(library: &str, sync: &str, model: &str) -> Option<Crash> {
     Some(crash_for("180s", &["--setup", &setup, "--run", &run, "--check", &check, "--model", model]))
 }
 
-/// RocksDB renames CURRENT before its folder is synced. If names reach the disk in any order, that
-/// file can name a manifest whose own name is lost.
+/// RocksDB lets CURRENT name a new manifest by a rename, and syncs the folder afterwards. If names
+/// can reach the disk in any order, CURRENT can name a manifest whose own name is lost.
 #[test]
 #[ignore = "takes minutes"]
 fn rocksdb_opens_after_each_power_loss_only_if_the_file_system_orders_names() {

@@ -80,11 +80,11 @@ fn changes_by_several_processes_and_kinds_of_calls_make_the_folder_that_is_there
     let run = "mkdir d && echo a > d/one && cat d/one d/one > d/two && cp d/two three && ln three four && \
                echo b >> three && mv d e && rm four && ln -s three five && truncate -s 3 e/two && \
                dd if=e/one of=six bs=1 seek=3 conv=notrunc 2>/dev/null; echo done";
-    // The check passes whenever nothing is promised or all is there.
+    // The check passes if the command has printed nothing yet, or if the renamed folder is there.
     let check = "[ ! -s \"$USRING_CRASH_OUTPUT\" ] || test -e e/one";
     let result = crash(&["--run", run, "--check", check]);
-    // Nothing is synced, so the promise does not hold. That the history explains the folder shows
-    // in the status, which is not 2.
+    // The command prints "done" without a sync, so a power loss can break that promise, and the
+    // status is 1. If the recorded history did not explain the folder, the status would be 2.
     let said = result.found();
     assert!(said.contains("the last line printed before the power loss: \"done\""), "{said}");
 }

@@ -1,7 +1,8 @@
-//! Tests of `usring crash`: planted bugs and their fixed twins (`programs/durable.c`), SQLite, and
-//! the ends that are neither.
+//! Tests of `usring crash`: programs with planted bugs and their fixed twins, databases, and runs
+//! that end without a verdict.
 //!
-//! - `planted`: each bug is found, by plain calls and by rings; no twin is accused.
+//! - `planted`: each bug of `programs/durable.c` is found, by plain calls and by rings, and no
+//!   fixed twin is accused.
 //! - `ends`: unknown results, commands that cannot run, and the replay of a case.
 //! - `sqlite`: Debian's SQLite with its settings for durability.
 //! - `databases`: Redis, MariaDB, PostgreSQL, LevelDB and RocksDB.

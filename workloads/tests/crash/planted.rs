@@ -2,12 +2,14 @@
 
 use crate::{Crash, crash, programs};
 
-/// Runs the store: `kind`, `bug` and `way` are those of `durable.c`.
+/// Searches with the store of `programs/durable.c`, whose arguments are `kind`, `bug` and `way`.
+/// `more` are additional options of `usring crash`.
 fn store(kind: &str, bug: &str, way: &str, more: &[&str]) -> Crash {
     let programs = programs();
     let run = format!("{} {kind} {bug} {way}", programs.durable.display());
     let check = format!("{} {kind}", programs.check.display());
-    // The log has its header, and the value of a rename is 0.
+    // The file "value" begins with 0: for the kind "log" that is a header that counts no record,
+    // for "rename" it is the stored number.
     let setup = "printf '0\\n' > value";
     let arguments = [&["--setup", setup, "--run", &run, "--check", &check], more].concat();
     crash(&arguments)

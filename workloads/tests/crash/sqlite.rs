@@ -1,10 +1,11 @@
-//! Debian's SQLite: no state is found with the settings that promise durability, and one is with
-//! those that do not.
+//! Debian's SQLite. With settings that promise durability the search finds no failing state. With
+//! weaker settings it finds one.
 
 use crate::{Crash, crash};
 use workloads::harness::{SQLITE, require};
 
-/// Inserts two rows in each of 3 transactions, and prints the number of each that is committed.
+/// Searches with a command that makes 3 transactions of two rows each, and prints the number of
+/// each transaction after its commit.
 fn transactions(settings: &str) -> Crash {
     let sqlite = require(&SQLITE);
     let insert = "BEGIN; INSERT INTO t VALUES('$i', hex(randomblob(3000))); INSERT INTO t VALUES('$i', ''); COMMIT;";
@@ -32,8 +33,9 @@ fn a_state_is_found_with_synchronous_off() {
     transactions("PRAGMA synchronous=OFF; PRAGMA journal_mode=DELETE;").found();
 }
 
-/// SQLite's documentation of synchronous=EXTRA says so: with FULL, the folder is not synced after
-/// the journal is removed, which commits the transaction.
+/// Removing the journal commits the transaction. With FULL, SQLite does not sync the folder after
+/// the removal, so a power loss can bring the journal back. SQLite's documentation of
+/// synchronous=EXTRA says so.
 #[test]
 fn with_full_and_a_removed_journal_the_last_transaction_can_be_undone() {
     let said = transactions("PRAGMA synchronous=FULL; PRAGMA journal_mode=DELETE;").found();

@@ -75,7 +75,8 @@ fn each_process_counts_for_itself_and_goes_on_after_exec() {
         let run = stage.program_with(World::Transparent, &options, Path::new("/bin/sh"));
         run.args(["-c", script]).finish().stdout
     };
-    // Each echo of the shell is a write, and a message follows a failed one on standard error.
+    // The second write of each process fails. Each echo is a write, and after a failed echo the
+    // shell writes a message to standard error.
     assert_eq!(shell("echo a; (echo b); echo c"), "a\nb\n");
     assert_eq!(shell("echo a; exec sh -c 'echo b; echo c'"), "a\nc\n");
 }

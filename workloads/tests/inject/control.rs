@@ -28,7 +28,7 @@ impl Stepped {
         Stepped { started: Some(run.start()), stage, go, done }
     }
 
-    /// Has the program make its next call, and waits for the end of the call.
+    /// Lets the program make its next call, and waits for the end of the call.
     fn step(&mut self) {
         self.go.write_all(b"x").unwrap();
         self.done.read_exact(&mut [0]).unwrap();

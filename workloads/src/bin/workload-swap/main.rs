@@ -36,15 +36,16 @@ use workloads::stopwatch;
 /// resident page takes a fifth of this time, and a fault more than twice as long.
 const FAULTED: Duration = Duration::from_micros(1);
 
-/// A measurement lasts until each thread has made this many faults or, if it has few, this many
-/// writes. Otherwise a thread that makes no progress on a busy machine would have no result.
+/// A measurement ends only after each thread has made this many faults or, if faults are rare, this
+/// many writes. Otherwise a thread that made no progress on a busy machine would have no result.
 const FEWEST_FAULTS: u64 = 20;
 const MOST_WRITES: u64 = 100_000;
 /// Longest time of a measurement.
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// For a measuring time below the duration, the memory's size is divided by the number: less memory
-/// is filled sooner.
+/// Makes short runs with less memory, because filling the memory takes time, too. If
+/// `--milliseconds` is below a row's duration, the memory's size is divided by the row's number.
+/// The first such row counts.
 const SHORTER: [(Duration, usize); 2] = [(Duration::from_millis(10), 16), (Duration::from_millis(100), 4)];
 
 const OPTIONS: &[Declared] = &[

@@ -1,5 +1,5 @@
-//! The kinds of memory that the benchmark can measure. usring's region, a pager or the kernel
-//! evicts pages and reads them back.
+//! The kinds of memory that the benchmark can measure. Pages are evicted and read back by a region
+//! of usring, by a pager, or by the kernel.
 
 use super::umap::Umap;
 use super::{Shape, kernel};
