@@ -26,10 +26,10 @@ use crate::transcript::Transcript;
 pub static CASES: [Case];
 
 pub struct Case {
-    /// Path of the case's module. Its component below `cases` is the case's room, as a group of
-    /// cases is called here.
+    /// Path of the case's module. The path's component below `cases` names the case's group. This
+    /// suite calls such a group a room.
     pub module: &'static str,
-    /// The names in `case!`: that of the function and, after `as`, another name of the case.
+    /// The function's name and, if `case!` has `as`, the other name of the case.
     pub identifiers: &'static [&'static str],
     /// Path of the source file, relative to the workspace's root.
     pub file: &'static str,

@@ -91,8 +91,8 @@ fn list(intended: bool) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Returns the cases with these names, or all cases if there are no names. `None` if a name is
-/// neither that of a case nor that of a module.
+/// Returns the cases that the names select, or all cases if there are no names. A name is that of a
+/// case or of a module of cases. Returns `None` if a name is neither.
 fn chosen(names: &[&str]) -> Option<Vec<&'static Case>> {
     if names.is_empty() {
         return Some(Case::all());

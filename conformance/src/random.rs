@@ -147,8 +147,8 @@ struct Program {
     /// Pairs of files to which this batch sends. The value says whether the sender is inside a
     /// chain.
     sent: BTreeMap<usize, bool>,
-    /// Indices of stream sockets that will receive no more data because of a shutdown, not because
-    /// of a TCP FIN.
+    /// Indices of stream sockets at which a shutdown has ended receiving: their own or, for unix
+    /// sockets, the peer's. (A TCP peer sends a FIN instead, which does not count here.)
     shut: BTreeSet<usize>,
     /// Whether the request under construction follows another request of its chain.
     is_successor: bool,
@@ -334,7 +334,7 @@ impl Program {
         }
     }
 
-    /// Records which stream sockets receive no more data after a shutdown.
+    /// Records at which stream sockets a shutdown ends receiving (`shut`).
     fn note_shutdown(&mut self, index: usize, how: i32) {
         let (is_unix, peer) = (self.files[index].kind != Kind::Tcp, index ^ 1);
         if matches!(how, libc::SHUT_RD | libc::SHUT_RDWR) {
@@ -434,8 +434,8 @@ impl Program {
         entries.retain(|entry| !self.is_notification(entry));
         entries.sort_by_key(|entry| entry.user_data);
         for entry in &mut entries {
-            // The kernel does not promise which of these errors a request gets whose worker was
-            // interrupted.
+            // If a request's worker was interrupted, the kernel does not promise which of these
+            // errors the request gets.
             match -entry.res {
                 libc::EINTR => entry.res = -libc::ECANCELED,
                 libc::EALREADY => entry.res = -libc::ENOENT,

@@ -79,8 +79,9 @@ pub fn until_process_sleeps(process: i32) -> bool {
     until(|| process_state(process) == Some('S'))
 }
 
-/// Returns whether a process goes on sleeping. A process that was woken may sleep again, but one
-/// whose wait has ended soon exits.
+/// Returns whether a process that sleeps in a call goes on sleeping. If its wait has ended, the
+/// process exits soon. If it was woken for nothing, it sleeps again, and the result is still
+/// `true`.
 pub fn still_sleeps(process: i32) -> bool {
     let mut last = None;
     until(|| {

@@ -181,8 +181,8 @@ fn on_kernel(name: &str) -> String {
     transcript(command, name)
 }
 
-/// Returns the output of a case on usring if the user is not root, so that the caller can tell
-/// whether the case needs root. For root returns an empty text.
+/// Returns the output of a case on usring, which says whether the case needs root. Returns an empty
+/// text if the user is root and can run every case.
 fn would_say(name: &str) -> String {
     // SAFETY: the call only returns a number.
     if unsafe { libc::geteuid() } == 0 { String::new() } else { on_usring(name, false) }
@@ -198,7 +198,8 @@ fn on_usring(name: &str, inline: bool) -> String {
     transcript(command, name)
 }
 
-/// The outputs of a case. `on_kernel` is `None` if only the recorded output counts.
+/// The outputs of a case. `on_kernel` is `None` if this machine's kernel cannot run the cases, so
+/// that the recorded output stands in for it.
 struct Transcripts {
     on_kernel: Option<String>,
     /// One output for each entry point (libc's `syscall()`, an instruction), with the entry point's
@@ -206,8 +207,9 @@ struct Transcripts {
     on_usring: Vec<(&'static str, String)>,
 }
 
-/// Runs a case on the kernel and, if `is_held`, on usring by each entry point. All runs are at the
-/// same time, because most cases mostly wait.
+/// Runs a case on the kernel and on usring. On usring it runs once by each entry point, or not at
+/// all if `is_held` is false (a case of `not-yet.txt`). All runs are at the same time, because most
+/// cases mostly wait.
 fn in_all_ways(name: &str, is_held: bool) -> Transcripts {
     let is_live = matches!(kernel(), Kernel::Live);
     let doors = [("libc", false), ("instruction", true)].into_iter().filter(|_| is_held);

@@ -1,5 +1,5 @@
-//! ACCEPT of one connection: its wait, the new descriptor, the report of the peer, and its other
-//! endings.
+//! ACCEPT of one connection: how it waits, the new descriptor, the peer's address, and its other
+//! results.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

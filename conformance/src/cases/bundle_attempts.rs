@@ -1,5 +1,5 @@
-//! Bundles that receive in several attempts: an attempt that finds no data limits the next attempt.
-//! A message that does not fit fails the bundle.
+//! Bundles that need more than one attempt. If an attempt finds no data, the buffers that it saw
+//! limit the next attempt. A message that does not fit into the buffers fails the bundle.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::transcript::Transcript;
 const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
 
 /// Prints completions until `bytes` bytes have arrived or the multishot has ended. Returns whether
-/// it goes on.
+/// the multishot goes on.
 fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
     loop {
         let entries = ring.wait(1);
@@ -30,9 +30,9 @@ fn receive(t: &mut Transcript, ring: &mut Ring, mut bytes: i32) -> bool {
     }
 }
 
-/// A receive makes its first attempt while its group has few buffers, and waits. Then the group
-/// gets more buffers, and data arrives. The buffers of the first attempt limit the next completion,
-/// and decide whether it is the last.
+/// At its first attempt a receive sees `buffers` buffers in its group, finds no data, and waits.
+/// Then the group gets three more buffers, and data arrives. The next completion fills at most the
+/// buffers that the first attempt saw. They also decide whether that completion is the last.
 fn first_empties_group(t: &mut Transcript) {
     for is_incremental in [false, true] {
         let make = if is_incremental { incremental_group_of } else { group_of };
@@ -66,8 +66,9 @@ fn first_empties_group(t: &mut Transcript) {
 }
 case!(first_empties_group => include_str!("bundle_attempts/first_empties_group.txt"));
 
-/// A multishot that has received its length waits for data before its next attempt. So it does not
-/// notice that the group had few buffers. `waits`: whether the data comes after the submission.
+/// After a multishot has received its length of 32 bytes, it does not try again before more data
+/// comes. By then the group has new buffers, so the multishot goes on. `waits`: whether the first
+/// data comes after the submission.
 fn waits_after_its_length(t: &mut Transcript) {
     for (kind, waits) in
         [libc::SOCK_STREAM, libc::SOCK_DGRAM].into_iter().flat_map(|kind| [(kind, false), (kind, true)])

@@ -10,8 +10,8 @@ use crate::ring::Ring;
 use crate::sqe::Change;
 use crate::transcript::Transcript;
 
-/// Two sockets are full of data, and each has a multishot. The kernel switches to the other socket
-/// after a limit of bytes or completions.
+/// Two sockets are full of data, and each has a multishot. After a limit of bytes or completions
+/// the kernel switches to the other socket.
 fn two_sockets(t: &mut Transcript) {
     const DEFER: u32 = u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN;
     let rows = [(true, 32, 600), (true, 1, 40), (true, 20, 300), (true, 0, 600), (false, 0, 600), (false, 5, 200)];

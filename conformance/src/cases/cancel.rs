@@ -214,9 +214,10 @@ case!(by_descriptor_in_a_sandbox => "
     cqe 5: 1
 ");
 
-/// A cancel by descriptor compares open files, not numbers. It finds the request by another number
-/// of the same file. It does not find the request by the original number if that number means
-/// another file by then.
+/// A cancel by descriptor compares open files, not numbers:
+///
+/// - It finds the request by any number of the same open file.
+/// - It does not find the request by the original number if that number means another file by then.
 fn descriptor_means_file(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (reader, _writer) = files::pipe();
@@ -330,8 +331,7 @@ fn by_opcode(t: &mut Transcript) {
         ring.submit();
         t.sorted(&ring.wait(if opcode == opcode::WRITE { 1 } else { 2 }));
     }
-    // Cancels by opcode: POLL_ADD, of which there is a request, and an opcode of which there is
-    // none.
+    // Cancels by opcode. There is a POLL_ADD, and no request of the other opcode.
     ring.push(by(opcode::POLL_ADD, 20));
     ring.submit();
     t.sorted(&ring.wait(2));

@@ -78,7 +78,7 @@ case!(not_cached => "
     whole and right (100, 100)
 ");
 
-/// A read of pages of which only some are cached returns all bytes.
+/// A read returns all bytes although only some of its pages are cached.
 fn partly_cached(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let scratch = Scratch::new();

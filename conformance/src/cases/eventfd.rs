@@ -364,7 +364,8 @@ fn read_by_its_own_ring(t: &mut Transcript) {
                         continue;
                     }
                     t.in_order(&entries);
-                    // That second signal can arrive as late as the next read.
+                    // The second signal may arrive only during the next read, which then returns
+                    // one more.
                     let late = user_data == 2 && u64::from_ne_bytes(bytes) == value + 1;
                     t.say(format_args!("read {}", u64::from_ne_bytes(bytes) - u64::from(late)));
                     count(t, &event);
@@ -391,7 +392,7 @@ fn read_by_another_ring(t: &mut Transcript) {
         t.say(format_args!("read {}", u64::from_ne_bytes(bytes)));
         t.in_order(&other.reap());
         count(t, &event);
-        // The ring signals once for both the task work and its completion, or twice.
+        // The ring signals for the task work and for the completion: once for both, or twice.
         t.say(format_args!("told {}", files::event_count(&answer) > 0));
     }
 }

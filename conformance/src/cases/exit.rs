@@ -290,8 +290,8 @@ unsafe extern "C" {
     fn pthread_setcanceltype(kind: i32, before: *mut i32) -> i32;
 }
 
-/// Starts a thread that runs `body`, cancels it by pthread_cancel(3), and returns whether that
-/// ended it.
+/// Starts a thread that runs `body`, and cancels it by pthread_cancel(3). Returns whether the
+/// cancellation ended the thread.
 fn cancelled(body: extern "C" fn(*mut libc::c_void) -> *mut libc::c_void, fd: i32) -> bool {
     // SAFETY: the thread gets a number as its argument, and is joined here.
     unsafe {

@@ -1,7 +1,10 @@
-//! Requests that the kernel issues from its workers: those with IOSQE_ASYNC, and those that were
-//! submitted while a ring drains. For such a request a worker polls the file first. It starts no
-//! request that may post several completions. A request from a buffer ring uses up its buffer at
-//! the first attempt.
+//! Requests that the kernel forces to its workers: those with IOSQE_ASYNC, and those that were
+//! submitted while a ring drains.
+//!
+//! - The worker first polls the request's file. If the file is not ready, the request waits.
+//! - A multishot makes its attempts after that poll, outside of the worker. A bundle that sends is
+//!   cancelled once its socket has room.
+//! - A request with a buffer ring uses up its buffer at the first attempt.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -18,7 +21,7 @@ use crate::transcript::Transcript;
 const GROUP: u16 = 3;
 const BUNDLE: u16 = u::IORING_RECVSEND_BUNDLE as u16;
 
-/// The SQE flags that make the kernel issue a request from a worker, with their names.
+/// The SQE flags that force a request to a worker, with their names.
 const WAYS: [(&str, u8); 2] = [("IOSQE_ASYNC", sqe_flags::ASYNC), ("IOSQE_IO_DRAIN", sqe_flags::IO_DRAIN)];
 
 fn submit(t: &mut Transcript, ring: &mut Ring, sqe: Sqe, way: u8) {
@@ -96,8 +99,8 @@ fn poll_of_unpolled_file(t: &mut Transcript) {
 }
 case!(poll_of_unpolled_file => include_str!("forced/poll_of_unpolled_file.txt"));
 
-/// A forced multishot waits for its file before its first attempt. So a group without buffers fails
-/// it only when data is there.
+/// The worker waits for the file before the first attempt of a forced multishot. So an empty group
+/// ends the multishot only when data is there.
 fn multishot_without_buffers(t: &mut Transcript) {
     let receiving = (opcode::RECV, u::IORING_RECV_MULTISHOT as u16);
     for ((name, way), (opcode, options)) in

@@ -350,7 +350,7 @@ case!(child_shares_descriptors => "
     parent's ring works true
 ");
 
-/// A raw clone(2), of which no library learns, makes a child that shares the descriptor table.
+/// A raw clone(2) makes a child that shares the descriptor table. No library sees that call.
 fn unseen_child_shares_descriptors(t: &mut Transcript) {
     let make = |child: &dyn Fn() -> i32| {
         // SAFETY: without a stack argument the child continues here, in its copy of the memory.

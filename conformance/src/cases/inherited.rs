@@ -59,8 +59,8 @@ case!(child_reads_and_writes => "
     the childof the
 ");
 
-/// The buffer of a request is in memory of which parent and child have separate copies. The request
-/// fills the copy of its submitter.
+/// The buffer of a request is in private memory, so parent and child have separate copies of it.
+/// The request fills the copy of its submitter.
 fn private_buffer_is_the_submitters(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, _| {
         let file = files::memory_file(b"data");

@@ -120,7 +120,8 @@ case!(chain_held_at_the_fork => "
     child: exit 0
 ");
 
-/// Number of requests in flight at once: more than a ring of 8 entries notes for its processes.
+/// Number of requests in flight at once. The journal of a shared ring of 8 entries has room for
+/// fewer.
 const MANY: u64 = 160;
 
 /// Many requests of two processes are in flight when each process submits a drain and a request

@@ -131,8 +131,8 @@ case!(backlog_keeps_the_order => "
     cqe 22: 0
 ");
 
-/// A process is killed while the backlog has completions of it and a request of it is in flight.
-/// The parent gets all its CQEs.
+/// A process is killed while completions of its requests are in the backlog, and another request is
+/// in flight. The parent gets all its CQEs.
 fn backlog_of_a_killed_child(t: &mut Transcript) {
     for kind in [Kind::Mapped, Kind::OwnMemory] {
         let mut ring = kind.ring(2, 0);

@@ -427,8 +427,8 @@ fn ring_closes(t: &mut Transcript) {
 }
 case!(ring_closes => "written: \"\"");
 
-/// The second request of a chain starts after all other requests of its submission have been
-/// started.
+/// The second request of a chain starts only after the kernel has started all other requests of the
+/// submission.
 fn goes_on_behind_batch(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     chain(t, &mut ring, &[nop(1).linked(), nop(2), nop(3)]);
@@ -554,8 +554,8 @@ case!(errors_of_calls => "
     close: -EBADF -ECANCELED
 ");
 
-/// A SEND with POLL_FIRST whose socket is writable comes before the second request of a chain that
-/// the same submission has begun.
+/// A chain's head and a SEND with POLL_FIRST are submitted together. The socket is writable, so the
+/// SEND starts before the chain's second request, which receives its bytes without waiting.
 fn polled_send_comes_before_successors(t: &mut Transcript) {
     for flags in [0, u::IORING_SETUP_SINGLE_ISSUER | u::IORING_SETUP_DEFER_TASKRUN] {
         let mut ring = Ring::with(8, |params| params.flags = flags).expect("a ring");

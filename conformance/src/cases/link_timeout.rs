@@ -415,8 +415,8 @@ case!(ring_closes => "
     bytes left 1
 ");
 
-/// A request behind the timeout waits for the limited request alone, even if that one completed
-/// before the timeout started.
+/// A request behind the timeout waits only for the limited request, not for the timeout. This holds
+/// even if the limited request has completed before the timeout started.
 fn chain_goes_on_behind_it(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(1).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = -libc::EIO as u32);
@@ -475,7 +475,7 @@ fn on_what_waits(t: &mut Transcript) {
         ring.submit();
         let mut entries = ring.wait(2);
         if let Some(limit) = entries.iter_mut().find(|entry| entry.user_data == 2 && name == "waitid") {
-            // The result is either the number of requests found, or -ETIME.
+            // The timeout's result varies: the number of requests that it found (1), or -ETIME.
             t.say(format_args!("found {}", matches!(limit.res, 1) || limit.res == -libc::ETIME));
             limit.res = 1;
         }

@@ -1,5 +1,6 @@
-//! Many requests that wait for one open file, and one descriptor number that means many files in
-//! turn. State that a ring keeps of a file after a wait must not be visible to the program.
+//! Many requests that wait for one open file, and one descriptor number that names many files, one
+//! after another. State that a ring keeps of a file after a wait must not be visible to the
+//! program.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -241,7 +242,7 @@ case!(number_used_again => "
     cqe 4: -EBADF
 ");
 
-/// Two files take turns under one number while requests wait for both.
+/// One descriptor number names two files alternately, while requests wait for both files.
 fn number_comes_back(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let (one, to_one) = files::pipe();

@@ -336,7 +336,8 @@ case!(forced_async => "
     cqe 1: 0
 ");
 
-/// A multishot on a terminal, which cannot tell in advance whether a read would wait.
+/// A terminal cannot tell in advance whether a read would wait. A multishot on a terminal works
+/// nevertheless.
 fn terminal(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, mut group) = ring_of(&memory, 8, 0);

@@ -27,8 +27,8 @@ pub fn multishot(fd: i32, user_data: u64) -> Sqe {
     })
 }
 
-/// With MSG_DONTWAIT a multishot ends with -EAGAIN after the 33 receives of one run, even if more
-/// data is there.
+/// The kernel makes at most 33 receives of a multishot without a pause. With MSG_DONTWAIT the
+/// multishot then ends with -EAGAIN, even if more data is there.
 fn do_not_wait_has_one_turn(t: &mut Transcript) {
     for (options, length) in [(0, 0), (0, 2), (u::IORING_RECVSEND_BUNDLE, 8)] {
         let memory = Pages::new(1);

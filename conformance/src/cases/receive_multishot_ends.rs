@@ -352,8 +352,8 @@ case!(data_before_end => "
     cqe 1: 0
 ");
 
-/// The peer has sent data and ended the connection before the multishot starts. The data fills its
-/// buffer or only a part. This side shuts its own direction before, afterwards, or not at all.
+/// Before the multishot starts, the peer has sent `sent` bytes and shut its sending direction down.
+/// `own`: this side shuts its own sending direction down before that, after that, or never.
 fn end_is_there(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (own, sent) in [(None, 3), (None, 16), (Some(true), 3), (Some(false), 3)] {
@@ -383,8 +383,8 @@ fn end_is_there(t: &mut Transcript) {
 }
 case!(end_is_there => include_str!("receive_multishot_ends/end_is_there.txt"));
 
-/// The data and the end of the connection arrive together, before the multishot starts or while it
-/// waits.
+/// The data and the end of the connection arrive together: while the multishot waits (`is_armed`),
+/// or before it starts.
 fn end_comes_with_data(t: &mut Transcript) {
     let bundle = u::IORING_RECVSEND_BUNDLE as u16;
     for (options, length) in [(0, 0), (0, 4), (bundle, 0), (bundle, 4), (bundle, 50)] {
@@ -416,8 +416,9 @@ fn end_comes_with_data(t: &mut Transcript) {
 }
 case!(end_comes_with_data => include_str!("receive_multishot_ends/end_comes_with_data.txt"));
 
-/// A bundle's length ends its first receive. The kernel receives the remaining bytes next, but
-/// checks for the end of the stream only at another event.
+/// The stream has 12 bytes and then its end. The first receive of the bundle ends at its length of
+/// 8 bytes, and the next one gets the remaining bytes. On the kernel the multishot notices the end
+/// of the stream only at another event.
 fn shut_for_reading(t: &mut Transcript) {
     for ((reader, writer), by_peer) in [(files::tcp(), false), (files::sockets(), false), (files::sockets(), true)] {
         let memory = Pages::new(1);

@@ -51,8 +51,8 @@ case!(in_chain => "
     cqe 3: 0
 ");
 
-/// A request with the flag that fails posts its CQE. The requests that it cancels post none, with
-/// or without the flag.
+/// If a request with the flag fails, it posts its CQE. The requests behind it in the chain are
+/// cancelled and post none, with or without the flag.
 fn broken_chain(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let failing = nop(2).op_flags(u::IORING_NOP_INJECT_RESULT).with(|sqe| sqe.len = u32::MAX);

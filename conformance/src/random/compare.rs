@@ -23,7 +23,8 @@ const KNOWN: &str = include_str!("../../known-differences.txt");
 const FIXED: &str = include_str!("../../random-seeds.txt");
 /// Time after which a random program counts as hung.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Factor for the length of waits, for each run of a seed in turn.
+/// The patience of each run of a seed, from the first run to the last: a factor for the length of
+/// waits.
 const PATIENCE: [u32; 6] = [1, 1, 3, 3, 10, 40];
 /// Number of seeds that run at the same time. It may exceed the processors, because programs mostly
 /// wait.

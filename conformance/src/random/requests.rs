@@ -119,9 +119,9 @@ impl Program {
         self.files[index].fd.as_raw_fd()
     }
 
-    /// Returns a file to receive from. `None` in three cases: a request already waits for that
-    /// file, this batch uses it, or a poll waits for data that this batch sends. (usring sees that
-    /// event only while the data is there.)
+    /// Chooses a file to receive from. Returns `None` in three cases: a request already waits for
+    /// that file, this batch uses it, or a poll waits for data that this batch sends. (In the last
+    /// case a receive could take the data before usring's poll sees it.)
     fn giver(&mut self, choices: &[usize]) -> Option<usize> {
         let index = self.random.of(choices);
         let sent = self.sent.contains_key(&(index / 2));
@@ -301,7 +301,8 @@ impl Program {
         }
         if self.random.percent(10) && is_first {
             request.ioprio |= u::IORING_RECVSEND_POLL_FIRST as u16;
-            // A send with POLL_FIRST runs after its batch, as a request inside a chain does.
+            // With POLL_FIRST a send runs only after its batch, so it counts like a send inside a
+            // chain.
             self.sent.insert(index / 2, true);
         }
         request
@@ -472,8 +473,8 @@ impl Program {
             1 => sqe.addr = BAD,
             2 => {
                 let flag = self.random.of(&[1, 0x80, 0x1000, 0x8000_0000]);
-                // For several events of a socket, usring's poll reports the events that hold, but
-                // the kernel's reports those of one wake-up.
+                // A poll for several events of a socket has different results: usring's poll
+                // reports the events that hold at its check, the kernel's those of one wake-up.
                 let is_event = sqe.opcode == opcode::POLL_ADD && flag < 0x1000;
                 sqe.op_flags ^= if is_event { 0 } else { flag };
             }

@@ -57,8 +57,8 @@ case!(receive_wait_all_goes_on => "
     head 2
 ");
 
-/// A shutdown of the reading side completes the receive with the bytes so far, and cancels its
-/// linked request.
+/// A shutdown of the reading side completes the receive with the bytes so far. With MSG_WAITALL the
+/// receive counts as failed, and its linked request is cancelled.
 fn receive_wait_all_is_shut(t: &mut Transcript) {
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         for flags in [0, libc::MSG_WAITALL as u32] {
@@ -134,8 +134,8 @@ fn receive_wait_all_ends_short(t: &mut Transcript) {
 }
 case!(receive_wait_all_ends_short => include_str!("receive_wait_all_ends_short.txt"));
 
-/// A receive that waits for more bytes holds only the buffers in which it has bytes. Other receives
-/// use the buffers after those, and the waiting receive's end does not change that.
+/// On the kernel a receive that waits for more bytes holds only the buffers in which it has bytes.
+/// Other receives use the buffers after those, and keep them when the waiting receive ends.
 fn receive_wait_all_beside_another(t: &mut Transcript) {
     let memory = Pages::new(1);
     let (mut ring, _group) = ring_of(&memory, 6);

@@ -155,7 +155,7 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     ring.push(nop(3));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // Two CQEs count for the timeout 5: that of the removed timeout and that of its removal.
+    // Two CQEs count for the timeout 5: the removed timeout's and the removal's.
     ring.push(timeout(&LONG, 0, 0, 4));
     ring.push(timeout(&LONG, 2, 0, 5));
     ring.push(timeout_remove(4, 6));
@@ -166,7 +166,7 @@ fn counts_timeouts_that_did_not_expire(t: &mut Transcript) {
     ring.push(timeout(&LONG, 0, 1 << 20, 8));
     ring.submit();
     t.sorted(&ring.wait(2));
-    // The link timeout of a request that was in time counts.
+    // A link timeout counts even if its request was in time.
     ring.push(timeout(&LONG, 2, 0, 9));
     ring.push(nop(10).linked());
     ring.push(link_timeout(&LONG, 0, 11));
