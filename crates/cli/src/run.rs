@@ -158,13 +158,13 @@ pub struct Options {
     /// Find out how the program misuses its rings, and say where.
     ///
     /// usring watches each request until its completion, and reports only what is certainly wrong.
-    /// It finds memory of a request in flight that was freed, unmapped, or changed (a write's), or
-    /// that belongs to a function that has returned. It finds files that were closed under a
-    /// request which then used them.
+    /// While a request is in flight, its memory must not be freed or unmapped, and must not belong
+    /// to a function that has returned. The memory of a write must not change. A file must not be
+    /// closed before its request uses it.
     ///
-    /// At the end it reports writes that were still in flight, and completions of writes that the
-    /// program never took from the CQ. It also reports the rest of a chain that a short transfer
-    /// cancelled, if it was not submitted again.
+    /// At the end usring reports writes that were still in flight, and completions of writes that
+    /// the program never took from the CQ. If a short transfer has cancelled the rest of its chain,
+    /// the program must submit that rest again.
     ///
     /// Each finding has the stacks of the submission and of the misdeed, with file and line if the
     /// program has debug information (-g). They are printed when the program has ended. With
