@@ -1,5 +1,6 @@
-//! A queue of completions for drivers that add one latency to all requests. The completions of one
-//! doorbell form a batch and become due together, in the order in which they were added.
+//! A queue of completions for drivers that add one latency to all requests. The completions of the
+//! requests of one doorbell form a batch. They become due together, in the order in which they were
+//! added.
 //!
 //! Drivers whose own cost must stay small use this queue. A request costs one store at submission
 //! and a copy at completion, because due times are kept per batch.
@@ -31,7 +32,7 @@ pub(crate) struct Batches {
 #[derive(Clone, Copy)]
 struct Batch {
     due: Ticks,
-    /// Position behind the batch's last completion.
+    /// Position after the batch's last completion.
     end: u32,
 }
 
@@ -65,8 +66,8 @@ impl Batches {
         true
     }
 
-    /// Ends the current batch, if it has a completion, and sets its due time. A batch does not
-    /// become due before the batches in front of it.
+    /// Ends the current batch, if it has a completion, and sets its due time. A batch never becomes
+    /// due before the batches that were added before it.
     #[inline]
     pub fn end_batch(&mut self, due: impl FnOnce() -> Ticks) {
         let mask = self.batches.len() - 1;
@@ -92,8 +93,8 @@ impl Batches {
         self.batches[self.first as usize & (self.batches.len() - 1)]
     }
 
-    /// Moves due completions to `completions`, as far as there is room. Returns whether it moved
-    /// any. Reads the clock at most once, and not at all unless the first batch has a due time.
+    /// Moves due completions to `completions`, as many as fit there. Returns whether it moved any.
+    /// Reads the clock at most once, and not at all unless the first batch has a due time.
     #[inline]
     pub fn collect(&mut self, completions: &mut Completions) -> bool {
         let now = match self.earliest() {

@@ -17,9 +17,9 @@
 //! - Two writes to *parts* of one block are serialized by a lock, so that neither overwrites the
 //!   other's bytes. Calls share no other lock.
 //! - Writes of whole blocks do not take that lock, and other processes have locks of their own. So
-//!   of a write to a part of a block and a concurrent write to the whole block, either may be lost.
-//!   So may either of two writes by two processes to parts of one block, even if the parts do not
-//!   overlap.
+//!   one of two concurrent writes may be lost if one writes part of a block and the other the whole
+//!   block. It may also be lost if two processes write to parts of one block, even to parts that do
+//!   not overlap.
 
 mod caller;
 mod callers;
@@ -87,8 +87,8 @@ impl<'a> BlockFile<'a> {
         Ok(done)
     }
 
-    /// Transfers some of the remaining bytes: a part of a block, or as many whole blocks as one
-    /// method can. Returns at least 1.
+    /// Transfers some of the remaining bytes: a part of one block, or whole blocks. Returns the
+    /// number of bytes transferred, at least 1.
     fn step(
         &self,
         caller: &mut Caller,
@@ -105,7 +105,8 @@ impl<'a> BlockFile<'a> {
         let whole =
             Whole { operation: transfer.operation, durable: transfer.durable, offset, length: left - left % block };
         match caller.straight(self.device, whole, transfer.registered, cursor) {
-            // Some of the memory may be accessible. The bounce buffer transfers that part.
+            // Either the device must not access this memory, or some of the memory is invalid. The
+            // bounce buffer transfers the bytes before the first invalid address.
             Ok(0) | Err(Errno::EFAULT) => self.bounced(caller, transfer, cursor, whole),
             other => other,
         }
@@ -185,10 +186,11 @@ impl<'a> BlockFile<'a> {
         self.command(Operation::Discard, offset, length)
     }
 
-    /// Makes blocks read as zeroes (BLKZEROOUT). If the device has no such operation, writes zeroes
-    /// if `or_write` is set.
+    /// Makes blocks read as zeroes (BLKZEROOUT). If the device has no such operation, the function
+    /// writes zeroes, provided that `or_write` is set.
     ///
-    /// Errors: those of [`BlockFile::discard`].
+    /// Errors: `EOPNOTSUPP` without the operation and without `or_write`; `EPERM` if the device is
+    /// read-only; `EINVAL` if the range is empty, not aligned to blocks, or not within the device.
     pub fn write_zeroes(&self, offset: u64, length: u64, or_write: bool) -> Result<(), Errno> {
         let supported = self.device.geometry().features.write_zeroes;
         if !supported && !or_write {
@@ -227,7 +229,7 @@ impl<'a> BlockFile<'a> {
 }
 
 /// Returns the number of bytes that were copied from or to the program's memory. Error: `EFAULT` if
-/// it is 0.
+/// no byte was copied.
 fn some(copied: usize) -> Result<u64, Errno> {
     if copied == 0 { Err(Errno::EFAULT) } else { Ok(copied as u64) }
 }

@@ -25,7 +25,7 @@ pub struct Channel {
     options: QueueOptions,
     waiter: WaiterKind,
     tracker: Option<Box<Tracker>>,
-    /// Whether the tracker is kept when the policy is no longer hybrid.
+    /// Whether the tracker is kept when the policy changes from hybrid to another one.
     keeps_tracking: bool,
 }
 
@@ -63,8 +63,8 @@ impl Channel {
         channel
     }
 
-    /// Allocates the tracker of a hybrid policy now and keeps it. For a user that must not allocate
-    /// when the policy changes.
+    /// Allocates the tracker of a hybrid policy now and keeps it. Called by a user that must not
+    /// allocate when the policy changes.
     pub fn keep_tracking(&mut self) {
         self.keeps_tracking = true;
         self.tracker();

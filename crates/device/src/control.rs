@@ -21,35 +21,41 @@ pub const MAGIC: u32 = 0x7573_0001;
 /// Maximum length of a message in bytes: a header and the text of a device.
 pub const LONGEST: usize = 8192;
 
-/// The kind of a question. Each comment names the question's parameters and, after the arrow, the
-/// content of the answer.
+/// The kind of a question. Each comment names the question's parameters and the content of the
+/// answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum QuestionKind {
-    /// → `values[0]`: number of devices; descriptor: the page with their policies.
+    /// Asks for the devices of the run. Answer: `values[0]` is their number, and the descriptor is
+    /// the page with their policies.
     List = 1,
-    /// About a device → values: st_dev and st_ino of its file, then the flag [`FALLBACK`] or 0;
-    /// text: its SPEC.
+    /// Asks about a device. Answer: `values` are st_dev and st_ino of its file, then the flag
+    /// [`FALLBACK`] or 0. The text is its SPEC.
     Describe = 2,
-    /// `values[0]`: size → descriptor: the memory that holds the device's blocks.
+    /// Asks for the memory that holds a device's blocks. `values[0]` is the size of the memory.
+    /// Answer: the descriptor of the memory.
     Memory = 3,
-    /// → descriptor: the memory that holds the queues of the device's back end.
+    /// Asks for the memory that holds the queues of the device's back end. Answer: the descriptor
+    /// of that memory.
     Arena = 4,
-    /// → `values[0]`: index of a queue; descriptors: kick, call, settled ([`QueueGrant`]). The
-    /// starter frees the queue when this connection ends, for whatever reason.
+    /// Asks for a queue of the back end. Answer: `values[0]` is the queue's index, and the
+    /// descriptors are kick, call and settled ([`QueueGrant`]). The starter frees the queue when
+    /// this connection ends, whatever the reason is.
     Queue = 5,
-    /// On the connection of a queue → empty. The back end has released the queue before the answer
-    /// is sent.
+    /// Returns the queue that was got on this connection. The answer is empty. The back end has
+    /// released the queue before the answer is sent.
     ReturnQueue = 6,
-    /// `values[0]`: length; descriptor: a memory file → values: slot and address in the back end.
+    /// Shares memory with the back end. `values[0]` is the length, and the descriptor is a memory
+    /// file. Answer: `values` are the slot and the address in the back end.
     Share = 7,
-    /// `values[0]`: slot → empty.
+    /// Ends the sharing of memory. `values[0]` is the slot. The answer is empty.
     Unshare = 8,
-    /// About [`SWAP`] → empty: the device belongs to the asking process until this connection and
-    /// those of the device's queues have ended. Error `EBUSY`: the device belongs to another
-    /// process.
+    /// Claims the device [`SWAP`]. The answer is empty. From the answer on, the device belongs to
+    /// the asking process, until this connection and those of the device's queues have ended. Error
+    /// `EBUSY`: the device belongs to another process.
     Claim = 9,
-    /// → descriptor: the memory file with the run's rules for faults. `ENODEV`: it has none.
+    /// Asks for the run's rules for faults. Answer: the descriptor of the memory file with the
+    /// rules. Error `ENODEV`: the run has none.
     Faults = 10,
 }
 

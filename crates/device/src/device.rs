@@ -55,7 +55,7 @@ impl Device {
     }
 
     /// Checks whether a polled ring may use the device. Error: `EOPNOTSUPP` if the device cannot be
-    /// polled, unless it may be used without polling.
+    /// polled and must not be used without polling.
     #[inline]
     pub fn check_polled(&self) -> Result<(), Errno> {
         let polls = self.geometry().features.polls && self.policy().polls();

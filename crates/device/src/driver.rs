@@ -17,10 +17,10 @@ use usring_sys::Errno;
 use usring_sys::kernel_aio::Waiter;
 use usring_sys::plain::IoVector;
 
-/// Most bytes of a request on a device without a lower limit: Linux's limit for one call
-/// (`MAX_RW_COUNT`). A result of 32 bits can hold it.
+/// Maximum number of bytes of a request on a device without a lower limit. It is Linux's limit for
+/// one call (`MAX_RW_COUNT`), so a result of 32 bits can hold it.
 pub const LONGEST_TRANSFER: u32 = 0x7fff_f000;
-/// Most segments of a request on a device without a lower limit (`UIO_MAXIOV`).
+/// Maximum number of segments of a request on a device without a lower limit (`UIO_MAXIOV`).
 pub const MOST_SEGMENTS: u32 = 1024;
 
 /// A device of one kind (`null`, `ram`, …), or a wrapper around a device.
@@ -39,8 +39,8 @@ pub trait Driver: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns whether a forked child may open queue pairs of its own on this driver, which reach
-    /// the same blocks. Calls `keep` with each descriptor that must stay open in the child.
+    /// Returns whether a forked child may open queue pairs of its own on this driver and reach the
+    /// same blocks. Calls `keep` with each descriptor that must stay open in the child.
     fn keep_after_fork(&self, keep: &mut dyn FnMut(i32)) -> bool {
         let _ = keep;
         false
@@ -62,7 +62,7 @@ pub trait Driver: Send + Sync {
 /// Options of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueOptions {
-    /// Most requests in flight. The tokens of requests are below this number.
+    /// Maximum number of requests in flight. The tokens of requests are below this number.
     pub depth: u32,
     /// Whether the user may sleep on [`QueuePair::interrupt`]. If not, the user only polls, and the
     /// device sends no interrupts.
@@ -86,8 +86,8 @@ pub enum Submission {
 
 /// A submission queue and a completion queue of a device.
 pub trait QueuePair: Send {
-    /// Submits a request without blocking. Only a request with the result [`Submission::Accepted`]
-    /// may have its memory accessed after this call.
+    /// Submits a request without blocking. After this call, the queue pair accesses the request's
+    /// memory only if the result was [`Submission::Accepted`].
     fn submit(&mut self, request: &DeviceRequest) -> Submission;
 
     /// Notifies the device of all accepted requests. Called once per batch. May sleep only if
@@ -104,7 +104,8 @@ pub trait QueuePair: Send {
         false
     }
 
-    /// Begins a deferred submit of all accepted requests. `None` if nothing is left to run.
+    /// Begins a deferred submit of all accepted requests. `None` if [`DeferredSubmit::run`] would
+    /// have nothing to do.
     fn begin_deferred(&mut self) -> Option<DeferredSubmit> {
         self.ring_doorbell();
         None
@@ -115,19 +116,18 @@ pub trait QueuePair: Send {
         let _ = batch;
     }
 
-    /// Appends the completions of completed requests, in any order, as far as there is room. Never
-    /// blocks.
+    /// Appends the completions of completed requests to `completions`, in any order, as many as fit
+    /// there. Never blocks.
     fn poll(&mut self, completions: &mut Completions);
 
     /// Returns whether a poll may find completions. Users call it repeatedly between polls, so it
-    /// must be cheap. `true` if only a poll can find out.
+    /// must be cheap. A queue pair that cannot know without a poll returns `true`.
     fn has_completions(&mut self) -> bool {
         true
     }
 
-    /// Returns the descriptor of the interrupt: it becomes readable after
-    /// [`QueuePair::arm_interrupt`], at a completion. `None` if the queue pair was opened without
-    /// interrupts.
+    /// Returns the descriptor of the interrupt. It becomes readable at the first completion after
+    /// [`QueuePair::arm_interrupt`]. `None` if the queue pair was opened without interrupts.
     fn interrupt(&self) -> Option<i32>;
 
     /// Returns a means for a thread to sleep until several requests have completed, if the device
@@ -145,8 +145,8 @@ pub trait QueuePair: Send {
         false
     }
 
-    /// Arms the interrupt: the next completion makes [`QueuePair::interrupt`] readable. `false` if
-    /// a request may have completed already. The user must then poll, because the descriptor may
-    /// stay unreadable.
+    /// Arms the interrupt: the next completion makes [`QueuePair::interrupt`] readable. Returns
+    /// `false` if a request may have completed already. The user must then poll, because the
+    /// descriptor may stay unreadable.
     fn arm_interrupt(&mut self) -> bool;
 }

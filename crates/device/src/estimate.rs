@@ -50,7 +50,8 @@ impl Bucket {
 /// blk-mq's estimate: half of the mean latency of each bucket.
 #[derive(Debug, Default)]
 pub struct HalfMean {
-    /// By bucket: the mean latency in the previous window; 0 if no request has completed yet.
+    /// The mean latency of each bucket in the previous window; 0 if no request of the bucket has
+    /// completed yet.
     means: [Nanoseconds; DATA as usize],
     sums: [(u32, Nanoseconds); DATA as usize],
     window_end: Option<Ticks>,
@@ -88,8 +89,8 @@ impl HalfMean {
     }
 }
 
-/// io_uring's estimate, with `IORING_SETUP_HYBRID_IOPOLL`: the least latency of a ring's requests.
-/// The ring sleeps once for each request, before its first poll.
+/// io_uring's estimate, with `IORING_SETUP_HYBRID_IOPOLL`: the lowest latency of a ring's requests
+/// so far. The ring sleeps once for each request, before its first poll.
 #[derive(Debug)]
 pub struct RingEstimate(Nanoseconds);
 
@@ -159,8 +160,9 @@ impl Expectations {
     }
 
     /// Returns how long to sleep for a request of this age, in nanoseconds; 0 for no sleep.
-    /// `alone`: no other request is in flight. `overshoot` is how much longer than requested a
-    /// sleep takes. A sleep costs about as much, so shorter sleeps do not pay.
+    /// `alone`: no other request is in flight. `overshoot`: how much longer than requested a sleep
+    /// takes. A sleep also costs about that much, so a sleep shorter than
+    /// `overshoot` does not pay.
     #[inline]
     pub fn sleep(&self, bucket: Bucket, age: Nanoseconds, alone: bool, overshoot: Nanoseconds) -> Nanoseconds {
         let sleep = self.of[bucket.index()].earliest(alone).saturating_sub(age).saturating_sub(overshoot);
@@ -183,9 +185,10 @@ impl Expectation {
         self.mean = (7 * self.mean + latency).div_ceil(8);
     }
 
-    /// Returns the age of the oldest request at which to start polling. With several requests in
-    /// flight, a late start leaves the device with less work. A single request delays only itself.
-    /// So an uncertain estimate then gives half of the mean, as in blk-mq.
+    /// Returns the age of the oldest request at which to start polling: the mean minus twice the
+    /// spread. If polling starts late, completed requests wait, and the device has less work. A
+    /// request that is `alone` delays only itself, so its age is at least half of the mean, as in
+    /// blk-mq.
     fn earliest(&self, alone: bool) -> Nanoseconds {
         let certain = self.mean.saturating_sub(2 * self.spread);
         if alone { certain.max(self.mean / 2) } else { certain }

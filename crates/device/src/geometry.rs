@@ -15,11 +15,13 @@ pub struct Geometry {
     /// Required alignment of a program's buffer in bytes; 1 for none. A driver fails a request with
     /// another buffer with `EINVAL`.
     pub alignment: u32,
-    /// Most bytes of a request. Below 2 GiB, because a result is a signed 32-bit number.
+    /// Maximum number of bytes of a request. Below 2 GiB, because a result is a signed 32-bit
+    /// number.
     pub transfer: u32,
-    /// Most segments of a request.
+    /// Maximum number of segments of a request.
     pub segments: u32,
-    /// Most queue pairs that all users together may have open; [`ANY_NUMBER`] for no limit.
+    /// Maximum number of queue pairs that all users together may have open; [`ANY_NUMBER`] for no
+    /// limit.
     pub queues: u32,
     pub features: Features,
 }
@@ -27,9 +29,8 @@ pub struct Geometry {
 /// Features of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Completions can be found without an interrupt. All drivers of this crate can do so. With the
-    /// policy `interrupt` the device is not polled nevertheless, and a polled ring gets
-    /// `EOPNOTSUPP`.
+    /// Completions can be found without an interrupt, as in all drivers of this crate. But under
+    /// the policy `interrupt` the device is not polled, and a polled ring gets `EOPNOTSUPP`.
     pub polls: bool,
     /// A write is durable only after a flush.
     pub flush: bool,

@@ -72,7 +72,7 @@ pub struct Completions {
     list: Vec<Completion>,
 }
 
-/// Most completions per poll.
+/// Maximum number of completions per poll.
 const MOST: usize = 256;
 
 impl Completions {
@@ -80,7 +80,8 @@ impl Completions {
         Self::default()
     }
 
-    /// Allocates all memory that the list will ever need. For a user that must not allocate later.
+    /// Allocates all memory that the list will ever need. Called by a user that must not allocate
+    /// later.
     pub fn reserve(&mut self) {
         self.list.reserve_exact(MOST);
     }

@@ -29,8 +29,8 @@ pub trait Supply: Send + Sync {
     }
 
     /// Returns a lent queue. Called by the queue's user, or by the control plane if the user has
-    /// died. After the call the back end accesses nothing for the queue. `connection` is that of
-    /// the [`QueueGrant`], which has no use afterwards.
+    /// died. After the call the back end accesses no memory for this queue any more. `connection`
+    /// is that of the [`QueueGrant`], and has no use afterwards.
     fn return_queue(&self, index: u32, connection: Option<&Connection>) {
         let _ = (index, connection);
     }

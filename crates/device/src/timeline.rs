@@ -42,7 +42,7 @@ impl Timeline {
         self.heap.peek().map(|Reverse(waiting)| waiting.due)
     }
 
-    /// Moves due completions to `completions`, as far as there is room. Returns how many it moved.
+    /// Moves due completions to `completions`, as many as fit there. Returns how many it moved.
     /// Reads the clock at most once, and not at all unless the first completion has a due time.
     pub fn collect(&mut self, completions: &mut Completions) -> u32 {
         let now = match self.earliest() {

@@ -26,7 +26,7 @@ enum Estimate {
 }
 
 pub(crate) struct Tracker {
-    /// By token: the request in flight.
+    /// The request in flight, indexed by its token.
     requests: Vec<Tracked>,
     oldest: u32,
     newest: u32,

@@ -7,8 +7,8 @@ use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::{pinned_memory, user_memory};
 
-/// Most bytes of a read or write (Linux's MAX_RW_COUNT). A longer transfer is shortened without an
-/// error.
+/// Maximum number of bytes of a read or write (Linux's MAX_RW_COUNT). A longer transfer is
+/// shortened without an error.
 pub const MAX_TRANSFER: u64 = 0x7fff_f000;
 
 /// Largest file offset. Offsets are signed.
@@ -39,7 +39,7 @@ pub enum Route {
     /// partial blocks, is too long for one request, crosses the device's end, or uses memory that
     /// must not be passed to the device.
     BlockFile,
-    /// Nowhere: the transfer is empty, or a read begins at or behind the device's end. The result
+    /// Nowhere: the transfer is empty, or a read begins at or beyond the device's end. The result
     /// is 0.
     Nothing,
     /// The transfer fails with this error.
@@ -74,7 +74,8 @@ impl Transfer<'_> {
         (fits && blocks && within && allowed && self.stays(geometry)).then_some(length)
     }
 
-    /// Returns whether the memory stays in place as long as the device uses it.
+    /// Returns whether the memory stays in place as long as the device uses it: it is not swapped,
+    /// or the device does not lend it to the kernel.
     #[inline]
     fn stays(&self, geometry: &Geometry) -> bool {
         !geometry.features.lends_memory || !self.segments.iter().any(|segment| pinned_memory::is_evictable(*segment))
@@ -90,7 +91,7 @@ impl Transfer<'_> {
     }
 
     /// Returns the number of bytes to transfer. The checks have Linux's order: a transfer that
-    /// starts behind the device's end skips the alignment checks, and a transfer that crosses the
+    /// starts beyond the device's end skips the alignment checks, and a transfer that crosses the
     /// end is shortened before them.
     pub(crate) fn check(&self, geometry: &Geometry) -> Result<u64, Errno> {
         let length = total(self.segments)?;

@@ -5,7 +5,7 @@
 //! # Ownership
 //! - The device owns the descriptors of a chain from the publication of the chain's head until the
 //!   driver takes the head from the used ring. Otherwise the driver owns them.
-//! - Each side writes its own ring. Behind the entries of its ring it writes its *event index*: the
+//! - Each side writes its own ring. After the entries of its ring it writes its *event index*: the
 //!   position in the other side's ring at which it wants the next notification.
 //!
 //! | word | edge |
@@ -185,8 +185,8 @@ impl VirtQueue {
         &self.memory
     }
 
-    /// Sets a descriptor of the main table. Does not write an unchanged descriptor: the device has
-    /// read it, so the cache line stays with both processors.
+    /// Sets a descriptor of the main table. An unchanged descriptor is not written: the device has
+    /// read it, so its cache line can stay in the caches of both processors.
     #[inline]
     pub fn set_descriptor(&self, index: u16, descriptor: Descriptor) {
         let words = descriptor.words();
@@ -195,8 +195,8 @@ impl VirtQueue {
         }
     }
 
-    /// Prefetches the words that the next publication writes and reads. The device has read the
-    /// available index and written the available event since the last one.
+    /// Prefetches the words that the next publication writes and reads. Since the last publication,
+    /// the device has read the available index and written the available event.
     #[inline]
     pub fn prefetch_to_publish(&self) {
         self.available_index.prefetch_to_write(0);
@@ -206,8 +206,8 @@ impl VirtQueue {
     }
 
     /// Appends a complete chain to the available ring. With few requests in flight, the ring's
-    /// entry often holds this head already. Then it is not written, so the device keeps the cache
-    /// line.
+    /// entry often holds this head already. Then the entry is not written, so the device keeps the
+    /// cache line.
     #[inline]
     pub fn add(&mut self, head: u16) {
         let entry = self.available.half_word(usize::from(self.added));
@@ -289,8 +289,9 @@ impl VirtQueue {
         self.used_index() == self.taken
     }
 
-    /// Withdraws the request for an interrupt. With EVENT_IDX a request leads to one interrupt, and
-    /// the index passes the withdrawn event index again only after 65,536 heads.
+    /// Withdraws the request for an interrupt. With EVENT_IDX the used event is set to a position
+    /// that the used index has passed already. The index comes back to this position only after
+    /// 65,536 heads.
     pub fn refuse_interrupt(&self) {
         if self.event_index {
             self.used_event.half_word(0).store(self.taken.wrapping_sub(1), Ordering::Relaxed);

@@ -1,5 +1,5 @@
 //! Tests of a device as a file. The expected results are those of a Linux block device (each
-//! measured on a loop device). They must not depend on what the device under test supports.
+//! measured on a loop device). The results must not depend on what the device under test supports.
 #![cfg(not(loom))]
 
 mod test_device;
@@ -123,7 +123,7 @@ fn a_transfer_ends_at_the_end_of_the_device() {
         }
         assert_eq!(read(file, SIZE - 512, 4096, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 4096], direct), Ok(512));
-        // The bytes behind the device's end need not be whole blocks.
+        // The bytes beyond the device's end need not be whole blocks.
         assert_eq!(read(file, SIZE - 512, 700, direct), Ok(vec![0; 512]));
         assert_eq!(write(file, SIZE - 512, &[0; 700], direct), Ok(512));
         for offset in [i64::MAX as u64, 1 << 63, u64::MAX] {
@@ -239,7 +239,7 @@ fn a_transfer_with_an_error_in_the_middle_returns_the_bytes_before_it() {
     let (device, controls, _) = driver(SIZE).device(CLASSIC);
     let file = device.as_file();
     controls.bad_byte.store(20_000, Relaxed);
-    // Blocks behind the bad block may be read, too, because pieces are in flight together.
+    // Blocks after the bad block may be read, too, because pieces are in flight together.
     assert_eq!(file.read(0, &[memory(&mut [0; SIZE as usize])], true), Ok(16 << 10));
     assert_eq!(read(file, 16 << 10, 8192, true), Err(Errno::EIO));
     assert_eq!(write(file, 19_500, &[1; 600], false), Ok(19_968 - 19_500), "bytes up to the bad block");
@@ -310,7 +310,8 @@ fn a_call_waits_as_the_current_poll_policy_says() {
         assert_eq!(read(device.as_file(), 0, 512, true), Ok(vec![0; 512]));
         controls.get(|c| &c.polls) - before
     };
-    // An attempt fails if this thread waits for a processor all the time that the device needs.
+    // On a busy machine, this thread may get no processor until the device is done. That attempt
+    // fails.
     let spins = || sooner_or_later(polls, |polls| *polls > 50);
     spins();
     policy.set(PollPolicy::Interrupt);

@@ -69,7 +69,7 @@ impl Work {
     }
 
     /// Returns whether most waits sleep at least `least` and wake before the request has completed.
-    /// On a busy machine the device seems slower than it is.
+    /// Not all waits need to, because on a busy machine the device seems slower than it is.
     fn sleeps_for_most(&self, least: Nanoseconds) -> bool {
         self.typical_sleep() >= least && 2 * self.short > self.waits
     }

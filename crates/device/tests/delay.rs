@@ -64,7 +64,7 @@ fn reads_writes_and_other_operations_have_separate_delays() {
                 assert!(took >= Duration::from_micros(milliseconds * 999), "{operation:?} took {took:?}");
                 took
             };
-            // The operation must be faster than the next one in the list, too.
+            // The time must also be shorter than the delay of the next operation in the list.
             sooner_or_later(attempt, |took| *took < Duration::from_millis(milliseconds + 20));
         }
     }

@@ -56,8 +56,8 @@ fn look(queue: &mut dyn QueuePair) -> Vec<Completion> {
     }
 }
 
-/// Returns the results of 1000 reads of eight blocks, by token; `None` for a read that does not
-/// complete at once.
+/// Returns the results of 1000 reads of eight blocks, indexed by token; `None` for a read that does
+/// not complete at once.
 fn results(text: &str) -> Vec<Option<i32>> {
     let driver = open(text);
     let memory = Memory::new(512 * BLOCKS);

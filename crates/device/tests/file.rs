@@ -371,8 +371,7 @@ fn a_batch_holds_the_largest_number_of_segments_of_a_request() {
     }
 }
 
-/// A misaligned request behind a full batch is refused at once, because it needs no room in a
-/// batch.
+/// A misaligned request after a full batch is refused at once, because it needs no room in a batch.
 #[test]
 fn a_refused_request_behind_a_full_batch_does_not_block_it() {
     let file = Place::on_disk();

@@ -48,8 +48,8 @@ impl Back {
         self.memory.half_word(PLACES.used_index()).store(index + 1, Edge::UsedIndex.release());
     }
 
-    /// Asks for a notification when the available index moves past `index`. Returns whether it has
-    /// not moved yet.
+    /// Asks for a notification when the available index moves past `index`. Returns whether the
+    /// available index is still `index`.
     fn sleep(&self, index: u16) -> bool {
         self.memory.half_word(PLACES.used + 4 + 16).store(index, Ordering::Relaxed);
         Edge::AvailableEvent.barrier(Side::Sleeper);

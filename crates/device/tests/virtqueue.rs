@@ -9,7 +9,7 @@ use usring_sys::mapping::Mapping;
 use usring_sys::shared::SharedMemory;
 
 const PLACES: QueueLayout = QueueLayout { descriptors: 0, available: 256, used: 516, size: 16 };
-/// Offsets of the used ring's flags, and of the available event behind that ring.
+/// Offsets of the used ring's flags, and of the available event after that ring.
 const USED_FLAGS: usize = 516;
 const AVAILABLE_EVENT: usize = 516 + 4 + 8 * 16;
 const USED_EVENT: usize = 256 + 4 + 2 * 16;
@@ -33,8 +33,8 @@ fn a_polling_device_is_never_notified() {
 
     let (memory, mut queue_by_event) = queue(true);
     assert!(publish(&mut queue_by_event, 1), "event index 0 asks for the first entry's notification");
-    // The event index is still 0, as that of a device that has seen one entry and polls from then
-    // on.
+    // The event index is still 0: a device that has seen the first entry, and polls from then on,
+    // does not change it.
     assert!(!publish(&mut queue_by_event, 3));
     memory.half_word(AVAILABLE_EVENT).store(4, Ordering::Relaxed);
     assert!(publish(&mut queue_by_event, 1));

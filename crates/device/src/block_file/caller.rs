@@ -12,17 +12,17 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::relax;
 use usring_sys::{Errno, epoll, processor, timer_slack};
 
-/// Most pieces (requests) of one call that are in flight.
+/// Maximum number of pieces (requests) of one call that are in flight at a time.
 const DEPTH: u32 = 32;
-/// Most segments of a piece, which is one request of a call.
+/// Maximum number of segments of a piece, which is one request of a call.
 const SEGMENTS: usize = 64;
-/// Bytes of the bounce buffer, unless the device's block is larger; then it is one block.
+/// Bytes of the bounce buffer. If the device's block is larger, the buffer is one block.
 const BOUNCE: u32 = 64 << 10;
 
 pub struct Caller {
     channel: Channel,
     completions: Completions,
-    /// By token: the piece that the request in flight transfers.
+    /// The piece that each request in flight transfers, indexed by the request's token.
     pieces: [Piece; DEPTH as usize],
     /// One bit for each token, set if the token is not in use.
     free: u32,
@@ -110,8 +110,8 @@ impl Caller {
     }
 
     /// Transfers whole blocks directly from or to the program's memory, as far as the device may
-    /// access it, and advances the cursor. Returns the bytes transferred; 0 if the device must not
-    /// access the memory at the cursor.
+    /// access the memory. Advances the cursor. Returns the bytes transferred; 0 if the device must
+    /// not access the memory at the cursor.
     pub fn straight(
         &mut self,
         device: &Device,
@@ -259,7 +259,7 @@ impl Caller {
         answer(self.completions.as_slice()[0].result)
     }
 
-    /// Returns the most bytes that [`Caller::bounce`] can transfer.
+    /// Returns the maximum number of bytes that [`Caller::bounce`] can transfer.
     pub fn bounce_length(&mut self, device: &Device) -> u64 {
         self.bounce.make(device);
         self.bounce.length as u64

@@ -11,13 +11,13 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::{Errno, spread, thread, width};
 
 const MOST: usize = 16;
-/// Number of locks for writes to parts of blocks. Blocks with the same lock wait for each other
-/// needlessly, and nothing else.
+/// Number of locks for writes to parts of blocks. Several blocks share a lock. The only effect is
+/// that writes to two of these blocks wait for each other needlessly.
 const TURNS: usize = 64;
 
 pub(crate) struct Callers {
-    /// At most one queue pair for each entry (*seat*). A call locks a seat until it returns. A
-    /// thread first tries its home seat ([`home`]).
+    /// An array of *seats*. A seat is a lock, with a queue pair from its first use on. A call holds
+    /// a seat until it returns. A thread first tries its home seat ([`home`]).
     seats: [Mutex<Option<Caller>>; MOST],
     /// One bit for each seat, set once the seat has got a queue pair.
     open: AtomicU32,
@@ -81,20 +81,21 @@ impl Callers {
         Ok(Seat(seat))
     }
 
-    /// Locks a block against other writes to parts of it.
+    /// Locks a block against other writes to parts of the block.
     pub(super) fn turn(&self, block: u64) -> Guard<'_, ()> {
         self.turns[width::size(block % TURNS as u64)].lock()
     }
 }
 
 /// Opens a queue pair for the seat if it has none. The queue pair has interrupts if the device's
-/// policy is now `interrupt`.
+/// policy is `interrupt` at this moment. A queue pair without interrupts is replaced under that
+/// policy.
 fn occupy(device: &Device, seat: &mut Option<Caller>) -> Result<(), Errno> {
     let interrupts = device.policy() == PollPolicy::Interrupt;
     match seat {
         Some(caller) if !interrupts || caller.has_interrupts() => Ok(()),
         Some(caller) => {
-            // If no other queue pair can be opened, the old one still works, by polling.
+            // If no other queue pair can be opened, the call keeps the old one and polls it.
             if let Ok(other) = Caller::new(device, interrupts) {
                 *caller = other;
             }

@@ -10,7 +10,7 @@ use usring_sys::{mapping, pinned_memory, user_memory, width};
 #[derive(Clone, Copy)]
 pub struct Cursor<'a> {
     segments: &'a [IoVector],
-    /// Bytes of the first segment that were used already.
+    /// Number of bytes of the first segment that were used already.
     within: u64,
 }
 
@@ -40,9 +40,9 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Collects in `list` the next segments, as long as a device of this geometry may access them:
-    /// at most `room` segments and `most` bytes. Advances the cursor past them. Returns their
-    /// bytes.
+    /// Collects the next segments in `list` and advances the cursor past them. Stops after `room`
+    /// segments or `most` bytes, or at memory that a device of this geometry must not access.
+    /// Returns the number of bytes in `list`.
     pub fn gather(&mut self, list: &mut Vec<IoVector>, room: usize, most: u64, geometry: &Geometry) -> u64 {
         let (alignment, lends) = (u64::from(geometry.alignment), geometry.features.lends_memory);
         let mut bytes = 0;

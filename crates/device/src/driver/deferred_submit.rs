@@ -1,7 +1,7 @@
 //! Deferred submits: batches of accepted requests for a device whose notification may sleep. The
-//! kernel's AIO does a part of each request within io_submit(2), and sometimes all of it. Examples
-//! are a write through the page cache, which waits while too much of the cache is dirty, and a file
-//! system in user space.
+//! kernel's AIO does a part of each request within io_submit(2), and sometimes all of it. For
+//! example, a write through the page cache waits while too much of the cache is dirty. A file
+//! system in user space may take any time.
 //!
 //! - A batch belongs to the thread that submits it, and accesses nothing of the queue pair.
 //! - So the thread needs no lock of the queue pair. Other threads may use the queue pair meanwhile,
@@ -17,13 +17,14 @@ use usring_sys::kernel_aio::Batch;
 use usring_sys::{Errno, wait};
 use usring_uapi::aio::IoEvent;
 
-/// How often a submission is retried for which the kernel has no memory, and the pause between two
-/// attempts in nanoseconds. The AIO context itself always has room for the queue pair's depth.
+/// How often io_submit(2) is repeated while it fails with EAGAIN, which means that the kernel has
+/// no memory. The thread sleeps for `PAUSE` nanoseconds between two attempts. (The AIO context
+/// itself always has room for the queue pair's depth.)
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
-/// A deferred submit: one or more batches of requests. After [`DeferredSubmit::run`] they contain
-/// the errors of the requests that the kernel refused.
+/// A deferred submit: one or more batches of requests. After [`DeferredSubmit::run`] the batches
+/// contain the errors of the requests that the kernel refused.
 pub struct DeferredSubmit(pub(super) Box<PendingBatch>);
 
 impl DeferredSubmit {
@@ -51,8 +52,8 @@ pub(super) struct PendingBatch {
     pub refused: Vec<IoEvent>,
     /// Whether io_submit(2) itself is denied to this process, whatever the call submits.
     pub is_denied: bool,
-    /// The next batch. It has requests that were accepted later, for whose segments this batch had
-    /// no room.
+    /// The next batch, whose requests were accepted later. This batch had no room for their
+    /// segments.
     pub next: Option<Box<PendingBatch>>,
 }
 
@@ -72,15 +73,16 @@ impl PendingBatch {
                 continue;
             }
             self.is_denied = self.is_denied || is_filters(error) && self.iocbs.is_call_refused();
-            // The error belongs to the first request. The kernel may accept the requests behind it.
+            // The error belongs to the first request. The kernel may still accept the requests
+            // after it.
             let data = self.iocbs.drop_first();
             self.refused.push(IoEvent { data, res: error.negative().into(), ..IoEvent::default() });
         }
     }
 }
 
-/// Returns whether the error may be the answer of a seccomp filter to the call. A security module
-/// may also answer a single request with it.
+/// Returns whether a seccomp filter may have answered the call with this error. Alternatively, a
+/// security module may have refused one request with it.
 fn is_filters(error: Errno) -> bool {
     matches!(error, Errno::EPERM | Errno::ENOSYS | Errno::EACCES)
 }

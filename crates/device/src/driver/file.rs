@@ -16,8 +16,8 @@
 //!
 //! Without O_DIRECT, io_submit(2) would make the whole transfer, so a buffered file has no AIO
 //! context. A read that the page cache can serve is served immediately. Every other request goes to
-//! a worker. If no AIO context can be made (`aio-max-nr`, a sandbox), the requests for any file go
-//! to workers.
+//! a worker. If no AIO context can be made (`aio-max-nr`, a sandbox), workers serve all requests,
+//! also those for a direct file.
 //!
 //! # Changes to the file
 //! - A removed or renamed file stays the device.
@@ -116,8 +116,8 @@ impl FileDriver {
             write_zeroes: !options.read_only,
             read_only: options.read_only,
             forgets: false,
-            // Without AIO each transfer is a system call of usring, which itself pins swapped
-            // memory.
+            // Only AIO lends memory to the kernel. Without AIO each transfer is a system call of
+            // usring's own, which pins swapped memory for its duration.
             lends_memory: direct.is_some(),
         };
         let transfer = LONGEST_TRANSFER - LONGEST_TRANSFER % block;

@@ -29,15 +29,15 @@ pub static KIND: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Most bytes of zeroes that are written in place. A longer range is punched as a hole into the
-/// memory file, which takes a system call and frees the pages.
+/// Maximum number of bytes of zeroes that are written in place. A longer range becomes a hole in
+/// the memory file, which takes a system call and frees the pages.
 const ZEROED_IN_PLACE: u64 = 128 << 10;
 
-/// Number of copies ahead for which the address translation and the first cache line are
-/// prefetched. A translation takes as long as several cache lines.
+/// How many copies ahead the thread prefetches a copy's address translation and first cache line. A
+/// translation takes as long as several cache lines.
 const LOOKED_UP: usize = 4;
-/// Bytes of the next copy that are prefetched. The processor prefetches the bytes behind them by
-/// itself.
+/// Bytes of the next copy that the thread prefetches. The processor prefetches the bytes after them
+/// by itself.
 const FETCHED: u64 = 1024;
 
 struct Ram {

@@ -5,7 +5,7 @@
 //! | part | file |
 //! |---|---|
 //! | the memory of the queues | [`arena`] |
-//! | change and end of the back end | [`generation`] |
+//! | replacement and end of the back end | [`generation`] |
 //! | a queue pair | `queue` |
 //! | detecting the end of the control plane | `lifeline` |
 //! | program memory shared with the back end | `shares` |
@@ -47,7 +47,7 @@ pub static KIND: DeviceKind = DeviceKind {
     open: Opening::Device(open),
 };
 
-/// Most queues of a device: as many as the protocol's messages can number.
+/// Maximum number of queues of a device: as many as the protocol's messages can number.
 pub const MOST_QUEUES: u64 = 256;
 
 fn check_queues(layer: &Layer) -> Result<(), &'static str> {
@@ -63,7 +63,8 @@ fn check_queues(layer: &Layer) -> Result<(), &'static str> {
 pub struct Options<'a> {
     pub socket: &'a str,
     pub reconnect: bool,
-    /// Number of queues. `None`: as many as the back end has, up to a limit of the control plane.
+    /// Number of queues. `None`: all queues that the back end has, up to a limit of the control
+    /// plane.
     pub queues: Option<u32>,
 }
 

@@ -18,8 +18,7 @@ pub fn find(name: &str) -> Option<&'static DeviceKind> {
 mod tests {
     use super::*;
 
-    /// The parser relies on the names: by its name alone, an option is assigned to the device or to
-    /// its wrapper.
+    /// The parser assigns an option to the device or to its wrapper by the option's name alone.
     #[test]
     fn device_and_wrapper_options_have_distinct_names() {
         let (wrappers, devices): (Vec<&DeviceKind>, Vec<&DeviceKind>) =

@@ -37,8 +37,8 @@ pub fn parse(text: &str) -> Result<Spec, SpecError> {
         match parser.name() {
             POLL => parser.policy(start, Nesting { wrapper: None, depth: 0 })?,
             OVERWRITE => parser.overwrite(start, Nesting { wrapper: None, depth: 0 })?,
-            // Reached only behind a wrapper's parenthesis. A device without wrapper has parsed all
-            // its options before.
+            // Reached only after the closing parenthesis of a wrapper. Without a wrapper, `layer`
+            // has parsed the options of the device already.
             found => {
                 let (found, kind) = (found.to_owned(), outermost.kind);
                 return Err(parser.error(start, Problem::UnknownOption { found, kind, wrapper: None }));
@@ -111,8 +111,8 @@ impl Parser<'_> {
         Ok(layer)
     }
 
-    /// Reads the options of one layer, each after a separator. Stops in front of an option that
-    /// belongs to the wrapper around the layer.
+    /// Reads the options of one layer, each after a separator. Stops before an option that belongs
+    /// to the wrapper around the layer.
     fn options(&mut self, layer: &mut Layer, first: char, place: Nesting) -> Result<(), SpecError> {
         let mut separator = first;
         loop {

@@ -138,7 +138,7 @@ impl Probability {
         self.0
     }
 
-    /// Makes a probability of so many billionths, at most [`Probability::ALWAYS`].
+    /// Makes a probability of `parts` billionths, at most [`Probability::ALWAYS`].
     pub fn from_billionths(parts: u64) -> Probability {
         Probability(u32::try_from(parts).unwrap_or(Self::ALWAYS).min(Self::ALWAYS))
     }

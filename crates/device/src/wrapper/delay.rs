@@ -1,8 +1,9 @@
 //! A wrapper that adds latency. It holds back each completion of the inner device for a time that
 //! depends on the request's direction.
 //!
-//! The time begins when the wrapper finds the inner completion. If the inner device completes
-//! requests at once, that is at the doorbell, otherwise at a poll.
+//! The time begins when the wrapper finds the inner completion. The wrapper looks for completions
+//! at the doorbell and at each poll. If the inner device completes requests at once, the time
+//! begins at the doorbell.
 
 use super::held::Held;
 use crate::distribution::Distribution;
@@ -112,7 +113,7 @@ struct DelayQueue {
 struct Span {
     /// The added latencies, in ticks.
     spans: Spans,
-    /// By token: the direction of the request in flight.
+    /// The direction of each request in flight, indexed by token.
     directions: Vec<u8>,
     random: Random,
 }

@@ -42,7 +42,7 @@ enum Fate {
     Well,
     /// Fails with EIO. The inner device does not get the request.
     Fails,
-    /// Transfers at least one block, but not all blocks.
+    /// Transfers at least one block, but fewer blocks than requested.
     Short,
     /// Never completes. The inner device does not get the request, so the request's memory is not
     /// accessed.
@@ -203,15 +203,15 @@ struct FaultyQueue {
     lateness: Lateness,
     dice: Dice,
     block: u64,
-    /// The draw for the next request, if that request was drawn before and the inner device had no
-    /// room.
+    /// The draw for the next request. `None` if the next request was not drawn yet. A request is
+    /// drawn once, even if the inner device had no room and the request is submitted again.
     drawn: Option<Drawn>,
     /// Segments of the shortened request that is being submitted.
     segments: Vec<IoVector>,
 }
 
 struct Lateness {
-    /// By token: whether the completion is late.
+    /// Whether the completion is late, indexed by token.
     late: Vec<bool>,
     /// Added latency of a late completion, in ticks.
     by: u64,

@@ -137,8 +137,8 @@ impl<'a> Rig<'a> {
         }
     }
 
-    /// Returns whether a completion is known without another poll: of a request that was executed
-    /// by a worker, was refused, or was found by an earlier poll.
+    /// Returns whether a completion is known already, so that no poll is needed. Its request was
+    /// executed by a worker, was refused, or was found by an earlier poll.
     pub fn is_answered(&self) -> bool {
         !self.found.is_empty()
     }

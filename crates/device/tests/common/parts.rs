@@ -82,7 +82,8 @@ pub fn segments_of_any_length_are_filled_in_order(subject: &Subject) {
     let total = 8 * geometry.block as usize;
     let lengths = [unit, 3 * unit, 2 * unit, total - 6 * unit];
     let mut memory = Memory::new(total + 4 * 4096);
-    // Each segment lies below the segment in front of it in the list, with a gap between the two.
+    // Each segment has a lower address than the segment before it in the list, with a gap between
+    // the two.
     let mut segments = Vec::new();
     let mut end = total + 4 * 4096;
     for length in lengths {
@@ -237,7 +238,7 @@ pub fn an_invalid_address_fails_with_efault(subject: &Subject) {
         assert!(is_error(result, Errno::EFAULT), "{operation:?} with a bad address: {result}");
         if driver.geometry().segments > 1 {
             let result = rig.transfer(operation, 0, &[good.segment(0, block as usize), bad]);
-            // As with pwritev(2), the data in front of the bad address may have been transferred.
+            // As with pwritev(2), the data before the bad address may have been transferred.
             let is_short = result == block as i32;
             let is_answer = is_short || is_error(result, Errno::EFAULT);
             assert!(is_answer, "{operation:?} with a bad second address: {result}");

@@ -32,14 +32,15 @@ pub struct Controls {
     /// Number of times that an interrupt was armed.
     pub interrupts: AtomicU64,
     pub most_in_flight: AtomicU64,
-    /// Number of open queue pairs, and the most that may be open.
+    /// Number of open queue pairs.
     pub queues: AtomicU32,
+    /// Maximum number of queue pairs that may be open.
     pub most_queues: AtomicU32,
     /// A request that covers this byte of the device fails. `u64::MAX`: no request fails.
     pub bad_byte: AtomicU64,
     /// Every n-th request needs a worker (`Driver::execute`).
     pub worker_every: AtomicU64,
-    /// Most requests in flight in a queue pair, however deep it is.
+    /// Maximum number of requests in flight in a queue pair, whatever its depth is.
     pub room: AtomicU32,
     /// Addresses that no request may use. `None`: all may be used.
     pub forbidden: Mutex<Option<Range<u64>>>,
@@ -89,7 +90,8 @@ pub struct TestDriver {
     pub controls: Arc<Controls>,
 }
 
-/// Returns a driver with `size` bytes. Its requests are short, and may use memory at any address.
+/// Returns a driver with `size` bytes. It accepts only short requests with few segments, but their
+/// memory may have any address.
 pub fn driver(size: u64) -> TestDriver {
     user_memory::install_fault_handler();
     let features = Features { polls: true, flush: true, discard: true, write_zeroes: true, ..Features::default() };

@@ -21,7 +21,7 @@ const EXPECTS_BYTES: u64 = 1 << 32;
 /// Bit of a request's `aio_data`: the completion does not signal the interrupt's eventfd.
 const SILENT: u64 = 1 << 33;
 
-/// Most segments of all vectored requests of a batch.
+/// Maximum number of segments of all vectored requests of a batch.
 const VECTORS: usize = 2 * MOST_SEGMENTS as usize;
 
 /// The eventfd that becomes readable for a sleeping user.
@@ -37,8 +37,8 @@ impl Interrupt {
         eventfd::drain(self.eventfd.number());
     }
 
-    /// Signals the user, if the interrupt is armed. For a completion that the kernel does not
-    /// signal.
+    /// Signals the user, if the interrupt is armed. Called for a completion that the kernel does
+    /// not signal.
     fn ring(&mut self) {
         if core::mem::take(&mut self.is_armed) {
             eventfd::signal(self.eventfd.number());
@@ -86,8 +86,8 @@ pub struct AioQueue {
     interrupt: Option<Interrupt>,
 }
 
-/// Most empty batches to keep. One is needed for each thread that submits at the same time, usually
-/// few.
+/// Maximum number of empty batches to keep. Each thread that submits at the same time needs one,
+/// and there are usually few such threads.
 const SPARE: usize = 4;
 
 /// The file that requests are for.
@@ -186,7 +186,7 @@ impl AioQueue {
         self.open.iocbs.has_room(segments)
     }
 
-    /// Submits all batches in this thread. For the case that there is no memory for an empty batch.
+    /// Submits all batches in this thread. Called if there is no memory for an empty batch.
     #[cold]
     fn submit_here(&mut self) {
         for mut pending in core::mem::take(&mut self.closed) {
@@ -408,8 +408,8 @@ fn completion(event: &IoEvent) -> Completion {
     }
 }
 
-/// A queue pair that serves a read at once if the page cache has the data. It leaves all other
-/// requests to workers, so no request is ever in flight.
+/// A queue pair that serves a read at once if the page cache has the data. A worker serves each
+/// other request, so no request is ever in flight here.
 pub struct InlineQueue {
     file: Arc<HeldDescriptor>,
     /// Whether to try each read with RWF_NOWAIT in the submitting thread.

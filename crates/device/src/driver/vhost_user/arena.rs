@@ -26,13 +26,13 @@ use usring_sys::width;
 /// Address of the arena in the back end. Registered memory of programs has higher addresses.
 pub const BASE: u64 = 1 << 40;
 
-/// Descriptors of a queue. A queue has at most as many requests in flight.
+/// Number of descriptors of a queue. A queue has at most this number of requests in flight.
 pub const QUEUE_SIZE: u16 = 256;
 
-/// Most bytes of a read or write, which is the size of a request's bounce memory.
+/// Maximum number of bytes of a read or write, which is the size of a request's bounce memory.
 pub const TRANSFER: u32 = 512 << 10;
 
-/// Most descriptors of a request: header, data, status.
+/// Maximum number of descriptors of a request: header, data, status.
 pub const MOST_DESCRIPTORS: usize = 128;
 
 const GENERATION: usize = 0;
@@ -71,11 +71,13 @@ pub struct Parameters {
     /// Size of the device in bytes.
     pub size: u64,
     pub block: u32,
-    /// Most bytes of a descriptor, and most data descriptors of a request.
+    /// Maximum number of bytes of a descriptor.
     pub segment_bytes: u32,
+    /// Maximum number of data descriptors of a request.
     pub segments: u32,
-    /// Most sectors of a discard, and of a write of zeroes.
+    /// Maximum number of sectors of a discard.
     pub discard_sectors: u32,
+    /// Maximum number of sectors of a write of zeroes.
     pub zeroes_sectors: u32,
     pub queues: u32,
     /// Whether a completed write is durable only after a flush.

@@ -45,8 +45,8 @@ const MOST_SECTORS: u64 = i64::MAX as u64 / SECTOR;
 /// Bytes of the configuration space that the driver reads.
 pub const CONFIGURATION: usize = 60;
 
-/// Request types, indexed by [`Operation`]. A table is faster than a `match`, whose jump runs too
-/// seldom to be predicted.
+/// Request types, indexed by [`Operation`]. A table is faster than a `match`: the processor would
+/// often mispredict the jump of a `match`.
 const KINDS: [u64; 5] = {
     let mut kinds = [0; 5];
     kinds[Operation::Read as usize] = 0;
@@ -148,7 +148,8 @@ impl Parameters {
             block: self.block,
             alignment: 1,
             transfer,
-            // Bounce memory combines any number of segments into one.
+            // The driver accepts more segments than the device: bounce memory combines them into
+            // one.
             segments: crate::driver::MOST_SEGMENTS,
             queues: self.queues,
             features: Features {
@@ -163,7 +164,7 @@ impl Parameters {
         }
     }
 
-    /// Returns the most bytes of a discard or a write of zeroes, as whole blocks.
+    /// Returns the maximum number of bytes of a discard or a write of zeroes, as whole blocks.
     pub fn most_cleared(&self, operation: Operation) -> u64 {
         let sectors = if operation == Operation::Discard { self.discard_sectors } else { self.zeroes_sectors };
         u64::from(sectors) * SECTOR / u64::from(self.block) * u64::from(self.block)

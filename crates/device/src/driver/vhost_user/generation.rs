@@ -16,8 +16,8 @@
 //!    ([`Edge::Settled`]). No user changes the rings any more while the back end reads them.
 //!
 //! A user that never polls delays only its own queue. An odd generation means that there will be no
-//! other back end; users then answer EIO. If the control plane was killed, it cannot store that
-//! value, and a user stores it instead (`lifeline`).
+//! other back end. Users then complete their requests with EIO. If the control plane was killed, it
+//! cannot store that value, and a user stores it instead (`lifeline`).
 
 use usring_sys::ordering::Edge;
 use usring_sys::shared::SharedMemory;
@@ -34,8 +34,8 @@ pub fn begin(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store((generation & !1).wrapping_add(2), Edge::Generation.release());
 }
 
-/// Stores that no back end follows that of `generation`. A user calls this, too, if the control
-/// plane has died.
+/// Marks `generation` as the last one: no other back end follows. If the control plane has died, a
+/// user calls this function instead.
 pub fn end(memory: &SharedMemory, at: usize, generation: u32) {
     memory.word(at).store(generation | 1, Edge::Generation.release());
 }

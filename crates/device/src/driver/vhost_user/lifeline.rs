@@ -11,8 +11,8 @@ use usring_sys::epoll::{self, Epoll, PollDescriptor};
 use usring_sys::unix_socket::Connection;
 use usring_sys::{Errno, eventfd};
 
-/// Number of polls in a row without a completion, after which the connection is checked. They take
-/// far longer than a request of a back end.
+/// After this number of polls in a row without a completion, the connection is checked. These polls
+/// take far longer than a back end takes for a request.
 const PATIENCE: u32 = 4096;
 
 /// Events of poll(2) on a connection whose other side has closed.

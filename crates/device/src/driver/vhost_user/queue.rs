@@ -23,9 +23,9 @@ use usring_sys::plain::IoVector;
 use usring_sys::sync::Arc;
 use usring_sys::{Errno, UserAddress, eventfd, width};
 
-/// Descriptors of a request with one piece of data. While at least `PLENTY` descriptors of the main
-/// table are unused, such a request gets no indirect table. The back end would have to look that
-/// up.
+/// Number of descriptors of a request with one piece of data. While at least `PLENTY` descriptors
+/// of the main table are unused, such a request gets no indirect table, because the back end would
+/// have to read that table, too.
 const SHORT: usize = 3;
 const PLENTY: usize = QUEUE_SIZE as usize / 2;
 
@@ -43,12 +43,13 @@ pub struct Queue {
     indirect: bool,
     /// The generation for which the rings are laid out: see [`super::generation`].
     generation: u32,
-    /// Heads that no request uses, and descriptors of the main table that belong to no chain. A
-    /// free head may still have the chain of its last request.
+    /// Two kinds of descriptors of the main table, by index: heads that no request uses, and
+    /// descriptors that belong to no chain. A free head may still have the chain of its last
+    /// request.
     free: Vec<u16>,
     /// Number of unused descriptors of the main table. Chains of free heads count as unused.
     unused: usize,
-    /// By head: the request, its segments and its chain.
+    /// The request, its segments and its chain, indexed by head.
     requests: Vec<Request>,
     /// Number of rounds that were begun so far.
     sequence: u64,
@@ -61,10 +62,11 @@ pub struct Queue {
 struct Request {
     /// The request that the back end is serving, if any.
     active: Option<Active>,
-    /// Where a read's bounce memory will be copied to. The vector keeps its capacity.
+    /// The program's memory to which a read's bounce memory will be copied. The vector keeps its
+    /// capacity.
     segments: Vec<IoVector>,
-    /// Descriptors of the main table behind the head: those of this request, or of the head's last
-    /// one.
+    /// Descriptors of the main table that follow the head in its chain. They belong to this
+    /// request, or to the last request of an unused head.
     chain: Vec<u16>,
 }
 
@@ -200,7 +202,7 @@ impl Queue {
     }
 
     /// Adds a round of a request to the available ring, with the data in `self.data`. The caller
-    /// has counted the head as used, but not the descriptors behind it.
+    /// has subtracted the head from `self.unused`. This function subtracts the other descriptors.
     #[inline]
     fn launch(&mut self, head: u16, operation: Operation, offset: u64) {
         self.headers.write(usize::from(head), block::header(operation, offset));
@@ -351,9 +353,9 @@ impl Queue {
     fn change_generation(&mut self, generation: u32) {
         self.generation = generation;
         if self.interrupts {
-            // The control plane has signalled this eventfd for the new generation. It may also be a
-            // signal of the back end. None is lost, because the caller looks for used heads in any
-            // case.
+            // The control plane has signalled this eventfd for the new generation. The back end may
+            // have signalled it, too. No completion is lost, because the caller looks for used
+            // heads in any case.
             eventfd::drain(self.grant.call.number());
         }
         if self.is_dead() {
@@ -390,8 +392,7 @@ impl Queue {
         }
     }
 
-    /// Collects completed requests, as far as there is room. Returns the number of completed
-    /// rounds.
+    /// Collects completed requests, as many as fit. Returns the number of completed rounds.
     ///
     /// The back end's processor has the cache line of each completed request's status. This thread
     /// reads the line now, and writes it for the next request. So it prefetches the line for
@@ -539,7 +540,8 @@ impl QueuePair for Queue {
         if !self.interrupts || self.is_dead() {
             return false;
         }
-        // The eventfd is cleared first, so that a later signal stays.
+        // The eventfd is cleared before the generation and the rings are checked, so a later signal
+        // is not lost.
         if !self.lifeline.take_call(self.grant.call.number()) {
             self.device.arena.end();
             return false;

@@ -21,8 +21,9 @@ pub struct Share {
 /// The driver's list of shared memory, in order of address.
 #[derive(Default)]
 pub struct Shares {
-    /// Counts the changes of the list. A queue pair may briefly use an older copy: memory is shared
-    /// before the first request that needs this, and until after the last.
+    /// Counts the changes of the list. A queue pair may briefly use an older copy of the list,
+    /// which does no harm. Memory is shared before the first request that needs it shared, and
+    /// stays shared until after the last one.
     version: AtomicU32,
     list: Mutex<Vec<Share>>,
 }
