@@ -24,7 +24,7 @@ pub enum ExtentKind {
 pub struct AddressSpace {
     range: Range<usize>,
     unit: usize,
-    /// By the extent's start address: its end address and its kind.
+    /// The end address and the kind of each extent, indexed by its start address.
     extents: BTreeMap<usize, (usize, ExtentKind)>,
 }
 
@@ -59,9 +59,9 @@ impl AddressSpace {
         Some(room)
     }
 
-    /// Extends the mapping that ends at `end` by `length` bytes, if the addresses behind it are
-    /// free. Returns whether they are. The bytes from `end` to the end of its unit may hold content
-    /// of an earlier mapping.
+    /// Extends the mapping that ends at `end` by `length` bytes. Returns `false`, without a change,
+    /// if the addresses after `end` are not free. The bytes from `end` to the end of its unit may
+    /// hold content of an earlier mapping.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.up(stop);
@@ -96,7 +96,7 @@ impl AddressSpace {
         parts.filter(|part| part.start < part.end).collect()
     }
 
-    /// Returns the parts of a range in which no extent lies, in order of address.
+    /// Returns the parts of a range that belong to no extent, in order of address.
     pub fn holes(&self, range: &Range<usize>) -> Vec<Range<usize>> {
         let mut holes = Vec::new();
         let mut start = range.start;
@@ -153,8 +153,8 @@ impl AddressSpace {
         self.insert(range.start, range.end, kind);
     }
 
-    /// Returns the units of a range that the caller has freed, without the first or the last unit
-    /// if an extent lies in it.
+    /// Returns the units of a range that the caller has just freed. Leaves out the first and the
+    /// last unit if an extent still lies in it.
     pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
         let (mut start, mut end) = (self.down(range.start), self.up(range.end));
         let is_idle = |unit: usize| self.is_free(&(unit..unit + self.unit));

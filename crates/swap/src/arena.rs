@@ -20,8 +20,8 @@ const CLASSES: usize = 8;
 const MOST_BLOCKS: usize = 256;
 const WORDS: usize = MOST_BLOCKS / 64;
 
-/// The two highest bits of a page's entry: not the start of a block (0), the first page of a run
-/// (`RUN`), or a page of small blocks (`SMALL`).
+/// The two highest bits of a page's entry. `RUN`: the first page of a block of whole pages.
+/// `SMALL`: a page of small blocks. 0: no block starts in the page.
 const KIND: u32 = 3 << 30;
 const RUN: u32 = 1 << 30;
 const SMALL: u32 = 2 << 30;
@@ -35,20 +35,20 @@ pub struct Arena {
     state: Mutex<State>,
     /// One bit for each page, set if the page is allocated.
     used: PageArray<AtomicU64>,
-    /// By page: its kind, and below it the number of pages of a run or the size class of small
-    /// blocks.
+    /// An entry for each page. The two highest bits are the page's kind ([`KIND`]). The other bits
+    /// are the number of pages of a run, or the size class of small blocks.
     entries: PageArray<AtomicU32>,
-    /// By page of small blocks: one bit for each block, set if the block is allocated.
+    /// For each page of small blocks: one bit for each block, set if the block is allocated.
     blocks: PageArray<AtomicU64>,
-    /// By page of small blocks with a free block: the next such page of its size class, plus one. 0
-    /// ends the list.
+    /// For each page of small blocks with a free block: the next such page of its size class, plus
+    /// one. 0 ends the list.
     links: PageArray<AtomicU32>,
 }
 
 struct State {
     /// The page at which the next search for several pages begins.
     next: usize,
-    /// By size class: the first page with a free block, plus one. 0 if there is none.
+    /// For each size class: the first page with a free block, plus one. 0 if there is none.
     partial: [u32; CLASSES],
 }
 

@@ -3,9 +3,9 @@
 //! computing, evicting or polling. The kernel ends its own polling when the scheduler wants the
 //! processor; a process can only yield.
 //!
-//! Yielding pays only if the other threads yield, too. A thread that computes keeps the processor
-//! for a time slice of some milliseconds (a *long turn*). After a long turn the caller does not
-//! yield during a pause:
+//! Yielding pays only if the other threads yield, too. A thread that computes does not: it keeps
+//! the processor for a time slice of some milliseconds (a *long turn*). After a yield that took a
+//! long turn, the caller makes a *pause*, during which it does not yield:
 //! - The first pause is twice as long as the turn.
 //! - If a yield soon after a pause meets a long turn again, the pause doubles, up to [`MOST_TURNS`]
 //!   times the turn.
@@ -13,7 +13,7 @@
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// Nanoseconds. A yield that takes longer has met a thread that does not yield itself.
+/// Nanoseconds. If a yield takes longer, the processor went to a thread that does not yield.
 const LONG_TURN: u64 = 1_000_000;
 
 /// Longest pause without yields, as a multiple of the turn that caused the pause.

@@ -140,7 +140,7 @@ impl fmt::Display for Sentence<'_> {
 enum Purpose {
     /// To swap to the store.
     Swapping,
-    /// To find problems of the store before a process swaps to it.
+    /// To find problems of the store in the launcher, before a process swaps to it.
     Trial,
 }
 
@@ -152,7 +152,7 @@ pub struct Backing {
     pub policy: Option<PolicyWord>,
     /// The lock that keeps every other process from swapping to the store.
     pub claim: Option<HeldDescriptor>,
-    /// Bytes in front of the first slot, which hold the header.
+    /// Bytes before the first slot, which hold the header.
     pub header: u64,
 }
 
@@ -162,7 +162,7 @@ impl Backing {
         Self::open_for(Purpose::Swapping, spec, supply)
     }
 
-    /// Returns the number of bytes behind the header, which are divided into slots.
+    /// Returns the number of bytes after the header, which are divided into slots.
     pub fn capacity(&self) -> u64 {
         self.device.geometry().size.saturating_sub(self.header)
     }
@@ -217,9 +217,9 @@ impl Backing {
     }
 }
 
-/// Tests a store before a run: opens it as the process that will swap to it does, without keeping
-/// other processes from it. Writes the header, which that process then finds. Returns the device's
-/// geometry, and the number of bytes for slots.
+/// Tests a store before a run. Opens the store as the process that will swap to it does, but does
+/// not keep other processes from using it. Writes the header, which that process then finds.
+/// Returns the device's geometry, and the number of bytes for slots.
 pub fn try_out(spec: &Spec, supply: Box<dyn Supply>) -> Result<(Geometry, u64), Refusal> {
     let backing = Backing::open_for(Purpose::Trial, spec, supply)?;
     Ok((*backing.device.geometry(), backing.capacity()))
@@ -241,7 +241,7 @@ trait Examined {
     /// Reads up to `length` bytes from `offset` on. Returns fewer bytes at the end of the store.
     fn read(&mut self, offset: u64, length: usize) -> Result<&[u8], Errno>;
 
-    /// Returns the offset of the first data at or behind `offset`; `None` if only a hole follows.
+    /// Returns the offset of the first data at or after `offset`; `None` if only a hole follows.
     /// Error: `EINVAL` if the store cannot report its holes.
     fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno>;
 }
@@ -331,8 +331,9 @@ impl StoreFile {
         Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
     }
 
-    /// Checks a block device that another program has opened exclusively: a process that swaps to
-    /// it, or a mounted file system. A trial may use a device that usring swaps to.
+    /// Checks a block device that another program has opened exclusively. That is a mounted file
+    /// system, or a process that swaps to the device. A trial may use a device that usring swaps
+    /// to.
     fn check_user(mut self, purpose: Purpose) -> Result<Self, Refusal> {
         let is_ours = self.read(0, HEADER as usize)?.starts_with(SIGNATURE);
         match (is_ours, purpose) {

@@ -24,7 +24,7 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// Index of the peak in the first row, behind the counters. The limit and the unit follow it.
+/// Index of the peak in the first row, after the counters. The limit and the unit follow it.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
@@ -52,7 +52,8 @@ impl Counters {
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
     }
 
-    /// Raises the peak (most pages resident at any time) to `resident`, if the peak is lower.
+    /// Raises the peak to `resident` if it is lower. The peak is the highest number of pages that
+    /// were ever resident.
     #[inline]
     pub fn raise_peak(&self, resident: usize) {
         let peak = &self.0[PEAK];
@@ -86,11 +87,11 @@ pub struct Statistics {
     pub pages: u64,
     /// Bytes of a page.
     pub page_size: u64,
-    /// Most pages that may be resident, as set by the user.
+    /// Maximum number of pages that may be resident, as set by the user.
     pub limit: u64,
     /// Pages resident now.
     pub resident: u64,
-    /// Most pages resident at any time.
+    /// Highest number of pages that were ever resident.
     pub peak: u64,
     /// Pages pinned now.
     pub pinned: u64,
@@ -134,10 +135,11 @@ pub mod run {
     use usring_sys::page_array::PageArray;
     use usring_sys::{Errno, mapping};
 
-    /// Most processes that are counted in a file. Later processes count only for themselves.
+    /// Maximum number of processes that are counted in a file. Later processes count only for
+    /// themselves.
     pub const MOST: usize = 64;
-    /// Bytes of the file: one page, whose first word is the number of parts assigned, then the
-    /// parts.
+    /// Bytes of the file: one page, then the parts. The first word of that page is the number of
+    /// parts that were assigned.
     pub const SIZE: usize = mapping::PAGE + MOST * PART;
     const PART: usize = ROWS * WORDS * size_of::<u64>();
 

@@ -1,5 +1,5 @@
-//! Drops content of pages that the program no longer needs. Also evicts pages down to a lower
-//! limit.
+//! Drops the content of pages that the program no longer needs. Also evicts pages until at most a
+//! given number is resident.
 
 use crate::evict::{Aim, MOST, MOST_FAILURES, Obstacle, PATIENCE};
 use crate::page::{Pins, State, Taken};
@@ -10,7 +10,8 @@ use usring_sys::{Errno, page_fault};
 /// Result of an attempt to discard the pages of one cluster.
 enum DiscardStep {
     Done,
-    /// Another thread has taken this page. It may wait for the gate, so the caller opens the gate.
+    /// Another thread has taken this page, and may be waiting for the gate. So the caller must open
+    /// the gate and wait for the page.
     WaitFor(usize),
     Pinned,
 }
@@ -120,8 +121,8 @@ impl Pager {
         taken.release(if opened.is_ok() { State::Dirty } else { before });
     }
 
-    /// Evicts until at most `pages` pages are resident. Errors: `ENOSPC` if the store is full;
-    /// `EBUSY` if the remaining pages are pinned; the device's errors.
+    /// Evicts pages until at most `pages` pages are resident. Errors: `ENOSPC` if the store is
+    /// full; `EBUSY` if the remaining pages are pinned; the device's errors.
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
         let fault_slot = page_fault::fault_slot();
         loop {

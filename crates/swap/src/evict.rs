@@ -6,8 +6,8 @@
 //! entries.) All resident and unpinned pages of the selected cluster are evicted together:
 //!
 //! 1. Gate shut: take the pages and write-protect them, by one system call for each run of pages.
-//! 2. Gate open: write the pages that have no slot to consecutive slots, by one request. Clean
-//!    pages have one. A page of zeroes is not written and becomes `Untouched`.
+//! 2. Gate open: write the dirty pages to consecutive slots, by one request. Clean pages have a
+//!    slot already. A page of zeroes is not written and becomes `Untouched`.
 //! 3. Gate shut: free the pages' memory, by one system call for each run.
 //!
 //! A run ends at a resident page that is not evicted, or at a page that was released to the kernel.
@@ -33,18 +33,18 @@ use usring_sys::Errno;
 use usring_sys::plain::IoVector;
 use usring_sys::sync::Ordering;
 
-/// Most pages in a cluster.
+/// Maximum number of pages in a cluster.
 pub const MOST: usize = 64;
 
-/// Failed writes after which an eviction gives up. After as many in a row, the store counts as
-/// failing.
+/// An eviction gives up after this number of failed writes. After this number of failures in a row,
+/// the store counts as failing.
 pub const MOST_FAILURES: u32 = 8;
 
 /// Nanoseconds. Longest sleep of a thread that found no page to evict while other threads evict.
 pub const PATIENCE: u64 = 1_000_000;
 
-/// Number of reports of this process that its limit cannot be kept, by reason: store full, writes
-/// fail, all pages in use.
+/// How often this process has reported that its limit cannot be kept, for each reason: the store is
+/// full, writes fail, all pages are in use.
 static COMPLAINTS: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 const MOST_COMPLAINTS: [u32; 3] = [1, 8, 1];
 
@@ -60,8 +60,8 @@ pub enum Obstacle {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MadeRoom {
-    /// There is room: the caller keeps the room of a page that it evicted. If it gave that room
-    /// back while the limit is exceeded, two threads could evict each other's pages for ever.
+    /// The caller has room: it keeps the room of a page that it evicted. If it released that room
+    /// while the limit is exceeded, two threads could evict each other's pages for ever.
     Taken,
     /// The caller has no room yet, and should try again.
     Perhaps,
@@ -72,8 +72,8 @@ pub enum MadeRoom {
 pub struct Aim {
     /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
-    /// Most freed pages that still count as resident afterwards, because the caller keeps their
-    /// room.
+    /// The caller keeps the room of up to this number of the freed pages. These still count as
+    /// resident afterwards.
     pub kept: usize,
     /// The eviction also ends when this number of clusters could not be written. With 0, only clean
     /// pages are evicted, which need no write.
@@ -92,9 +92,10 @@ pub struct Outcome {
 /// The resident pages of a cluster that the evictor has taken.
 struct Batch<'a> {
     cluster: Range<usize>,
-    /// By position in the cluster: the page, if the evictor has taken it.
+    /// The pages of the cluster that the evictor has taken, indexed by position in the cluster.
+    /// `None` for any other page.
     taken: [Option<Taken<'a>>; MOST],
-    /// By position in the cluster: the page's state after the eviction.
+    /// The state of each page after the eviction, indexed by position in the cluster.
     next: [State; MOST],
 }
 
@@ -110,8 +111,8 @@ impl Batch<'_> {
 
 impl Pager {
     /// Makes room for a faulting thread: evicts from one cluster, or waits for other threads'
-    /// evictions. Raises the limit by many pages if nothing can be evicted, or if fewer pages can
-    /// be evicted than one instruction may need.
+    /// evictions. Raises the limit by many pages in two cases: nothing can be evicted, or the
+    /// eviction yields fewer pages than one instruction may need.
     pub fn evict_directly(&self, fault_slot: usize) -> MadeRoom {
         let ended = self.evictions.ended();
         let pages = if self.takes_nothing() { LEAST_CHUNK } else { 1 };
@@ -243,7 +244,7 @@ impl Pager {
     }
 
     /// Evicts the clean and dirty pages of a cluster that are not pinned. `None` if another thread
-    /// has claimed the cluster, or if a fork waits for all clusters.
+    /// has claimed the cluster, or if a fork is about to claim all clusters.
     fn evict_cluster(&self, cluster: usize, queue: &mut StoreQueue, aim: Aim, fault_slot: usize) -> Option<Outcome> {
         if self.wanted_whole.load(Ordering::Relaxed) != 0 {
             return None;
@@ -310,7 +311,7 @@ impl Pager {
     }
 
     /// Makes the dirty pages of the batch readable through the pager's own mapping. Skips the pages
-    /// between them, because reading a page without memory would allocate memory for it.
+    /// between them: a read access to a page without memory would allocate memory for it.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), Obstacle> {
         let is_dirty = |position: usize| batch.is_dirty(position);
         self.for_neighbours(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
@@ -373,7 +374,7 @@ impl Pager {
     }
 
     /// Writes the next dirty pages of the batch, from position `start` on, to the slots of `run`.
-    /// Returns the position behind the last of these pages.
+    /// Returns the position after the last of these pages.
     fn write_run(&self, batch: &mut Batch, start: usize, run: Run, queue: &mut StoreQueue) -> Result<usize, Errno> {
         let mut segments = [IoVector { base: 0, length: 0 }; MOST];
         let (mut count, mut placed, mut position) = (0, 0, start);

@@ -2,10 +2,14 @@
 //! until one of them completes. `evict` begins and completes evictions; `background` and `discard`
 //! wait for them, too.
 //!
-//! Order of a completing eviction: `ended` += 1 → `running` -= 1. Order of a waiter: read `ended` →
-//! find nothing to evict → read `running` → read `ended` again. If `running` is 0, the second read
-//! of `ended` counts every eviction that was under way at the first. If the two reads are equal,
-//! none has made room meanwhile.
+//! | thread | order |
+//! |---|---|
+//! | completes an eviction that has made room | `ended` += 1 → `running` -= 1 |
+//! | waits | read `ended` → find nothing to evict → read `running` → read `ended` again |
+//!
+//! If the waiter reads `running` = 0, every eviction that ran at its first read of `ended` has
+//! completed. Its second read of `ended` counts those that made room. If both reads are equal, no
+//! eviction has made room in between.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;

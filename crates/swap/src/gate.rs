@@ -28,8 +28,8 @@ const CLAIMED: u32 = 1 << 29;
 const WAITED: u32 = 1 << 30;
 const SHUT: u32 = 1 << 31;
 
-/// Polls before a waiter sleeps. They take about as long as the system calls that threads make
-/// inside the gate.
+/// Number of polls before a waiter sleeps. They take about as long as the system calls that threads
+/// make inside the gate.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 #[derive(Clone, Copy, Debug)]

@@ -17,9 +17,9 @@
 //! shut. The wait for a claim has a time limit: its holder may be waiting for a device that does
 //! not answer. The fork then fails.
 //!
-//! Between steps 1 and 2 every child inherits the memory, with zeroes in place of evicted pages. If
-//! the parent cannot undo that after the fork, children without a copy unmap the memory
-//! ([`Withheld`]).
+//! From step 1 on, the kernel gives the memory to every child of the process, with zeroes in place
+//! of evicted pages. The parent undoes that after the fork. If it cannot, later children without a
+//! copy unmap the memory ([`Withheld`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
 use crate::gate::{Claim, Resting};
@@ -69,8 +69,8 @@ pub struct Inheritance {
 
 impl Mappings {
     /// Stops evictions and faults before a fork that gives the child a copy of the memory. Waits at
-    /// most `patience` for running evictions. Until the result is dropped, the caller forks once,
-    /// touches none of the memory, and runs no signal handler that might touch it.
+    /// most `patience` for running evictions. Until the result is dropped, the caller may fork
+    /// once. It must not touch the memory, or run a signal handler that might touch it.
     ///
     /// Errors:
     ///
@@ -114,11 +114,12 @@ impl Mappings {
     }
 
     /// Prepares a fork whose child gets no copy of the memory. Returns the memory that the child
-    /// would inherit nevertheless and must unmap; `None` if there is none.
+    /// would inherit without a copy and must unmap; `None` if there is none.
     ///
-    /// If `is_ours`, the lock of the mappings is held until the result is dropped. If not, the
-    /// forking process is a vfork child, which borrows its parent's memory. That child could be
-    /// killed while it holds the lock, so it releases the lock at once.
+    /// `is_ours`: whether the forking process owns this memory. If so, the lock of the mappings is
+    /// held until the result is dropped. Otherwise the forking process is a vfork child, which
+    /// borrows its parent's memory. A vfork child could be killed while it holds the lock, so it
+    /// releases the lock at once.
     pub fn withhold(&'static self, is_ours: bool) -> Option<Withheld> {
         if !self.exposed.load(Ordering::Relaxed) {
             return None;
@@ -133,8 +134,8 @@ impl Mappings {
         self.exposed.load(Ordering::Relaxed).then_some(withheld)
     }
 
-    /// Asks the kernel to leave the memory out of future children. Sets `exposed` if the kernel did
-    /// not.
+    /// Asks the kernel to leave the memory out of future children. Sets `exposed` if the kernel
+    /// refuses.
     fn take_back(&self, parts: &[Range<usize>]) {
         let taken_back = self.region.pager.mechanism.set_inherited(parts, false);
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
@@ -195,7 +196,7 @@ impl Drop for Held {
 
 /// Keeps threads from beginning an eviction while a fork claims all clusters. Otherwise they would
 /// compete for fewer and fewer unclaimed clusters. A thread that needs room waits until this value
-/// is dropped, as it waits for another thread's eviction.
+/// is dropped, as it would wait for another thread's eviction.
 struct Quiet<'a>(&'a Pager);
 
 impl<'a> Quiet<'a> {
@@ -290,8 +291,8 @@ impl Pager {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // End of the last span if the next page may extend it. `None` after a page that was not
-        // taken.
+        // Where the last span ends, if the next page may extend that span. `None` after a page that
+        // was not taken.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));

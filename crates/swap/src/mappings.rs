@@ -34,22 +34,24 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 /// choose. They are equal in every process, so a constant seccomp filter can recognise them.
 pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// Least limit in bytes. The pages that system calls pin are then a small part of the limit.
+/// Smallest limit in bytes. It is large enough that the pages that system calls pin are a small
+/// part of it.
 pub const LEAST_LIMIT: usize = 4 << 20;
-/// Most bytes that one transfer of a read or write call pins at a time.
+/// Maximum number of bytes that one transfer of a read or write call pins at a time.
 const MOST_PINNED: usize = 1 << 20;
-/// Least value of the option `min` (the smallest mapping that is swapped), in bytes.
+/// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
 
-/// Bytes of addresses for each byte of capacity. The surplus leaves free ranges despite
-/// fragmentation.
+/// Bytes of addresses for each byte of capacity. Because of this surplus, large free ranges remain
+/// despite fragmentation.
 const ROOM: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
 /// The options of a program's swapped memory, from its launcher or its environment.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// The parsed text of `--swap`. The caller enforces its `minimum`.
+    /// The parsed text of `--swap`. [`Mappings`] ignores its `minimum`; the caller maps only memory
+    /// of at least that length.
     pub text: &'a SwapText,
     /// File in which the process has its counters (`counters::run`).
     pub statistics: Option<&'a CStr>,
@@ -63,8 +65,8 @@ fn addresses(capacity: u64, limit: usize) -> usize {
     held.saturating_mul(ROOM).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
 }
 
-/// Returns the least size of a store and the least limit with which a mechanism works, in bytes.
-/// `capacity` and `limit` are those of the intended store.
+/// Returns the minimum size of a store and the minimum limit with which a mechanism works, in
+/// bytes. `capacity` and `limit` are those of the intended store.
 pub fn least(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
@@ -84,7 +86,8 @@ pub struct Mappings {
     pub(crate) space: Mutex<AddressSpace>,
     /// The lock on the backing store's file, which this process shares with its forked children.
     pub(crate) claim: Option<HeldDescriptor>,
-    /// Whether a forked child inherits the memory although it gets no copy (`crate::inheritance`).
+    /// Whether the kernel gives the memory to every forked child, also to a child that gets no copy
+    /// (`crate::inheritance`).
     pub(crate) exposed: AtomicBool,
 }
 
@@ -122,8 +125,8 @@ impl Mappings {
         &self.region
     }
 
-    /// Returns two numbers of bytes: how many a transfer should pin at once (whole pages), and the
-    /// most that a single call can pin.
+    /// Returns two numbers of bytes: how many bytes a transfer should pin at once (whole pages),
+    /// and how many bytes a single call can pin at most.
     pub fn most_pinned(&self) -> (usize, usize) {
         let limit = self.region.limit() * self.region.page_size();
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)

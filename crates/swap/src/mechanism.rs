@@ -31,13 +31,13 @@ use usring_sys::userfault::UserFault;
 /// The operations of a mechanism on a region's mapping. Offsets and lengths are multiples of the
 /// unit.
 ///
-/// Before a call on pages, the caller has taken these pages. It is also inside the gate of their
-/// cluster or has claimed the cluster.
+/// Before it calls a function on pages, the caller has taken these pages. The caller is also inside
+/// the gate of their cluster, or has claimed the cluster.
 pub trait Mechanism: Send + Sync {
     /// Makes the first `length` bytes usable. Pages that were not usable before are absent
-    /// afterwards, so a touch is a fault that the pager serves. Page tables are allocated only for
-    /// usable pages. The usable length never shrinks. Two threads must not call this at the same
-    /// time.
+    /// afterwards, so a touch is a fault that the pager serves. The mechanism allocates page tables
+    /// only for usable pages. The usable length never shrinks. Two threads must not call this
+    /// function at the same time.
     fn extend(&self, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
@@ -185,8 +185,8 @@ impl MechanismKind {
         MechanismKind::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns the unit, in bytes, of a region of `length` bytes. The pages of a unit are brought
-    /// in and evicted together.
+    /// Returns the unit of a region of `length` bytes, in bytes. The pages of a unit are brought in
+    /// and evicted together.
     pub fn unit(self, length: usize) -> usize {
         match self {
             MechanismKind::Protect => (length / MOST_PARTS).next_power_of_two().max(LEAST_PROTECTED),
@@ -201,7 +201,7 @@ impl fmt::Display for MechanismKind {
     }
 }
 
-/// Most units of a region with the mechanism `mprotect`. Linux allows 65,530 mappings
+/// Maximum number of units of a region with the mechanism `mprotect`. Linux allows 65,530 mappings
 /// (vm.max_map_count), and each run of units with equal access is a mapping.
 const MOST_PARTS: usize = 30_000;
 const LEAST_PROTECTED: usize = 64 << 10;

@@ -42,14 +42,14 @@ pub enum State {
 const STATE: u32 = 7;
 /// State bits of a busy page that was `Untouched` before.
 const BUSY_UNTOUCHED: u32 = 6;
-/// State bits of a busy page that was `Clean` or `Dirty` before. One that was `Out` or `Unmanaged`
-/// has those of `State::Busy`.
+/// State bits of a busy page that was `Clean` or `Dirty` before. A busy page that was `Out` or
+/// `Unmanaged` has the bits of `State::Busy`.
 const BUSY_RESIDENT: u32 = 7;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
-/// Polls of a busy page before the waiting thread sleeps. They take about as long as mapping a page
-/// with its content.
+/// Number of polls of a busy page before the waiting thread sleeps. They take about as long as
+/// mapping a page with its content.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 fn state_of(word: u32) -> State {
@@ -117,7 +117,7 @@ impl<'a> Page<'a> {
     }
 
     /// Returns the state of a page whose cluster's gate is shut. A busy page then belongs either to
-    /// the thread that shut the gate, or to a thread that waits for the gate. For the second thread
+    /// the thread that shut the gate, or to a thread that waits for the gate. In the second case
     /// the page is not in memory, and the result is `Out` or `Untouched`.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);

@@ -12,8 +12,8 @@
 //! Lock order: room → claim → page → store queue → gate.
 //!
 //! # Invariants
-//! - An evicting thread waits for no page. A thread that owns a page waits only for threads that
-//!   need no page.
+//! - A thread that has claimed a cluster to evict from it waits for no page. A thread that owns a
+//!   page waits only for threads that need no page.
 //! - A thread that owns a page has signals blocked: a signal handler that touched the page would
 //!   wait for its own thread.
 //! - A page becomes resident only inside its cluster's gate. A resident page is taken and released
@@ -144,8 +144,8 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             first_touch: SetOnce::new(),
-            // With `MechanismKind::Thread` the only answer to a fault is to map a page. So all
-            // pages count as used.
+            // With `MechanismKind::Thread` a fault cannot be refused: the pager thread can only map
+            // a page. So all pages count as used.
             in_use: match parts.unused && parts.kind != MechanismKind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
                 false => None,
@@ -166,15 +166,15 @@ impl Pager {
         self.extent.load(Ordering::Relaxed)
     }
 
-    /// Declares only the first `pages` pages used. Pages behind them may still be in memory, and
-    /// are no longer evicted. The thread that unmaps them also discards them.
+    /// Declares only the first `pages` pages used. Pages after them may still be in memory, and are
+    /// no longer evicted. The thread that unmaps them also discards them.
     pub fn set_extent(&self, pages: usize) {
         let clusters = pages.div_ceil(self.per_cluster).clamp(1, self.gates.len());
         self.extent.store(clusters, Ordering::Relaxed);
     }
 
     /// Marks pages as used or unused. Afterwards the caller discards the pages that became unused.
-    /// That discard waits for faults that did not see the mark; later faults see it.
+    /// The discard waits for faults that did not see the mark. Later faults see it.
     pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
         let Some(words) = &self.in_use else { return };
         let mut page = pages.start;
@@ -258,7 +258,8 @@ impl Pager {
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
-                // The thread retries its access, and finds what the kernel has mapped there.
+                // The thread repeats its access. The access then reaches the memory that the kernel
+                // has mapped there.
                 State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.let_in(index, state, touch) {

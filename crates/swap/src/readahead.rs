@@ -20,8 +20,7 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Number of rows, a power of two. Fault slots that share a row only spoil each other's
-/// predictions.
+/// Number of rows, a power of two. If two fault slots share a row, only their predictions suffer.
 const ROWS: usize = 64;
 const FIRST: usize = 4;
 
@@ -36,7 +35,7 @@ pub struct Streams {
     expected: PageArray<AtomicU64>,
     /// For each fault slot: the job, which is the pages to read. 0 for none.
     jobs: PageArray<AtomicU64>,
-    /// Most pages to read ahead; 0 turns read-ahead off.
+    /// Maximum number of pages to read ahead; 0 turns read-ahead off.
     most: usize,
     reader: AtomicU32,
     stop: AtomicU32,
@@ -148,7 +147,7 @@ impl Pager {
         }
     }
 
-    /// Brings in the first evicted pages of a range, by one request. Returns the page behind them,
+    /// Brings in the first evicted pages of a range, by one request. Returns the page after them,
     /// or the end of the range if there is no room for more.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
         // Only evicted pages are read.

@@ -23,18 +23,18 @@ use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
 use usring_sys::{Errno, processor, thread, user_memory};
 
-/// Least limit in units. It is a few clusters, so that one thread does not evict the pages that
+/// Smallest limit, in units. It is a few clusters, so that one thread does not evict the pages that
 /// another thread is bringing in.
 pub const LEAST_LIMIT: usize = 64;
 
-/// Most bytes that are read ahead by default.
+/// Maximum number of bytes that are read ahead by default.
 const READAHEAD: usize = 128 << 10;
 /// Number of store queues for each processor, by default.
 const QUEUES: usize = 4;
 
 /// Queue pairs for the region's own threads: one for the evictor, one for the reader.
 const OWN_QUEUES: u32 = 2;
-/// Least queue pairs of a region's device: two for its own threads, one for faulting threads.
+/// Minimum queue pairs of a region's device: two for its own threads, one for faulting threads.
 pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;
 
 /// How the caller uses memory that is kept resident.
@@ -67,7 +67,7 @@ enum Backing {
     #[default]
     None,
     Text(Spec),
-    /// An open device, and the number of bytes in front of its first slot.
+    /// An open device, and the number of bytes before its first slot.
     Open(Arc<Device>, u64),
 }
 
@@ -78,7 +78,7 @@ impl Builder {
         self
     }
 
-    /// Sets the limit: the most bytes of the region that may be resident.
+    /// Sets the limit: how many bytes of the region may be resident at most.
     pub fn limit(mut self, bytes: usize) -> Self {
         self.limit = bytes;
         self
@@ -104,7 +104,7 @@ impl Builder {
         self.behind_header(device, 0)
     }
 
-    /// Sets the backing store to an open device whose first slot lies behind `header` bytes.
+    /// Sets the backing store to an open device whose first slot lies after `header` bytes.
     pub(crate) fn behind_header(mut self, device: Arc<Device>, header: u64) -> Self {
         self.backing = Backing::Open(device, header);
         self
@@ -116,8 +116,8 @@ impl Builder {
         self
     }
 
-    /// Sets the most bytes that are read ahead of a thread whose faults are sequential: 128 KiB by
-    /// default; 0 turns read-ahead off.
+    /// Sets how many bytes are read ahead at most for a thread whose faults are sequential.
+    /// Default: 128 KiB; 0 turns read-ahead off.
     pub fn readahead(mut self, bytes: usize) -> Self {
         self.readahead = Some(bytes);
         self
@@ -130,9 +130,9 @@ impl Builder {
         self
     }
 
-    /// Prepares the region of an unmodified program, which may touch it inside libc's malloc. The
-    /// region lies at `address`, a multiple of 2 MiB where nothing is mapped. It counts in the file
-    /// `statistics` (`counters::run`). Its threads are unknown to libc.
+    /// Prepares the region of an unmodified program, which may touch the region inside libc's
+    /// malloc. The region lies at `address`, a multiple of 2 MiB where nothing is mapped. It counts
+    /// in the file `statistics` (`counters::run`). Its threads are unknown to libc.
     pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
         (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
         self
@@ -344,7 +344,7 @@ impl SwapRegion {
         self.pager.store.device()
     }
 
-    /// Changes the limit. If the limit falls, pages are evicted before this function returns.
+    /// Changes the limit. If the new limit is lower, evicts pages before it returns.
     ///
     /// Errors: `EINVAL` for less than 64 pages; `ENOSPC` if the backing store is full; `EBUSY` if
     /// too many pages are pinned; the device's errors.
@@ -380,7 +380,7 @@ impl SwapRegion {
         self.pin_among(range, access, self.pager.limit.get() / 2)
     }
 
-    /// Pins a range as [`SwapRegion::pin`] does, but permits `most` pinned pages in the region.
+    /// Pins a range like [`SwapRegion::pin`], but up to `most` pages of the region may be pinned.
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
@@ -391,7 +391,7 @@ impl SwapRegion {
         Ok(pin)
     }
 
-    /// Pins the first page of `pages`, and may bring in the pages behind it by the same request.
+    /// Pins the first page of `pages`, and may bring in the pages after it by the same request.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
         let touch = Touch { write, present: true, fault_slot: page_fault::fault_slot() };
@@ -511,8 +511,8 @@ impl SwapRegion {
         self.pager.page(offset / self.pager.unit()).state().is_resident()
     }
 
-    /// Declares only the first `bytes` bytes used. Pages behind them are not evicted. Touches
-    /// behind the largest extent ever set are not served. Only one thread may call this at a time.
+    /// Declares only the first `bytes` bytes used. Pages after them are not evicted. Touches beyond
+    /// the largest extent ever set are not served. Only one thread may call this at a time.
     ///
     /// Errors, after which the extent is unchanged: `ENOMEM`.
     pub(crate) fn set_extent(&self, bytes: usize) -> Result<(), Errno> {

@@ -10,7 +10,7 @@ use core::ops::Range;
 use usring_sys::Errno;
 use usring_sys::width;
 
-/// Most pages that one request brings in.
+/// Maximum number of pages that one request brings in.
 pub const MOST: usize = 64;
 
 /// Adjacent evicted pages with consecutive slots. The caller has taken them, and has room for them.
@@ -111,8 +111,8 @@ impl Pager {
         self.put_in_place(run, content, clean, (Counter::SwapIns, touch.fault_slot))
     }
 
-    /// Takes room for up to `most` pages, evicting pages if there is too little. Returns for how
-    /// many pages.
+    /// Takes room for up to `most` pages, and evicts pages if there is too little room. Returns the
+    /// number of pages for which there is room.
     fn take_room(&self, most: usize, fault_slot: usize) -> usize {
         let mut room = 0;
         while room < most {

@@ -9,8 +9,8 @@
 //! # When a user ends
 //! A user holds a lock (F_OFD_SETLK) on one byte of the table's file, whose offset is the user's
 //! number. No other process has that open file description, so exec, exit and SIGKILL all end the
-//! lock. Another user that needs slots frees the slots of users whose lock has ended. A process
-//! that is killed while it changes the table may leave up to one word of slots allocated for good.
+//! lock. Another user that needs slots frees the slots of users whose lock has ended. If a process
+//! is killed while it changes the table, up to 64 slots (one word) may stay allocated for good.
 //!
 //! | change | order | effect of a kill between two steps |
 //! |---|---|---|
@@ -25,7 +25,7 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{Errno, file, width};
 
-/// Most processes that share a table at the same time.
+/// Maximum number of processes that share a table at the same time.
 pub const MOST_USERS: usize = 32;
 
 /// State of a user's number, in the low half of its word. `TAKEN_BY + n`: user n is assigning the
@@ -49,9 +49,9 @@ const HEAD: usize = PAGE / size_of::<u64>();
 /// The tables that all users share, mapped from one file.
 pub struct SlotUsers {
     head: PageArray<AtomicU64>,
-    /// By slot: the number of its users.
+    /// Number of users of each slot.
     holders: PageArray<AtomicU32>,
-    /// By user's number: one bit for each slot, set if the user uses it.
+    /// For each user's number, a row with one bit for each slot, set if the user uses the slot.
     own: PageArray<AtomicU64>,
     row: usize,
 }
@@ -76,8 +76,8 @@ impl SlotUser {
 }
 
 impl SlotUsers {
-    /// Makes tables for 64 * `words` free slots, with the calling process as the only user. Also
-    /// returns the words that have a bit for each slot, set if it is allocated.
+    /// Makes tables for 64 * `words` free slots, with the calling process as the only user. The
+    /// third value returned has one bit for each slot, set if the slot is allocated.
     pub fn new(words: usize) -> Result<(SlotUsers, SlotUser, PageArray<AtomicU64>), Errno> {
         let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
         let row = words.next_multiple_of(PAGE / size_of::<u64>());
@@ -106,8 +106,8 @@ impl SlotUsers {
         &self.own[number * self.row..(number + 1) * self.row]
     }
 
-    /// Makes `user` the only user of newly allocated slots: those of one word whose bits are set in
-    /// `bits`.
+    /// Makes `user` the only user of newly allocated slots. `word` is the number of a word of the
+    /// table, and `bits` are the bits of these slots in the word.
     pub fn take(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].store(1, Ordering::Relaxed);
@@ -115,8 +115,8 @@ impl SlotUsers {
         self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Makes `user` another user of slots that the caller uses: those of one word whose bits are
-    /// set in `bits`.
+    /// Adds `user` to the users of slots that the caller uses. `word` is the number of a word of
+    /// the table, and `bits` are the bits of these slots in the word.
     pub fn lend(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].fetch_add(1, Ordering::Relaxed);

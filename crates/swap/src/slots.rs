@@ -15,10 +15,11 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// Most slots in a run: those of one word of the table.
+/// Maximum number of slots in a run: the slots of one word of the table.
 pub const LONGEST: u32 = 64;
 
-/// Words that are searched for a run of the wanted length. After that a shorter run is allocated.
+/// Number of words that are searched for a run of the wanted length. If there is none, a shorter
+/// run is allocated.
 const LOOKED_AT: usize = 64;
 
 pub struct Slots {
@@ -123,7 +124,7 @@ impl Slots {
         width::size(self.count_taken().load(Ordering::Relaxed))
     }
 
-    /// Returns whether all slots are allocated, as far as the count of allocated slots tells. The
+    /// Returns whether all slots are allocated, according to the count of allocated slots. The
     /// count may be wrong after a process was killed while it changed the table.
     pub fn are_all_taken(&self) -> bool {
         self.taken() >= self.count as usize
@@ -134,9 +135,9 @@ impl Slots {
         let wanted = wanted.clamp(1, LONGEST);
         loop {
             let found = self.find(wanted).or_else(|| {
-                // The slots of ended processes are freed even if the count of allocated slots says
-                // that slots are free. A process that was killed while it allocated may have left
-                // the count too low.
+                // No slot is free, so the slots of ended processes are freed. The count of
+                // allocated slots is not asked first: a process that was killed while it allocated
+                // may have left it too low.
                 self.reap();
                 self.find(wanted)
             });

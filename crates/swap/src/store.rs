@@ -17,7 +17,7 @@ use usring_sys::paged_memory::Bounce;
 pub struct Store {
     device: Arc<Device>,
     pub slots: Slots,
-    /// Bytes in front of the first slot.
+    /// Bytes before the first slot.
     header: u64,
     /// Bytes of a slot.
     unit: usize,
@@ -26,16 +26,15 @@ pub struct Store {
     wide: Vec<Mutex<Bounce>>,
 }
 
-/// Most bytes of a request for several pages, unless the unit is larger.
+/// Maximum number of bytes of a request for several pages, unless the unit is larger.
 const WIDE: usize = 128 << 10;
 /// Number of store queues that share one bounce buffer of `WIDE` bytes. The memory of these buffers
 /// is never returned to the kernel.
 const QUEUES_OF_WIDE: usize = 4;
 
 impl Store {
-    /// Makes a store whose slots begin behind `header` bytes. It has up to `queues` store queues,
-    /// or fewer if the device has fewer queue pairs. With `shareable`, forked children can share
-    /// the slots.
+    /// Makes a store whose slots begin after `header` bytes. It has `queues` store queues, or fewer
+    /// if the device has fewer queue pairs. With `shareable`, forked children can share the slots.
     ///
     /// Errors:
     /// - `EINVAL`: the device is read-only, takes no segments, or has less than one unit.
@@ -50,8 +49,7 @@ impl Store {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // Without shared memory, forked children cannot share the slots, and the store works
-        // nevertheless.
+        // Without shared memory the store works, too, but forked children cannot share its slots.
         let shared = if shareable { Slots::shareable(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
         Self::with_slots(device, header, unit, queues, slots)
@@ -100,7 +98,7 @@ impl Store {
         one_of(&self.wide, fault_slot)
     }
 
-    /// Returns the most pages that fit in one request for several pages.
+    /// Returns the maximum number of pages that fit in one request for several pages.
     pub fn wide_pages(&self) -> usize {
         (WIDE / self.unit).clamp(1, MOST)
     }

@@ -126,8 +126,8 @@ impl StoreQueue {
         Ok(())
     }
 
-    /// Returns the extent of the next request: its number of segments, the bytes used of its last
-    /// segment, and its bytes in all.
+    /// Returns three values for the next request: its number of segments, the bytes used of its
+    /// last segment, and its bytes in all.
     fn piece(&self, segments: &[IoVector]) -> (usize, u64, u64) {
         let mut length = 0;
         for (index, segment) in segments.iter().take(self.segments).enumerate() {

@@ -15,16 +15,16 @@ use alloc::vec::Vec;
 use core::fmt;
 use usring_device::{Spec, spec};
 
-/// Default of `min=` (the least size of a mapping that is swapped), in bytes.
+/// Default of `min=` (the smallest size of a mapping that is swapped), in bytes.
 const MINIMUM: usize = 1 << 20;
 
 /// The parsed options of swapped memory.
 #[derive(Clone, Debug)]
 pub struct SwapText {
     pub spec: Spec,
-    /// Most bytes that may be resident.
+    /// Maximum number of bytes that may be resident.
     pub limit: usize,
-    /// Least size of a mapping that is swapped, in bytes.
+    /// Smallest size of a mapping that is swapped, in bytes.
     pub minimum: usize,
     /// The mechanism that the user chose. `None`: the first that works.
     pub mechanism: Option<MechanismKind>,

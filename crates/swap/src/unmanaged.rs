@@ -21,15 +21,15 @@ use usring_sys::mapping::{PAGE, private_pages, unmap};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
 
-/// Nanoseconds for which a thread that wants to claim a claimed cluster yields the processor. After
-/// that it sleeps for as long between two attempts.
+/// Nanoseconds. A thread that waits for another thread's claim of a cluster yields the processor
+/// for this time. After that it sleeps for the same time between two attempts.
 const SOON: Nanoseconds = 200_000;
 
 /// The pages to release, from page `first` on. The caller has taken them, and has claimed their
 /// clusters.
 struct Grip<'a> {
     first: usize,
-    /// By position from `first` on. `None` for a page that was released already.
+    /// The pages, indexed by position from `first` on. `None` for a page that was released already.
     taken: Vec<Option<Taken<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
@@ -73,8 +73,8 @@ impl Pager {
         let grip = self.grasp(pages.clone())?;
         match act(&grip) {
             Ok(answer) => {
-                // If this fails, memory stays allocated in the region that no mapping of the
-                // program shows.
+                // If this fails, the region keeps the memory, although no mapping of the program
+                // shows it.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
                 self.let_go(grip);
                 Ok(answer)

@@ -10,7 +10,7 @@
 //!
 //! If nothing can be evicted, [`Limit::raise`] adds an `excess` to the limit, by one chunk of pages
 //! each time, for two reasons:
-//! - For the pages of a chunk, threads do not search for pages to evict, or write without success.
+//! - While a chunk has room, threads neither search for pages to evict nor repeat writes that fail.
 //! - The pages that one instruction needs find room together. Otherwise each of them could only
 //!   displace another one.
 //!
@@ -28,18 +28,19 @@ const ASLEEP: u32 = 1;
 /// `1/LOW` of the limit is free.
 const HIGH: usize = 32;
 const LOW: usize = 16;
-/// Most units that the evictor keeps free, however large the limit is.
+/// Maximum number of units that the evictor keeps free, however large the limit is.
 const MOST_FREE: usize = 16 << 10;
-/// [`Limit::raise`] makes room for `1/CHUNK` of the limit, at least [`LEAST_CHUNK`] units.
+/// [`Limit::raise`] makes room for `1/CHUNK` of the limit, but at least for [`LEAST_CHUNK`] units.
 const CHUNK: usize = 32;
 pub const LEAST_CHUNK: usize = 64;
 
 /// Result of [`Limit::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
-    /// Room was taken below the limit. Holds the number of resident pages, the new ones included.
+    /// Room was taken below the limit. Holds the number of resident pages, including the new pages.
     Within(usize),
-    /// Room was taken beyond the limit. Holds the number of resident pages, the new ones included.
+    /// Room was taken beyond the limit. Holds the number of resident pages, including the new
+    /// pages.
     Beyond(usize),
     None,
 }
@@ -81,8 +82,8 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.change();
-        // `wake_evictor` needs a full barrier before it. Its other callers have made an atomic
-        // read-modify-write just before, which is one.
+        // `wake_evictor` needs a full barrier before it. The other callers of `wake_evictor` have
+        // just made an atomic read-modify-write, which is such a barrier.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }
@@ -142,8 +143,8 @@ impl Limit {
         }
     }
 
-    /// Takes room below the mark at which the evictor is woken, for pages that are read ahead.
-    /// Returns whether there was room.
+    /// Takes room for pages that are read ahead, as long as that does not wake the evictor. Returns
+    /// whether there was room.
     pub fn take_spare(&self, pages: usize) -> bool {
         self.resident() + pages <= self.high() && self.take(pages) != Share::None
     }

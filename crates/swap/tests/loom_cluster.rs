@@ -1,5 +1,5 @@
-//! Models of a cluster's gate and the pages behind it. An eviction must not unmap a page that
-//! another thread maps at the same time.
+//! Models of a cluster's gate and its pages. An eviction must not unmap a page that another thread
+//! maps at the same time.
 #![cfg(loom)]
 
 use loom::cell::Cell;

@@ -74,8 +74,8 @@ impl Changes<'_> {
         self.mappings.region.set_in_use(self.mappings.offsets(range), in_use);
     }
 
-    /// Makes the region usable up to the address `end` and the last mapping, at least. Errors:
-    /// `ENOMEM`.
+    /// Makes the region usable at least up to the address `end`, and up to the end of the last
+    /// mapping. Errors: `ENOMEM`.
     fn reach(&self, end: usize) -> Result<(), Errno> {
         self.mappings.region.set_extent(end.max(self.space.end()) - self.mappings.region.as_ptr() as usize)
     }
@@ -124,13 +124,14 @@ impl Changes<'_> {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // The content of some pages may have been dropped. These pages are discarded again
-            // later, without effect.
+            // The discard has stopped at a pinned page. [`Changes::reap`] discards the part again.
+            // For pages whose content was dropped already, that has no effect.
             self.space.keep(part, ExtentKind::Leaving);
         }
     }
 
-    /// Drops parts that were pinned when the program unmapped them, unless they still are.
+    /// Drops the parts that the program unmapped while they were pinned, except those that are
+    /// still pinned.
     fn reap(&mut self) {
         for part in self.space.all(ExtentKind::Leaving) {
             self.space.free(&part, ExtentKind::Leaving);
@@ -183,7 +184,7 @@ impl Changes<'_> {
             self.space.keep(part, ExtentKind::Unmanaged);
         }
         for hole in self.space.holes(units) {
-            // If this fails, memory stays mapped that the program does not use.
+            // If this fails, the memory stays mapped although the program does not use it.
             let _ = unmap(hole.start, hole.len());
         }
         self.set_extent();
@@ -199,7 +200,7 @@ impl Changes<'_> {
         }
         let units = self.space.units(&within);
         self.reach(units.end)?;
-        // The parts of the first and the last unit that lie outside the range. Their content is
+        // The first and the last unit may extend beyond the range. The content outside the range is
         // kept.
         for edge in [units.start..within.start, within.end..units.end] {
             self.release_to_kernel(&edge)?;
@@ -209,9 +210,9 @@ impl Changes<'_> {
         Ok(answer)
     }
 
-    /// Maps zeroed memory over a range, whatever was mapped there. `false` if the kernel has to map
-    /// the range: then only parts that were released have changed. Errors: `ENOMEM`, `EIO`; some
-    /// content may be lost then.
+    /// Maps zeroed memory over a range, whatever was mapped there. Parts that were released to the
+    /// kernel are unmapped first. `false` if the kernel has to map the range, because it owns
+    /// another part of one of the units. Errors: `ENOMEM`, `EIO`; some content may be lost then.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.reap();
         self.reach(range.end)?;

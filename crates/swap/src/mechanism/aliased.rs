@@ -5,13 +5,13 @@
 //!   Such a page is *closed*.
 //! - The pager writes content through its own mapping before it opens the program's. So no thread
 //!   sees a page that is only partly filled.
-//! - Guard markers survive freeing the file's pages only if the other mapping maps none of these
-//!   pages at that moment. `usring_sys::paged_memory` explains how the pager avoids such mappings
-//!   when it reads. A test there shows how markers are lost.
+//! - If the pager's mapping maps a page of the file while the kernel frees that page, the kernel
+//!   also removes the guard marker in the program's mapping. `usring_sys::paged_memory` explains
+//!   how the pager avoids such mappings when it reads. A test there shows how markers are lost.
 //! - A forked child has a file of its own, because both processes would share the parent's. The
-//!   parent copies the resident pages into it. Until the fork the resident pages are closed, so the
-//!   child's memory is that of one moment. The exception is a page that a system call of another
-//!   thread has pinned.
+//!   parent copies the resident pages into it. The resident pages are closed until the fork, so
+//!   that the child's memory is a snapshot of one moment. The exception is a page that a system
+//!   call of another thread has pinned.
 
 use super::{Copied, Mechanism, MechanismKind, Prepared, Resident};
 use alloc::boxed::Box;
@@ -26,8 +26,9 @@ use usring_sys::{Errno, UserAddress, user_memory};
 struct Aliased {
     memory: Arc<PagedMemory>,
     guards: bool,
-    /// Bytes from the start of the memory that have guard markers where pages are absent. The
-    /// memory behind has no access, because markers need page tables: one page for each 2 MiB.
+    /// Length in bytes of the first part of the memory, in which absent pages have guard markers.
+    /// The rest is mapped without access instead. Guard markers would need page tables there: one
+    /// page for each 2 MiB.
     extent: AtomicUsize,
 }
 

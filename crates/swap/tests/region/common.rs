@@ -51,7 +51,7 @@ pub fn mechanisms() -> Vec<Mechanism> {
 }
 
 /// Returns the factor for a region's size and limit. It is above 1 for `mprotect`, which has larger
-/// units, and therefore a higher least limit.
+/// units, and therefore a higher minimum limit.
 pub fn factor(mechanism: Mechanism) -> usize {
     if mechanism == Mechanism::Protect { 16 } else { 1 }
 }

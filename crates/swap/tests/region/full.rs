@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 use usring_swap::{Builder, Mechanism, SwapRegion};
 
-/// The least limit that a region accepts, in pages.
+/// The smallest limit that a region accepts, in pages.
 const LEAST_LIMIT: usize = 64;
 
 /// Pages by which the peak may exceed a low limit, beside the pages that the store has no room for.

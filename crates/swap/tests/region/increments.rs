@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_device::PollPolicy;
 use usring_swap::{Access, SwapRegion};
 
-/// Bytes for each counter. This is the least block size of a device, so the loss of any block
+/// Bytes for each counter. This is the smallest block size of a device, so the loss of any block
 /// changes the sum.
 const PART: usize = 512;
 

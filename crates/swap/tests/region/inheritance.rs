@@ -25,7 +25,7 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 fn a_fork_does_not_wait_for_a_stalled_device() {
     in_child("inheritance::a_fork_does_not_wait_for_a_stalled_device", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
-            // Units are large here, so there are few. A thread that needs one evicts another
+            // Units are large here, so there are few. A thread that needs a unit evicts another one
             // itself, and the evictor has nothing to do.
             return;
         }

@@ -51,7 +51,7 @@ fn number(range: &Range<usize>, more: u64) {
     range.clone().step_by(PAGE).for_each(|page| word(page).store((page as u64 ^ 0x5555) + more, Ordering::Relaxed));
 }
 
-/// Checks that each page holds the number of the page that lies `away` bytes behind it.
+/// Checks that each page holds the number of the page that lies `away` bytes after it.
 #[track_caller]
 pub fn check(range: &Range<usize>, away: usize) {
     for page in range.clone().step_by(PAGE) {
