@@ -57,7 +57,7 @@ pub const CALL_SIZE: usize = size_of::<Call>().next_multiple_of(16);
 const SYSCALL_LENGTH: u64 = 2;
 
 impl Call {
-    /// Has the kernel answer the call unchanged: adds the mark that usring's own filter lets pass.
+    /// Lets the kernel answer the call unchanged: adds the mark that usring's own filter lets pass.
     pub fn pass(&mut self) -> Outcome {
         let arguments = self.marked();
         self.forward_to(self.number, arguments)
@@ -71,9 +71,9 @@ impl Call {
             linux::__NR_preadv2 | linux::__NR_pwritev2 | linux::__NR_splice | linux::__NR_copy_file_range => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
-            // These calls trap only if memory is swapped. The filter for swap checks only the upper
-            // half of PASS_MARK, so that half may lie above an argument of 32 bits. Here that is
-            // the sixth argument …
+            // These calls trap only if memory is swapped. The filter for swap checks the mark's
+            // upper half only. So the mark is put into the upper half of an argument of which Linux
+            // reads 32 bits. Here that is the sixth argument …
             linux::__NR_futex | linux::__NR_futex_wait | linux::__NR_sendto | linux::__NR_mbind => {
                 arguments[5] = arguments[5] & 0xffff_ffff | PASS_MARK_ABOVE_FLAGS;
             }
@@ -92,7 +92,7 @@ impl Call {
         arguments
     }
 
-    /// Has the program repeat the call at its own `syscall` instruction, where the kernel answers
+    /// Makes the program repeat the call at its own `syscall` instruction, where the kernel answers
     /// it. Needed for calls that return twice on one stack. The call must have trapped, and the
     /// caller must have put the mark that the filter lets pass into the arguments.
     pub fn leave_it_to_the_site(&mut self) -> Outcome {
@@ -100,7 +100,7 @@ impl Call {
         Outcome { answer: self.number, kind: Outcome::DONE }
     }
 
-    /// Has the kernel answer the given call instead of the program's. The arguments must carry the
+    /// Lets the kernel answer the given call instead of the program's. The arguments must carry the
     /// mark that the filter lets pass.
     pub fn forward_to(&mut self, number: u64, arguments: [u64; 6]) -> Outcome {
         self.forward.number = number;

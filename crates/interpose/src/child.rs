@@ -1,6 +1,6 @@
-//! Disowns, in a forked child, all that it has inherited from its parent.
-//! [`process`](crate::process) notices the fork, and calls this before it serves the child's first
-//! call.
+//! Disowns, in a forked child, all that the child has inherited from its parent: closes the
+//! parent's private descriptors, and empties or marks the tables. [`process`](crate::process)
+//! notices the fork, and calls this before it serves the child's first call.
 
 use crate::files::{self, devices, numbers, registered};
 use crate::process::{ChildDescriptors, Disown, stacks};
@@ -34,8 +34,8 @@ fn disown(descriptors: ChildDescriptors, parent: u32) {
 }
 
 /// Returns whether this child shares its parent's descriptors (CLONE_FILES). If usring did not see
-/// the fork, this function tests it: a shared descriptor that the child opens exists in its parent,
-/// too.
+/// the fork, this function opens an eventfd and looks for it in the parent. The parent has it, too,
+/// if the descriptors are shared.
 fn shares_descriptors(known: ChildDescriptors, parent: u32) -> bool {
     match known {
         ChildDescriptors::Own => return false,

@@ -1,8 +1,9 @@
 //! Faults in the program's plain system calls (`usring run --inject`).
 //!
 //! The run's rules name the calls that trap ([`filter`]). Each such call asks the rules before it
-//! is served. A fault that replaces the call answers it here. Otherwise the call goes on, and
-//! [`after`] changes its answer if the fault does.
+//! is served. A fault may replace the call: this module then answers, and the call is not made. Any
+//! other fault lets the call be made. The fault's later effects (another answer, a delay, flipped
+//! bits) are a `Change`, which [`after`] applies.
 //!
 //! Calls that the filter cannot tell from the loader's do not trap. usring sees them by the symbols
 //! of libc ([`is_for_symbols`]).
@@ -33,8 +34,8 @@ use usring_uapi::general as linux;
 /// Whether calls ask the rules.
 static ARMED: AtomicBool = AtomicBool::new(false);
 
-/// The call that [`crate::dispatch::frequent`] serves at once. No number, if a rule may name that
-/// call, or the program is checked.
+/// Number of the call that [`crate::dispatch::frequent`] serves at once. If a rule may name that
+/// call, or if the program is checked, the value is `u32::MAX`. No call is then served at once.
 pub static FREQUENT: AtomicU32 = AtomicU32::new(linux::__NR_io_uring_enter);
 
 /// Whether this process asks rules.
@@ -43,7 +44,7 @@ pub fn are_armed() -> bool {
     ARMED.load(Ordering::Relaxed)
 }
 
-/// Has the most frequent call, too, come to [`crate::dispatch::dispatch`].
+/// Makes the most frequent call come to [`crate::dispatch::dispatch`], too.
 pub fn ask_for_each_call() {
     FREQUENT.store(u32::MAX, Ordering::Relaxed);
 }
@@ -64,7 +65,7 @@ pub fn learn() -> Result<(), &'static str> {
     arm(page)
 }
 
-/// Has the program's calls ask a page's rules from now on.
+/// Makes the program's calls ask the rules of a page from now on.
 fn arm(page: Page) -> Result<(), &'static str> {
     let traps = page.traps();
     armed::arm(page);
@@ -101,9 +102,9 @@ pub fn add_once(address: u64) -> Result<u64, Errno> {
     Ok(0)
 }
 
-/// Has the calls of a rule trap, if the run's rules have not done so.
+/// Makes the calls of a rule trap, unless the run's rules have done so already.
 fn trap(calls: &[u64; 8]) -> Result<(), Errno> {
-    /// The calls that trap because of rules of the program's own, a bit per number.
+    /// The calls that trap because of rules of the program's own, one bit for each number.
     static TRAPPED: Mutex<[u64; 8]> = Mutex::new([0; 8]);
     let mut trapped = TRAPPED.lock();
     let of_run = armed::page().map_or([0; 8], Page::traps);
@@ -118,12 +119,13 @@ pub fn answer_probe() -> Outcome {
     Ok::<u64, Errno>(filter::CALLS_PROBE_ANSWER).into()
 }
 
-/// Returns whether a call that came by a symbol of libc has to ask the rules there.
+/// Returns whether a call that came by a symbol of libc has to ask the rules at the symbol, because
+/// it does not trap.
 pub fn is_for_symbols(number: u32) -> bool {
     are_armed() && filter::spares_loader(number) && u16::try_from(number).is_ok_and(|it| armed::names(Kind::Call, it))
 }
 
-/// Serves a call that may get a fault; `serve` serves it otherwise.
+/// Asks the rules about a call. If they answer with a fault, injects it. Otherwise calls `serve`.
 pub fn serve(call: &mut Call, serve: fn(&mut Call) -> Outcome) -> Outcome {
     let Some(plain) = calls::by_number(call.number as u32) else { return serve(call) };
     let arguments = call.arguments;
@@ -197,7 +199,7 @@ fn pause(span: Nanoseconds) {
     }
 }
 
-/// Most members of a vector (UIO_MAXIOV).
+/// Maximum number of members of a vector (UIO_MAXIOV).
 const MOST_MEMBERS: usize = 1024;
 
 /// Limits the bytes of a transfer in `call.arguments`. Returns the shortened vector, which the
@@ -243,7 +245,7 @@ fn memory_of(call: &Call, plain: &PlainCall) -> Vec<IoVector> {
     }
 }
 
-/// The part of a fault that follows the call.
+/// The part of a fault that is applied after the call.
 struct Change {
     plain: &'static PlainCall,
     answer: Option<Answer>,
@@ -291,8 +293,9 @@ fn makes_descriptor(number: u32) -> bool {
     MAKERS.contains(&number)
 }
 
-/// Changes by the address of their calls, which the entry point keeps on the program's stack. When
-/// another call occupies that address, the first one cannot return any more.
+/// The changes of calls that have not returned yet. Their key is the address of the [`Call`], which
+/// the entry point keeps on the program's stack. Once another call occupies that address, the
+/// earlier call can no longer return.
 static PENDING: PerProcess<Mutex<Pending>> = PerProcess::new();
 
 type Pending = Vec<(usize, Box<Change>)>;
@@ -303,7 +306,7 @@ fn keep(address: usize, change: Change) {
     pending.push((address, Box::new(change)));
 }
 
-/// Changes the answer of a call that has been made, if its fault does.
+/// Handles the kernel's answer to a call: applies the call's change, if there is one.
 pub fn after(call: &Call, answer: u64) -> Outcome {
     let unchanged = Outcome { answer, kind: Outcome::DONE };
     let Some(pending) = PENDING.get() else { return unchanged };

@@ -74,7 +74,7 @@ pub const MARK: u32 = (PASS_MARK >> 32) as u32;
 const BASE: u32 = RESERVED_BASE as u32;
 /// The kernel's value of O_LARGEFILE, which musl's loader passes.
 const LARGE_FILE: u32 = 0o100_000;
-/// Bytes that glibc's loader reads of a library at once, and that musl's reads.
+/// Number of bytes that a loader reads of a library at first: glibc's loader, then musl's.
 const LOADER_READS: [u32; 2] = [832, 960];
 /// The loader's reads by pread64 (program headers, notes) are not whole sectors. Reads of whole
 /// sectors trap.
@@ -89,7 +89,7 @@ pub const FICLONE: u32 = 0x4004_9409;
 pub const FICLONERANGE: u32 = 0x4020_940d;
 pub const FIEMAP: u32 = 0xc020_660b;
 
-/// The condition on which a call of a rule's number traps.
+/// The condition under which a call with a rule's number traps.
 #[derive(Clone, Copy)]
 enum When {
     Always,
@@ -111,7 +111,7 @@ enum When {
     Concerns(FileRule),
 }
 
-/// The condition on which a call on files traps.
+/// The condition under which a call on files traps.
 #[derive(Clone, Copy)]
 enum FileRule {
     /// Always.
@@ -227,7 +227,7 @@ pub const PROBE: u32 = linux::__NR__sysctl;
 /// filter of a run with faults.
 pub const FAULTS_PROBE: u32 = linux::__NR_get_kernel_syms;
 
-/// Whether the symbols of libc check each call, because a filter lets calls pass that are like the
+/// Whether the symbols of libc check each call, because a filter lets calls pass that look like the
 /// loader's.
 pub static SYMBOLS_CHECK: AtomicBool = AtomicBool::new(false);
 
@@ -441,9 +441,9 @@ const fn assemble(rules: &[(u32, When)]) -> Assembler {
     filter
 }
 
-/// Returns how a filter for faults treats a call; `None`: it does not trap the call. The main
-/// filter traps the calls of io_uring and libaio. close(2) is the loader's as often as the
-/// program's.
+/// Returns how the filter for faults treats a call. `None`: this filter does not trap the call.
+/// Either the main filter always traps it already, or it is close(2), which the loader calls with
+/// the same arguments as programs.
 fn rule_for_fault(number: u32) -> Option<When> {
     match number {
         linux::__NR_close => None,
@@ -462,7 +462,7 @@ fn rule_for_fault(number: u32) -> Option<When> {
 }
 
 /// Returns whether a filter lets some calls of this number pass, because the loader makes such
-/// calls. Those are seen by the symbols of libc.
+/// calls. usring sees those calls by the symbols of libc.
 pub fn spares_loader(number: u32) -> bool {
     !matches!(rule_for_fault(number), Some(When::Concerns(FileRule::Any) | When::Always))
 }
@@ -493,7 +493,7 @@ fn is_installed_for(calls: &[u64; 8]) -> bool {
     unsafe { usring_sys::syscall::syscall6(FAULTS_PROBE, arguments) == CALLS_PROBE_ANSWER }
 }
 
-/// Has these calls trap, unless a filter for them is installed already. `unreached`: the error if
+/// Makes these calls trap, unless a filter for them is installed already. `unreached`: the error if
 /// the filter is accepted but has no effect.
 ///
 /// Errors: a message of one sentence.

@@ -34,8 +34,9 @@ static REAL_EXIT: AtomicUsize = AtomicUsize::new(0);
 /// Address of malloc_usable_size(3), or 0.
 static USABLE_SIZE: AtomicUsize = AtomicUsize::new(0);
 
-/// Defines a function that calls [`before`] if any request is in flight, and then jumps to the real
-/// function. `$skip` is the instruction that jumps to the label 3 otherwise.
+/// Defines a function that calls [`before`] and then jumps to the real function. `$skip` jumps to
+/// label 3 if no request is in flight, so that `before` is not called. It is `nop` in a function
+/// that always calls `before`.
 macro_rules! hook {
     ($name:ident, $real:ident, $number:expr, $skip:literal) => {
         #[unsafe(naked)]
@@ -86,7 +87,8 @@ hook!(munmap, REAL_MUNMAP, MUNMAP, "je 3f");
 hook!(mremap, REAL_MREMAP, MREMAP, "je 3f");
 hook!(madvise, REAL_MADVISE, MADVISE, "je 3f");
 hook!(close, REAL_CLOSE, CLOSE, "je 3f");
-// The end matters even if no request is in flight: completions may have been left in a CQ.
+// The checker must see the end of the process even if no request is in flight: completions may have
+// been left in a CQ.
 hook!(exit_now, REAL_EXIT, EXIT, "nop");
 
 /// Replaces realloc(3), which frees the old block only if it moves the block. So the real function
@@ -145,7 +147,7 @@ unsafe fn registers(frame: *const [u64; 2]) -> Registers {
 // Advice of madvise(2) that discards the content.
 const DISCARDING: [u32; 3] = [linux::MADV_DONTNEED, linux::MADV_FREE, linux::MADV_REMOVE];
 
-/// Runs before the real function. The arguments are those of the function.
+/// Runs before the real function, and gets that function's arguments.
 unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, frame: *const [u64; 2]) {
     // SAFETY: the functions below pass their frame.
     let registers = unsafe { registers(frame) };
@@ -161,7 +163,8 @@ unsafe extern "C" fn before(function: u64, first: u64, second: u64, third: u64, 
     }
 }
 
-/// Returns the bytes of a block of malloc's that may contain memory of a request in flight; else 0.
+/// Returns the size of a block of malloc's if memory of a request in flight may lie in it;
+/// otherwise 0. Returns 1 if malloc cannot report the size.
 extern "C" fn usable_size(block: u64) -> u64 {
     if block == 0 || !usring_check::has_memory_in_flight(block) {
         return 0;
@@ -177,7 +180,8 @@ extern "C" fn usable_size(block: u64) -> u64 {
     }
 }
 
-/// Runs after the real realloc(3). `length`: bytes of the old block that the checker has to know.
+/// Runs after the real realloc(3). `length`: the size of the old block as [`usable_size`] returned
+/// it.
 unsafe extern "C" fn reallocated(new: u64, old: u64, length: u64, frame: *const [u64; 2]) {
     if length != 0 && new != 0 && new != old {
         // SAFETY: `realloc` passes its frame.
@@ -187,7 +191,7 @@ unsafe extern "C" fn reallocated(new: u64, old: u64, length: u64, frame: *const 
 
 type Function = unsafe extern "C" fn();
 
-/// Has the program and its libraries call the functions above.
+/// Makes the program and its libraries call the functions above.
 pub fn install() {
     let functions: [(&CStr, &AtomicUsize, Function); 8] = [
         (c"free", &REAL_FREE, free),

@@ -1,5 +1,5 @@
-//! How the program misuses its rings (`usring run --check`): the program's calls that
-//! [`usring_check`] has to know of.
+//! Detects how the program misuses its rings (`usring run --check`). Notes the program's calls that
+//! [`usring_check`] has to know of:
 //!
 //! - io_uring_enter, whose callers submit requests;
 //! - functions of libc that free or unmap memory, close files, or end the process ([`hooks`]);

@@ -1,5 +1,5 @@
-//! Decodes the code around a call site. It decides whether the bytes before a `syscall` are an
-//! instruction of their own.
+//! Decodes the code around a call site. Decides whether the bytes before a `syscall` are a whole
+//! instruction, and not the end of a longer one.
 //!
 //! x86 code cannot be read backwards: five bytes that look like `mov $number,%eax` may be the end
 //! of a longer instruction (`movl $426,-0x48(%rsp)`). So the code is decoded forward, from an
@@ -22,17 +22,17 @@ use usring_sys::{UserAddress, user_memory};
 use yaxpeax_arch::LengthedInstruction;
 use yaxpeax_x86::long_mode::InstDecoder;
 
-/// Opcode of `mov $imm32,%eax`, an instruction of [`MOV`] bytes. [`SYSCALL`]: the bytes of
-/// `syscall`.
+/// Opcode of `mov $imm32,%eax`, an instruction of [`MOV`] bytes.
 pub const MOV_EAX: u8 = 0xb8;
+/// The bytes of the instruction `syscall`.
 pub const SYSCALL: [u8; 2] = [0x0f, 0x05];
 pub const MOV: usize = 5;
-/// Most bytes between the `mov` and the `syscall`.
+/// Maximum number of bytes between the `mov` and the `syscall`.
 pub const MOST_BETWEEN: usize = 12;
 
 /// Longest x86 instruction, in bytes.
 const LONGEST: usize = 15;
-/// Most bytes of code that are decoded for one site.
+/// Maximum number of bytes of code that are decoded for one site.
 const MOST_CODE: usize = 256 * 1024;
 
 pub fn byte(address: usize) -> u8 {
@@ -76,17 +76,18 @@ pub fn calls_in(code: Range<usize>) -> impl Iterator<Item = usize> {
 /// The decoded code of a site that can be rewritten.
 pub struct Form {
     pub number: u32,
-    /// Address of the `mov`. `end`: address of the instruction after the `syscall`.
+    /// Address of the `mov`.
     pub start: usize,
+    /// Address of the instruction after the `syscall`.
     pub end: usize,
-    /// Bytes between the `mov` and the `syscall`. `length` is their number.
+    /// Bytes between the `mov` and the `syscall`. Only the first `length` bytes are used.
     pub between: [u8; MOST_BETWEEN],
     pub length: usize,
 }
 
 impl Form {
     /// Decodes the site whose `syscall` is at `address`, in the function that begins at `function`.
-    /// `None`: it cannot be rewritten.
+    /// `None`: the site cannot be rewritten.
     pub fn of(function: usize, address: usize, number: u32) -> Option<Form> {
         if address.checked_sub(function)? > MOST_CODE {
             return None;

@@ -1,10 +1,10 @@
-//! Notices that a process is a forked child before it makes a call that reaches another entry
-//! point. The child then closes its parent's private descriptors, so that it keeps no file of the
-//! parent's open.
+//! Lets a forked child close its parent's private descriptors early, so that the child keeps no
+//! file of the parent's open. The child must notice that it is a child, even if none of its calls
+//! reaches another entry point.
 //!
 //! | the child is made by | it is noticed by |
 //! |---|---|
-//! | `fork`, and functions that call it | a handler as of pthread_atfork(3) |
+//! | `fork`, and functions that call it | a handler that is registered by pthread_atfork(3) |
 //! | `_Fork` | the symbol |
 //! | `clone` without CLONE_VM | the symbol, at the child's first instruction |
 //! | a `syscall` instruction, `syscall(SYS_fork)` | its first call that reaches an entry point |
@@ -12,9 +12,11 @@
 //! A child that shares its parent's memory (vfork, posix_spawn) needs no handler: it has
 //! descriptors of its own, and they end with its exec.
 //!
-//! The child of a debugger's vfork has asked to be traced, and then executes the program. A trap
-//! would stop it, while its tracer waits for the exec: neither could go on. So `vfork` first
-//! rewrites libc's execve and pthread_sigmask, which such a child calls. They then need no trap.
+//! A debugger makes a child by vfork. The child asks to be traced (PTRACE_TRACEME), and then
+//! executes the program. A trap would stop the child until its tracer continues it. But the tracer
+//! is the parent, which sleeps until the child's exec: neither could go on. So `vfork` first
+//! rewrites libc's execve and pthread_sigmask, which such a child calls. These two functions then
+//! need no trap.
 
 use crate::entry::patch;
 use crate::process::{self, ChildDescriptors};

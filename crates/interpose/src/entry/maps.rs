@@ -22,7 +22,7 @@ pub struct CodeArea {
 
 impl CodeArea {
     /// Returns whether the mapping holds ordinary code: read-only, of a file, and copied on write.
-    /// (Code of a run-time compiler is left to the compiler.)
+    /// Code that a run-time compiler makes is never rewritten.
     pub fn may_be_rewritten(&self) -> bool {
         self.is_private_file && self.protection == linux::PROT_READ | linux::PROT_EXEC
     }

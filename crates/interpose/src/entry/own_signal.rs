@@ -175,9 +175,10 @@ fn serve_trap(arrival: &mut Arrival) -> bool {
     true
 }
 
-/// Makes a program's call that changes credentials here, in the handler. glibc makes it in every
-/// thread, by a signal that may find a thread in the engine. From there no entry point may be
-/// entered.
+/// Makes a call of the program that changes credentials. glibc makes this call in every thread, in
+/// the handler of a signal. That signal may have interrupted the engine, and the engine must not be
+/// entered a second time. So the call is made here, in the trap's handler, and not at the entry
+/// point.
 fn change_credentials(arrival: &mut Arrival, number: u32) {
     let arguments = [context::RDI, context::RSI, context::RDX].map(|register| *arrival.word(register));
     *arrival.word(context::RAX) = match process::caller() {
@@ -224,8 +225,9 @@ fn to_the_program(arrival: &mut Arrival, mask: &mut SignalSet) -> u64 {
     }
 }
 
-/// Puts off a signal that found its thread in the engine. `false`: it found the thread elsewhere,
-/// or all slots for put-off signals are in use. Its handler then runs now.
+/// Puts off a signal that found its thread in the engine. Returns `false` if the signal found the
+/// thread elsewhere, or if all slots for put-off signals are in use. The signal's handler then runs
+/// now.
 fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     // SAFETY: the context is that of a signal frame of the kernel's.
     let found = unsafe { wrapper::interrupted_by(arrival.context) };
@@ -243,8 +245,8 @@ fn puts_off(arrival: &mut Arrival, signal: u32) -> bool {
     true
 }
 
-/// Takes the default action, which for all three signals is to kill with a core dump. An
-/// instruction that raised the signal raises it again. A signal of any other cause is sent again.
+/// Takes the default action, which for all three signals is to kill with a core dump. If an
+/// instruction raised the signal, the instruction raises it again. Any other signal is sent again.
 fn die(arrival: &mut Arrival, signal: u32) {
     let _ = table::kernel_exchange(signal, Some(&Action::default()));
     *arrival.word(context::MASK) &= !set_of(signal);

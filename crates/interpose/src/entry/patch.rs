@@ -19,7 +19,8 @@
 //! [`code`] decides which bytes are the `mov`.
 //!
 //! Some sites cannot be rewritten: another form, code that is not fully understood, no free space
-//! near, a policy that forbids writable code. They keep trapping, which is slower but as correct.
+//! near, a policy that forbids writable code. Such sites keep trapping, which is slower but just as
+//! correct.
 
 use crate::call::Call;
 use crate::entry::code::{self, Form, MOST_BETWEEN, MOV, MOV_EAX, SYSCALL, byte, immediate};
@@ -39,7 +40,7 @@ const HALT: u8 = 0xf4;
 /// rewritten.
 const SITES: usize = 1024;
 
-/// A site is rewritten at its trap of this number. Rewriting costs as much as about twenty traps.
+/// Number of the trap at which a site is rewritten. Rewriting costs as much as about twenty traps.
 /// (A site of io_uring_enter is rewritten at its first trap, because it will be used again.)
 const PATIENCE: u32 = 12;
 
@@ -47,14 +48,15 @@ struct Site {
     /// Address of the `syscall`.
     address: AtomicUsize,
     traps: AtomicU32,
-    /// Address of the `mov`. `stub`: target of the jump there; 0 if the site was not rewritten.
+    /// Address of the `mov`.
     start: AtomicUsize,
+    /// Target of the jump at `start`; 0 if the site was not rewritten.
     stub: AtomicUsize,
 }
 
 impl Site {
-    /// Returns the stub of this site, if the code at `start` still jumps to it. Only the bytes in
-    /// memory decide: other code may have been mapped there since the rewriting.
+    /// Returns the stub of this site, if the code at `start` still jumps to the stub. Only the
+    /// bytes in memory decide: other code may have been mapped there since the rewriting.
     fn rewritten(&self, start: usize) -> Option<usize> {
         let stub = self.stub.load(Ordering::Acquire);
         let is_ours = stub != 0 && self.start.load(Ordering::Relaxed) == start;
@@ -103,9 +105,9 @@ fn place_of(address: usize) -> Option<&'static Site> {
     None
 }
 
-/// Returns the stub at which a thread continues that has executed usring's `hlt` at `start`. For
-/// the SIGSEGV handler. `None`: the `hlt` is not usring's. The bytes at `start` can be read,
-/// because the instruction there has just raised the fault.
+/// Returns the stub at which a thread continues after it has executed usring's `hlt` at `start`.
+/// `None`: the `hlt` is not usring's. The SIGSEGV handler calls this. The bytes at `start` can be
+/// read, because the instruction there has just raised the fault.
 pub fn redirected(start: usize) -> Option<usize> {
     (0..=MOST_BETWEEN).find_map(|between| known(start + MOV + between)?.rewritten(start))
 }
@@ -141,8 +143,8 @@ pub fn consider(call: &Call) {
     }
 }
 
-/// Rewrites the call sites at the beginning of a libc function before any of them has trapped. For
-/// a call that a filter cannot always trap.
+/// Rewrites the call sites at the beginning of a libc function before any of them has trapped. This
+/// is for a call that must not trap in some children, or that no filter can always trap.
 pub fn rewrite_ahead(function: usize, number: u32) {
     /// Bytes of the function that are searched. Its `syscall` instructions (for processes with one
     /// thread and with several) lie well within.

@@ -7,14 +7,17 @@
 //! x86-64.)
 //!
 //! # The two kinds of code in this library
+//!
 //! The section `usring_entry` holds the entry points; all other code is the engine. Signals that
 //! find a thread in the engine are put off. In the entry points the program's handlers may run: no
 //! lock is held there, and a handler may leave the frames by `siglongjmp` or unwind them (hence the
 //! CFI). So an entry point calls engine code only to run it to its end.
 //!
-//! # The exit Every call leaves through `usring_run_call`, which reads the counter of put-off
-//! signals. If a signal was put off for this thread, it is delivered here (`settle`). To the
-//! program, the signal's handler runs during the call, before the call returns.
+//! # The exit
+//!
+//! Every call leaves through `usring_run_call`, which reads the counter of put-off signals. If a
+//! signal was put off for this thread, it is delivered here (`settle`). To the program, the
+//! signal's handler runs during the call, before the call returns.
 
 use crate::call::{CALL_SIZE, Call, Outcome};
 use crate::dispatch;
@@ -46,8 +49,8 @@ fn serve_other(call: &mut Call) -> Outcome {
 const XMM_SIZE: usize = 16 * 16;
 const FRAME: usize = CALL_SIZE + XMM_SIZE;
 
-/// Makes the call in `Call::forward`; rbx points to the [`Call`]. Afterwards clears r9. It may hold
-/// PASS_MARK, which libc's next call must not carry if that call does not set r9.
+/// Makes the call in `Call::forward`; rbx points to the [`Call`]. Afterwards clears r9, which may
+/// hold PASS_MARK. Otherwise libc's next call would pass the filter if it does not set r9.
 macro_rules! make_forwarded_call {
     () => {
         concat!(

@@ -1,5 +1,6 @@
 //! The functions of libc that the loader finds in this library first. They are the fast path for
-//! calls that would otherwise trap, and the only place where usring sees a poll call.
+//! calls that would otherwise trap, and the only place where usring sees a *poll call*: poll(2),
+//! select(2), epoll_wait(2) and their variants.
 //!
 //! Each function checks its arguments. Unless the call concerns a ring, it jumps to the real
 //! function, with registers and stack unchanged. So no frame of usring's is on the stack while a
@@ -29,8 +30,9 @@ use usring_uapi::general as linux;
 /// 1 once usring is ready. Before that, `syscall` leads all calls to the kernel.
 pub static OPEN: AtomicU32 = AtomicU32::new(0);
 
-/// How many numbers, from the reserved base on, may be rings. The symbols compare it with an
-/// unsigned 32-bit difference, which is larger for −1.
+/// Number of descriptor numbers that may be rings: all from the reserved base on. The symbols
+/// compare it with `number - base` as an unsigned 32-bit value. For −1 that value is larger, so −1
+/// is no ring.
 const RESERVED: u32 = (1 << 31) - RESERVED_BASE as u32;
 
 const SLOW_FRAME: usize = CALL_SIZE + 16;
@@ -304,12 +306,12 @@ with_devices!(REAL_FALLOCATE, raw_fallocate, linux::__NR_fallocate, fallocate fa
 with_devices!(REAL_OPEN, raw_open, linux::__NR_open, open open64);
 with_devices!(REAL_OPENAT, raw_openat, linux::__NR_openat, openat openat64);
 
-// The system calls take the size of the signal set, which C's functions do not have.
+// Some of these system calls have one more argument than C's function: the size of the signal set.
 sleeping!(REAL_POLL, raw_poll, linux::__NR_poll, "nop", poll __poll_chk);
 sleeping!(REAL_PPOLL, raw_ppoll, linux::__NR_ppoll, "mov r8d, 8", ppoll __ppoll_chk);
 sleeping!(REAL_SELECT, raw_select, linux::__NR_select, "nop", select);
-// This system call is made without a mask, which would have to be wrapped with its size. No caller
-// has a mask before libc's function is found.
+// pselect6(2) takes the mask in a structure with its size. This fallback passes no mask: before
+// libc's function is found, no caller has one.
 sleeping!(REAL_PSELECT, raw_pselect, linux::__NR_pselect6, "xor r9d, r9d", pselect);
 sleeping!(REAL_EPOLL_WAIT, raw_epoll_wait, linux::__NR_epoll_wait, "nop", epoll_wait);
 sleeping!(REAL_EPOLL_PWAIT, raw_epoll_pwait, linux::__NR_epoll_pwait, "mov r9d, 8", epoll_pwait);
@@ -318,8 +320,8 @@ sleeping!(REAL_EPOLL_PWAIT2, raw_epoll_pwait2, linux::__NR_epoll_pwait2, "mov r9
 static REAL_SYSCALL: AtomicUsize = AtomicUsize::new(0);
 
 /// Replaces libc's `syscall`. The calls of io_uring and libaio go straight to the engine. So does
-/// prlimit64 if the limit of open files is raised. Other calls may be poll calls, and are treated
-/// as such.
+/// prlimit64 if the limit of open files is raised. For any other call, `before_call` checks
+/// whether it is a poll call.
 ///
 /// # Safety
 /// The requirements are those of libc's function.
@@ -520,9 +522,8 @@ extern "C" fn before_call(call: &Call) {
     }
 }
 
-/// Prepares a call that sleeps until a descriptor is ready. From now on, rings among its
-/// descriptors keep their readiness up to date. Rings that the program has emptied become
-/// unreadable.
+/// Prepares a poll call. From now on, rings among the descriptors that it polls keep their
+/// readiness up to date. Such a ring becomes unreadable if the program has emptied it.
 extern "C" fn before_sleep(call: &Call) {
     process::current();
     if UNWATCHED.load(Ordering::Relaxed) != 0 {

@@ -57,8 +57,8 @@ fn may_be_device(number: i32) -> bool {
 // CLOSE_RANGE_UNSHARE of linux/close_range.h.
 const UNSHARE: u64 = 2;
 
-/// Answers close_range(2). A call with CLOSE_RANGE_CLOEXEC is passed on, because it closes nothing
-/// now.
+/// Answers close_range(2). The kernel answers a call with CLOSE_RANGE_CLOEXEC, because it closes
+/// nothing now.
 pub fn close_range(call: &mut Call) -> Outcome {
     let [first, last, flags, ..] = call.arguments;
     let (first, last) = (first as u32, last as u32);

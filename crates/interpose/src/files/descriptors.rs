@@ -32,8 +32,8 @@ static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 /// The highest number that was ever a ring's, plus 1.
 static END: AtomicI32 = AtomicI32::new(0);
 
-/// Number of aliases of rings below the reserved range, made by dup2(2). While there are any, the
-/// entry points of libc's symbols check every number.
+/// Number of descriptors below the reserved range that are aliases of rings, made by dup2(2). While
+/// there are any, the entry points of libc's symbols check every number.
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
 /// Number of rings that the program has not polled yet in a call that usring sees, plus inherited
@@ -47,7 +47,8 @@ pub struct File {
     watched: AtomicBool,
     /// Held while a thread begins to watch the ring's descriptor, so that only one thread does.
     beginning: Mutex<()>,
-    /// The eventfd's id of [`eventfd_id`], set when the file gets a low alias; else 0.
+    /// The eventfd's id ([`eventfd_id`]). It is set when the file gets an alias below the reserved
+    /// range, and 0 until then.
     identity: AtomicU64,
 }
 
@@ -84,9 +85,9 @@ impl File {
         }
     }
 
-    /// Duplicates the ring's descriptor `number` to a private number: the program may close and
-    /// reuse its own at any moment, while an alias keeps the ring alive. `None`: that has happened,
-    /// or no number is left.
+    /// Duplicates the ring's descriptor `number` to a private number, which usring keeps. The
+    /// program may close and reuse `number` at any moment, while an alias keeps the ring alive.
+    /// `None`: the program has closed `number`, or no private number is left.
     fn duplicate(&self, number: i32) -> Option<OwnedDescriptor> {
         let private = descriptor::duplicate_private(number).ok()?;
         // A number leaves the table before it is closed. If the ring is still in the table, the
@@ -236,9 +237,9 @@ pub fn with<T>(number: i32, work: impl FnOnce(&Arc<File>) -> T) -> Found<T> {
     }
 }
 
-/// A reference to a ring's file for the engine. The engine looks the file up while it holds a
-/// ring's lock, perhaps that of the same ring. If the program closes the last number meanwhile, the
-/// ring is closed later, when no lock is held.
+/// A reference to a ring's file for the engine. The engine looks the file up while it holds the
+/// lock of a ring, perhaps of this one. If the program closes the last number meanwhile, the ring
+/// is closed later, when no lock is held.
 pub struct Inside(Option<Arc<File>>);
 
 impl Drop for Inside {
@@ -253,7 +254,8 @@ impl Drop for Inside {
 /// lock.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // The bit is only ever removed from an entry, so a check before the look-up is enough.
+    // The bit `INHERITED` is only ever removed from an entry, so a check before the look-up is
+    // enough.
     let is_inherited = entry.load(Ordering::Acquire) & INHERITED != 0;
     if number >= RESERVED_BASE
         && !is_inherited
@@ -394,8 +396,8 @@ pub fn disown() {
 }
 
 /// Makes a descriptor for a ring, in the reserved range, closed on exec. It is readable until
-/// [`File::watch`]. So a poll that usring does not see (by a bare instruction, or another process)
-/// may wake once needlessly but misses no event.
+/// [`File::watch`] is called. So a poll that usring does not see (by a bare instruction, or in
+/// another process) may wake once needlessly, but misses no event.
 pub fn reserve() -> Result<OwnedDescriptor, Errno> {
     let low = eventfd::create_readable()?;
     let reserved = duplicate_reserved(low.number(), RESERVED_BASE, true)?;

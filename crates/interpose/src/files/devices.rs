@@ -33,8 +33,8 @@ static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(UNKNOWN) }; NUM
 static END: AtomicU32 = AtomicU32::new(0);
 
 /// Number of entries dropped so far; changes under the lock `descriptors`. While one thread closes
-/// a number, another may look it up and find the old file. A change of this count shows the second
-/// thread that it must not record that file.
+/// a number, another thread may look the number up and find the old file. A change of this count
+/// tells the second thread not to record that file.
 static FORGOTTEN: AtomicU64 = AtomicU64::new(0);
 
 /// Whether the run has devices.

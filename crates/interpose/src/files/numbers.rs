@@ -4,7 +4,8 @@ use usring_sys::descriptor::{OwnedDescriptor, RESERVED_BASE};
 use usring_sys::{Errno, SystemCall, hazard, own_numbers};
 use usring_uapi::general as linux;
 
-/// Numbers from here on belong to neither rings nor devices.
+/// Length of the tables of rings and devices. A number beyond them belongs to neither a ring nor a
+/// device.
 pub const NUMBERS: usize = 65536;
 
 /// Ends the use of a table's object while a ring's lock is held. If this was the last use, the

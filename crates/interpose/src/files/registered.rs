@@ -17,10 +17,10 @@ use usring_uapi::io_uring::io_uring_rsrc_update;
 
 /// Rings that one thread can register (IO_RINGFD_REG_MAX).
 const MOST_RINGS: usize = 16;
-/// Most threads with registered rings at the same time; more get `ENOMEM`.
+/// Maximum number of threads with registered rings at the same time; further threads get `ENOMEM`.
 const ROWS: usize = 1024;
 
-/// Thread pointer in a released row. A search goes on after such a row, because rows in use may
+/// Thread pointer in a released row. A search does not end at such a row, because rows in use may
 /// follow.
 const GIVEN_UP: usize = 1;
 
@@ -58,7 +58,7 @@ fn row_of_this_thread() -> Option<&'static ThreadRings> {
 }
 
 /// Claims a row for the calling thread, which has made a ring. From now on an index without a ring
-/// is answered by `EBADF` and no longer by `EINVAL`, as in the kernel.
+/// gets `EBADF` and no longer `EINVAL`, as in the kernel.
 pub fn acquaint() {
     let _ = claim();
 }

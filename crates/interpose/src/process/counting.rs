@@ -38,7 +38,7 @@ pub fn count_for(process: u32) {
 
 /// Opens and maps the file. Fills it if it is empty.
 ///
-/// Errors: those of the calls; `EEXIST` if the file has other contents.
+/// Errors: those of the system calls; `EEXIST` if the file has other contents.
 fn open(path: &CStr) -> Result<&'static Statistics, Errno> {
     let creates = if environment::is_strict() { 0 } else { linux::O_CREAT };
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC | creates);

@@ -115,7 +115,7 @@ pub unsafe fn read(variables: *mut *mut u8) {
 /// Takes usring's variables out of the environment, an array that ends with null. Called after
 /// [`read`].
 ///
-/// The auxiliary vector lies behind that array. Go's runtime finds it by reading the environment to
+/// The auxiliary vector lies after that array. Go's runtime finds it by reading the environment to
 /// its end. So the gap that the variables leave is filled with entries of the auxiliary vector that
 /// readers ignore. Such entries are pairs of words, so the number of usring's variables is even
 /// ([`PAD`]).
@@ -202,8 +202,8 @@ unsafe fn keeps(kept: &Kept, variable: *mut u8) -> bool {
     let ours = |part: &[u8]| part.is_empty() || part == kept.runtime || is_library(part);
     let rest: Vec<&[u8]> = list.split(separates).filter(|part| !ours(part)).collect();
     let rest = rest.join(&b':');
-    // An empty part shows that the program has an LD_PRELOAD of its own, which is empty. It stays,
-    // so that an exec appends the library to it.
+    // If a part is empty, the program has an LD_PRELOAD of its own, which is empty. The variable
+    // stays, so that an exec appends the library to it.
     let has_own_list = list.split(separates).any(<[u8]>::is_empty);
     if rest.is_empty() && !has_own_list {
         return false;
@@ -273,12 +273,12 @@ pub fn recording() -> Option<&'static CStr> {
     path(CRASH)
 }
 
-/// Returns the path of the launcher's socket, if the run's swapped memory is on a back end.
+/// Returns the path of the page with the rules of `--inject`, if the run has any.
 pub fn faults() -> Option<&'static CStr> {
     path(FAULTS)
 }
 
-/// Returns the path of the run's socket, if a back end has its swapped memory.
+/// Returns the path of the launcher's socket, if the run's swapped memory is on a back end.
 pub fn swap_socket() -> Option<&'static [u8]> {
     value_of(SWAP_SOCKET)
 }

@@ -98,7 +98,7 @@ pub enum ChildDescriptors {
 }
 
 impl ChildDescriptors {
-    /// Returns how this child was made, and resets it: for the child's own children it is
+    /// Returns how this child was made, and resets the value, so that the child's own children find
     /// `Unknown`.
     fn take() -> ChildDescriptors {
         const OWN: u8 = ChildDescriptors::Own as u8;
@@ -124,7 +124,7 @@ pub fn begin_child(descriptors: ChildDescriptors) {
     }
 }
 
-/// Returns the id of the calling process; in a vfork child it differs from that of [`current`].
+/// Returns the id of the calling process. In a vfork child it differs from the id in [`current`].
 pub fn id() -> u32 {
     getpid()
 }

@@ -1,7 +1,7 @@
 //! usring's own stacks, for programs whose stacks are small. Go's goroutines make system calls with
-//! a few hundred bytes of stack left, and other objects lie below the stack. musl's posix_spawn
-//! gives its child 5 KiB. In such a program the entry points run each call on a stack of usring's,
-//! one per thread.
+//! a few hundred bytes of stack left, and other data lies directly below. musl's posix_spawn gives
+//! its child 5 KiB. In such a program the entry points run each call on a stack of usring's, one
+//! per thread.
 //!
 //! A thread is identified by its thread pointer. A vfork child has its parent's thread pointer, and
 //! uses its parent's stack, which the parent does not need meanwhile. The child does not return
@@ -13,8 +13,8 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{SystemCall, UserAddress, spread, thread, user_memory};
 use usring_uapi::general as linux;
 
-/// Most threads with a stack of usring's. A power of two, and more than the 10,000 threads that
-/// Go's runtime makes at most. (Rows take memory only where used.)
+/// Maximum number of threads with a stack of usring's. A power of two, and more than the 10,000
+/// threads that Go's runtime makes at most. (Rows take memory only where used.)
 pub const ROWS: usize = 16384;
 /// Bytes of a stack. The kernel allocates pages when they are touched.
 pub const SIZE: usize = 128 * 1024;
@@ -59,9 +59,10 @@ fn in_use() -> Option<&'static AtomicU32> {
     None
 }
 
-/// Runs `exec`, which returns only if it fails. If it succeeds in a vfork child, the kernel clears
-/// the word at the top of the child's stack (set_tid_address(2)), which is its parent's stack, too.
-/// So the parent finds the stack free. Until then, signal handlers in the child find it in use.
+/// Runs `exec`, which returns only if it fails. A vfork child runs on its parent's stack of usring.
+/// If the child's exec succeeds, the kernel clears the word at the top of that stack
+/// (set_tid_address(2)), so the parent finds the stack free. Until then, signal handlers in the
+/// child find the stack in use.
 pub fn released_by<T>(exec: impl FnOnce() -> T) -> T {
     let Some(word) = in_use().filter(|_| !process::is_own()) else { return exec() };
     let clear_at_end = |word: u64| {

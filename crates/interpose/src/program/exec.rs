@@ -1,4 +1,4 @@
-//! execve(2) and execveat(2): has the library loaded into the next program.
+//! execve(2) and execveat(2): makes sure that the library is loaded into the next program.
 //!
 //! The filter survives exec, but the handler does not. So the first trapped call of a program
 //! without the library would kill it by SIGSYS. Therefore:
@@ -161,7 +161,7 @@ fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     let Some(kept) = environment::kept().filter(|kept| !kept.library.is_empty()) else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    // For a bad array, the kernel would return this error, too.
+    // If the program passes a bad array, the kernel would return this error, too.
     let size = measure(execution.call.arguments[execution.environment], kept, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
         on_stack::<64, 512>(execution, kept, &size)
@@ -219,8 +219,8 @@ struct Preload {
     names_library: bool,
 }
 
-/// Most variables that are counted, more than any program passes. (The kernel limits only their
-/// bytes.)
+/// Maximum number of variables that are counted, more than any program passes. (The kernel limits
+/// only their bytes.)
 const MOST_VARIABLES: usize = 1 << 20;
 
 fn variable(array: u64, index: usize) -> Result<u64, Errno> {

@@ -8,7 +8,7 @@ use usring_uapi::general as linux;
 /// Whether usring can serve the program of an exec.
 pub enum Verdict {
     Fine,
-    /// The program can be served if this library is loaded before usring's.
+    /// The program can be served if this sanitizer's runtime is loaded before usring's library.
     FineBehind(Runtime),
     /// The program is statically linked: it can run, but without usring.
     Static,
@@ -45,7 +45,7 @@ impl Runtime {
 
 const FOREIGN: &str = "it is not a 64-bit x86-64 program";
 
-/// Most interpreters in a row that are scripts themselves; Linux's limit.
+/// Maximum number of interpreters in a row that are scripts themselves; Linux's limit.
 const MOST_INTERPRETERS: usize = 5;
 /// Bytes that Linux reads of a file to recognise its format (BINPRM_BUF_SIZE).
 const HEAD: usize = 256;

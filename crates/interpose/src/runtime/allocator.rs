@@ -1,10 +1,10 @@
 //! The allocator of all of usring's data. It maps its own pages by mmap(2), so a call that arrives
 //! while the program is inside malloc needs no lock of the program's.
 //!
-//! Blocks have size classes with a free list each, and are cut off a region that grows by mmap(2).
-//! Blocks of more than [`LARGEST`] bytes are mappings of their own. One lock protects all lists. No
-//! call on a ring's hot path allocates in the steady state. No signal handler interrupts a holder
-//! of the lock, because signals are put off (see `signals`).
+//! Each size class of blocks has a free list. New blocks are cut off a region that grows by
+//! mmap(2). Blocks of more than [`LARGEST`] bytes are mappings of their own. One lock protects all
+//! lists. No call on a ring's hot path allocates in the steady state. No signal handler interrupts
+//! a holder of the lock, because signals are put off (see `signals`).
 //!
 //! # When the kernel has no more memory
 //! The allocator keeps a reserve of [`RESERVE`] bytes of addresses ([`Allocator::keep_reserve`]).
@@ -45,8 +45,9 @@ const ALIGNED: usize = 16;
 struct Lists {
     /// 0: free, 1: held, 2: held, and a thread waits.
     lock: AtomicU32,
-    /// Start of the unused part of the current region. `end`: the region's end.
+    /// Start of the unused part of the current region.
     next: usize,
+    /// End of the current region.
     end: usize,
     free: [*mut Block; CLASSES],
 }
@@ -70,8 +71,8 @@ struct Reserve {
 }
 
 impl Reserve {
-    /// Cuts pages off the end of the reserve, which are a mapping of their own from then on.
-    /// Returns null if too few are left.
+    /// Cuts pages off the end of the reserve. From then on the pages are a mapping of their own.
+    /// Returns null if too few pages are left.
     #[cold]
     fn take(&self, length: usize) -> *mut u8 {
         let length = length.next_multiple_of(PAGE);
@@ -108,7 +109,8 @@ const fn class_of(size: usize) -> usize {
     if size <= 32 {
         return 1;
     }
-    // The smallest power of two that is large enough, and whether three quarters of it are, too.
+    // `upper` is the smallest power of two that is large enough. A block of three quarters of
+    // `upper` may be large enough, too.
     let power = usize::BITS - (size - 1).leading_zeros();
     let upper = 1usize << power;
     let index = 1 + 2 * (power as usize - 5);

@@ -33,7 +33,7 @@ pub fn function(name: &CStr) -> Option<usize> {
     libc::entries().find_map(|library| unsafe { Tables::of(library)?.find(name) })
 }
 
-/// Has all loaded libraries but this one call `function` by their imports of this name. Called
+/// Makes all loaded libraries but this one call `function` by their imports of this name. Called
 /// while the process has one thread.
 pub fn redirect(name: &CStr, function: usize) {
     let Some(maps) = Maps::open() else { return };

@@ -2,8 +2,8 @@
 //! usring's symbols, and `errno`.
 //!
 //! The library is linked against nothing. The loader fills a small table with the addresses that it
-//! can bind (weak references: zero without a libc). A function behind one of usring's own symbols
-//! is searched in the libraries that follow this one in the loader's list, as dlsym(RTLD_NEXT)
+//! can bind (weak references: zero without a libc). For libc's function behind one of usring's own
+//! symbols, usring searches the libraries after this one in the loader's list, as dlsym(RTLD_NEXT)
 //! would do. But this search takes no lock of the loader's and calls no malloc, because the first
 //! call of a symbol may come from inside malloc.
 
@@ -47,8 +47,9 @@ type Handler = Option<unsafe extern "C" fn()>;
 #[allow(dead_code, reason = "assembler reads it")]
 pub struct Bound {
     errno_location: Option<extern "C" fn() -> *mut i32>,
-    /// The loader's state: glibc's name for it, and musl's, which is a pointer to it.
+    /// The loader's state, under glibc's name.
     loader: Option<&'static LoaderState>,
+    /// A pointer to the loader's state, under musl's name.
     loader_address: Option<&'static &'static LoaderState>,
     /// `gnu_get_libc_version`, only compared with zero.
     glibc: usize,
@@ -280,8 +281,8 @@ pub fn own_path() -> Option<&'static CStr> {
     Some(unsafe { CStr::from_ptr(own.name) })
 }
 
-/// Returns the address of the next definition of `name` behind usring's, as dlsym(3) does with
-/// RTLD_NEXT. `None`: no library behind usring defines it.
+/// Returns the address of the next definition of `name` after usring's, as dlsym(3) does with
+/// RTLD_NEXT. `None`: no library after usring defines it.
 pub fn next(name: &CStr) -> Option<usize> {
     let loader = bound().loader()?;
     let own = text::base();
@@ -318,7 +319,7 @@ pub fn name_clock() {
     }
 }
 
-/// Has libc run `handler` in each child that it forks.
+/// Makes libc run `handler` in each child that it forks.
 pub fn run_in_children(handler: unsafe extern "C" fn()) {
     // SAFETY: the handler has the type that pthread_atfork(3) requires, and the library is never
     // unloaded.

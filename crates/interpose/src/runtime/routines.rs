@@ -1,6 +1,6 @@
 //! The routines that compiled code calls implicitly, such as memcpy. libc's routines use vector
-//! registers that a system call leaves unchanged, and the library must not call libc. These
-//! routines use the low 16 bytes of a few xmm registers, which the entry points save.
+//! registers that a system call leaves unchanged, and the library must not call libc. The routines
+//! of this file use only the low 16 bytes of a few xmm registers, which the entry points save.
 //!
 //! All symbols are hidden: the program keeps its own.
 
@@ -193,7 +193,7 @@ global_asm!(
     "5:",
     "xor eax, eax",
     "ret",
-    // The first different byte in memory decides, so it has to be the most significant one.
+    // The first byte in memory that differs decides, so it has to be the most significant byte.
     "6:",
     "bswap rax",
     "bswap rcx",

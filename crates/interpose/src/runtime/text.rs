@@ -47,7 +47,7 @@ const PF_X: u32 = 1;
 /// Reads the library's own program headers. Called before the first handler is installed.
 pub fn find() {
     let base = &raw const __ehdr_start;
-    // SAFETY: the loader mapped the header and, right behind it, the program headers; they are
+    // SAFETY: the loader mapped the header and, right after it, the program headers; they are
     // read-only.
     let segments = unsafe {
         let first = base.add(*base.add(PHOFF).cast::<u64>() as usize);

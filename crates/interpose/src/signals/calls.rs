@@ -56,7 +56,7 @@ fn read_action(address: UserAddress) -> Result<Action, Errno> {
 fn exchange_own(signal: u32, new: Option<Action>) -> Action {
     let before = installed(signal);
     // A vfork child has signal actions of its own but shares this table, so its change is not
-    // recorded. Its action for such a signal would last only until its exec, which resets it.
+    // recorded. Little is lost, because the child's exec resets the action.
     if let Some(new) = new
         && process::is_own()
     {

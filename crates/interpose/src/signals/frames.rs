@@ -14,15 +14,16 @@ use crate::signals::context;
 use core::cell::UnsafeCell;
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Most frames kept at one time: one for each thread with a put-off signal.
+/// Maximum number of frames kept at one time: one for each thread with a put-off signal.
 const MOST_FRAMES: usize = 64;
 /// Bytes of a slot: room for the largest frame on x86-64 processors (11 KiB with AMX).
 const SIZE: usize = 16 * 1024;
 
-/// Offset in the register state of a magic number, [`MAGIC`]. The magic number shows that the state
-/// is longer than the legacy 512 bytes. [`STATE_SIZE`] is the offset of its length.
+/// Offset of a magic number, [`MAGIC`], in the register state. The magic number shows that the
+/// state is longer than the legacy 512 bytes.
 const STATE_MAGIC: usize = 464;
 const STATE_SIZE: usize = 468;
+/// Offset of the length of the register state, in the register state.
 const MAGIC: u32 = 0x4650_5853;
 const OLD_STATE: usize = 512;
 
@@ -111,7 +112,7 @@ pub fn forget_after_fork() {
     }
 }
 
-/// Returns the most bytes of stack that [`place`] uses for a frame.
+/// Returns the maximum number of bytes of stack that [`place`] uses for a frame.
 pub fn room_for(note: u32) -> u64 {
     // The copy may begin up to 63 bytes above `room`, so that the register state keeps its
     // alignment.

@@ -12,8 +12,8 @@
 //! their order.
 //!
 //! In the kernel SIGSYS, SIGSEGV and SIGBUS belong to usring (`entry::own_signal`). The program's
-//! actions for them exist only in the table. They are removed from every mask: if they were
-//! blocked, a trap or a fault would kill the process.
+//! actions for these signals exist only in the table. The three signals are removed from every
+//! mask: if they were blocked, a trap or a fault would kill the process.
 //!
 //! SA_RESETHAND never reaches the kernel. If it did, a put-off signal would find the default action
 //! when it is sent again. The wrapper implements the flag.

@@ -25,12 +25,13 @@ pub struct Delivery {
     pub resend: u64,
     pub process: u32,
     pub thread: u32,
-    /// Note of the first signal's kept frame ([`frames`]), or 0. `frame_room`: the bytes of stack
-    /// that the frame needs.
+    /// Note of the first signal's kept frame ([`frames`]), or 0.
     pub frame: u64,
+    /// Bytes of stack that the first signal's kept frame needs.
     pub frame_room: u64,
-    /// The first signal's handler, and the mask under which it runs.
+    /// The first signal's handler.
     pub handler: u64,
+    /// The mask under which the first signal's handler runs.
     pub handler_mask: u64,
 }
 
@@ -161,7 +162,7 @@ global_asm!(
     "call 8f",
     "jmp 6b",
     ".cfi_endproc",
-    // Sets the signal mask to the one at rsi. The previous mask goes to the address in rdx.
+    // Sets the signal mask to the mask at rsi. The previous mask goes to the address in rdx.
     "8:",
     ".cfi_startproc",
     change_mask!("{set_mask}"),

@@ -102,8 +102,8 @@ pub fn kernel_exchange(signal: u32, new: Option<&Action>) -> Result<Action, Errn
 }
 
 /// Runs `exec`. The next program inherits which signals are ignored. So if the program ignores a
-/// signal of [`OWN`], that is set in the kernel now. If `exec` returns, usring's actions are
-/// restored.
+/// signal of [`OWN`], this function first makes the kernel ignore it. If `exec` returns, usring's
+/// actions are restored.
 pub fn with_ignored<T>(exec: impl FnOnce() -> T) -> T {
     let ignore = Action { handler: IGNORE, ..Action::default() };
     let ours = OWN.map(|signal| {

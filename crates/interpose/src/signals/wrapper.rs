@@ -233,8 +233,9 @@ extern "C" fn put_off(first: *mut u8, information: *mut SignalInformation, own: 
             frames::give_back(note);
             let itself = set_of(information.signal as u32);
             if itself & ALWAYS_OPEN != 0 {
-                // If such a signal were queued here, the kernel would deliver it at once, again and
-                // again. So it is sent when the call leaves the engine.
+                // usring keeps this signal unblocked. If it were queued here, the kernel would
+                // deliver it at once, again and again. So it is sent when the call leaves the
+                // engine.
                 signals::send_again(itself);
             } else {
                 // The signal goes to the end of the kernel's queue. It may lose its position among

@@ -86,7 +86,7 @@ const OTHER_KINDS: u32 = linux::MAP_SHARED
 
 const READ_WRITE: u32 = linux::PROT_READ | linux::PROT_WRITE;
 
-/// Least length in bytes of a mapping that traps, for each of the filters.
+/// Minimum length in bytes of a mapping that traps, for each of the filters.
 const SIZES: [u32; 4] = [LEAST_MINIMUM as u32, 256 << 10, 512 << 10, 1 << 20];
 
 /// Assembles a filter; `size` is one of [`SIZES`].

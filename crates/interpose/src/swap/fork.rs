@@ -43,8 +43,9 @@ static FORKING: PerProcess<OwnerLock> = PerProcess::new();
 /// The reasons that [`refuse`] has reported already, one bit each.
 static REPORTED: AtomicU32 = AtomicU32::new(0);
 
-/// How long a fork waits until no request for swapped memory is on the device. After each of
-/// `ROUNDS` rounds, other threads run for a moment, and a signal may end the wait.
+/// Seconds of one round of waiting. A fork waits until no request for swapped memory is on the
+/// device, for at most `ROUNDS` rounds. After each round, other threads run for a moment, and a
+/// signal may end the wait.
 const ROUND_SECONDS: u64 = 5;
 const ROUND: Nanoseconds = ROUND_SECONDS * 1_000_000_000;
 const ROUNDS: u64 = 12;
@@ -130,7 +131,8 @@ fn copy(call: &mut Call, flags: u32, stack: u64) -> Outcome {
 }
 
 /// Brings swapped memory to rest: no thread evicts, reads back or changes it until the result is
-/// dropped. Errors: `EBUSY` if a signal came or it took too long.
+/// dropped. Errors: `EBUSY` if a signal has come, or if all rounds of waiting have passed; those of
+/// [`Mappings::hold`].
 fn hold(mappings: &'static Mappings) -> Result<Held, Errno> {
     for round in 1..=ROUNDS {
         let held = mappings.hold(ROUND);
@@ -220,9 +222,9 @@ fn die_of_zeroes() -> ! {
     message::abort()
 }
 
-/// Reports why a child does not inherit swapped memory, once for each reason. (If the mechanism or
-/// the backing store never supports copies, the report comes when a child touches the memory: most
-/// children execute another program.)
+/// Reports why a child does not inherit swapped memory, once for each reason. If the mechanism or
+/// the backing store never supports copies, nothing is reported here. Most children only execute
+/// another program, so the report comes when a child touches the memory.
 fn refuse(error: Errno) {
     let (bit, why) = match error {
         Errno::EOPNOTSUPP => return,

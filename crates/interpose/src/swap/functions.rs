@@ -17,7 +17,7 @@ pub const FIRST: u32 = 0x7573_0100;
 
 /// Size of `struct usring_swap_options` in words of 64 bits.
 const OPTIONS: usize = 6;
-/// Most bytes of an option's text, including its NUL.
+/// Maximum number of bytes of an option's text, including its NUL.
 const LONGEST: usize = 4096;
 
 /// Passes the functions to the macro `$with`: number, name, and implementation of each.

@@ -40,7 +40,9 @@ fn finish(kept: usize, call: &mut SystemCall, answer: u64) -> Option<u64> {
     answer
 }
 
-/// Handles the kernel's answer to the call. `None`: the changed call must be made, too.
+/// Handles the kernel's answer to the call, and returns the answer for the program. `None`: the
+/// kernel must make `call` once more, either for the next part of its data, or again after an
+/// EFAULT.
 fn proceed(pinned: &mut PinnedCall, call: &mut SystemCall, answer: u64) -> Option<u64> {
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     let is_fault = answer == i64::from(Errno::EFAULT.negative()) as u64;

@@ -47,8 +47,8 @@ pub fn take(address: usize) -> Option<PinnedCall> {
     Some(row.swap_remove(index).pinned)
 }
 
-/// The table's rows that contain calls of the calling thread, locked. The thread forks in a signal
-/// handler that interrupted such a call.
+/// The locked rows of the table that contain calls of the calling thread. There are such rows if
+/// the thread forks in a signal handler that interrupted a call.
 pub struct OfThread {
     thread: ThreadId,
     rows: Vec<Guard<'static, Vec<InFlight>>>,

@@ -234,9 +234,9 @@ fn lock(mappings: &Mappings, number: u32, start: u64, length: u64, flags: u64) -
     in_order(mappings, &around(start, length)?, Some(Unsupported::Lock), ask)
 }
 
-/// Calls `ask` for each part of a range that the kernel owns, up to the first hole. With `becomes`,
-/// first releases the range up to that hole to the kernel. If the release fails, the call is
-/// refused as `becomes`. Errors: `ENOMEM` at a hole.
+/// Calls `ask` for each part of a range that the kernel owns, up to the first hole. If `becomes` is
+/// given, the range up to that hole is first released to the kernel. If the release fails,
+/// `becomes` says how the call is refused. Errors: `ENOMEM` at a hole.
 fn in_order(
     mappings: &Mappings,
     range: &Range<usize>,

@@ -37,7 +37,7 @@ static MAKING: PerProcess<Mutex<()>> = PerProcess::new();
 static TAKING_OVER: PerProcess<Mutex<()>> = PerProcess::new();
 /// Pins memory for system calls that usring itself makes. Installed when the process has a region.
 static HOOK: SetOnce<PinHook> = SetOnce::new();
-/// Least length in bytes of a mapping that the region serves.
+/// Minimum length in bytes of a mapping that the region serves.
 static MINIMUM: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 #[inline]
@@ -45,7 +45,7 @@ pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)
 }
 
-/// Returns the least length in bytes of a mapping that the region serves.
+/// Returns the minimum length in bytes of a mapping that the region serves.
 pub fn minimum() -> usize {
     MINIMUM.load(Ordering::Relaxed)
 }
@@ -95,8 +95,8 @@ fn options() -> Option<Options<'static>> {
     Some(Options { text: TEXT.get()?, statistics, socket: environment::swap_socket() })
 }
 
-/// Returns the least length in bytes of a mapping to swap, by `USRING_SWAP`; `None`: no memory is
-/// swapped.
+/// Returns the minimum length in bytes of a mapping to swap, as `USRING_SWAP` says; `None`: no
+/// memory is swapped.
 pub fn wanted_minimum() -> Option<usize> {
     TEXT.get().map(|text| text.minimum)
 }

@@ -132,7 +132,7 @@ global_asm!(
     "mov r9, {mark}",
     "mov eax, [rbx + {rax}]",
     "ret",
-    // Sets the mask to the one at rsi; the previous one goes to the address in rdx.
+    // Sets the signal mask to the mask at rsi. The previous mask goes to the address in rdx.
     "usring_unserved_set_mask:",
     change_mask!("{set_mask}"),
     "ret",

@@ -463,7 +463,7 @@ global_asm!(
     "lea r10, [rbp + {mask}]",
     "call usring_unserved_trace",
     "jmp usring_unserved_detach",
-    // Has the new image make a system call. This process's registers contain the number and
+    // Makes the new image execute a system call. This process's registers contain the number and
     // arguments.
     "usring_unserved_call:",
     "mov [rbp + {call} + {rax}], rax",
