@@ -29,8 +29,8 @@ const REGISTERED_WAIT_SIZE: u64 = 64;
 /// Bytes of a signal set in system calls.
 const SIGNAL_SET_SIZE: u64 = 8;
 const MICROSECOND: u64 = 1000;
-/// Longest time that a submission waits for the answers of other processes. A process that is
-/// stopped gives none.
+/// Longest time, in nanoseconds, that io_uring_enter(2) waits until other processes have answered
+/// the asks of its requests (`waiting::asks`). A stopped process does not answer.
 const LONGEST_ASK: Nanoseconds = 100_000_000;
 
 /// The arguments of io_uring_enter(2), except the descriptor.
@@ -105,8 +105,9 @@ impl Ring {
         self.end_enter(locked, taken, call)
     }
 
-    /// Waits for the answers of other processes that this call asks to cancel or change requests.
-    /// On the kernel, too, the CQE of a cancellation is there when the call returns.
+    /// Waits until other processes have answered the asks in `asks`: cancellations and changes of
+    /// requests that this call has submitted. So their CQEs are there when the call returns, as
+    /// with the kernel.
     fn wait_for_answers<'a>(self: &'a Arc<Self>, mut locked: LockedRing<'a>, asks: &Range<u64>) -> LockedRing<'a> {
         let end = Clock::Monotonic.now() + LONGEST_ASK;
         while locked.waiting.asks.has(asks) && Clock::Monotonic.now() < end {
@@ -122,7 +123,8 @@ impl Ring {
         locked
     }
 
-    /// Waits as the call asks, and leaves the ring. `taken`: number of SQEs that were taken.
+    /// Ends the call after its submission: waits for CQEs if the caller asked for that, and
+    /// releases the ring's lock. `taken`: number of SQEs that were taken.
     #[inline(always)]
     fn end_enter(self: &Arc<Self>, mut locked: LockedRing, taken: u32, call: &EnterCall) -> Result<u32, Errno> {
         let waits = call.has(abi::IORING_ENTER_GETEVENTS) && taken == call.to_submit;
@@ -144,8 +146,8 @@ impl Ring {
                 if taken != 0 && locked.waiting.polls.expects() {
                     self.bring_expected(&mut locked);
                 }
-                // If only waiting threads poll the ring's files and timers, this thread polls them
-                // now and then.
+                // The ring watcher may leave this ring's files and timers to its waiters. This call
+                // does not wait, so every few such calls it polls them itself.
                 if self.is_left_to_owner() && locked.is_poll_due() {
                     crate::driving::task_work::run_all(&mut locked);
                     locked.finish_batch();
@@ -175,10 +177,10 @@ impl Ring {
         if is_refused { Err(Errno::EAGAIN) } else { Ok(0) }
     }
 
-    /// Completes requests that earlier calls of the program have made ready, such as a read from a
-    /// pipe that the program has then written to. The caller has nothing to submit, and finds the
-    /// CQEs when it returns, as with the kernel. On a ring with DEFER_TASKRUN the owner asks for
-    /// CQEs by GETEVENTS, so nothing is done.
+    /// Completes requests that have become ready since the last call, such as a read from a pipe
+    /// that the program has written to. The caller finds the CQEs when its call returns, as with
+    /// the kernel. Does nothing on a ring with DEFER_TASKRUN, whose owner asks for CQEs by
+    /// GETEVENTS.
     fn poll_own(&self, locked: &mut LockedRing) {
         if !self.defers_task_work() && !self.is_polled() {
             crate::driving::task_work::run_all(locked);
@@ -201,7 +203,8 @@ impl Ring {
         locked.release(Exit::Pause);
         let waited = self.get_events(call);
         if waited.is_err() {
-            // get_events may have failed before its wait. So work that arrived is run here.
+            // get_events may have failed before its wait. Then this release runs the work that
+            // arrived.
             self.lock().release(Exit::Leave);
         }
         if taken > 0 { Ok(taken) } else { waited.map(|()| 0) }

@@ -36,7 +36,9 @@ use usring_uapi::{Sqe, general as linux, opcode};
 /// again whether requests are left.
 const BETWEEN_LOOKS: Nanoseconds = 1_000_000;
 
-/// How an AIO context finds out that devices have completed requests.
+/// How an AIO context finds out that devices have completed requests. Only with `Signalled` does
+/// the mapped ring have AIO_RING_MAGIC. Without it, libaio does not read events there and calls
+/// io_getevents(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attention {
     /// Completion interrupts: the devices signal each completion.
@@ -45,8 +47,7 @@ pub enum Attention {
     /// devices signal instead.
     Preferred,
     /// Threads must ask for events, and poll the devices (IOPOLL). Devices that cannot be polled
-    /// are refused. The magic number in the events' memory is missing, so the program does not read
-    /// events there.
+    /// are refused.
     Required,
 }
 
@@ -72,8 +73,8 @@ impl Ring {
         let _ = trust;
         memory_reserve::check()?;
         let layout = Layout::for_events(requests, processor::count())?;
-        // The program reads no events in this memory. They wait in the backlog until it asks for
-        // them.
+        // The program reads no events in this memory, so the smallest layout will do. Events stay
+        // in the backlog until the program asks for them.
         let layout = if attention == Attention::Required { Layout::for_events(1, 1)? } else { layout };
         per_process::prepare()?;
         let memory = Memory::for_events(layout, id, attention == Attention::Signalled)?;
@@ -183,9 +184,10 @@ impl Ring {
         any
     }
 
-    /// Refuses further requests and waits, waits until all requests have completed, and closes the
-    /// ring. Requests that wait for a file complete now, because the file may never be ready.
-    /// Transfers are carried out. Does nothing in a forked child, because the ring is the parent's.
+    /// Ends the ring: refuses further submissions and waits, lets all requests complete, and closes
+    /// the ring. Requests that wait for a file complete at once, because the file may never be
+    /// ready. Transfers run to their end. Does nothing in a forked child, because the ring is the
+    /// parent's.
     pub fn retire(self: &Arc<Self>) {
         if self.is_inherited() {
             return;
@@ -271,7 +273,7 @@ impl<'a> Submission<'a> {
         Ok(FileUses {
             may_read: mode != linux::O_WRONLY,
             may_write: mode != linux::O_RDONLY,
-            // O_TMPFILE includes O_DIRECTORY, but opens a file and no directory.
+            // O_TMPFILE contains the bit of O_DIRECTORY, but such an open makes a regular file.
             is_directory: flags & (linux::__O_TMPFILE | linux::O_DIRECTORY) == linux::O_DIRECTORY,
             polls,
             never_waits: flags & linux::O_NONBLOCK != 0,
@@ -318,11 +320,11 @@ impl<'a> Submission<'a> {
 }
 
 impl<'a> Submission<'a> {
-    /// Makes the deferred submits of the requests added so far. The submission continues
-    /// afterwards.
+    /// Submits the requests added so far whose submit was deferred (`driving::deferred_submit`).
+    /// The submission continues afterwards.
     ///
-    /// Errors: `EINVAL` if the ring was retired meanwhile; `EAGAIN` if no slot is left, because
-    /// other threads have driven the ring.
+    /// Errors: `EINVAL` if the ring was retired meanwhile; `EAGAIN` if other threads have used the
+    /// remaining slots meanwhile.
     #[cold]
     fn flush(&mut self) -> Result<(), Errno> {
         self.locked().finish_batch();
@@ -348,8 +350,8 @@ impl Drop for Submission<'_> {
                 locked.waiting.rights.end_submission();
             }
             let ring = locked.ring;
-            // Threads that sleep on this ring have to poll the devices now. Deferred submits have
-            // already woken them.
+            // The waiters of this ring have to poll the devices now, so those that sleep are woken.
+            // If submits were deferred, their flush has already woken them.
             let looked_for = ring.waiters_poll
                 && locked.devices.queues.in_flight() > 0
                 && !locked.devices.queues.has_pending_submits();

@@ -35,8 +35,8 @@ const fn number(opcode: op) -> u32 {
 }
 
 impl Ring {
-    /// Runs io_uring_register(2), except for opcodes 20 and 21. These change the table of
-    /// registered ring descriptors, which the host keeps.
+    /// Runs io_uring_register(2), except for opcodes 20 and 21. Those change the table of
+    /// registered ring descriptors, which the library keeps (`host`).
     pub fn register(self: &Arc<Self>, opcode: u32, argument: UserAddress, count: u32) -> Result<u32, Errno> {
         if opcode >= number(op::IORING_REGISTER_LAST) {
             return Err(Errno::EINVAL);
@@ -462,8 +462,9 @@ impl Ring {
         }
     }
 
-    /// Waits for the answer of other processes. Each answers at once, unless it is stopped: then
-    /// the wait ends with the call's limit, or soon after, and nothing is asked any more.
+    /// Waits until other processes have answered, or until the call's time limit has passed. Every
+    /// process gets at least [`LEAST_WAIT`]; a stopped process does not answer. If the wait ends
+    /// without an answer, the ask is withdrawn.
     ///
     /// Errors: `EINTR`; `ETIME`.
     fn wait_for_answer(

@@ -2,11 +2,12 @@
 //!
 //! A failed accept4(2) costs ten times as much as polling the listener, and an accept4 that finds
 //! no connection may sleep. So the listener is polled first. A TCP listener reports how many
-//! connections wait, listeners of other protocols only whether one waits.
+//! connections wait; listeners of other protocols report only whether one waits.
 //!
-//! When that many connections have been accepted, the listener is polled again. After a poll that
-//! finds no connection, the next connection makes an event. No such poll is needed if an event
-//! reported the connections. SOCK_NONEMPTY is set from the same knowledge.
+//! After that number of accepts, a further poll makes sure that the queue is empty. Only then does
+//! the next connection make an event. The further poll is left out if an event has led to these
+//! accepts, because a later connection then makes its own event. SOCK_NONEMPTY is set from the same
+//! knowledge.
 
 use super::socket::{check_flags, flags_for, place};
 use crate::completion::complete;
@@ -62,7 +63,7 @@ impl Queue {
     }
 
     /// Returns the state after one connection was accepted. `called`: an event has reported the
-    /// listener ready, so a later connection makes an event of its own.
+    /// listener ready. A later connection then makes an event of its own, so no poll is needed.
     fn without_one(self, number: i32, called: bool) -> Queue {
         match self {
             Queue::Holds(count @ 2..) => Queue::Holds(count - 1),

@@ -22,7 +22,7 @@ use usring_sys::{Errno, descriptor, pinned_memory};
 use usring_uapi::general::O_DIRECT;
 use usring_uapi::{Sqe, general as linux, sqe_flags};
 
-/// Returns whether a transfer of this ring can be one for [`issue`]. Called for every READ and
+/// Returns whether this ring can have transfers for [`issue`] at all. Called for every READ and
 /// WRITE, so it must be cheap.
 #[inline(always)]
 pub(crate) fn is_possible(locked: &LockedRing) -> bool {

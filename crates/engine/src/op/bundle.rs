@@ -15,8 +15,8 @@ use usring_sys::message;
 use usring_sys::{Errno, UserAddress};
 use usring_uapi::io_uring::IORING_CQE_F_SOCK_NONEMPTY;
 
-/// Has the transfer use the next buffers of its group, with at most `most` bytes. 0: only the first
-/// buffer.
+/// Selects the next buffers of the request's group for its transfer, with at most `most` bytes. 0:
+/// only the first buffer.
 fn select(locked: &mut LockedRing, request: &mut Request, most: u32) -> Result<Many, Errno> {
     let group = request.sqe.buf_index;
     let transfer = transfer_of(request)?;

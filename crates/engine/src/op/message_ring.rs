@@ -32,14 +32,14 @@ const SEND_FD: u32 = 1;
 
 const KNOWN: u32 = abi::IORING_MSG_RING_CQE_SKIP | abi::IORING_MSG_RING_FLAGS_PASS;
 
-/// The file and the number that a MSG_RING with a file takes along to the target ring.
+/// The rings and the file of a MSG_RING with a file, which the request carries to the target ring.
 struct Visit {
     target: Arc<Ring>,
     home: Arc<Ring>,
     file: Arc<RegisteredFile>,
 }
 
-/// Returns what the request takes along. Other modules see it only as `Any`.
+/// Returns the rings and the file that the request carries. Other modules see them only as `Any`.
 fn visited(visit: &(dyn Any + Send)) -> &Visit {
     visit.downcast_ref().unwrap_or_else(|| unreachable!("only this file makes the value"))
 }
@@ -78,7 +78,8 @@ pub(crate) fn prepare(_: &mut LockedRing, request: &mut Request) -> Result<(), E
 
 pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     let Operation::Message(message) = &mut request.operation else { unreachable!("prepare made a message") };
-    // A duplicate, which a delayed request holds, is no ring's descriptor.
+    // A request that was delayed holds a duplicate of the descriptor. The host knows only the
+    // program's own number as a ring's.
     let is_duplicate = matches!(request.file.hold, Hold::Duplicate(_));
     let number = if is_duplicate { request.sqe.fd } else { request.file.number };
     let target = match ring_at(number) {

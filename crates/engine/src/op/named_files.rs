@@ -124,7 +124,7 @@ impl NamedFiles {
         }
     }
 
-    /// Has a request use a duplicate of its file, which stays open after the program's call.
+    /// Makes a request use a duplicate of its file, which stays open after the program's call.
     /// Requests on one file share the duplicate, because many may wait and descriptors are few.
     pub fn keep(&mut self, file: &mut FileUse) -> Result<(), Errno> {
         if !matches!(file.hold, Hold::Submitter) {

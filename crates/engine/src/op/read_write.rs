@@ -187,8 +187,8 @@ pub(super) fn after_file(request: &Request, error: Errno) -> Errno {
     descriptor::status_flags(request.file.number).err().unwrap_or(error)
 }
 
-/// Has the request hold its registered buffer while it transfers. If the program unregisters the
-/// buffer before the transfer has completed, the buffer's tag is posted only then.
+/// Makes the request hold its registered buffer until the transfer completes. If the program
+/// unregisters the buffer before that, the CQE with the buffer's tag waits for the transfer.
 fn hold_registered_buffer(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {
     if !request.fixed_buffer.is_any() {
         let sqe = &request.sqe;
@@ -236,8 +236,8 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
                 return transfer.answer(transfer.result(Errno::EAGAIN));
             }
             Err(Errno::EAGAIN) => return IssueOutcome::WouldBlock,
-            // The flags that the program set are the cause. If only RWF_NOWAIT, which usring added,
-            // were the cause, the transfer would wait instead.
+            // The file refuses a flag that the program set. If it refuses only RWF_NOWAIT, which
+            // usring added, the next branch makes the transfer without that flag.
             Err(Errno::EOPNOTSUPP) if is_refused_for_flags(transfer.asked_flags(), number) => {
                 return transfer.answer(transfer.result(Errno::EOPNOTSUPP));
             }

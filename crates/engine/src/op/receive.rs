@@ -41,8 +41,8 @@ pub(crate) fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutc
     receive_once(locked, request)
 }
 
-/// Has a request with POLL_FIRST wait before its first attempt. RECVMSG first checks that its file
-/// is a socket. RECV does not check.
+/// Makes a request with POLL_FIRST wait before its first attempt. RECVMSG first checks that its
+/// file is a socket. RECV does not check.
 fn poll_first(request: &mut Request) -> IssueOutcome {
     if request.sqe.opcode == opcode::RECVMSG
         && let Err(error) = send_receive::check_socket(request.file.number)
@@ -52,7 +52,7 @@ fn poll_first(request: &mut Request) -> IssueOutcome {
     transfer_of(request).map_or(IssueOutcome::PollsFirst, |transfer| transfer.polls_first())
 }
 
-/// Has a multishot with IOSQE_ASYNC wait for its file before its first attempt, as the kernel's
+/// Makes a multishot with IOSQE_ASYNC wait for its file before its first attempt, as the kernel's
 /// worker does. From then on it waits for more data even with MSG_DONTWAIT.
 pub(crate) fn begin_forced_multishot(request: &mut Request) -> IssueOutcome {
     if let Ok(transfer) = transfer_of(request) {

@@ -195,7 +195,7 @@ fn select_buffer(locked: &mut LockedRing, request: &mut Request) -> Result<(), E
     Ok(())
 }
 
-/// Makes the kernel's checks of a zero-copy send, and has the request hold its registered buffer.
+/// Makes the kernel's checks of a zero-copy send, and makes the request hold its registered buffer.
 fn check_without_copy(locked: &mut LockedRing, request: &mut Request) -> Result<(), Errno> {
     if request.ready_for != 0 {
         return Ok(());

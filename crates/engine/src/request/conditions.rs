@@ -33,7 +33,7 @@ pub(crate) struct SharedHold {
     pub tag: Tag,
 }
 
-/// The condition that a waiting request needs before it can be tried again.
+/// The condition under which a waiting request can be tried again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimeSlice {
     /// An event of the request's file: the last attempt found that the file was not ready.

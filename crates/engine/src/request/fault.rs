@@ -10,20 +10,20 @@ use usring_sys::plain::IoVector;
 pub(crate) struct PendingFault {
     pub fault: Fault,
     pub stage: FaultStage,
-    /// Bytes that the request would transfer without the fault, if the fault shortens it.
+    /// Bytes that the request would have transferred, if the fault shortens the transfer.
     pub whole: Option<u64>,
     /// Memory that the request reads into, if the fault damages what is read.
     pub memory: Vec<IoVector>,
 }
 
-/// How far a fault is. A request that is delayed waits among the timers.
+/// How far a fault is. A delayed request waits among the ring's timers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultStage {
     /// The fault was decided.
     Decided,
     /// The request is delayed before its issue.
     Entering,
-    /// The request was issued, or gets its answer without that.
+    /// The request was issued, or the fault has answered it without an issue.
     Begun,
     /// The request is delayed with this answer.
     Leaving(Answer),

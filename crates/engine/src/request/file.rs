@@ -57,14 +57,14 @@ pub(crate) struct KeptFiles {
     known: BTreeMap<i32, Weak<HeldDescriptor>>,
 }
 
-/// Number of entries at which entries that no request uses are removed.
+/// Number of entries from which unused entries are removed before a new one is added.
 const KNOWN_NUMBERS: usize = 64;
 
 impl KeptFiles {
     /// Returns the duplicate for one of the program's descriptor numbers; makes it on first use.
     pub fn duplicate(&mut self, number: i32) -> Result<Arc<HeldDescriptor>, Errno> {
         let known = self.known.get(&number).and_then(Weak::upgrade);
-        // Meanwhile the program may have opened another file under this number.
+        // The program may have closed that file and opened another one under this number.
         let same = known.filter(|kept| descriptor::same_file(number, kept.number()) == Some(true));
         if let Some(kept) = same {
             return Ok(kept);

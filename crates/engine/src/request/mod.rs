@@ -144,12 +144,12 @@ pub(crate) struct Request {
     pub event: Option<Arc<EventDescriptor>>,
     /// The fault that the request gets.
     pub fault: Option<Box<PendingFault>>,
-    /// Whether the rules were asked about the request. Meaningful if the request is armed.
+    /// Whether the rules were asked about the request. Meaningful if its row has `is_armed`.
     pub was_asked: bool,
     /// The recorder or an observer wants to know when the request completes.
     pub is_watched: bool,
-    /// The request's number among the requests of its opcode that rules name; 0 if no rule has
-    /// named it yet. Meaningful if the request is armed.
+    /// The request's number among the requests of its opcode that a rule matches; 0 if no rule has
+    /// matched it yet. Meaningful if its row has `is_armed`.
     pub rule_count: u64,
     /// The request's number in the recording of `usring crash`; 0 if it is not recorded.
     pub recorded: u64,
@@ -191,14 +191,15 @@ impl Request {
         self.has_flag(sqe_flags::ASYNC) && !self.multishot
     }
 
-    /// Returns whether the request is delayed by a fault, and so is no timeout although it is among
-    /// the timers.
+    /// Returns whether a fault delays the request. The request is then among the timers, although
+    /// it is no timeout.
     pub fn is_delayed(&self) -> bool {
         let stage = self.fault.as_ref().map(|pending| pending.stage);
         matches!(stage, Some(FaultStage::Entering | FaultStage::Leaving(_)))
     }
 
-    /// Returns whether the request is delayed after it was done, so that it cannot be cancelled.
+    /// Returns whether a fault delays the request's completion. Such a request is done and cannot
+    /// be cancelled.
     pub fn is_leaving(&self) -> bool {
         self.fault.as_ref().is_some_and(|pending| matches!(pending.stage, FaultStage::Leaving(_)))
     }
@@ -253,7 +254,7 @@ impl Request {
         matches!(&self.operation, Operation::ReadWrite(transfer) if transfer.may_be_direct())
     }
 
-    /// Has the request's writes raise no SIGPIPE from now on. In the kernel, a worker would make
+    /// Makes the request's writes raise no SIGPIPE from now on. In the kernel, a worker would make
     /// these writes, and workers take no signals. A kernel without RWF_NOSIGNAL refuses such a
     /// write, and a worker of usring's makes it.
     #[cold]

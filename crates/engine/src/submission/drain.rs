@@ -1,6 +1,6 @@
-//! IO_DRAIN: a request that waits for all earlier ones, and the requests behind it.
-//! `submission::shared_drain` does the same for a ring that processes share, where requests of all
-//! processes count.
+//! IO_DRAIN: holds back a request until all earlier ones have completed, and holds back the
+//! requests behind it. `submission::shared_drain` does this for a ring that processes share, where
+//! the requests of all processes count.
 
 use crate::request::{Request, RequestEntry};
 use alloc::collections::VecDeque;
@@ -39,9 +39,11 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    /// Enters the requests in `journal` as held back at `place`, as far as it has room.
+    /// Adds the chain's requests to `journal` as held back at `place`. Requests for which the
+    /// journal has no room get no slot.
     pub fn note(&mut self, journal: &mut Journal, place: u32) {
-        // The first request comes last: with it, the chain is held back.
+        // The first request is added last, because other processes hold back the chain by that
+        // slot.
         let mut next = self.request.link.as_deref_mut();
         while let Some(member) = next {
             member.journal = journal.add_held_member(member.sqe.user_data, place);
@@ -56,8 +58,8 @@ impl Deferred {
     }
 }
 
-/// Has a request be issued as if it had IOSQE_ASYNC. The kernel does so with each request that is
-/// submitted while the ring drains, even if no other request holds it back.
+/// Makes the engine issue a request as if it had IOSQE_ASYNC. The kernel does so with each request
+/// that is submitted while the ring drains, even if no other request holds it back.
 pub(crate) fn force(request: &mut Request) {
     request.sqe.flags |= sqe_flags::ASYNC;
 }
@@ -84,7 +86,7 @@ impl Drain {
         self.state != 0
     }
 
-    /// Has the ring drain from now on: each request is held back behind earlier ones. This ends
+    /// Starts to drain: from now on each request is held back behind earlier ones. Draining ends
     /// with a request for which [`Drain::defer`] finds nothing to wait for.
     pub fn activate(&mut self) {
         self.state |= ACTIVE;
@@ -146,8 +148,8 @@ impl Drain {
         self.state = if is_active { ACTIVE } else { 0 };
     }
 
-    /// Takes note of what other processes of a shared ring have done: whether the ring drains, and
-    /// whether it refuses drains.
+    /// Follows the state of a shared ring: `is_draining` if the ring drains because of any process,
+    /// `refuses` if any process has made it refuse drains.
     pub fn follow(&mut self, is_draining: bool, refuses: bool) {
         let is_active = is_draining || self.has_deferred() || self.has_refused();
         self.state = self.state & HOLD_NEXT | if is_active { ACTIVE } else { 0 };
@@ -183,7 +185,7 @@ impl Drain {
         self.deferred.iter().flat_map(Deferred::members)
     }
 
-    /// Lets the request go on that is held back first.
+    /// Moves the oldest held request, with its chain, to `successors`.
     pub(super) fn release_first(&mut self, successors: &mut VecDeque<RequestEntry>) {
         if let Some(Deferred { request, members, .. }) = self.deferred.pop_front() {
             self.held -= members;
@@ -191,17 +193,17 @@ impl Drain {
         }
     }
 
-    /// Ends the count of requests that were refused in a batch.
+    /// Stops counting the requests that were refused in this batch.
     pub(super) fn forget_refused(&mut self) {
         self.outstanding -= core::mem::take(&mut self.refused_in_batch);
     }
 
-    /// Releases requests to `successors`, oldest first. The oldest is released when no released
-    /// request is left to complete. The requests behind it follow, up to the next drain. If the
-    /// oldest is itself a drain, no request follows it.
+    /// Moves held requests to `successors`, oldest first. The driver issues them after the current
+    /// batch, as it issues the next requests of chains.
     ///
-    /// The driver issues released requests after their batch, as it issues the successors of a
-    /// chain.
+    /// - The oldest request is released once all requests that are not held back have completed.
+    /// - The requests behind it follow, up to the next drain.
+    /// - If the oldest request is itself a drain, no request follows it.
     pub fn release(&mut self, successors: &mut VecDeque<RequestEntry>) {
         let mut first = true;
         let mut drain_seen = false;

@@ -1,6 +1,6 @@
-//! Faults at the issue of a request (`usring run --inject`). A process with rules submits requests
-//! with the rows of a second table, whose issue asks the rules first. So a process without rules
-//! pays nothing.
+//! Faults at the issue of a request (`usring run --inject`). In a process with rules, each request
+//! gets its row from a second opcode table, whose issue function asks the rules first. So a process
+//! without rules pays nothing.
 
 use crate::completion::faults::{self, answer_of};
 use crate::request::fault::{FaultStage, PendingFault};
@@ -48,13 +48,14 @@ fn issue(locked: &mut LockedRing, request: &mut Request) -> IssueOutcome {
     outcome
 }
 
-/// Asks the rules about a request of which it is now known how it is carried out.
+/// Asks the rules about a request whose `way` is known now: it was done inline, or it is about to
+/// wait for its file or for a worker.
 fn ask_for_way(locked: &mut LockedRing, request: &mut Request, way: Way) {
     if request.fault.is_some() || !unusual::has(Unusual::Faults) {
         return;
     }
     let Some(fault) = ask(locked, request, Some(way)) else { return };
-    // Completion applies the rest of the fault of a request that is done.
+    // The request has already run inline. Completion applies what is left of its fault.
     let (stage, memory) = match way {
         Way::Inline => (FaultStage::Begun, members_of(&request.operation)),
         Way::Poll | Way::Worker => (FaultStage::Decided, Vec::new()),
@@ -73,15 +74,15 @@ fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
 }
 
 /// Asks the rules about a request that is about to wait for its file or for a worker. Returns the
-/// outcome with which it waits; it is another one if a fault replaces or delays the request.
+/// outcome to continue with: `outcome`, or that of a fault that replaces or delays the request.
 pub(super) fn divert(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome, way: Way) -> IssueOutcome {
     ask_for_way(locked, request, way);
-    // A fault of a request that polls begins when its file is ready.
+    // If the request waits for its file, its fault begins when the file is ready.
     if way == Way::Worker { begin(locked, request).unwrap_or(outcome) } else { outcome }
 }
 
-/// Begins a request's fault, if it gets one. Returns the outcome of a request that is not to be
-/// issued now.
+/// Begins a request's fault, if it gets one. Returns the outcome if the fault replaces or delays
+/// the request. `None`: the caller issues the request.
 #[cold]
 #[inline(never)]
 pub(crate) fn begin(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOutcome> {
@@ -144,7 +145,7 @@ fn members_of(operation: &Operation) -> Vec<IoVector> {
     }
 }
 
-/// Returns whether a request is to be cancelled, because it has to wait.
+/// Returns whether a fault cancels the request as soon as it has to wait.
 pub(super) fn cancels(request: &Request) -> bool {
     request.fault.as_ref().is_some_and(|pending| pending.fault.cancel && pending.stage == FaultStage::Begun)
 }
@@ -158,7 +159,7 @@ fn raise(signal: u32) {
     }
 }
 
-/// Has a request wait for its delay.
+/// Makes a request wait for its delay.
 pub(super) fn hold(locked: &mut LockedRing, request: RequestEntry) {
     let delay = request.fault.as_ref().map_or(0, |pending| pending.fault.delay_enter);
     faults::hold(locked, request, delay);
@@ -210,7 +211,7 @@ fn ask_about(locked: &LockedRing, request: &Request, way: Option<Way>, count: &m
 /// Direct transfers are shortened to a multiple of this, the block of most disks.
 const BLOCK: u64 = 4096;
 
-/// Shortens a transfer as the fault says. Returns its length before; `None`: it stays as it is.
+/// Shortens a transfer as the fault says. Returns its original length; `None`: not shortened.
 fn shorten(request: &mut Request, fault: &Fault) -> Option<u64> {
     fault.short?;
     let number = request.file.number;

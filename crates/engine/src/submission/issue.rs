@@ -1,4 +1,5 @@
-//! Issues a request: looks up its file, tries it without blocking, and passes it on by the outcome.
+//! Issues a request: looks up its file, tries the request without blocking, and passes it on
+//! according to the outcome.
 
 use crate::completion::complete;
 use crate::op::{self, block_device, message_ring, receive, send};
@@ -13,7 +14,7 @@ use crate::waiting::fast_poll;
 use usring_sys::{Errno, descriptor};
 use usring_uapi::sqe_flags;
 
-/// Issues a request again, or for the first time after a link or drain has held it back.
+/// Issues a request again, or for the first time after a link or a drain has held it back.
 pub(crate) fn issue(locked: &mut LockedRing, mut request: RequestEntry) {
     if request.progress == Progress::Unbegun {
         return complete::end_unbegun(locked, request);
@@ -65,12 +66,14 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
     conclude(locked, request, outcome);
 }
 
-/// Completes a request, or passes it on, by the outcome of the attempt.
+/// Completes a request whose attempt has finished it. Otherwise passes the request on according to
+/// the outcome.
 #[inline(always)]
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
-            // In the kernel, a worker would have completed this request.
+            // In the kernel, a worker would have completed this request. The ring's eventfd may ask
+            // for a signal in that case only.
             locked.notify.completed_by_worker = true;
         }
         locked.queues.statistics.count_inline(request.sqe.opcode);
@@ -96,9 +99,8 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
         return Some(outcome);
     }
     let is_send = matches!(request.operation, Operation::SendReceive(_));
-    // Each attempt of a send is checked against the rights of its sender. Any other request was
-    // first tried with its submitter's rights. Its later attempts, after a wait for its file, need
-    // none.
+    // The rights are checked at a request's first attempt. Later attempts, after a wait for the
+    // file, need no rights. Only a send needs its submitter's rights at each attempt.
     let asks = request.properties.bears_rights && request.progress == Progress::New && (request.place == 0 || is_send);
     if asks && locked.waiting.rights.is_foreign(request) {
         return if is_send { send::leave_to_worker(locked, request) } else { Some(IssueOutcome::NeedsWorker) };
@@ -106,8 +108,8 @@ fn send_elsewhere(locked: &mut LockedRing, request: &mut Request) -> Option<Issu
     if request.has_flag(sqe_flags::ASYNC) { force_async(locked, request) } else { None }
 }
 
-/// Returns the outcome of a request with IOSQE_ASYNC, which asks that the submitter not try it.
-/// Returns `None` if the submitter issues it nevertheless. That holds for:
+/// Returns the outcome of a request with IOSQE_ASYNC, which the submitter should not try. Returns
+/// `None` if the submitter issues it nevertheless. That holds for:
 /// - A request whose file can be polled. It needs no worker while it waits. (The kernel's workers
 ///   poll such files, too.)
 /// - A request that uses the ring's tables (a provided buffer, a registered file). It must be
@@ -150,8 +152,8 @@ fn force_async(locked: &mut LockedRing, request: &mut Request) -> Option<IssueOu
     works.then_some(IssueOutcome::NeedsWorker)
 }
 
-/// For a request with FIXED_FILE, looks up the file in its slot of the registered files. This
-/// happens at issue, as in the kernel's `io_assign_file`: an earlier request of the chain may put
+/// Looks up the file of a request with FIXED_FILE in its slot of the registered files. This happens
+/// at issue, as in the kernel's `io_assign_file`, because an earlier request of the chain may put
 /// the file there.
 #[inline]
 fn resolve_file(locked: &LockedRing, request: &mut Request) -> Result<(), Errno> {

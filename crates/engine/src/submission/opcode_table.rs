@@ -140,8 +140,8 @@ const ROWS: [Row; COUNT] = [
 
 static TABLE: [Row; COUNT] = ROWS;
 
-/// Makes a copy of the table in which all rows have this issue and this work, and are marked as
-/// armed.
+/// Makes the table for requests that may get a fault: a copy in which each row has this issue
+/// function, this blocking work, and [`Properties::is_armed`].
 pub(super) const fn armed(issue: Issue, work: Work) -> [Row; COUNT] {
     let mut rows = ROWS;
     let mut index = 0;

@@ -1,8 +1,8 @@
 //! Records when requests that change files were submitted and completed (`usring crash`). Their
 //! system calls are recorded where usring makes them ([`usring_record::calls`]).
 //!
-//! A request begins with its batch. A request that was held back, by a link or a drain, begins when
-//! it is issued.
+//! The recording has one beginning for all requests of a batch. A request that a link or a drain
+//! has held back begins when it is issued.
 
 use crate::request::operation::Operation;
 use crate::request::outcome::IssueOutcome;

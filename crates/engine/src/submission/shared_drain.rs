@@ -6,14 +6,15 @@
 //! - The journal in the ring's memory holds which requests are in flight, and the order of the
 //!   requests that are held back. The requests themselves are in the memory of their process.
 //! - The driver that ends the last request in flight releases the first held ones. If they belong
-//!   to another process, it calls that process, whose next driver lets them go on.
+//!   to another process, it wakes that process, whose next driver issues them.
 //! - A held request of a process that has died ends with -EFAULT when its turn comes, and the
 //!   requests behind it in its chain with -ECANCELED, as on the kernel.
-//! - Some requests are not in the journal. The process that made the ring counts its own that were
-//!   in flight before the ring was shared, and keeps the count in the ring's memory. The other such
-//!   requests found the journal full. Drains of other processes do not wait for those.
-//! - A held request that is not in the journal waits only for requests of its own process. So a
-//!   circle of processes that wait for each other is not possible.
+//! - A request that was in flight before the ring was shared is not in the journal. The process
+//!   that made the ring keeps the number of these in the ring's memory, and all drains wait for
+//!   them.
+//! - A request that finds the journal full is not in it either. Drains of other processes do not
+//!   wait for it. If it is held back, it waits only for requests of its own process, so that
+//!   processes cannot wait for each other in a circle.
 
 use crate::request::{Request, RequestEntry};
 use crate::ring::{LockedRing, Queues};
@@ -48,13 +49,14 @@ impl LockedRing<'_> {
         self.release_held();
     }
 
-    /// Holds requests back until one of them has found nothing to wait for.
+    /// Starts to drain: requests are held back until one of them finds nothing to wait for.
     pub fn activate_drain(&mut self) {
         self.queues.drain.activate();
         self.ring.control.set_draining(true);
     }
 
-    /// Notes a request with CQE_SKIP_SUCCESS, after which the ring refuses drains.
+    /// Makes the ring refuse drains from now on, because a request with CQE_SKIP_SUCCESS was
+    /// submitted.
     pub fn refuse_drains(&mut self) {
         if !self.queues.drain.is_disabled() {
             self.queues.drain.disable();
@@ -62,8 +64,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Lets the drains of other processes know of this one's requests. For a process that begins to
-    /// take part in the sharing of the ring.
+    /// Publishes this process's requests, so that drains of other processes wait for them. Called
+    /// when this process notices that the ring is shared.
     pub fn begin_shared_drains(&mut self) {
         self.note_held();
         self.count_unjournaled();
@@ -72,8 +74,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Enters in the journal the requests that this process has held back since before the ring was
-    /// shared. Their places are before those of all other processes' requests.
+    /// Adds to the journal the requests that this process has held back since before the ring was
+    /// shared. They get places before the held requests of all other processes.
     fn note_held(&mut self) {
         let count = self.queues.drain.deferred();
         let places = self.journal().first_places(count);
@@ -109,7 +111,8 @@ impl LockedRing<'_> {
     }
 
     fn release_held_of_all(&mut self) {
-        // Before the count, because the released requests are in flight.
+        // Requests that another process has released are in flight. So they are taken before the
+        // count.
         self.take_released();
         self.count_unjournaled();
         let (mut is_first, mut has_drain, mut has_others) = (true, false, false);
@@ -134,7 +137,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Lets the requests of this process go on that a driver of any process has released.
+    /// Moves requests of this process that a driver of any process has released to the queue from
+    /// which this driver issues them.
     fn take_released(&mut self) {
         while let Some(first) = self.queues.drain.first() {
             let is_released = match first.request.journal {
@@ -146,7 +150,8 @@ impl LockedRing<'_> {
             }
             let Queues { drain, successors, journal, .. } = &mut self.queues;
             if let (Some(first), Some(journal)) = (drain.first(), journal) {
-                // If the first request has no slot, no process has released the others.
+                // If the chain's first request has no slot, no process has released the chain's
+                // other slots.
                 first.members().filter_map(|member| member.journal).for_each(|slot| journal.confirm(slot));
             }
             drain.release_first(successors);
@@ -183,8 +188,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Returns whether the process that made the ring may have requests that are not in the
-    /// journal, and is another one.
+    /// Returns whether another process made the ring and may still have requests in flight that are
+    /// not in the journal.
     fn waits_for_maker(&self) -> bool {
         let control = &self.ring.control;
         self.ring.is_adopted() && control.has_unjournaled() && control.maker().is_some_and(process_number::is_alive)

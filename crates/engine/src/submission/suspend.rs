@@ -1,6 +1,5 @@
-//! Lets a request wait that cannot complete at once. This module keeps the request's file open, and
-//! hands the request to a module of `waiting`. That one returns it to the driver when it can
-//! continue.
+//! Makes a request wait that cannot complete at once. This module keeps the request's file open and
+//! hands the request to a module of `waiting`, which returns it to the driver when it can continue.
 
 use crate::completion::complete;
 use crate::op::block_device;
@@ -58,8 +57,8 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
         IssueOutcome::Delayed => faults::hold(locked, request),
         IssueOutcome::WouldBlock | IssueOutcome::PollsFirst | IssueOutcome::NeedsWorker => {
             // If the request is a sync, earlier writes of its batch should reach their devices
-            // before it. Ringing the doorbells now costs nothing. Writes with a deferred submit may
-            // still come later: only links, drains and AIO contexts order requests.
+            // first, so their doorbells are rung now. Writes with a deferred submit may still come
+            // later: only links, drains and AIO contexts order requests.
             locked.devices.queues.ring_doorbells();
             workers::hand_over(locked, request);
         }
@@ -67,8 +66,8 @@ pub(super) fn suspend(locked: &mut LockedRing, mut request: RequestEntry, mut ou
     }
 }
 
-/// Returns how a request will be carried out that cannot complete at once; `None` for a request
-/// that waits for something else.
+/// Returns how a request that cannot complete at once will be carried out. `None`: the request
+/// waits for something other than its file or a worker.
 fn way_of(outcome: &IssueOutcome, polls: bool) -> Option<Way> {
     match outcome {
         _ if polls => Some(Way::Poll),

@@ -60,7 +60,7 @@ impl ReadWrite {
         self.done = 0;
     }
 
-    /// Returns whether the program wants `EAGAIN` and no wait (RWF_NOWAIT).
+    /// Returns whether the program wants `EAGAIN` instead of a wait (RWF_NOWAIT).
     pub fn never_waits(&self) -> bool {
         self.flags & linux::RWF_NOWAIT != 0
     }
@@ -221,7 +221,7 @@ impl ReadWrite {
         if self.done > 0 { self.done as i32 } else { error.negative() }
     }
 
-    /// Has writes of this request raise no SIGPIPE. Does nothing for a read.
+    /// Makes the writes of this request raise no SIGPIPE. Does nothing for a read.
     pub fn raise_nothing(&mut self) {
         if self.writes && self.flags & NO_SIGNAL == 0 {
             self.flags |= NO_SIGNAL;

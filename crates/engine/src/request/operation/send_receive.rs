@@ -27,8 +27,8 @@ pub(crate) struct SendReceive {
     pub flags: u32,
     /// IORING_RECVSEND_* and further flags of the opcode, from the SQE's `ioprio`.
     pub options: u16,
-    /// For a receive: how far its socket's count of unread bytes predicts a receive. `None` until
-    /// it is needed.
+    /// For a receive: how well the socket's count of unread bytes predicts what the receive
+    /// returns. `None` until it is needed.
     pub counted: Option<Counted>,
     /// The length that the SQE asks for. With provided buffers: the most bytes of one buffer that
     /// may be used; 0: all of them.
@@ -46,8 +46,8 @@ pub(crate) struct SendReceive {
     pub message: Option<Box<SocketMessage>>,
 }
 
-/// Results of the buffer selections of a receiving bundle. This limits the bundle's next
-/// selection, even if the socket was empty.
+/// Results of the buffer selections of a receiving bundle. They limit the bundle's next selection,
+/// even if the socket was empty.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Selections {
     /// A selection took the last buffer of the group, so the bundle completes with its next CQE.
