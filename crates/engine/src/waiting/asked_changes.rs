@@ -1,13 +1,14 @@
 //! Asks other processes of a shared ring to cancel or change requests that only they have:
 //! ASYNC_CANCEL, POLL_REMOVE, TIMEOUT_REMOVE, and the synchronous cancellation.
 //!
-//! A process first looks among its own requests. Then it asks the processes that may have others,
-//! one after the other, by the slot of `usring_ring::change_slot`. The request that asks completes
-//! with the answer. `driving::shared_work` makes the changes that other processes ask for.
+//! A process first searches its own requests. Then it asks the processes that may have others, one
+//! after the other, by the slot of `usring_ring::change_slot`. The request that asks completes with
+//! the answer. `driving::shared_work` makes the changes that other processes ask for.
 //!
-//! An asked process that dies does not answer, nor does one that is stopped. So the ring watcher
-//! looks every 10 ms while a change is asked for (`driving::ended`). A process that does not answer
-//! in time is asked again later, if another change waits for the slot.
+//! An asked process that dies does not answer, nor does one that is stopped. So while an ask is
+//! open, the ring watcher checks every 10 ms whether the asked process is alive (`driving::ended`).
+//! If a process does not answer in time and another ask waits for the slot, that ask comes first
+//! and the process is asked again later.
 
 use crate::completion::complete;
 use crate::request::conditions::CancelKey;
@@ -25,7 +26,8 @@ use usring_sys::{Errno, process_number};
 /// Longest time, in nanoseconds, that an unanswered ask uses the slot while another ask waits.
 const LONGEST_USE: Nanoseconds = 20_000_000;
 
-/// Returns the outcome of a request that changes others. `answer`: the answer of this process.
+/// Returns the outcome of a request that cancels or changes others. `answer`: the result among the
+/// requests of this process.
 pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     if locked.ring.is_shared() { shared_outcome(locked, request, answer) } else { IssueOutcome::of(answer) }
 }
@@ -53,8 +55,8 @@ pub(crate) fn begin(locked: &mut LockedRing, request: RequestEntry) {
 }
 
 /// Asks other processes for a synchronous cancellation, if one of them may have a request that the
-/// key means. `answer`: the answer of this process. Returns the place of the answer, which is
-/// [`PENDING`] until it is there.
+/// key means. `answer`: the answer of this process. Returns the word that gets the final answer. It
+/// holds [`PENDING`] until then.
 pub(crate) fn begin_call(
     locked: &mut LockedRing,
     key: &CancelKey,
@@ -70,8 +72,9 @@ pub(crate) fn begin_call(
     Some(place)
 }
 
-/// Returns the processes to ask after this answer. Requests from before the ring was shared are not
-/// in the journal, so the process that made the ring may have more.
+/// Returns the other processes to ask; empty if this process's `answer` is enough. The journal
+/// names the processes with requests. It lacks requests from before the ring was shared, so the
+/// process that made the ring is asked, too, while it has any.
 fn others(locked: &mut LockedRing, change: &Change, answer: i32) -> Vec<u32> {
     if !change.goes_on(answer) {
         return Vec::new();
@@ -100,7 +103,8 @@ fn slot(locked: &LockedRing) -> ChangeSlot {
     locked.ring.control.change_slot(locked.ring.process_number())
 }
 
-/// Takes the answer that is there, asks the next process, and completes the asks that are over.
+/// Advances the queue of asks: takes an answer that has arrived, asks the next process, and
+/// completes each ask for which no process is left.
 pub(crate) fn proceed(locked: &mut LockedRing) {
     let slot = slot(locked);
     while let Some(first) = locked.waiting.asks.first()
@@ -132,8 +136,8 @@ pub(crate) fn proceed(locked: &mut LockedRing) {
     }
 }
 
-/// Frees the slot, and calls the other processes if one of them waits for it. Returns whether one
-/// does.
+/// Frees the slot. If another process waits for the slot, wakes the other processes and returns
+/// `true`.
 fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     let is_wanted = slot.free();
     if is_wanted {
@@ -142,9 +146,9 @@ fn free(locked: &mut LockedRing, slot: &ChangeSlot) -> bool {
     is_wanted
 }
 
-/// Frees the slot if the process that is asked has not answered in time, and another change waits
-/// for the slot. `since`: when the process was asked. Returns whether the next ask of this process
-/// may use the slot at once.
+/// Frees the slot if the asked process has not answered in time and another ask waits for the slot.
+/// `since`: when the process was asked. Returns whether the next ask of this process may use the
+/// slot at once.
 fn put_off(locked: &mut LockedRing, slot: &ChangeSlot, since: Nanoseconds) -> bool {
     let is_awaited = locked.waiting.asks.has_several() || slot.is_wanted();
     if !is_awaited || Clock::Monotonic.now() < since + LONGEST_USE {
@@ -167,7 +171,8 @@ fn end(locked: &mut LockedRing, over: Ask) {
     }
 }
 
-/// Takes back the ask of a call that waits no longer. Its answer may be in `place` nevertheless.
+/// Withdraws the ask of a system call that has stopped waiting. The answer may have arrived in
+/// `place` just before.
 pub(crate) fn withdraw(locked: &mut LockedRing, place: &Arc<AtomicI32>) {
     if locked.waiting.asks.withdraw(place) {
         give_up(locked);
@@ -183,7 +188,8 @@ fn give_up(locked: &mut LockedRing) {
     }
 }
 
-/// Asks for nothing more, for a ring that goes away. Calls get the answer of the processes so far.
+/// Drops all asks, because the ring is closed. Waiting system calls get the answer of the processes
+/// asked so far.
 pub(crate) fn forget(locked: &mut LockedRing) {
     while let Some(ask) = locked.waiting.asks.take_first() {
         give_up(locked);

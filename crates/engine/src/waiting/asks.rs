@@ -71,8 +71,9 @@ impl Change {
         matches!(self, Change::Cancel(key) if key.counts())
     }
 
-    /// Returns whether the next process is to be asked, after the processes so far have given this
-    /// answer. A descriptor number means the caller's file, which no other process can look up.
+    /// Returns whether the next process has to be asked after this answer of the processes so far.
+    /// Never for a key that names a descriptor: it means the caller's file, which no other process
+    /// can look up.
     pub fn goes_on(&self, answer: i32) -> bool {
         if let Change::Cancel(key) = self
             && key.has(abi::IORING_ASYNC_CANCEL_FD)
@@ -168,7 +169,7 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    /// Takes note of the answer of the process that was asked.
+    /// Combines the answer of the asked process with the answers so far.
     pub fn note(&mut self, answer: i32) {
         self.asked = None;
         self.answer = self.change.together(self.answer, answer);

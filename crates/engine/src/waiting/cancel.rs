@@ -74,7 +74,7 @@ pub(crate) fn cancel(locked: &mut LockedRing, key: &CancelKey) -> Result<i32, Er
 pub(crate) enum Found {
     /// The request was waiting, and completes with −ECANCELED.
     Cancelled,
-    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
+    /// A worker runs the request, whose opcode this is. Its system call was interrupted, and the
     /// request completes later.
     Running(u8),
     Nothing,
@@ -99,7 +99,7 @@ pub(crate) fn cancel_id(locked: &mut LockedRing, id: RequestId) -> Found {
     }
 }
 
-/// Marks a request as cancelled, and has the driver complete it next
+/// Marks a request as cancelled, and queues it for the driver to complete
 /// ([`crate::driving::batch::run_issuable`]).
 fn cancelled(locked: &mut LockedRing, mut request: RequestEntry) {
     request.progress = Progress::Refused;

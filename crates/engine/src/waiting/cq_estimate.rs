@@ -44,7 +44,7 @@ pub(crate) struct CqWaits {
     pub balance: AtomicI64,
     /// Number of coming waits that must not poll.
     pub without: AtomicU64,
-    /// Value of `without` that the last poll without a result has set; doubled by the next one.
+    /// Value that the last unsuccessful poll gave `without`. The next such poll doubles it.
     pub penalty: AtomicU64,
 }
 
@@ -91,8 +91,8 @@ impl CqWaits {
         let late = timer_slack::overshoot() + get(&self.late);
         let earliest = mean.saturating_sub(2 * spread).max(mean / 2);
         let span = earliest.saturating_sub(late);
-        // A sleep uses about as much processor time as its lateness. A shorter sleep would save
-        // nothing.
+        // A sleep uses about as much processor time as it is late. So a sleep that is shorter than
+        // its lateness would save nothing.
         if span > late {
             return span;
         }

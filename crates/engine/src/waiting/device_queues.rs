@@ -37,8 +37,8 @@ const DEPTHS: core::ops::RangeInclusive<u32> = 128..=4096;
 /// checks, so a completion that arrives during a poll is found late.
 const SPINS: u32 = 16;
 
-/// Nanoseconds after which a timer has the devices polled again, if a completion raises no
-/// interrupt.
+/// Nanoseconds after which a timer makes the ring watcher poll the devices again, if some
+/// completions raise no interrupt.
 const POLL_AGAIN_AFTER: Nanoseconds = 1_000_000;
 
 /// The ring's channels.
@@ -214,7 +214,7 @@ impl DeviceQueues {
         if self.has_silent() { Some(span.map_or(POLL_AGAIN_AFTER, |span| span.min(POLL_AGAIN_AFTER))) } else { span }
     }
 
-    /// Has the ring watcher drive the ring once more, after [`POLL_AGAIN_AFTER`].
+    /// Makes the ring watcher drive the ring once more, after [`POLL_AGAIN_AFTER`].
     pub fn poll_later(&mut self) {
         self.polled_later = true;
     }
@@ -225,7 +225,7 @@ impl DeviceQueues {
     }
 
     /// Returns the time (monotonic clock) at which the ring watcher has to poll the devices again,
-    /// and clears that wish. `None`: interrupts suffice.
+    /// and clears that request. `None`: interrupts suffice.
     pub fn next_poll(&mut self) -> Option<Nanoseconds> {
         core::mem::take(&mut self.polled_later).then(|| Clock::Monotonic.now().saturating_add(POLL_AGAIN_AFTER))
     }

@@ -82,16 +82,16 @@ fn add(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, b
         (Ok(assigned), Begins::Retry(slice)) => locked.waiting.polls.push(assigned.tag, request, purpose, slice),
         (Ok(assigned), Begins::First) => begin_first(locked, request, interest, assigned),
         (Ok(assigned), Begins::Report) => begin_report(locked, request, interest, assigned),
-        // The descriptor number means another file by now, which cannot be polled. The request is
-        // issued again, and then treats the file accordingly. The driver issues all issuable
-        // requests before it leaves.
+        // The program has meanwhile opened another file under this number, and that file cannot be
+        // polled. The request is issued again and treats the new file accordingly. The driver
+        // issues all issuable requests before it leaves.
         (Err(Errno::EPERM), _) if believed && purpose == Purpose::Retry => locked.queues.issuable.push_back(request),
         (Err(error), _) => refused(locked, request, interest, purpose, error),
     }
 }
 
-/// Returns those events of the file that are present now and that its registration will not report.
-/// A registration that has reported an event reports only later ones. The earlier event may have
+/// Returns the events of the file that are present now but that its registration will not report. A
+/// registration that has reported an event reports only later ones, and the earlier event may have
 /// woken a request that no longer exists.
 fn is_there(request: &Request, interest: Interest, assigned: AssignedSlot) -> u32 {
     if !assigned.has_reported {
@@ -155,10 +155,10 @@ pub(crate) fn ensure_set(locked: &mut LockedRing) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Arms the timer in the ring's epoll set for the time `due`. A timer that fires earlier stays as
-/// it is: the thread that handles its event calls this function again. So timeouts that are far
-/// away cost the ring's drivers no system call. (On a ring that defers task work the timer is
-/// always set: threads that only see its event do not handle it.)
+/// Arms the timer in the ring's epoll set for the time `due`. A timer that fires earlier is not
+/// changed: the thread that handles its event calls this function again. So a far-away timeout
+/// costs the ring's drivers no system call. (On a ring that defers task work the timer is always
+/// set, because threads that only see its event do not handle it.)
 #[inline]
 pub(crate) fn arm_timer(locked: &mut LockedRing, due: Option<Nanoseconds>) -> Result<(), Errno> {
     let Some(due) = due else { return Ok(()) };
@@ -186,7 +186,7 @@ fn arm_timer_anew(locked: &mut LockedRing, due: Nanoseconds) -> Result<(), Errno
     Ok(())
 }
 
-/// Drops the epoll set and its timer, for a ring that goes away.
+/// Drops the epoll set and its timer, because the ring is closed.
 pub(crate) fn dissolve(locked: &mut LockedRing) {
     locked.waiting.polls = Default::default();
 }

@@ -1,8 +1,8 @@
 //! The threads of a pool. They are started for the jobs of a queue, sleep while the queue is empty,
 //! and end when idle for [`IDLE_LIMIT`]. `workers` and `driving::submit_helpers` are such pools.
 //!
-//! The lock of the queue guards the counts. The signal is a futex word on which idle threads sleep.
-//! A thread raises it after it has queued a job.
+//! The lock of the queue guards the counts of [`IdleThreads`]. Idle threads sleep on the pool's
+//! signal, a futex word. A thread that has queued a job raises it.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use usring_sys::mutex::{Guard, Mutex};

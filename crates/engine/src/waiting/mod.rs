@@ -17,10 +17,10 @@
 //! - `lone_wait`: how long to poll for a single transfer.
 //!
 //! `process_rings` lets the processes of a shared ring wake each other's ring watchers, and
-//! `shared_registrations` lets them use each other's registrations. `tasks` has the ring watcher
-//! start threads. `idle_threads` counts the threads of a pool. `watchdog` gets a
-//! driver out of a system call that should not have slept (`stuck_calls`). `cancel` ends a
-//! request's wait. The threads that complete the requests are in `driving`.
+//! `shared_registrations` lets them use each other's registrations. `tasks` makes the ring watcher
+//! start threads. `idle_threads` counts the threads of a pool. `watchdog` interrupts a driver whose
+//! system call sleeps although it should not (`stuck_calls`). `cancel` ends a request's wait. The
+//! threads that complete the requests are in `driving`.
 
 pub(crate) mod asked_changes;
 pub(crate) mod asks;

@@ -6,7 +6,9 @@
 //! | begins to use a ring that a waiter leads | the process that made the ring | the wake eventfd of that process's ring watcher |
 //! | has news of a ring: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
 //!
-//! The ring watcher of a woken process then checks that process's rings.
+//! News of a shared ring are changes that other processes have to handle, such as CQEs,
+//! registrations or an ask. A count in the ring's memory grows with them. The ring watcher of a
+//! woken process compares the counts of that process's rings with those that it has seen.
 
 use crate::ring::{LockedRing, Queues, Ring, RingState};
 use alloc::sync::{Arc, Weak};
@@ -34,8 +36,8 @@ fn shared_rings(is_concerned: impl Fn(&Ring) -> bool) -> Vec<Arc<Ring>> {
     rings.iter().filter_map(Weak::upgrade).filter(|ring| ring.is_shared() && is_concerned(ring)).collect()
 }
 
-/// Wakes the leaders of rings that other processes use now: on such a ring there is no leader, so
-/// they have to sleep like other waiters. Returns the shared rings for which this process has not
+/// Wakes the leaders of rings that have become shared. On a shared ring no waiter leads, so they
+/// must sleep like the other waiters. Returns the shared rings for which this process has not
 /// called [`LockedRing::take_part`] yet. Only the ring watcher calls this function.
 pub(crate) fn newly_shared() -> Vec<Arc<Ring>> {
     shared_rings(Ring::has_late_leader).iter().for_each(|ring| ring.wakers.call_watcher());
@@ -53,8 +55,9 @@ impl Ring {
         self.control.news() != self.heard_news.load(Ordering::Relaxed)
     }
 
-    /// Completes what a process has begun that died with the ring's lock. It may have had news, or
-    /// CQEs that it had published, and no time to call other processes.
+    /// Finishes the work of a process that died while it held the ring's lock. That process may
+    /// have published CQEs or changed the ring without calling the other processes. So this
+    /// function completes its journal entries and calls them.
     pub(crate) fn mend(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;
@@ -66,9 +69,10 @@ impl Ring {
         process_number::wake_all();
     }
 
-    /// Applies to this process's state what drivers in other processes have done. Called with the
-    /// ring's lock held, by the first driver of this process after them. That driver then runs all
-    /// that is due on the ring, after it has released the lock ([`crate::ring::ReleaseDuty`]).
+    /// Applies to this process's state what drivers of other processes have changed. The first
+    /// driver of this process that gets the ring's lock from another process calls this function.
+    /// If there is news, the driver runs all due work of the ring after it has released the lock
+    /// ([`crate::ring::ReleaseDuty`]).
     pub(crate) fn hear_of_others(&self, state: &mut RingState) {
         state.waiting.timeouts.note_ended_of_all(self.control.timeouts_ended());
         state.queues.drain.follow(self.control.is_draining(), self.control.refuses_drains());
@@ -91,11 +95,11 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Posts news of a shared ring: each other process drives the ring once, soon. There, the next
-    /// thread that gets the ring's lock sees the news. If no other thread does, the ring watcher
-    /// takes the lock ([`crate::driving::ring_watcher`]).
+    /// Posts news of a shared ring and wakes all processes, so that each of them drives the ring
+    /// once, soon. In each process, the next thread that gets the ring's lock sees the news. If no
+    /// program thread does, the ring watcher takes the lock ([`crate::driving::ring_watcher`]).
     ///
-    /// Only for rare events: all processes are woken, whether or not the news concerns them.
+    /// Only for rare events: every process is woken, whether or not the news concerns it.
     #[cold]
     pub fn call_other_processes(&mut self) {
         let news = self.ring.control.post_news();
@@ -103,7 +107,8 @@ impl LockedRing<'_> {
         process_number::wake_all();
     }
 
-    /// Wakes the processes that listen for CQEs of a shared ring. The caller has published CQEs.
+    /// Wakes the other processes if one of them listens for CQEs of this shared ring. The caller
+    /// has published CQEs.
     pub fn call_cqe_listeners(&mut self) {
         if self.ring.control.take_cqe_listeners(self.ring.process_number()) {
             self.call_other_processes();
@@ -111,8 +116,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Has this process be woken for CQEs that other processes publish, if one of its timeouts
-    /// counts completions.
+    /// If a timeout of this process counts completions, makes other processes wake this one for the
+    /// CQEs that they publish.
     pub fn listen_for_cqes(&mut self) {
         self.ring.listen_for_cqes(self);
     }
@@ -131,7 +136,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Counts a TIMEOUT that has expired or has reached its number of completions.
+    /// Adds 1 to the number of TIMEOUTs that have expired or have reached their number of
+    /// completions. On a shared ring, all processes see that number.
     pub fn count_ended_timeout(&mut self) {
         let of_all = self.ring.is_shared().then(|| self.ring.control.count_ended_timeout());
         self.waiting.timeouts.count_ended(of_all);

@@ -15,9 +15,9 @@
 //!   and its anchor end. Its busy workers end when their queue is empty.
 //! - A registered personality is a group, whose anchor the registering thread creates.
 //!
-//! Order of a change: pending workers have started → anchor → system call → service threads follow.
-//! The changing thread waits for at most one second per step. A worker that starts too late takes
-//! no jobs.
+//! Order of a change of credentials: pending workers have started → anchor → system call → usring's
+//! service threads (such as the ring watcher) follow. The changing thread waits for at most one
+//! second per step. A worker that starts too late takes no jobs.
 //!
 //! Neighbours: `workers` runs the jobs of all groups. `submission::issue` passes a request to a
 //! worker of its group if the issuing thread has other rights.
@@ -141,7 +141,7 @@ impl Group {
         self.settle_and(|| ())
     }
 
-    /// Has the group's anchor start a worker. If the common group has no anchor, the ring watcher
+    /// Makes the group's anchor start a worker. If the common group has no anchor, the ring watcher
     /// starts it. Calls `spawn_failed` if the worker cannot be started.
     pub fn start_worker(&self, tasks: &'static Tasks, life: Action, spawn_failed: Action) {
         if *self.has_anchor.lock() {
@@ -177,8 +177,8 @@ struct Member {
 
 impl Member {
     /// Returns whether the calling thread is this member, with unchanged credentials. Makes two
-    /// system calls. A later thread with the same thread-local block has another thread id. A later
-    /// thread with the same id is recognised because the `life` of this member has ended.
+    /// system calls. They exclude a later thread that has got the same thread-local block, or the
+    /// same thread id: this member's `life` has ended by then.
     fn is_caller(&self) -> bool {
         self.thread == thread::current()
             && self.changes == credentials::changes_of(self.id)
@@ -376,8 +376,8 @@ impl Groups {
 impl GroupsState {
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
-            // The threads of these members have ended. So no thread's destructor waits for these
-            // groups, and dropping them under the lock is safe.
+            // The threads of these members have ended. So no destructor of such a thread still
+            // waits for its group, and the groups can be dropped under the lock.
             drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);
@@ -552,7 +552,7 @@ impl RingRights {
         self.personalities.remove(&number).map(drop).ok_or(Errno::EINVAL)
     }
 
-    /// Drops the references to all groups, for a ring that goes away.
+    /// Drops the references to all groups, because the ring is closed.
     pub fn forget(&mut self) {
         *self = RingRights::default();
     }

@@ -1,5 +1,5 @@
-//! The registrations of a ring that several processes use: when a process shows its own to the
-//! others, and when it takes over theirs. `usring_ring::Registrations` has the words.
+//! The registrations of a ring that several processes use: when a process publishes its own, and
+//! when it takes over those of other processes. `usring_ring::Registrations` has the shared words.
 //!
 //! 1. While one process uses the ring, its registrations are in its own tables. They count as
 //!    unpublished.
@@ -11,9 +11,10 @@
 //!
 //! A process may register something while a child begins to use the ring: see `sys::sharing`.
 //!
-//! Registered files, and the registered eventfd, are deposited: each process takes duplicates. So a
-//! file that has left the table stays open until every process has heard of that. A process that
-//! changes the table posts news.
+//! A process puts registered files and the registered eventfd into a deposit (`sys::deposit`), from
+//! which each other process takes duplicates. So a file that has left the table stays open until
+//! every process has dropped its duplicate. A process that changes the table posts news, so that
+//! they do so soon.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::ring::{LockedRing, Ring, RingState};
@@ -23,15 +24,16 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::deposit::{self, Contents, Item, Key, Taken};
 use usring_sys::process_number;
 
-/// Longest time that a child waits for the registrations of the process that made the ring. That
-/// process may be stopped.
+/// Longest time, in nanoseconds, that a child waits until the process that made the ring has
+/// published its registrations. That process may be stopped.
 const LONGEST_WAIT: Nanoseconds = 1_000_000_000;
-/// Longest single sleep of such a wait. After it the child checks whether that process is alive.
+/// Longest single sleep, in nanoseconds, of a child that waits for these registrations. After it
+/// the child checks whether the publishing process is alive.
 const BETWEEN_LOOKS: Nanoseconds = 5_000_000;
 
 impl Ring {
-    /// Waits until the process that made the ring has published its registrations, unless it has
-    /// ended. The caller is a child that has marked the ring as shared.
+    /// Waits until the process that made the ring has published its registrations, or has ended.
+    /// The caller is a child that has marked the ring as shared.
     pub(crate) fn await_registrations(&self) {
         let Some(registrations) = self.registrations.as_ref().filter(|all| all.are_unpublished()) else { return };
         let end = Clock::Monotonic.now() + LONGEST_WAIT;
@@ -71,8 +73,9 @@ impl Ring {
         Key { object: [self.control.maker_number(), self.number], kind, number }
     }
 
-    /// Deposits files in place of the earlier ones; `None`: removes the earlier ones. Returns the
-    /// deposit's number. If the files cannot be deposited, the other processes find none of them.
+    /// Puts files into a new deposit and removes the earlier one; `None`: only removes it. Returns
+    /// the deposit's number. If the files cannot be deposited, the other processes find none of
+    /// them.
     fn deposit(&self, registrations: &Registrations, kind: Deposit, files: Option<([u64; 2], &[Item])>) -> u32 {
         let number = files.map_or(0, |_| registrations.new_number());
         if let Some((words, items)) = files {
@@ -105,8 +108,8 @@ impl Ring {
         state.registered.sharing.event = self.deposit(registrations, Deposit::Event, files);
     }
 
-    /// Takes a deposit of another process. Outer `None`: this process has it. Inner `None`: nothing
-    /// is registered.
+    /// Takes a deposit of another process. Outer `None`: this process already has it. Inner `None`:
+    /// nothing is registered.
     fn taken(&self, registrations: &Registrations, kind: Deposit, known: &mut u32) -> Option<Option<Contents>> {
         let number = registrations.deposit(kind);
         if core::mem::replace(known, number) == number {
@@ -168,8 +171,8 @@ impl Ring {
 }
 
 impl LockedRing<'_> {
-    /// Returns the origin of the registration that this process is about to make. After it,
-    /// [`LockedRing::note_registration`] is called.
+    /// Returns the origin of the registration that this process is about to make. The caller then
+    /// makes the registration and calls [`LockedRing::note_registration`].
     pub fn new_origin(&self) -> Origin {
         let number = self.ring.registrations.as_ref().map_or(0, |registrations| registrations.new_number());
         Origin { owner: self.ring.process_number(), number }

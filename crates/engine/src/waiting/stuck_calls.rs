@@ -55,8 +55,8 @@ impl StuckCalls {
         leaves
     }
 
-    /// Has workers make the next calls, after a call without a result whose connection is gone:
-    /// another process has accepted it, so the call would have slept. (If the connection is still
+    /// Makes workers run the next calls, because a call got stuck: the watchdog interrupted it, and
+    /// its connection is gone, so another process has accepted it. (If the connection is still
     /// there, the call was only slow, because it got no processor.)
     pub fn has_been_stuck(&mut self) {
         self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);

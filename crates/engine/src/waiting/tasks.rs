@@ -174,7 +174,7 @@ impl Tasks {
         Ok(fresh)
     }
 
-    /// Has the ring watcher start a thread; runs `spawn_failed` if the thread cannot be started.
+    /// Makes the ring watcher start a thread; runs `spawn_failed` if the thread cannot be started.
     pub fn start_thread(
         &'static self,
         name: &'static str,
@@ -186,7 +186,7 @@ impl Tasks {
         mailbox.ask(Task::Spawn { name, credentials, life, spawn_failed });
     }
 
-    /// Has the ring watcher start a worker of the common group (`rights`), with the credentials
+    /// Makes the ring watcher start a worker of the common group (`rights`), with the credentials
     /// that all threads have now. Runs `spawn_failed` if the worker cannot be started.
     pub fn start_worker(&'static self, life: Action, spawn_failed: Action) {
         let preparation = &self.preparation;
@@ -217,7 +217,7 @@ impl Tasks {
         }
     }
 
-    /// Has the ring watcher retire the groups whose rights no thread has any more. Callable in a
+    /// Makes the ring watcher retire the groups whose rights no thread has any more. Callable in a
     /// signal handler.
     fn note_change(&self) {
         self.has_changed.store(true, Ordering::Release);
@@ -229,15 +229,15 @@ impl Tasks {
         self.has_changed.swap(false, Ordering::Acquire)
     }
 
-    /// If an anchor of the common group (`rights`) is wanted, clears that wish and returns a
+    /// If an anchor of the common group (`rights`) is wanted, clears that request and returns a
     /// function to call once the anchor has started. `None`: no anchor is wanted.
     pub fn take_anchor_wish(&'static self) -> Option<impl Fn() + Send + Clone + 'static> {
         let preparation = &self.preparation;
         if !preparation.wants_anchor.load(Ordering::Acquire) {
             return None;
         }
-        // The anchor counts as a spawn before the wish is cleared. Otherwise the preparation would
-        // seem to be over in between.
+        // The anchor counts as a spawn before the request is cleared. In the other order,
+        // [`Preparation::wait`] could see neither and return too early.
         preparation.spawns.fetch_add(1, Ordering::SeqCst);
         preparation.wants_anchor.store(false, Ordering::SeqCst);
         Some(|| preparation.end_spawn())
@@ -266,7 +266,7 @@ impl Tasks {
         }
     }
 
-    /// Has the ring watcher run an action soon. The ring watcher holds no lock then.
+    /// Makes the ring watcher run an action soon. The ring watcher holds no lock then.
     pub fn run(&'static self, action: Action) {
         if let Ok(mailbox) = self.mailbox() {
             mailbox.ask(Task::Run(action));

@@ -222,7 +222,7 @@ impl Timeouts {
         self.insert(watcher, deadline, None);
     }
 
-    /// Removes all timers and returns their requests, for a ring that goes away.
+    /// Removes all timers and returns their requests, because the ring is closed.
     pub fn take_all(&mut self) -> Vec<RequestEntry> {
         let timers_by_clock = core::mem::take(&mut self.by_clock);
         self.counting = 0;

@@ -31,7 +31,7 @@ impl WatcherEntry {
 /// Value of [`Activity::waits`] at which idle watching of a new ring begins.
 const FIRST_TRIAL: u32 = 64;
 
-/// Largest value of `waits` that idle watching can come to need.
+/// Limit of the doubling of `waits` that idle watching needs.
 const LAST_TRIAL: u32 = 2048;
 
 /// Estimate of how a ring's program behaves. All words are hints, except `idle_watched`.

@@ -368,7 +368,7 @@ pub(crate) fn interrupt(ring: &Arc<Ring>, matches: impl Fn(&JobView) -> bool) {
 pub(crate) enum Cancelled {
     /// The request was still queued; the caller completes it.
     Waiting(RequestEntry),
-    /// A worker runs the request, which has this opcode. Its system call was interrupted, and the
+    /// A worker runs the request, whose opcode this is. Its system call was interrupted, and the
     /// request completes later.
     Running(u8),
     Nothing,
