@@ -19,8 +19,8 @@ pub struct Host {
     pub ring_of: fn(i32) -> Option<Arc<Ring>>,
     /// Returns the ring that the calling thread has registered at an index.
     pub ring_at_index: fn(u32) -> Result<Arc<Ring>, Errno>,
-    /// Called before the engine polls a descriptor number. If the number is a ring's, the host has
-    /// its readability follow the CQ from now on ([`Ring::watch_readiness`]).
+    /// Called before the engine polls a descriptor number. If the number is a ring's, the host
+    /// makes its readability follow the CQ from now on ([`Ring::watch_readiness`]).
     pub watch: fn(i32),
     /// Gives the ring the eventfd that stands for its descriptor ([`Ring::attach_descriptor`]),
     /// if this process has a number of it.
@@ -47,8 +47,8 @@ pub(crate) fn device_of(number: i32) -> Option<Arc<OpenDevice>> {
     (host()?.device_of)(number)
 }
 
-/// Has the ring watcher run `action` soon, in a thread that holds no ring's lock. If neither this
-/// process nor its parent has set up a ring, drops the action at once.
+/// Makes the ring watcher run `action` soon, without any ring's lock. If neither this process nor
+/// its parent has set up a ring, drops the action at once.
 pub fn run_later(action: impl FnOnce() + Send + 'static) {
     tasks().run(Box::new(action));
 }
@@ -85,7 +85,7 @@ pub(crate) fn watch(number: i32) -> bool {
     true
 }
 
-/// Has the host give the ring the eventfd of its descriptor.
+/// Makes the host attach the eventfd of the ring's descriptor to the ring.
 pub(crate) fn attach(ring: &Ring) {
     if let Some(host) = host() {
         (host.attach)(ring);

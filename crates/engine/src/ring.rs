@@ -468,8 +468,8 @@ impl<'a> LockedRing<'a> {
         self.waiting.polls.expected.begin_anew();
     }
 
-    /// Enters a request of a shared ring in the journal, in case this process ends before the
-    /// request does. Then takes it from the SQ, where it is the last entry that was read.
+    /// Adds a request of a shared ring to the journal, so that another process can complete it
+    /// later. Then takes the request from the SQ, where it is the last entry that was read.
     #[inline(never)]
     pub fn take_by_journal(&mut self, request: &mut Request) {
         if !self.ring.is_shared() {

@@ -11,7 +11,7 @@ use usring_sys::clock::{Clock, Nanoseconds};
 use usring_sys::plain::IoVector;
 use usring_sys::{Errno, wait, width};
 
-/// Ends a request that has a fault. `answer` is its own.
+/// Ends a request that has a fault. `answer` is the request's own answer, without the fault.
 #[cold]
 #[inline(never)]
 pub(crate) fn complete(locked: &mut LockedRing, mut request: RequestEntry, mut answer: Answer) {
@@ -59,7 +59,8 @@ fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflow
 /// Longest time, in nanoseconds, for which a completion waits for later ones to overtake it.
 const REORDER_LIMIT_NS: Nanoseconds = 10_000_000;
 
-/// Has a completion wait until so many later ones are in the CQ.
+/// Delays a completion until `count` later CQEs have been posted, but for at most
+/// [`REORDER_LIMIT_NS`].
 fn hold_back(locked: &mut LockedRing, request: RequestEntry, count: u32) {
     let at = Clock::Monotonic.now().saturating_add(REORDER_LIMIT_NS);
     let tail = locked.queues.cq.tail();
@@ -88,13 +89,13 @@ pub(crate) fn delays(locked: &LockedRing, delay: Nanoseconds) -> bool {
     !is_polled
 }
 
-/// Has a request wait among the ring's timers.
+/// Makes a request wait among the timers of the ring.
 pub(crate) fn hold(locked: &mut LockedRing, request: RequestEntry, delay: Nanoseconds) {
     let at = Clock::Monotonic.now().saturating_add(delay);
     locked.waiting.timeouts.insert(request, Deadline { at, ..Deadline::default() }, None);
 }
 
-/// Goes on with a request whose delay is over.
+/// Continues a request whose delay is over.
 pub(crate) fn resume(locked: &mut LockedRing, request: RequestEntry) {
     match request.fault.as_ref().map(|pending| pending.stage) {
         Some(FaultStage::Leaving(answer)) => complete::complete(locked, request, answer),

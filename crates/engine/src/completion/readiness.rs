@@ -2,13 +2,14 @@
 //! is an eventfd. Each change of it is a system call, so usring keeps it up to date only after the
 //! program has first polled it.
 //!
-//! The program takes CQEs without a call, so the descriptor may stay readable too long. The entry
-//! points drain it before a poll call sleeps.
+//! The program takes CQEs without a call, so the descriptor may stay readable too long. So before a
+//! poll call of the program sleeps, the entry points read the eventfd of each ring whose CQ is
+//! empty ([`drain_readiness`]).
 //!
-//! Processes that share the ring share the eventfd. Once one of them polls the descriptor, the
-//! drivers of all make it readable. A mark in the ring's memory says so. A driver finds the mark
-//! when it gets the lock from another process. A process that polls the descriptor treats it as
-//! readable as soon as the ring is shared.
+//! Processes that share the ring share the eventfd. A process that polls the descriptor sets a mark
+//! in the ring's memory. From then on, the drivers of all processes make the descriptor readable. A
+//! driver sees the mark when it gets the lock from another process. A process that polls the
+//! descriptor treats it as readable as soon as the ring is shared.
 
 pub use super::signal::POLLED;
 use crate::host;
@@ -59,8 +60,8 @@ impl Ring {
             self.readiness.signal();
         }
         if self.is_shared() {
-            // A driver of another process may publish without having seen the mark. So a driver of
-            // this process looks at the CQ again: the next driver elsewhere sees the mark.
+            // A driver of another process may have published CQEs before it could see the mark. So
+            // a driver of this process checks the CQ once more. Every later driver sees the mark.
             self.watch.called.store(true, Ordering::SeqCst);
         }
         // On a ring that defers task work, no thread has watched the files of waiting requests so
@@ -71,16 +72,17 @@ impl Ring {
                 let ring = self.clone();
                 tasks().run(Box::new(move || ring.lock().release(Exit::Leave)));
             }
-            // The holder of the lock has the files watched when it leaves, unless it is leaving
-            // already. So the descriptor is made readable: the program's next poll call then calls
-            // `drain`, whose release has the files watched.
+            // The thread that holds the lock makes the ring watcher watch the files when it leaves.
+            // But it may be leaving already. So the descriptor is made readable. The program's next
+            // poll call then calls `drain_readiness`, whose release makes the ring watcher watch
+            // them.
             Err(HeldBy::ThisProcess) if self.defers_task_work() => self.readiness.signal(),
             Err(HeldBy::ThisProcess) => {}
         }
     }
 
-    /// Returns whether the descriptor may be readable. Any process makes that of a shared ring
-    /// readable.
+    /// Returns whether the descriptor may be readable. On a shared ring, any process may have made
+    /// it readable.
     fn may_be_readable(&self) -> bool {
         self.readiness.signalled.load(Ordering::SeqCst) || self.is_shared() && self.readiness.is_polled()
     }
@@ -95,16 +97,17 @@ impl LockedRing<'_> {
         if ring.readiness.signal_watched() {
             return;
         }
-        // Another process polls the descriptor, and this one has used no eventfd of it so far.
+        // The poller is in another process, and this process has not used the ring's eventfd yet.
         host::attach(ring);
         if !ring.readiness.signal_watched() && ring.is_shared() {
-            // This process has closed the descriptor. A process that polls it makes it readable.
+            // This process has closed the ring's descriptor. So it calls the processes that poll
+            // it, which make it readable themselves.
             self.call_other_processes();
         }
     }
 
-    /// Makes the descriptor readable if this process polls it and there are CQEs, which another
-    /// process may have published without doing so.
+    /// Makes the descriptor readable if this process polls it and there are CQEs. A process that
+    /// has died may have published them without making the descriptor readable.
     pub fn signal_own_pollers(&mut self) {
         let has_cqes = self.queues.cq.ready() != 0 || self.queues.cq.has_overflow();
         if self.ring.readiness.is_polled() && has_cqes {
@@ -124,9 +127,9 @@ pub fn drain_readiness() {
     }
 }
 
-/// Does what [`drain_readiness`] does, for a driver of the ring `inside` whose request is about to
-/// poll a descriptor. It only tries the locks of other rings, because their drivers may wait for
-/// the lock of `inside`.
+/// Makes the descriptors unreadable as [`drain_readiness`] does, for a driver of the ring `inside`
+/// whose request is about to poll a descriptor. Only tries the locks of other rings, because their
+/// drivers may wait for the lock of `inside`.
 pub(crate) fn drain_from(inside: &LockedRing) {
     for ring in readable() {
         if Arc::ptr_eq(&ring, inside.ring) {

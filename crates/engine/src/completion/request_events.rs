@@ -52,7 +52,7 @@ impl RequestEvents {
         }
     }
 
-    /// Drops all pending signals, for a ring that goes away.
+    /// Drops all pending signals, because the ring is closed.
     pub fn forget(&mut self) {
         self.done = Vec::new();
     }

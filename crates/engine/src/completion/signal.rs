@@ -47,7 +47,7 @@ impl Readiness {
         self.polled.load(Ordering::SeqCst)
     }
 
-    /// Has drivers of this process make the descriptor readable for another process that polls it.
+    /// Makes drivers of this process signal the descriptor for another process that polls it.
     pub fn watch_for_others(&self) {
         self.watched.store(true, Ordering::Release);
     }

@@ -15,13 +15,14 @@ use usring_uapi::Cqe;
 /// Longest sleep of a waiter, in nanoseconds, while other processes have requests in flight. After
 /// it the waiter checks whether those processes are alive.
 const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
-/// Longest sleep of a waiter while they have none. A process may submit a request during the sleep,
-/// and die. Or it dies after it has published CQEs, and before it has woken the waiter.
+/// Longest sleep of a waiter, in nanoseconds, while no other process has requests in flight. During
+/// the sleep, a process may submit a request and die, or die after publishing CQEs and before
+/// waking the waiter.
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// Completes the requests of processes that have ended, with −ECANCELED, and releases the requests
-/// that waited for them. For a waiter of a shared ring that is about to sleep. Returns whether
-/// there was anything to do: the caller finishes the batch.
+/// that waited for them. A waiter of a shared ring calls this function before it sleeps. Returns
+/// whether there is anything to publish or to start: the caller finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let ended = locked.journal().take_from_dead(process_number::is_alive);
@@ -52,9 +53,9 @@ pub(crate) fn bound_sleep(locked: &mut LockedRing, span: Option<Nanoseconds>) ->
     span.map_or(longest, |span| span.min(longest))
 }
 
-/// Returns after which time the ring watcher has to look whether the other processes of a shared
-/// ring are alive. It does so for a process that depends on them, because perhaps no thread of the
-/// process waits in enter. `None`: the process does not depend on them.
+/// Returns how often the ring watcher has to check whether the other processes of a shared ring are
+/// alive. The ring watcher checks for this process, because perhaps none of its threads waits in
+/// enter. `None`: this process does not depend on the others.
 pub(crate) fn between_looks(locked: &LockedRing) -> Option<Nanoseconds> {
     if !locked.ring.is_shared() {
         return None;

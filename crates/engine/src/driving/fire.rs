@@ -17,9 +17,12 @@ use usring_sys::epoll::{self, Event};
 pub(crate) const EVENTS: usize = 32;
 
 /// Takes events from the set before the next requests of chains start, if a request is runnable or
-/// has not tried its file yet. So a new poll reports only events from before those requests start.
-/// The effects of the chains are the poll's next event. A request with POLL_FIRST whose file is
-/// ready is tried before those requests, as in the kernel. Starts no request of a chain.
+/// waits without having tried its file. Starts no request of a chain.
+///
+/// - A new poll then reports the events from before those requests start. Their own effects are its
+///   next event.
+/// - A request with POLL_FIRST whose file is ready is tried before those requests, as in the
+///   kernel.
 #[inline]
 pub(crate) fn poll_before_successors(locked: &mut LockedRing) {
     let untried = core::mem::take(&mut locked.waiting.polls.has_untried);

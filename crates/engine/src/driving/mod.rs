@@ -11,7 +11,7 @@
 //!
 //! The work of a driver:
 //!
-//! - `dispatch` and `fire` call the requests whose files are ready.
+//! - `dispatch` and `fire` continue the requests whose files are ready.
 //! - `reap` completes what the devices have done, `expiry` the timeouts that are over.
 //! - `shared_work` does what other processes of a shared ring cause, and `ended` completes requests
 //!   of processes that have ended.

@@ -55,7 +55,8 @@ mod tests {
         assert_eq!(pause_after(0, 1000), None);
     }
 
-    /// The test passes if the loop below ends between 12 ms and 25 s after the first call.
+    /// Calls `pause` with 10 completions until it returns one. The test passes if that is between
+    /// 12 ms and 25 s after the first call.
     #[test]
     fn a_wait_pauses_once_it_knows_the_pace() {
         let mut pace = Pace::default();

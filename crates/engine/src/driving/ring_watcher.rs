@@ -93,15 +93,15 @@ const CALLED_BY_PROCESS: u64 = u64::MAX - 1;
 /// Event data of the descriptor of the watched thread (`last_thread`).
 const LAST_THREAD: u64 = u64::MAX;
 
-/// Milliseconds between two checks of things whose end no event marks. These are the program's
-/// first thread, and parked descriptors. usring may close a parked descriptor only when the program
-/// has no record locks on its file any more (`sys::descriptor`).
+/// Milliseconds between two checks of things that end without an event: the program's first thread,
+/// and record locks. A parked descriptor may be closed only when the program has no record locks on
+/// its file any more (`sys::descriptor`).
 const BETWEEN_LOOKS: u16 = 1000;
-/// Nanoseconds between two attempts to move backlog CQEs, which only this process has, into the CQ
-/// of a shared ring.
+/// Nanoseconds between two attempts to move this process's backlog into the CQ of a shared ring. No
+/// other process has these CQEs.
 const BETWEEN_FLUSHES: Nanoseconds = 5_000_000;
-/// After this many wake-ups the checks are made, too. A busy ring watcher's epoll_wait(2) may never
-/// time out.
+/// Number of wake-ups after which the ring watcher also makes the checks of [`BETWEEN_LOOKS`]. If
+/// it is busy, its epoll_wait(2) may never time out.
 const WAKE_UPS_BETWEEN_LOOKS: u32 = 1024;
 
 impl Watcher {
@@ -160,7 +160,7 @@ impl Watcher {
     }
 }
 
-/// Runs the mailbox's tasks, and what a change of credentials requires.
+/// Runs the mailbox's tasks. Also does what newly shared rings and changed credentials require.
 fn run_tasks(mailbox: &Mailbox) {
     mailbox.hear();
     if tasks().take_change() {
@@ -173,7 +173,8 @@ fn run_tasks(mailbox: &Mailbox) {
     }
 }
 
-/// Has the ring driven once: by the calling thread, or by the current holder of the ring's lock.
+/// Marks the ring as called, so that it is driven once: by the calling thread, or by the thread
+/// that holds the ring's lock.
 pub(super) fn call(ring: &Arc<Ring>) {
     ring.watch.called.store(true, Ordering::SeqCst);
     task_work::run_if_unattended(ring);
@@ -209,8 +210,9 @@ pub(crate) fn take_over_beside(locked: &mut LockedRing, own: u32) {
     }
 }
 
-/// Returns whether the ring watcher has to come to a shared ring even if no request of this process
-/// waits.
+/// Returns whether the ring watcher has to drive a shared ring at intervals, even if no request of
+/// this process waits. It then moves the backlog into the CQ, or checks whether other processes are
+/// alive.
 fn is_left_by_others(locked: &LockedRing) -> bool {
     locked.queues.cq.has_overflow_alone() || ended::between_looks(locked).is_some()
 }

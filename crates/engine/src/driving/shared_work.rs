@@ -1,4 +1,4 @@
-//! The work that the other processes of a shared ring cause: they have news, or have died.
+//! The work that other processes of a shared ring cause, by posting news or by dying.
 
 use crate::driving::{batch, ended};
 use crate::op::{poll, timeout};
@@ -7,10 +7,13 @@ use crate::waiting::asks::Change;
 use crate::waiting::{asked_changes, cancel};
 use usring_sys::Errno;
 
-/// Does what the other processes of a shared ring have left to this one. Takes part in the sharing,
-/// makes the change that another process asks for, and lets requests go on that another process has
-/// released. If this process depends on the others, it also takes their answers, and completes the
-/// requests of processes that have died.
+/// Handles the news of a shared ring:
+///
+/// 1. The first time, prepares this process for the shared ring.
+/// 2. Makes the change that another process asks for.
+/// 3. Releases held requests that no longer wait for anything.
+/// 4. If this process depends on the others: completes the requests of processes that have died,
+///    and takes answers to its own asks.
 #[cold]
 pub(crate) fn look(locked: &mut LockedRing) {
     locked.take_part();

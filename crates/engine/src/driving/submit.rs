@@ -1,6 +1,6 @@
 //! Turns entries of the submission queue into requests: copies each entry once, makes the checks
-//! that all opcodes share, and has the opcode's family prepare the request. Then passes the request
-//! to its chain, to the drain, or straight to issue.
+//! that all opcodes share, and calls the opcode's prepare. Then passes the request to its chain, to
+//! the drain, or straight to issue.
 
 use crate::driving::batch;
 use crate::request::{Progress, RequestEntry};

@@ -40,7 +40,7 @@ struct State {
 }
 
 impl SubmitHelpers {
-    /// Has a submit helper make the ring's deferred submits soon. The caller may hold the ring's
+    /// Makes a submit helper run the ring's deferred submits soon. The caller may hold the ring's
     /// lock. Returns `false` if the ring watcher, which starts helpers, cannot be started.
     pub fn call(&'static self, ring: &Arc<Ring>) -> bool {
         if tasks().start().is_err() {

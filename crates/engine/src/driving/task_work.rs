@@ -78,8 +78,8 @@ impl Ring {
         self.bring(request, Urgency::Urgent, true);
     }
 
-    /// Puts a request on the ring's task-work list, and notifies the threads that it concerns.
-    /// `by_worker`: a worker has run the request. Only then is an eventfd with EVENTFD_ASYNC
+    /// Puts a request on the ring's task-work list, and notifies the thread that has to complete
+    /// it. `by_worker`: a worker has run the request. Only then is an eventfd with EVENTFD_ASYNC
     /// signalled. Any other caller may be inside another ring.
     pub(crate) fn bring(self: &Arc<Self>, request: RequestEntry, urgency: Urgency, by_worker: bool) {
         let run = if by_worker { run_if_unattended } else { run_inside };
@@ -167,8 +167,8 @@ pub(crate) fn run_inside(ring: &Arc<Ring>) {
     });
 }
 
-/// Runs waiting work. If a driver in another process holds the lock, `wait` waits for it, or
-/// returns `None` and has another thread run the work.
+/// Runs waiting work. If a driver in another process holds the lock, calls `wait`, which acquires
+/// the lock, or passes the work to the ring watcher and returns `None`.
 #[inline(always)]
 fn run_unattended<'a>(ring: &'a Arc<Ring>, exit: Exit, wait: impl Fn() -> Option<LockedRing<'a>>) {
     let drive = |mut locked: LockedRing<'a>| {

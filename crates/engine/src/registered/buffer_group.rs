@@ -323,14 +323,15 @@ impl BufferGroups {
 
 /// Groups that all processes of a ring share.
 impl BufferGroups {
-    /// Lets the other processes of the ring use all groups, and those that are made later.
+    /// Publishes all groups, and those that are made later, for the other processes of the ring.
     pub fn publish(&mut self, registrations: &Registrations) {
         self.published = Some(registrations.clone());
         let groups: Vec<u16> = self.groups.keys().copied().collect();
         groups.into_iter().for_each(|group| self.publish_group(group));
     }
 
-    /// Lets the other processes use a group. If there are too many groups, it stays this process's.
+    /// Publishes a group for the other processes. If too many groups are published, it stays
+    /// private.
     fn publish_group(&mut self, id: u16) {
         let Some(registrations) = &self.published else { return };
         match self.groups.get_mut(&id) {

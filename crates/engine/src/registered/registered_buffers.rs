@@ -94,9 +94,9 @@ impl RegisteredBuffers {
         self.entries.as_ref()?.get(usize::from(index))?.as_ref()
     }
 
-    /// Returns what a request holds of the buffer in slot `index` while it transfers `length` bytes
-    /// at `address`. Error: `EFAULT` if the bytes do not lie within the buffer,
-    /// or if its memory is another process's.
+    /// Returns a hold on the buffer in slot `index`, for a request that transfers `length` bytes at
+    /// `address`. Error: `EFAULT` if the bytes do not lie within the buffer, or if its memory is
+    /// another process's.
     #[inline]
     pub fn share(&self, index: u16, address: u64, length: u64) -> Result<BufferHold, Errno> {
         let buffer = self.get(index).ok_or(Errno::EFAULT)?;
@@ -107,7 +107,7 @@ impl RegisteredBuffers {
         Ok(if buffer.tag == 0 { BufferHold::Untagged } else { BufferHold::Tagged(buffer.clone()) })
     }
 
-    /// Returns what a request holds of the buffer in slot `index` while it transfers these pieces.
+    /// Returns a hold on the buffer in slot `index`, for a request that transfers these pieces.
     /// Error: `EFAULT` if a piece is empty or does not lie within the buffer.
     pub fn share_all(&self, index: u16, pieces: &[IoVector]) -> Result<BufferHold, Errno> {
         let mut held = self.share_nothing(index)?;

@@ -293,7 +293,7 @@ impl RegisteredFiles {
 
 /// A table that the processes of a ring share.
 impl RegisteredFiles {
-    /// Lets the other processes of the ring see the table.
+    /// Publishes the table for the other processes of the ring from now on.
     pub fn begin_publishing(&mut self) {
         self.is_published = true;
         self.is_changed = self.is_registered();
