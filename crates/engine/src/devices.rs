@@ -31,8 +31,9 @@ struct Known {
 static CONTROL: SetOnce<Control> = SetOnce::new();
 static DEVICES: PerProcess<RunDevices> = PerProcess::new();
 
-/// The files that stand for the run's devices, with each device's geometry. If a child process
-/// cannot reach the run's launcher any more, it makes failing devices from this list.
+/// The files that stand for the run's devices, with each device's geometry. A child process that
+/// cannot reach the run's launcher any more makes devices from this list on which every transfer
+/// fails.
 static SHAPES: SetOnce<Vec<(Identity, Geometry)>> = SetOnce::new();
 
 /// Whether the run has devices. Only then can a descriptor number stand for one.

@@ -53,8 +53,8 @@ use usring_uapi::io_uring as abi;
 const CALLS_WITHOUT_POLL: u32 = 8;
 /// Replaces [`CALLS_WITHOUT_POLL`] while the guesses of `waiting::expected` are right: the engine
 /// tried files before the epoll set reported them, and they were ready. The next poll of the set
-/// has to check each of these files again, so polls are rarer. Files that were guessed but not
-/// tried do not count. (None are tried by a call that submits nothing or finds the CQ full.)
+/// has to check each of these files again, so polls are rarer. (A call that submits nothing, or
+/// finds the CQ more than half full, tries no file, so it makes no guess right.)
 const CALLS_OF_GUESSES: u32 = 32;
 
 /// One io_uring instance in one process. Always in an `Arc`: a worker or the ring watcher keeps the
@@ -129,8 +129,8 @@ pub(crate) struct RingState {
     pub retired: bool,
 }
 
-/// The SQ, the CQ, and the requests between them that wait only for the driver to reach them.
-/// `submission` and `driving` move these requests.
+/// The SQ, the CQ, and the requests between them that the driver has to issue next. `submission`
+/// and `driving` move these requests.
 pub(crate) struct Queues {
     /// The driver's half of the task-work list, which takes requests off the list.
     pub taker: Taker<Request>,
@@ -160,7 +160,7 @@ pub(crate) struct Waiting {
     pub asks: Asks,
     pub stuck_calls: StuckCalls,
     pub rights: RingRights,
-    /// Clock of the timeouts that io_uring_enter waits with (REGISTER_CLOCK).
+    /// Clock by which io_uring_enter measures its time limits (REGISTER_CLOCK).
     pub clock: Clock,
     /// Number of io_uring_enter calls since the ring's files and timers were last polled: see
     /// [`CALLS_WITHOUT_POLL`].
@@ -315,7 +315,7 @@ impl Ring {
         self.memory.layout().has_events()
     }
 
-    /// Returns whether the ring has DEFER_TASKRUN: task work runs only when the ring's owner waits.
+    /// Returns whether the ring has DEFER_TASKRUN: task work runs when the owner (issuer) waits.
     #[inline]
     pub(crate) fn defers_task_work(&self) -> bool {
         self.has(abi::IORING_SETUP_DEFER_TASKRUN)
@@ -468,8 +468,8 @@ impl<'a> LockedRing<'a> {
         self.waiting.polls.expected.begin_anew();
     }
 
-    /// Adds a request of a shared ring to the journal, so that another process can complete it
-    /// later. Then takes the request from the SQ, where it is the last entry that was read.
+    /// Adds a request of a shared ring to the journal, so that another process can complete it if
+    /// this one dies. Then takes it from the SQ, where it is the last entry that was read.
     #[inline(never)]
     pub fn take_by_journal(&mut self, request: &mut Request) {
         if !self.ring.is_shared() {

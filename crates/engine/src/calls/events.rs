@@ -225,7 +225,7 @@ impl Ring {
 pub struct Submission<'a> {
     /// `Some` until the submission is dropped.
     locked: Option<LockedRing<'a>>,
-    /// Its number in the recording of `usring crash`.
+    /// The batch's number in the recording of `usring crash`.
     recorded_batch: u64,
 }
 

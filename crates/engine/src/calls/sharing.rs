@@ -20,7 +20,7 @@ static LEFT: PerProcess<Mutex<Vec<Arc<Ring>>>> = PerProcess::new();
 
 impl Ring {
     /// Makes this process's `Ring` for a ring that it has inherited over fork(2). `inherited` is
-    /// the ancestor's `Ring`, as this process's memory holds it. Acquires no ring's lock.
+    /// the copy of the ancestor's `Ring` in this process's memory. Acquires no ring's lock.
     ///
     /// Errors: `EOWNERDEAD` if this process cannot use the ring; `ENOMEM`; those of a thread that
     /// cannot be started.

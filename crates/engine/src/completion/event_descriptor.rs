@@ -55,9 +55,9 @@ impl EventDescriptor {
         self.add(1);
     }
 
-    /// Records that a request has waited for the eventfd, if it has. Called for each request of the
-    /// ring that is about to wait for a file. `number`: that file; `asked`: the number in the
-    /// request's SQE.
+    /// Called for each request of the ring that is about to wait for a file. If the file is this
+    /// eventfd, records that. `number`: the descriptor of that file that usring waits on; `asked`:
+    /// the number in the request's SQE.
     pub(crate) fn note_wait(&self, asked: i32, number: i32) {
         if self.number == asked || descriptor::is_same_file(self.descriptor.number(), number) {
             self.is_awaited.store(true, Ordering::Relaxed);

@@ -2,9 +2,9 @@
 //! is an eventfd. Each change of it is a system call, so usring keeps it up to date only after the
 //! program has first polled it.
 //!
-//! The program takes CQEs without a call, so the descriptor may stay readable too long. So before a
-//! poll call of the program sleeps, the entry points read the eventfd of each ring whose CQ is
-//! empty ([`drain_readiness`]).
+//! The program takes CQEs without a call, so the descriptor may stay readable too long. Before a
+//! poll call of the program sleeps, the entry points therefore read the eventfd of each ring whose
+//! CQ is empty ([`drain_readiness`]).
 //!
 //! Processes that share the ring share the eventfd. A process that polls the descriptor sets a mark
 //! in the ring's memory. From then on, the drivers of all processes make the descriptor readable. A
@@ -106,8 +106,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Makes the descriptor readable if this process polls it and there are CQEs. A process that
-    /// has died may have published them without making the descriptor readable.
+    /// Makes the descriptor readable if this process polls it and there are CQEs. Another process
+    /// may have published them without that, because it died or had closed the descriptor.
     pub fn signal_own_pollers(&mut self) {
         let has_cqes = self.queues.cq.ready() != 0 || self.queues.cq.has_overflow();
         if self.ring.readiness.is_polled() && has_cqes {

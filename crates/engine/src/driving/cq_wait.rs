@@ -126,8 +126,8 @@ fn sleep(ring: &Ring, call: &mut WaitCall) -> Result<(), Errno> {
         } else {
             Ok(())
         };
-        // The loop checks the CQ again in any case, so it does not matter whether a waker has
-        // claimed this sleeper.
+        // The result would say whether a waker has chosen this sleeper. It does not matter, because
+        // the loop checks the CQ again in any case.
         let _ = word.retract(ticket);
         if slept == Err(Errno::EINTR) {
             return or_what_there_is(ring, Errno::EINTR);

@@ -19,8 +19,8 @@ pub(crate) const EVENTS: usize = 32;
 /// Takes events from the set before the next requests of chains start, if a request is runnable or
 /// waits without having tried its file. Starts no request of a chain.
 ///
-/// - A new poll then reports the events from before those requests start. Their own effects are its
-///   next event.
+/// - A new poll then reports the events from before those requests start. The effects of those
+///   requests make the poll's next event.
 /// - A request with POLL_FIRST whose file is ready is tried before those requests, as in the
 ///   kernel.
 #[inline]

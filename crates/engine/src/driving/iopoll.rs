@@ -12,7 +12,8 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, signals, timer_slack};
 
-/// Polls of the devices before the ring's lock is released once, so that other threads can take it.
+/// Number of polls of the devices after which the ring's lock is released for a moment, so that
+/// other threads can take it.
 const POLLS_PER_HOLD: u32 = 16;
 
 /// Nanoseconds (36 years) from which a time limit counts as no limit.

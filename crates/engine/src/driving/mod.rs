@@ -1,4 +1,5 @@
-//! The drivers of a ring: the threads that hold its lock, and what they do with it.
+//! The drivers of a ring: the threads that hold its lock, and what they do with it. A thread is
+//! *inside* a ring while it drives the ring, or waits for the ring's completions.
 //!
 //! | driver | module |
 //! |---|---|

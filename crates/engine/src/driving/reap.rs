@@ -14,9 +14,9 @@ use usring_sys::{Errno, epoll};
 /// Number of CQEs after which a ring with a polling SQ thread publishes them before the batch ends.
 const SHOWN_TOGETHER: usize = 8;
 
-/// Consecutive polls without a completion after which [`settle`] stops, and a timer polls the
-/// device later. Such a device cannot arm its interrupt, because it reports that there may be
-/// completions.
+/// [`settle`] gives up after this many consecutive polls without a completion, and a timer polls
+/// the device later. It polls because the device's interrupt cannot be armed: the device reports
+/// that there may be completions.
 const PATIENCE: u32 = 64;
 
 /// Completes the requests that devices have carried out. Returns whether there were any. Never
@@ -143,10 +143,10 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
     reap(locked);
 }
 
-/// Completes what the devices have done and arms interrupts for requests still in flight, for a
-/// driver that leaves a ring without IOPOLL. A timer polls the devices later if [`PATIENCE`]
-/// consecutive polls find nothing although an interrupt cannot be armed (the kernel could not take
-/// a request).
+/// For a driver that leaves a ring without IOPOLL: completes what the devices have done, and arms
+/// interrupts for requests still in flight. It may happen that an interrupt cannot be armed
+/// although polls find nothing, because the kernel could not take a request. After [`PATIENCE`]
+/// such polls, a timer polls the devices later.
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {

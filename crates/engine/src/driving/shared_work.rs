@@ -9,11 +9,11 @@ use usring_sys::Errno;
 
 /// Handles the news of a shared ring:
 ///
-/// 1. The first time, prepares this process for the shared ring.
-/// 2. Makes the change that another process asks for.
-/// 3. Releases held requests that no longer wait for anything.
-/// 4. If this process depends on the others: completes the requests of processes that have died,
-///    and takes answers to its own asks.
+/// - The first time, prepares this process for the shared ring.
+/// - Makes the change that another process asks for.
+/// - Releases held requests that no longer wait for anything, and issues them.
+/// - If this process depends on the others: completes the requests of processes that have died,
+///   takes answers to its own asks, and signals its pollers.
 #[cold]
 pub(crate) fn look(locked: &mut LockedRing) {
     locked.take_part();

@@ -132,7 +132,7 @@ impl SqThread {
                 let _ = wait::nanosleep(LOW_MEMORY_PAUSE);
             }
             if Ticks::now().since(last_work) < self.idle.load(Ordering::Relaxed) {
-                // The program chose this idle time, which bounds the spin.
+                // The program chose the idle time, so this loop spins no longer than it asked for.
                 spin();
                 continue;
             }
@@ -195,8 +195,8 @@ impl SqThread {
         if idle {
             let _ = self.sleep.sleep(&ticket, None);
         }
-        // This thread checks for work in any case, so it does not matter whether a waker has
-        // claimed it.
+        // The result would say whether a waker has chosen this thread. It does not matter, because
+        // the thread checks for work in any case.
         let _ = self.sleep.retract(ticket);
         for ring in rings {
             let locked = ring.lock();

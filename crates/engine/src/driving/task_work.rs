@@ -96,8 +96,9 @@ impl Ring {
             }
             // In the kernel only the ring's own thread can complete the request. Here the thread
             // that adds the request to the list can, so no thread has to be interrupted, and both
-            // notifications act at once. If the program's thread is asleep in another system call,
-            // the thread that adds the work causes the event for which the program's thread sleeps.
+            // notifications act at once. The program's thread may be asleep in another system call,
+            // on an event that only this task work causes. The thread that adds the work runs it
+            // and so causes the event.
             Notification::Resume | Notification::Signal => {
                 // A waiter beside an SQ thread that polls only reads the CQ. Waking that waiter
                 // would not get the work done.

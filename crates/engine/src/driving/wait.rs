@@ -22,8 +22,9 @@ pub(crate) struct WaitCall {
     pub completions: u32,
     /// Time at which the wait ends with `ETIME`; `None`: no limit.
     pub deadline: Option<(Clock, Nanoseconds)>,
-    /// Time (monotonic clock) until which the deadline does not count (the minimum wait time of
-    /// enter(2)). After it a single CQE is enough, and without a deadline none is needed.
+    /// Before this time (monotonic clock) the deadline does not count: the minimum wait time of
+    /// enter(2). After it, one CQE ends the wait. Without a deadline, the wait then ends even if
+    /// there is no CQE.
     pub minimum: Option<Nanoseconds>,
     /// Signal mask while the waiter sleeps.
     pub mask: Option<u64>,
@@ -398,8 +399,8 @@ fn sleep_for_completions(
 ) -> Result<(), Errno> {
     let ring = locked.ring.clone();
     ring.wakers.completions.begin(waiter.clone(), least);
-    // Entries on the task-work list count, too. With this many of them, fewer than `least`
-    // completions in the AIO context may be enough.
+    // Each entry on the task-work list is a completion, too. With this many of them, fewer than
+    // `least` completions in the AIO context are enough, so a waker ends the sleep.
     let ticket = ring.wakers.sleep.announce(Sleeper::Epoll, needed - (least - 1));
     locked.release(Exit::Pause);
     let slept = if ring.task_work.is_empty() { waiter.sleep(least, span) } else { Ok(()) };

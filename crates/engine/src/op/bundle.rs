@@ -146,9 +146,9 @@ pub(crate) fn receive(locked: &mut LockedRing, request: &mut Request) -> IssueOu
     transfer_of(request).map_or(IssueOutcome::Yield, |transfer| transfer.yields())
 }
 
-/// Returns the outcome of an attempt that has found no data. `selections` are those before the
-/// attempt. They are restored if the attempt was the first of a later time slice. The kernel polls
-/// the socket before such an attempt, and selects no buffers if the socket is empty.
+/// Returns the outcome of an attempt that found no data. If the attempt was the first of a later
+/// time slice, restores `selections`, those from before it. The kernel polls the socket before such
+/// an attempt, and selects no buffers if the socket is empty.
 fn found_nothing(request: &mut Request, given: u32, selections: Selections) -> IssueOutcome {
     let begins_later_slice = given == 0 && request.place != 0;
     let Ok(transfer) = transfer_of(request) else { return IssueOutcome::WouldBlock };
@@ -164,7 +164,7 @@ fn has_had_its_share(transfer: &SendReceive, bytes: u64) -> bool {
     transfer.wanted != 0 && bytes >= u64::from(transfer.wanted)
 }
 
-/// Ends a bundle after `bytes` more bytes. Returns the buffers that it has selected and not filled
+/// Ends a bundle after `bytes` more bytes. The buffers that it has selected but not filled go back
 /// to their group.
 pub(crate) fn end_short(locked: &mut LockedRing, request: &mut Request, bytes: u64) {
     let group = request.sqe.buf_index;

@@ -200,8 +200,8 @@ fn send_file(locked: &mut LockedRing, message: &mut Message, target: Arc<Ring>) 
     check_open(&target)?;
     let file = locked.registered.files.get(message.source).ok_or(Errno::EBADF)?.for_another()?;
     if let Ok(mut other) = target.try_lock() {
-        // As in the kernel, the file is delivered even if the ring has DEFER_TASKRUN. Its deferred
-        // completions stay on the list.
+        // As in the kernel, the file is delivered even if the target has DEFER_TASKRUN. The
+        // target's deferred completions stay on its list.
         let received =
             (defers_messages(&target) || catch_up(&mut other)).then(|| receive(&mut other, message, file.clone()));
         other.release(Exit::LeaveInside);

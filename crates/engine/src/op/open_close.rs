@@ -27,8 +27,8 @@ impl Open {
         SystemCall::new(linux::__NR_openat2, [self.directory as u64, path, how, HOW_SIZE, 0])
     }
 
-    /// Returns the CQE's result for openat2(2)'s. A file for a slot gets a private descriptor
-    /// number at once, so that the program cannot close it.
+    /// Converts the result of openat2(2) to that of the CQE. A file for a slot gets a private
+    /// descriptor number at once, so that the program cannot close it.
     fn accept(&mut self, answer: Result<u64, Errno>) -> Result<i32, Errno> {
         let number = answer? as i32;
         if self.slot == FileSlot::Ordinary {

@@ -267,8 +267,8 @@ fn go_on(transfer: &mut ReadWrite, number: i32, multishot: bool, mut attempted: 
     }
 }
 
-/// Returns whether a file that can be polled refuses these flags. It refuses unknown flags, and
-/// those that only some file systems support.
+/// Returns whether the file refuses these flags: the file can be polled, and not every file
+/// supports the flags.
 fn is_refused_for_flags(flags: u32, number: i32) -> bool {
     flags & !COMMON_FLAGS != 0 && descriptor::identity(number).is_ok_and(|identity| identity.can_wait())
 }

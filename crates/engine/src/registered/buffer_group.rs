@@ -206,8 +206,8 @@ impl BufferGroups {
         };
     }
 
-    /// Returns the CQE flags that name the buffer that a request has used, and takes the buffer off
-    /// the request. The program owns the buffer from then on.
+    /// Returns the CQE flags that name the buffer that a request has used, and removes the buffer
+    /// from the request. The program owns the buffer from then on.
     #[inline]
     pub fn flags_of(&mut self, buffer: &mut Option<SelectedBuffer>) -> u32 {
         match buffer.take() {

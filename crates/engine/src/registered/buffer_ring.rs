@@ -55,8 +55,8 @@ impl BufferRing {
         BufferRing { memory: memory.map(Arc::new), entries, head, incremental, origin }
     }
 
-    /// Enters the buffer ring among the registrations that all processes see, if it is not there.
-    /// If there is no room, it stays this process's.
+    /// Adds the buffer ring to the registrations that all processes see, if it is not there. If
+    /// there is no room, the buffer ring stays private to this process.
     pub fn publish(&mut self, registrations: &Registrations, group: u16) {
         let Head::Own(head) = self.head else { return };
         let address = self.memory.as_ref().map_or(0, |memory| memory.address() as u64);

@@ -56,7 +56,7 @@ impl ClassicBuffers {
     }
 
     /// Moves the buffers to the registrations that all processes see. Returns `false` if there is
-    /// no room for them: they stay this process's.
+    /// no room for them: they then stay private to this process.
     pub fn publish(&mut self, registrations: &Registrations, group: u16) -> bool {
         if let ClassicBuffers::Own(buffers) = self {
             if registrations.room_for_provided() < buffers.len() {

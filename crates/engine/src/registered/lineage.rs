@@ -1,5 +1,5 @@
 //! Decides whether this process has memory that another process of a shared ring has registered. It
-//! does if that process is an ancestor, and had registered the memory before the fork(2).
+//! has that memory if the other process is an ancestor that registered it before the fork(2).
 
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};

@@ -17,21 +17,23 @@ const LIMIT: u32 = 1 << 14;
 /// Most bytes of one buffer.
 const LENGTH_LIMIT: u64 = 1 << 30;
 
-/// A buffer of the table. If it has a tag, the requests that use it own it, too.
+/// A buffer of the table. Requests that use a buffer with a tag own it, too, so that its tag is
+/// posted after the last of them.
 pub(crate) struct RegisteredBuffer {
     address: u64,
     length: u64,
     tag: u64,
     /// The registration of this buffer.
     origin: Origin,
-    /// This process transfers from and to the buffer's own memory. `false`: another process has
-    /// registered memory that this process does not share.
+    /// Transfers of this process reach the buffer's memory. `false`: another process has registered
+    /// memory that this process does not share.
     is_here: bool,
 }
 
 impl RegisteredBuffer {
-    /// Returns this process's view of a buffer that another process has registered. A private
-    /// buffer stays that process's: a child has only a copy of its memory.
+    /// Returns this process's view of a buffer that another process has registered. If the buffer
+    /// lies in private memory of the other process, this process cannot use it: a child has only a
+    /// copy.
     fn of_other_process(shared: &SharedBuffer, lineage: &Lineage, check: &mut SharedCheck) -> RegisteredBuffer {
         let SharedBuffer { origin, address, length, tag } = *shared;
         let is_here = lineage.has_memory_of(origin) && (lineage.is_own(origin) || check.is_shared(address, length));

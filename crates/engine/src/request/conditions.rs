@@ -12,7 +12,8 @@ use usring_uapi::{Sqe, sqe_flags};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct RequestId(pub u64);
 
-/// The part of a wait that all requests behind one epoll registration have in common.
+/// The events that all requests of one epoll registration wait for, and whether they wait again
+/// after an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interest {
     /// EPOLL* events. Error and hang-up are reported even if they are not included.

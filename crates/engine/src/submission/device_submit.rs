@@ -12,8 +12,8 @@ use usring_device::Submission;
 use usring_sys::Errno;
 use usring_sys::ticks::Ticks;
 
-/// Hands a transfer to the device channel `index`. If the channel has no room, the request waits in
-/// the channel's backlog.
+/// Hands a transfer to the ring's channel `index` (its queue pair on a device). If the channel has
+/// no room, the request waits in the channel's backlog.
 #[inline(always)]
 pub(crate) fn submit(locked: &mut LockedRing, mut request: RequestEntry, index: ChannelIndex) {
     if request.link.is_some() {

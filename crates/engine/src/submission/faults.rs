@@ -63,7 +63,8 @@ fn ask_for_way(locked: &mut LockedRing, request: &mut Request, way: Way) {
     enter(locked, request, PendingFault { fault, stage, whole: None, memory });
 }
 
-/// Attaches a fault to a request, and sends its signals.
+/// Attaches a fault to a request. Sends the fault's signal and its spurious notification, if it has
+/// them.
 fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
     let fault = pending.fault;
     request.fault = Some(Box::new(pending));
@@ -73,8 +74,8 @@ fn enter(locked: &LockedRing, request: &mut Request, pending: PendingFault) {
     }
 }
 
-/// Asks the rules about a request that is about to wait for its file or for a worker. Returns the
-/// outcome to continue with: `outcome`, or that of a fault that replaces or delays the request.
+/// Asks the rules about a request that is about to wait for its file or for a worker. Returns
+/// `outcome`, or the outcome of a fault that replaces or delays the request.
 pub(super) fn divert(locked: &mut LockedRing, request: &mut Request, outcome: IssueOutcome, way: Way) -> IssueOutcome {
     ask_for_way(locked, request, way);
     // If the request waits for its file, its fault begins when the file is ready.

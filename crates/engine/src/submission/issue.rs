@@ -72,8 +72,8 @@ fn end_call(locked: &mut LockedRing, request: RequestEntry, outcome: IssueOutcom
 fn conclude(locked: &mut LockedRing, mut request: RequestEntry, outcome: IssueOutcome) {
     if let IssueOutcome::Done(answer) = outcome {
         if request.has_flag(sqe_flags::ASYNC) {
-            // In the kernel, a worker would have completed this request. The ring's eventfd may ask
-            // for a signal in that case only.
+            // In the kernel, a worker would have completed this request. EVENTFD_ASYNC limits the
+            // eventfd to such completions.
             locked.notify.completed_by_worker = true;
         }
         locked.queues.statistics.count_inline(request.sqe.opcode);

@@ -137,8 +137,8 @@ impl LockedRing<'_> {
         }
     }
 
-    /// Moves requests of this process that a driver of any process has released to the queue from
-    /// which this driver issues them.
+    /// Takes this process's requests that a driver of any process has released, and queues them for
+    /// issue.
     fn take_released(&mut self) {
         while let Some(first) = self.queues.drain.first() {
             let is_released = match first.request.journal {

@@ -1,4 +1,4 @@
-//! Makes a request wait that cannot complete at once. This module keeps the request's file open and
+//! Suspends a request that cannot complete at once. This module keeps the request's file open and
 //! hands the request to a module of `waiting`, which returns it to the driver when it can continue.
 
 use crate::completion::complete;

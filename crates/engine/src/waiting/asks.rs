@@ -144,13 +144,14 @@ impl Change {
     }
 }
 
-/// Value of a call's answer before it is there. No change has this answer.
+/// Value of the word for a system call's answer until the answer arrives. No change has this
+/// answer.
 pub(crate) const PENDING: i32 = i32::MIN;
 
-/// The thing that gets the answer.
+/// The request or system call that gets the answer of an ask.
 pub(crate) enum Asker {
     Request(RequestEntry),
-    /// A call of the program waits for it.
+    /// A system call of the program waits until this word has the answer.
     Call(Arc<AtomicI32>),
 }
 

@@ -91,7 +91,7 @@ pub(crate) struct PollTable {
     pub expected: Expected,
     /// All slots with a lower index have no waiters.
     low: usize,
-    /// Number of slots at which `claim_slot` next searches for slots of closed files.
+    /// When the table has this many slots, `claim_slot` frees the slots of closed files.
     sweep_at: usize,
     /// Timer in the epoll set. It fires when the ring's next timeout is due, so that the thread
     /// that watches the set completes that timeout.

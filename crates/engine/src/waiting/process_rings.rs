@@ -6,9 +6,9 @@
 //! | begins to use a ring that a waiter leads | the process that made the ring | the wake eventfd of that process's ring watcher |
 //! | has news of a ring: see [`LockedRing::call_other_processes`] | all others | the eventfd of `sys::process_number` |
 //!
-//! News of a shared ring are changes that other processes have to handle, such as CQEs,
-//! registrations or an ask. A count in the ring's memory grows with them. The ring watcher of a
-//! woken process compares the counts of that process's rings with those that it has seen.
+//! News of a shared ring: a change that other processes have to handle, such as a registration or
+//! an ask. Each raises a count in the ring's memory. The ring watcher of a woken process compares
+//! that count with the last one that the process has seen.
 
 use crate::ring::{LockedRing, Queues, Ring, RingState};
 use alloc::sync::{Arc, Weak};
@@ -57,7 +57,7 @@ impl Ring {
 
     /// Finishes the work of a process that died while it held the ring's lock. That process may
     /// have published CQEs or changed the ring without calling the other processes. So this
-    /// function completes its journal entries and calls them.
+    /// function repairs the journal, and calls the other processes.
     pub(crate) fn mend(&self, state: &mut RingState) {
         self.journal(state);
         let Queues { journal, cq, sq, .. } = &mut state.queues;

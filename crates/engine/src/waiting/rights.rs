@@ -376,8 +376,8 @@ impl Groups {
 impl GroupsState {
     fn new_group(&mut self) -> Result<Arc<Group>, Errno> {
         if self.members.len() >= MANY_MEMBERS && self.members.len().is_multiple_of(MANY_MEMBERS) {
-            // The threads of these members have ended. So no destructor of such a thread still
-            // waits for its group, and the groups can be dropped under the lock.
+            // The threads of these members have ended. Their groups can be dropped under the lock,
+            // because that only wakes the groups' anchors and idle workers.
             drop(self.take_stale(|_, member| !member.life.has_ended()));
         }
         self.numbers.retain(|_, group| group.strong_count() > 0);

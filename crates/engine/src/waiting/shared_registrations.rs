@@ -14,7 +14,7 @@
 //! A process puts registered files and the registered eventfd into a deposit (`sys::deposit`), from
 //! which each other process takes duplicates. So a file that has left the table stays open until
 //! every process has dropped its duplicate. A process that changes the table posts news, so that
-//! they do so soon.
+//! the others follow soon.
 
 use crate::completion::event_descriptor::EventDescriptor;
 use crate::ring::{LockedRing, Ring, RingState};
@@ -27,8 +27,8 @@ use usring_sys::process_number;
 /// Longest time, in nanoseconds, that a child waits until the process that made the ring has
 /// published its registrations. That process may be stopped.
 const LONGEST_WAIT: Nanoseconds = 1_000_000_000;
-/// Longest single sleep, in nanoseconds, of a child that waits for these registrations. After it
-/// the child checks whether the publishing process is alive.
+/// Longest single sleep, in nanoseconds, of a child that waits until registrations are published.
+/// After it the child checks whether the publishing process is alive.
 const BETWEEN_LOOKS: Nanoseconds = 5_000_000;
 
 impl Ring {

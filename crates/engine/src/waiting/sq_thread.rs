@@ -23,7 +23,7 @@ pub(crate) struct SqThread {
     pub processor: Option<u32>,
     /// Word on which the SQ thread sleeps.
     pub sleep: SleepWord,
-    /// Word on which callers sleep that wait for room in an SQ.
+    /// Word on which callers sleep while they wait for room in an SQ.
     pub room: SleepWord,
     pub dead: AtomicBool,
 }
@@ -58,8 +58,8 @@ impl SqThreadHandle {
             } else {
                 Ok(())
             };
-            // The SQ thread, when it has made room, wakes all waiters at once. So it does not
-            // matter whether it has claimed this waiter.
+            // The result would say whether the SQ thread has chosen to wake this waiter. It does
+            // not matter, because the SQ thread wakes all waiters at once when it has made room.
             let _ = thread.room.retract(ticket);
             match slept {
                 Err(Errno::EINTR) => return Err(Errno::EINTR),

@@ -17,7 +17,7 @@ pub(crate) struct Waiter {
 
 impl Waiter {
     /// Returns whether the request may be tried without an event. That is `false` until an event
-    /// has led to a try: the opcode would take an earlier try for the request's first.
+    /// has led to a try. Before that, the opcode would take the try for the request's first.
     #[inline]
     pub fn can_be_tried(&self) -> bool {
         let was_called = self.request.ready_for != 0;

@@ -29,9 +29,9 @@ pub(crate) fn work(request: &mut Request, blocking: &Blocking) -> i32 {
     if !is_settled {
         return transfer.work(number, blocking);
     }
-    // The issue has replaced the file position by an offset. If the kernel would make this transfer
-    // at once, it would move the file position: on a file in memory, or for a write beyond the end
-    // of the file.
+    // The issue has replaced the file position by an offset. In two cases the kernel would have
+    // made the transfer at once and moved the file position: on a file in memory, and for a write
+    // beyond the file's end. So this function moves it, too.
     let moves = file::is_in_memory(number);
     let size = descriptor::identity(number).map_or(u64::MAX, |identity| identity.size);
     let result = transfer.work(number, blocking);
