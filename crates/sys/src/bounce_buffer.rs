@@ -1,7 +1,7 @@
 //! Bounce buffers: usring's memory for data on its way between the kernel and the program's swapped
-//! memory. They serve system calls that may wait for ever, because no page may stay pinned for so
-//! long. The kernel allocates only the pages that it writes to, so a waiting call costs only
-//! addresses.
+//! memory. They serve system calls that may wait for ever: the program's pages cannot stay pinned
+//! for so long. The kernel allocates a buffer's pages only when it writes to them. So a call that
+//! still waits takes up addresses, but no memory.
 
 use crate::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
 use crate::plain::IoVector;
@@ -21,9 +21,9 @@ pub enum Purpose {
     Filled,
     /// The kernel reads the program's data from the buffer, perhaps after the call has returned.
     Lingers,
-    /// The kernel writes to the buffer, perhaps less than its length.
+    /// The kernel writes to the buffer, and may fill only a part of it.
     Offered,
-    /// The kernel refuses the call for its length, and does not access the buffer.
+    /// The call is longer than Linux permits: the kernel refuses it and does not access the buffer.
     Refused,
 }
 
@@ -51,8 +51,8 @@ impl BounceBuffer {
         Ok(BounceBuffer { address, length, is_usual })
     }
 
-    /// Returns vectors of the same lengths as `buffers`, one behind the other in this bounce
-    /// buffer.
+    /// Returns one vector for each vector of `buffers`, with the same length. The returned vectors
+    /// lie one behind the other in this bounce buffer.
     pub fn stand_in(&self, buffers: &[IoVector]) -> Vec<IoVector> {
         let mut base = self.address as u64;
         let place = |buffer: &IoVector| {
@@ -69,8 +69,8 @@ impl BounceBuffer {
         unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 
-    /// Copies the program's data in, up to the first page that cannot be read. Returns the number
-    /// of bytes copied.
+    /// Copies the program's data from the vectors `from` into the bounce buffer, up to the first
+    /// page that cannot be read. Returns the number of bytes copied.
     pub fn fill(&mut self, from: &[IoVector]) -> u64 {
         let mut offset = 0;
         for buffer in from {

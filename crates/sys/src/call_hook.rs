@@ -9,13 +9,14 @@ pub type Make<'a> = &'a dyn Fn(&SystemCall) -> u64;
 
 /// The hook.
 pub struct CallHook {
-    /// Makes the call by the second argument, or answers it otherwise.
+    /// Makes the call by its second argument, or answers the call without making it. Returns the
+    /// answer.
     pub during: fn(&SystemCall, Make<'_>) -> u64,
 }
 
 static HOOK: SetOnce<CallHook> = SetOnce::new();
 
-/// Leads all calls through `hook` from now on, except those by [`SystemCall::run_unhooked`].
+/// Makes `hook` see all later calls, except those by [`SystemCall::run_unhooked`].
 pub fn set(hook: &'static CallHook) {
     HOOK.set(hook);
 }

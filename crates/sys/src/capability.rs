@@ -46,8 +46,8 @@ pub fn limit(most: &Sets) -> Result<(), Errno> {
     if is_less { set(&sets) } else { Ok(()) }
 }
 
-/// Gives up all capabilities that `most` does not have. Of those that the calling thread still has,
-/// makes exactly those effective that are effective in `most`.
+/// Reduces the calling thread's capabilities to those that `most` has. A capability that remains is
+/// effective exactly if it is effective in `most`.
 pub fn follow(most: &Sets) -> Result<(), Errno> {
     let own = get()?;
     let mut sets = own;

@@ -7,15 +7,16 @@
 //!   thread reads n from `begun`, the thread has the credentials of generation n.
 //! - [`Order`] is the call that the service threads (threads of usring) have to make.
 //! - [`Follower`] is the answer of one service thread: which order it has carried out.
-//! - [`Origin`] says where a new thread has its credentials from.
+//! - [`Origin`] says from where a new thread has its credentials.
 //!
 //! ```text
-//! thread that changes              service thread (creator)          new thread
-//! 1. begun + 1                     1. take the order                 1. last = order's number
-//! 2. make the call                 2. make the call                  2. begun = seen?
-//! 3. give the order, signal        3. answer                            yes: of generation seen,
-//! 4. wait for all answers          before a clone(2): seen = ended           answer last
-//! 5. ended + 1                                                          no: of none
+//! thread that changes       service thread (creator)       new thread
+//! 1. begun += 1             1. take the order              1. last = number of the newest order
+//! 2. make the call          2. make the call               2. begun == seen:
+//! 3. publish the order,     3. publish the answer               generation = seen;
+//!    signal the threads     before each clone(2):               publish the answer `last`
+//! 4. wait for all answers      seen = ended                   begun != seen:
+//! 5. ended += 1                                                 generation unknown
 //! ```
 
 use crate::ordering::Edge;
@@ -120,9 +121,9 @@ impl Order {
         number
     }
 
-    /// Writes an order without publishing it, as the first half of [`Order::give`]. Returns the
-    /// number that it will have. A function of its own for the models: a fork may come between the
-    /// two halves.
+    /// Writes an order without publishing it: the first half of [`Order::give`]. Returns the number
+    /// that the order will have. The loom models call this function alone, because a fork may come
+    /// between the two halves.
     pub fn write(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);
@@ -176,8 +177,8 @@ impl Follower {
         }
     }
 
-    /// Returns the generation of the calling thread, which has just started. If it is known, notes
-    /// that the thread has the effect of all orders so far.
+    /// Returns the generation of the calling thread, which has just started. If it is known,
+    /// records that the thread has carried out all orders so far: their effect is inherited.
     pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
         // Read before the generation: if a change begins after this read, the thread still has to
         // carry out its order.

@@ -48,8 +48,8 @@ mod futex {
 
 const LANDLOCK_RESTRICT_SELF: u32 = linux::__NR_landlock_restrict_self;
 
-/// Numbers of the system calls by which a thread changes the rights of its requests. chroot(2) and
-/// the like, whose effect CLONE_FS shares with usring's threads, are not among them.
+/// Numbers of the system calls that change the rights of the calling thread alone. chroot(2) and
+/// similar calls are not in the list. All threads share their effect (CLONE_FS), also usring's.
 pub const CALLS: [u32; 13] = [
     linux::__NR_setuid,
     linux::__NR_setgid,
@@ -115,8 +115,9 @@ pub fn are_alike() -> bool {
 /// Functions that are called before and after each change of credentials, in a signal handler.
 #[derive(Debug)]
 pub struct Observer {
-    /// Called before a change. The argument is `true` if the threads' credentials will differ for
-    /// the first time, and threads of usring may keep the earlier ones.
+    /// Called before a change. The argument is `true` if two things hold: after this change the
+    /// threads' credentials differ for the first time, and threads of usring may keep the earlier
+    /// credentials.
     pub before: fn(bool),
     pub after: fn(),
 }
@@ -184,8 +185,9 @@ fn changes_word(thread: u32) -> &'static AtomicU32 {
 /// Whether a thread of a forked child has changed its credentials before [`forget_after_fork`] ran.
 static CHANGED_EARLY: AtomicBool = AtomicBool::new(false);
 
-/// Resets this file's state in a forked child, which has no thread of usring. The child's threads
-/// differ in credentials only if one of several has already changed its own ([`change_early`]).
+/// Resets this file's state in a forked child, which has no thread of usring. The threads'
+/// credentials then count as different only if a thread has called [`change_early`] and the child
+/// has another thread.
 pub fn forget_after_fork() {
     let differ = CHANGED_EARLY.swap(false, Ordering::Relaxed) && !is_only_thread();
     LAST_ALIKE.store(u32::MAX, Ordering::Relaxed);
@@ -243,8 +245,8 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
 }
 
 /// Returns whether threads of usring may keep the credentials that the calling thread gives up by
-/// the call `number`. `false` if it has effective capabilities, or restricts itself by Landlock:
-/// then no thread may be left that holds the old rights.
+/// the call `number`. Returns `false` if the calling thread has effective capabilities, or if the
+/// call restricts it by Landlock. In both cases no thread may be left that holds the old rights.
 fn may_be_kept(number: u32) -> bool {
     let has_none = |[low, high]: Sets| low[0] == 0 && high[0] == 0;
     number != linux::__NR_landlock_restrict_self && capability::get().is_ok_and(has_none)
@@ -267,14 +269,14 @@ pub fn change_alone(number: u32, [a, b, c]: [u64; 3]) -> u64 {
     }
 }
 
-/// Returns whether the caller is the process's only thread. Only in this case unshare(CLONE_THREAD)
-/// succeeds; it has no effect.
+/// Returns whether the caller is the process's only thread. unshare(CLONE_THREAD) succeeds only for
+/// such a thread, and then has no effect.
 fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
 
-/// Most times that /proc/self/task is read. It is read again while a thread of usring is being
-/// started, which may be listed there but not yet known as usring's.
+/// The /proc/self/task directory is read at most this many times. It is read again while a thread
+/// of usring is being started: that thread may be listed before it is known as usring's.
 const LOOKS: u32 = 20;
 
 /// Returns whether the caller is the program's only thread. `false` also if that cannot be
@@ -294,9 +296,9 @@ fn lists_only_ours() -> Result<bool, Errno> {
     program_threads::find(is_other).map(|found| found.is_none())
 }
 
-/// Arguments for the service threads, in place of the caller's pointers. They are read from the
-/// kernel: the calling thread's credentials after its call. So no other thread of the program can
-/// replace them meanwhile.
+/// Arguments for the service threads, in place of the caller's pointers. They are made from the
+/// credentials that the calling thread has after its call. The caller's memory is not read again,
+/// because another thread of the program could change it.
 struct Copied {
     arguments: [u64; 3],
     /// For setgroups(2): address and length of pages of usring that hold the list of groups.
@@ -357,7 +359,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
         let order = ORDER.give([u64::from(number), a, b, c, secure_bits()]);
         let all_came = wait_for_followers(order, end);
         if !all_came {
-            // A service thread that is late may still read these pages, so they are never freed.
+            // A service thread that is late may still read these pages, so usring never frees them.
             core::mem::forget(copied);
         }
         all_came && are_followers_like(order, state())
@@ -412,8 +414,8 @@ pub fn follow() {
     } else {
         syscall::check(change_alone(number, [a, b, c])).is_err()
     };
-    // For all other calls, the hash of the thread's credentials shows whether the call had its
-    // effect.
+    // The answer is normally the hash of the thread's credentials, which shows whether the call had
+    // its effect. The hash does not cover these two calls, so the kernel's answer decides.
     let has_failed = matches!(number, LANDLOCK_RESTRICT_SELF | linux::__NR_setgroups) && refused;
     slot.follower.answer(order, if has_failed { !state() } else { state() });
     ANSWERS.fetch_add(1, Ordering::Release);

@@ -1,10 +1,10 @@
-//! Passes open files on between processes that share a register of numbers
-//! ([`crate::process_number`]). A process *deposits* files, and each of the others may take
-//! duplicates of them, also after the first process has ended.
+//! Passes open files between related processes: a process and its forked descendants, which share a
+//! register of numbers ([`crate::process_number`]). A process *deposits* files, and each of the
+//! others may take duplicates of them, also after the first process has ended.
 //!
 //! The files lie in the queue of a pair of Unix sockets, which all these processes inherit. The
-//! kernel keeps the files of a message open until the message is received. Taking a deposit only
-//! peeks at its messages (MSG_PEEK).
+//! kernel keeps the files of a message open until the message is received. A process that takes a
+//! deposit only peeks at the messages (MSG_PEEK), so they stay in the queue.
 //!
 //! - A deposit has a [`Key`], which no later deposit has again, and up to [`MOST_PARTS`] messages.
 //! - [`put`] appends. [`keep_only`] removes the deposits of an object except one.
@@ -28,14 +28,14 @@ const SO_PEEK_OFF: u64 = 42;
 const MSG_PEEK: u64 = 2;
 const MSG_DONTWAIT: u64 = 0x40;
 
-/// Most files of one message. The kernel's limit is 253 (SCM_MAX_FD).
+/// Maximum number of files in one message. The kernel's limit is 253 (SCM_MAX_FD).
 const FILES_OF_PART: usize = 250;
 /// Words that describe each file.
 pub const WORDS_OF_FILE: usize = 2;
 /// Words in front of the files' words: see [`Head`].
 const HEAD: usize = 8;
 const MESSAGE: usize = HEAD + WORDS_OF_FILE * FILES_OF_PART;
-/// Most messages of a deposit.
+/// Maximum number of messages of a deposit.
 pub const MOST_PARTS: usize = 64;
 /// Bytes that the queue is to hold. The kernel grants less if `net.core.wmem_max` is less.
 const QUEUE_BYTES: u32 = 1 << 20;
@@ -173,12 +173,12 @@ fn receive(queue: &QueueLock, mode: Mode) -> Option<Message> {
     Some(Message { words, files: control.received(header.control_length) })
 }
 
-/// Has the next peeks begin at the first message, and go on to the next one each time.
+/// Sets the queue's peek offset to the first message. Each peek then moves it to the next message.
 fn rewind(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, 0);
 }
 
-/// Has peeks and removals concern the first message.
+/// Makes later peeks and removals take the first message.
 fn stay_at_first(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, u32::MAX);
 }

@@ -107,8 +107,8 @@ static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The function to call when a duplicate is parked; empty until [`set_parked_hook`].
 static PARKED_HOOK: SetOnce<fn()> = SetOnce::new();
 
-/// Sets the function that is called when a duplicate is parked. Its owner then calls
-/// [`close_unlocked`] from time to time until no duplicate is parked.
+/// Sets the function that is called when a duplicate is parked. After such a call, the module that
+/// set the function calls [`close_unlocked`] from time to time until no duplicate is parked.
 pub fn set_parked_hook(hook: &'static fn()) {
     PARKED_HOOK.set(hook);
 }
@@ -191,8 +191,8 @@ impl Drop for HeldDescriptor {
     }
 }
 
-/// Returns a private duplicate of a file, for a request that has to wait or for registration: a
-/// parked one of that file, or a new one.
+/// Returns a private duplicate of a file, for a request that has to wait or for registration. If a
+/// duplicate of that file is parked, returns that one; otherwise makes a new one.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }
@@ -216,8 +216,8 @@ fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
 }
 
 /// Returns whether any process has a record lock on the file. Asks for a lock of the open file
-/// description (F_OFD_GETLK), because that conflicts with every record lock, also with this
-/// process's own.
+/// description (F_OFD_GETLK): such a lock conflicts with every record lock, even with this
+/// process's own record locks.
 fn is_locked(number: i32) -> bool {
     let mut lock = linux::flock { l_type: linux::F_WRLCK as _, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let command = u64::from(linux::F_OFD_GETLK);

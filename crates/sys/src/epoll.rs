@@ -95,8 +95,8 @@ pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
     poll(number, events, 0)
 }
 
-/// Returns whether the file `set` is an epoll set that watches the file behind `number`, under that
-/// number. If kcmp(2) is denied, the answer is true for any epoll set.
+/// Returns whether the file `set` is an epoll set that watches the file of descriptor `number`, and
+/// has added it by this number. If kcmp(2) is denied, the answer is true for any epoll set.
 pub fn holds(set: i32, number: i32) -> bool {
     const KCMP_EPOLL_TFD: u64 = 7;
     let slot: [i32; 3] = [set, number, 0];
@@ -130,8 +130,8 @@ impl PollDescriptor {
         PollDescriptor { number, events: events as i16, returned: 0 }
     }
 
-    /// Builds a poll(2) call for this descriptor alone. The call has no time limit if `timeout_ms`
-    /// is negative.
+    /// Builds a poll(2) call for this descriptor alone. A negative `timeout_ms` means no time
+    /// limit.
     pub fn call(&mut self, timeout_ms: i32) -> SystemCall {
         SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, timeout_ms as u64, 0, 0])
     }

@@ -165,8 +165,8 @@ pub fn synchronise(number: i32) -> Result<(), Errno> {
 /// Returns whether [`discard`] works on this file. Frees no block.
 pub fn can_discard(number: i32, measure: &Measure) -> bool {
     match measure.kind {
-        // Linux checks the device before the range, and refuses an empty range. So `EINVAL` means
-        // that the device can discard.
+        // Linux checks the device before the range, and answers EINVAL for an empty range. So
+        // `EINVAL` means that the device can discard.
         FileKind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
         // The range lies behind the end of the file, where there are no blocks.
         _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
@@ -244,8 +244,8 @@ pub fn is_byte_claimed(number: i32, byte: usize) -> Result<bool, Errno> {
     lock(number, linux::F_OFD_GETLK, byte as i64, 1).map(|found| u32::from(found.kind as u16) != linux::F_UNLCK)
 }
 
-/// Waits for the lock on a file's first byte, and takes it. The lock belongs to the open file
-/// description, and goes with it.
+/// Waits for the lock on a file's first byte, and acquires it. The lock belongs to the open file
+/// description, and ends when that is closed.
 pub fn lock_first_byte(number: i32) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLKW, 0, 1).map(drop)
 }

@@ -67,8 +67,8 @@ fn put_aside() -> &'static AsideList {
 pub struct Use(&'static hazard_table::Pointer);
 
 /// Finds an object by `find` and protects it by the calling thread's hazard pointer
-/// ([`hazard_table::Table::protect`]). Returns the last result of `find`, and a use for the caller
-/// to end. `None` if the caller has to acquire the table's lock instead.
+/// ([`hazard_table::Table::protect`]). Returns the last result of `find`, and the [`Use`] that the
+/// caller has to end. `None` if the caller has to acquire the table's lock instead.
 #[inline]
 pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
     let shared = shared().filter(|shared| shared.fast.load(Ordering::Relaxed) != 0)?;
@@ -83,9 +83,9 @@ impl Use {
         shared().map(|shared| &shared.table).filter(|table| table.end(self.0))
     }
 
-    /// Ends a use without freeing objects, for a caller that holds a lock that may be part of an
-    /// object put aside. If it returns `true`, the caller has to arrange a [`sweep`] soon. No other
-    /// thread gets `true` until that sweep begins.
+    /// Ends a use without freeing objects, for a caller that holds a lock: the lock may be part of
+    /// an object that would be freed. If it returns `true`, the caller has to arrange a [`sweep`]
+    /// soon. No other thread gets `true` until that sweep begins.
     #[must_use]
     pub fn end_inside(self) -> bool {
         let table = self.end();
@@ -119,7 +119,7 @@ pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
     }
 }
 
-/// Frees the objects in the list of those put aside that no thread uses any more.
+/// Frees those objects put aside that no thread uses any more.
 #[cold]
 pub fn sweep() {
     if let Some(shared) = shared() {
@@ -127,8 +127,8 @@ pub fn sweep() {
     }
 }
 
-/// Enables finding objects without a lock. Each process calls this function before the first object
-/// can be found.
+/// Prepares this process for finding objects without a lock. Each process calls this function
+/// before any of its objects can be found.
 pub fn prepare() {
     let Some(shared) = shared().or_else(make_shared) else { return };
     if shared.fast.load(Ordering::Relaxed) == 0 && membarrier::register() {

@@ -1,5 +1,5 @@
 //! The table of hazard pointers, and the protocol of its users and removers. [`crate::hazard`] says
-//! what the table is for, and has the process's own one. The loom models check this file.
+//! what the table is for, and has the table of this process. The loom models check this file.
 //!
 //! Each side stores one word and then reads the other side's ([`Edge::Hazard`]):
 //!
@@ -140,8 +140,8 @@ impl<const ROWS: usize> Table<ROWS> {
         let is_known = Edge::Hazard.barrier_everywhere(Side::Waker);
         if is_known && self.is_used(object) {
             // The user may have ended its use meanwhile, and have swept before the object was in
-            // the list. So this thread sweeps, too. The list's lock makes the user's cleared
-            // pointer visible to it.
+            // the list. So this thread sweeps, too. Because of the list's lock, this thread sees
+            // the pointer that the user has cleared.
             list().lock().push(PutAside { object, free });
             return self.sweep(list());
         }

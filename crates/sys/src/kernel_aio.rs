@@ -48,8 +48,8 @@ mod context {
         address: u64,
     }
 
-    /// Most unused contexts that a process keeps. They count against the limit of the whole machine
-    /// (`/proc/sys/fs/aio-max-nr`).
+    /// Maximum number of unused contexts that a process keeps. They count against the limit of the
+    /// whole machine (`/proc/sys/fs/aio-max-nr`).
     const MOST_IDLE: usize = 4;
 
     impl Process {
@@ -98,8 +98,8 @@ mod context {
     struct Kernels {
         requests: u32,
         address: u64,
-        /// All completions had come when the [`Context`] was dropped. So the kernel's context can
-        /// be used again.
+        /// Whether all completions had come when the [`Context`] was dropped. If so, the kernel's
+        /// context can be used again.
         is_settled: AtomicBool,
         /// The [`PROCESS`] of the process that made the context.
         process: &'static Process,
@@ -290,8 +290,8 @@ mod context {
             self.expected
         }
 
-        /// Removes and returns the next completion. The caller calls [`Context::finish_look`] after
-        /// the last one.
+        /// Removes and returns the next completion. After the last one, the caller calls
+        /// [`Context::finish_look`].
         #[inline]
         pub fn take(&mut self) -> Option<IoEvent> {
             if !self.kernels.is_ours() {
@@ -348,8 +348,8 @@ mod context {
     }
 
     impl Waiter {
-        /// Most completions that one sleep may wait for. The context needs this many slots in
-        /// addition to those of its requests, for [`Self::wake`].
+        /// Maximum number of completions that one sleep may wait for. [`Self::wake`] needs this
+        /// many slots of the context, in addition to those of the context's requests.
         pub const MOST: u32 = 64;
 
         /// Sleeps until the context holds `least` completions; see [`wait::aio_completions`].

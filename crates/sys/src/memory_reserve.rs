@@ -41,10 +41,10 @@ pub fn is_low() -> bool {
     unusual::has(Unusual::LowMemory)
 }
 
-/// Fills the memory reserve if it is in use. A call that would begin new work is refused with this
-/// error.
+/// Fills the memory reserve if it is in use. If that fails, the caller refuses a call that would
+/// begin new work, with this error.
 ///
-/// Errors: `ENOMEM` if the kernel refuses the memory to fill it.
+/// Errors: `ENOMEM` if the kernel refuses the memory.
 #[inline]
 pub fn check() -> Result<(), Errno> {
     if is_low() { refill() } else { Ok(()) }

@@ -44,7 +44,7 @@ const SOCK_SEQPACKET: u32 = 5;
 
 /// Longest address of a socket, in bytes: the size of `struct sockaddr_storage`.
 pub const ADDRESS_LIMIT: usize = 128;
-/// Most buffers in the vector of one call (UIO_MAXIOV).
+/// Maximum number of buffers in the vector of one call (UIO_MAXIOV).
 pub const VECTOR_LIMIT: u64 = 1024;
 
 /// `struct msghdr`, with its padding as fields.
@@ -145,8 +145,8 @@ pub fn counted(number: i32) -> Counted {
     }
 }
 
-/// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) discards bytes without copying them, as
-/// on TCP, and returns their number.
+/// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) discards bytes without copying them,
+/// and reports how many it has discarded. TCP does so.
 pub fn passes_over(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => counted(number) == Counted::UpToUrgent,
@@ -175,8 +175,8 @@ pub fn is_at_urgent(number: i32) -> bool {
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
-/// Returns whether a TCP stream ends after the bytes that are unread now, because the peer has said
-/// that it will send no more.
+/// Returns whether a TCP stream ends after the bytes that are unread now: the peer has said that it
+/// will send no more.
 ///
 /// A connection that both sides have closed is in the state CLOSE. So is a connection that was
 /// reset, but after a reset the socket has a pending error (EPOLLERR).

@@ -59,8 +59,8 @@ impl<T> Mutex<T> {
     }
 
     /// Acquires the lock if it is free. A full barrier comes before the read of the lock's word. So
-    /// if the lock is held, a holder that checks for work after unlocking sees what this thread
-    /// stored earlier.
+    /// if another thread holds the lock, that thread sees this thread's earlier stores when it
+    /// checks for work after unlocking.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);

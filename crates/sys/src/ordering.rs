@@ -53,10 +53,11 @@ pub enum Edge {
     /// A thread announces that it will sleep, then reads whether there is work. A waker publishes
     /// work, then reads the announcement.
     Sleep,
-    /// A process that begins to use an inherited ring marks the ring as shared, then reads whether
-    /// the ring has a leader, and whether a process polls its descriptor. A waiter announces that
-    /// it is the leader (sleeps in the ring's epoll set), then reads the mark. A process announces
-    /// that it polls the descriptor, then reads the mark.
+    /// A process that begins to use an inherited ring marks the ring as shared. Then it reads the
+    /// announcements of the other side, which announces one of these and then reads the mark:
+    /// - a leader (a waiter that sleeps in the ring's epoll set);
+    /// - a process that polls the ring's descriptor;
+    /// - registrations that other processes do not see.
     Share,
     /// Task-work list: a pusher publishes its entry to the thread that takes entries, and publishes
     /// it as the newest one to the next pusher.
@@ -66,14 +67,14 @@ pub enum Edge {
     /// The state word of a page of swapped memory: the thread that releases the page publishes its
     /// slot number to the next thread that acquires the page.
     Page,
-    /// The gate of a cluster of swapped pages: threads that use the cluster publish to the thread
-    /// that shuts the gate, and the reverse.
+    /// The gate of a cluster of swapped pages. A thread that uses the cluster and a thread that
+    /// shuts the gate publish to each other what they have done.
     Gate,
     /// A thread unlocks, then reads whether there is work. Another thread publishes work, then
     /// tries the lock.
     HandOver,
-    /// The state of a call that the stuck-call watchdog watches: the watchdog sends the
-    /// interrupting signal before the caller leaves the call.
+    /// The state of a call that the stuck-call watchdog watches. The watchdog publishes that it has
+    /// sent the interrupting signal. The caller waits for that before it leaves the call.
     BreakOff,
     /// A change of credentials: the changing thread publishes the counts of changes and the change
     /// itself. A service thread (a thread of usring that makes the same change) publishes its
@@ -95,11 +96,11 @@ pub enum Side {
     Release,
     /// Reads the word of a publication.
     Acquire,
-    /// Of "store, barrier, look": has announced its sleep or released a lock, and reads next
-    /// whether there is work.
+    /// For the shape "store, barrier, look": the side that has announced its sleep or released a
+    /// lock, and then reads whether there is work.
     Sleeper,
-    /// Of "store, barrier, look": has published work, and reads next whether the other side sleeps
-    /// or holds the lock.
+    /// For the shape "store, barrier, look": the side that has published work, and then reads
+    /// whether the other side sleeps or holds the lock.
     Waker,
 }
 
@@ -119,8 +120,8 @@ impl Edge {
         if self.is_weak(Side::Acquire) { Ordering::Relaxed } else { Ordering::Acquire }
     }
 
-    /// Returns the ordering for a read-modify-write that ends the previous publication and begins
-    /// this one: acquire and release.
+    /// Returns the ordering for a read-modify-write that is both ends at once: it reads what the
+    /// other side published, and publishes to the next reader. The ordering is acquire and release.
     #[inline(always)]
     pub fn both(self) -> Ordering {
         perturb();

@@ -111,16 +111,16 @@ static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 
 /// A soft limit above this one is ample: few programs reach it, so usring borrows numbers below it.
 const AMPLE: u64 = 8192;
-/// Lowest borrowed number if the program's limit is ample. It is low, so that the kernel's
-/// descriptor table stays small.
+/// Lowest borrowed number if the program's limit is ample. A low number keeps the kernel's
+/// descriptor table small.
 const BORROWED_ABOVE: u16 = 3040;
 /// Count of numbers at the start of usring's range that no settled number ([`settled`]) uses.
 const UNSETTLED: i32 = 32;
-/// With an ample limit, files with numbers below this one get borrowed duplicates, and others get
-/// reserved ones.
+/// With an ample limit: a duplicate of a descriptor below this number gets a borrowed number, and a
+/// duplicate of any other descriptor a number of the reserve.
 const FEW: u16 = 1024;
-/// Count of numbers for which [`prepare_table`] makes room: enough for the first ring and the files
-/// of its first waiting requests.
+/// Count of numbers for which [`prepare_table`] makes room: enough for the first ring, and for the
+/// files of its first waiting requests.
 const FIRST_NUMBERS: u32 = 512;
 /// Least count of numbers by which the reserve grows.
 const LEAST_GROWTH: i32 = 64;
@@ -128,12 +128,12 @@ const LEAST_GROWTH: i32 = 64;
 /// The ranges in which duplicates get their numbers.
 #[derive(Clone, Copy)]
 struct Layout {
-    /// The program's soft limit, from which on the reserve lies; 0 if there is no reserve.
+    /// The program's soft limit, at which the reserve begins; 0 if there is no reserve.
     limit: u32,
     /// Lowest borrowed number.
     above: u16,
-    /// Files with numbers from here on get reserved duplicates, if there is a reserve. Files below
-    /// get borrowed ones.
+    /// If there is a reserve, a duplicate of a descriptor from this number on gets a number of the
+    /// reserve. A duplicate of a descriptor below gets a borrowed number.
     few: u16,
 }
 
@@ -172,8 +172,8 @@ impl Layout {
         u64::from(self.limit) << 32 | u64::from(self.above) << 16 | u64::from(self.few)
     }
 
-    /// Returns whether the duplicate of the file `number` goes into the reserve. Once a file has a
-    /// number in the upper half below the program's limit, usring borrows no numbers any more.
+    /// Returns whether a duplicate of descriptor `number` gets a number of the reserve. Once the
+    /// program has a descriptor in the upper half of its range, usring borrows no numbers any more.
     fn reserves_for(self, number: i32) -> bool {
         if self.limit != 0 && self.few != 0 && number as u32 >= self.limit / 2 {
             LAYOUT.store(Layout { few: 0, ..self }.word(), Ordering::Relaxed);
@@ -181,20 +181,20 @@ impl Layout {
         self.limit != 0 && number as u32 >= u32::from(self.few)
     }
 
-    /// Returns the lowest number that the duplicate of the file `number` may get.
+    /// Returns the lowest number that a duplicate of descriptor `number` may get.
     fn base_for(self, number: i32) -> i32 {
         if self.reserves_for(number) { self.limit.max(RESERVED_BASE as u32) as i32 } else { i32::from(self.above) }
     }
 }
 
-/// Returns the settled number: the preferred one for a duplicate of the file `number`, always the
-/// same for that file. Another descriptor may have it already.
+/// Returns the settled number: the number that a duplicate of descriptor `number` gets if it is
+/// free. It is computed from `number`, so a later duplicate of this descriptor prefers it, too.
 pub fn settled(number: i32) -> i32 {
     number.saturating_add(Layout::current().base_for(number) + UNSETTLED)
 }
 
-/// Whether any number is or was private to usring in this process. Computed again in a forked
-/// child.
+/// Whether any number is or was private to usring in this process. A forked child determines it
+/// anew.
 static HAS_PRIVATE: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether a process forked now may inherit numbers that are private to usring.
@@ -264,8 +264,8 @@ fn duplicate_by(layout: Layout, of: i32, wish: Option<i32>) -> Result<OwnedDescr
     Ok(duplicate)
 }
 
-/// Makes a duplicate in the reserve for the program: the descriptor of a ring. Unlike usring's
-/// private descriptors, the program may use and close it.
+/// Makes a duplicate for the program, at a number of the reserve: the descriptor of a ring. Unlike
+/// usring's private descriptors, the program may use and close it.
 ///
 /// Errors: `EMFILE` if there is no reserve, or no number is left in it; those of dup3(2).
 pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
@@ -298,7 +298,8 @@ fn replace(of: i32, number: i32, flags: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_dup3, [of as u64, number as u64, u64::from(flags), 0, 0]).run().map(drop)
 }
 
-/// Removes a placeholder's number from `IDLE`, for the caller to replace: `wish`, or any other.
+/// Removes a placeholder's number from `IDLE`, so that the caller can replace the placeholder.
+/// Takes the number `wish`, or any other.
 fn take(wish: i32) -> Option<i32> {
     let end = || RAISED.load(Ordering::Relaxed) as i32;
     if wish >= end() {
@@ -341,7 +342,7 @@ fn grow(least: i32) -> bool {
     true
 }
 
-/// Occupies all free numbers from `first` to before `end` by placeholders.
+/// Occupies all free numbers in `first..end` by placeholders.
 fn fill(first: i32, end: i32) {
     if PLACEHOLDER.load(Ordering::Relaxed) < 0 {
         // All placeholders are duplicates of this eventfd. So its number lies where the seccomp
@@ -360,7 +361,7 @@ fn fill(first: i32, end: i32) {
     }
 }
 
-/// Adds the first free number from `first` to before `end` to the reserve, by a duplicate of `of`.
+/// Adds the first free number in `first..end` to the reserve: makes a duplicate of `of` there.
 /// Returns the number; `None` if none is free.
 fn occupy(of: i32, first: i32, end: i32) -> Option<i32> {
     if first >= end {
@@ -389,7 +390,7 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // If a duplicate has the number, `close` will not replace it by a placeholder.
+        // A duplicate may have this number. When it is closed, no placeholder takes its place.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);
@@ -398,8 +399,9 @@ fn begin_at(limit: u64) {
     }
 }
 
-/// Makes a duplicate below the program's limit: at the first free number from `wish` on, or else
-/// from `base` on, or else at any. Errors: `EINVAL` if the limit is lower than `base`.
+/// Makes a duplicate below the program's limit: at the first free number from `wish` on. If there
+/// is none, tries from `base` on, and then any number. Errors: `EINVAL` if the limit is lower than
+/// `base`.
 fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     let mut answer = Err(Errno::EMFILE);
     for lowest in [wish, base, RESERVED_BASE.min(base), 3] {
@@ -455,8 +457,8 @@ pub fn is_raised() -> bool {
     RAISED.load(Ordering::Relaxed) != 0
 }
 
-/// Runs `work`, an execve(2), while the kernel's soft limit is the program's own: the next program
-/// inherits it. If a vfork child has changed its limit, that limit stays.
+/// Runs `work`, an execve(2), while the kernel's soft limit is the program's own, because the
+/// executed program inherits it. A limit that a vfork child has set itself stays as it is.
 pub fn with_program_limit<T>(work: impl FnOnce() -> T) -> T {
     let raised = RAISED.load(Ordering::Relaxed);
     let known = if raised == 0 { None } else { kernel_limits().ok() };
@@ -525,8 +527,8 @@ pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     forget_reserve();
 }
 
-/// Forgets the reserve without closing its numbers, in a child that shares its parent's descriptor
-/// table.
+/// Forgets the reserve, and closes none of its numbers. For a child that shares its parent's
+/// descriptor table.
 pub fn leave_to_parent() {
     forget_reserve();
 }

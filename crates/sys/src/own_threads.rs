@@ -2,8 +2,8 @@
 //! to its end.
 //!
 //! [`crate::credentials`] finds in the table the threads that have to make a change of credentials.
-//! The kernel enters a thread at its creation. So no change can miss a new thread, and no thread of
-//! usring is mistaken for a thread of the program.
+//! The kernel itself writes a thread's id to the table, while it creates the thread. So no change
+//! can miss a new thread, and no thread of usring is mistaken for a thread of the program.
 
 use crate::credential_change::{Follower, Generations, Order, Origin};
 use crate::signals::{is_alive, thread_id};
@@ -11,7 +11,7 @@ use crate::thread::{self, Credentials, ThreadId};
 use crate::{Errno, program_threads};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// Most threads of usring in a process.
+/// Maximum number of threads of usring in a process.
 const THREADS: usize = 4096;
 
 /// A slot of the table, for one thread of usring.
@@ -85,8 +85,8 @@ impl Slot {
         self.kind.load(Ordering::Relaxed) == kind as u32
     }
 
-    /// Returns the thread's id, if the thread makes every change of credentials that the program
-    /// makes.
+    /// Returns the thread's id, if the thread repeats every change of credentials that the program
+    /// makes. `None` for any other thread.
     pub fn following(&self) -> Option<u32> {
         self.thread().filter(|_| self.has(Credentials::Following) || self.has(Credentials::Service))
     }
@@ -118,12 +118,12 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
     TABLE.iter().take(USED.load(Ordering::Acquire) as usize)
 }
 
-/// Returns the calling thread's slot, without a system call. `None`: it is a thread of the program,
-/// or a thread of usring's before [`ThreadSlot::begin`] or after [`ThreadSlot::end`].
+/// Returns the calling thread's slot, without a system call. `None` for a thread of the program,
+/// and for a thread of usring before [`ThreadSlot::begin`] or after [`ThreadSlot::end`].
 pub(crate) fn current() -> Option<&'static Slot> {
     let ThreadId(locals) = thread::current();
-    // A thread that the program made by a raw clone(2) may have 0 there, and an unused slot has 0,
-    // too.
+    // This word may be 0 in a thread that the program made by a raw clone(2). `locals` of an unused
+    // slot is 0, too, so the search below would find such a slot.
     if locals == 0 {
         return None;
     }

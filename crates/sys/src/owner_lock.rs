@@ -66,13 +66,13 @@ impl OwnerLock {
 impl Drop for OwnerGuard<'_> {
     fn drop(&mut self) {
         let word = &self.lock.0;
-        // In a forked child the id is that of the parent's thread, and so is the lock: it is not
-        // released here.
+        // A forked child has a copy of the guard, but the parent's thread still holds the lock. So
+        // the child does not release it.
         if self.owner == current()
             && word.compare_exchange(self.owner, FREE, Ordering::Release, Ordering::Relaxed).is_err()
         {
-            // The word says that a thread sleeps, so the kernel must unlock. If it refuses, because
-            // it knows no sleeper, a plain store unlocks the word.
+            // The word says that a thread sleeps, so the kernel has to unlock it. The kernel
+            // refuses if it knows no sleeper. A plain store then unlocks the word.
             if self.lock.control(linux::FUTEX_UNLOCK_PI).is_err() {
                 word.store(FREE, Ordering::Release);
             }

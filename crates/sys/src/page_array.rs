@@ -1,6 +1,6 @@
 //! Arrays of atomic words on pages of their own. The words are zero at first, and the kernel
-//! allocates a page when it is touched. For tables whose length is known at run time, and which
-//! must not lie in the memory that they describe, as the program's heap might.
+//! allocates a page when it is touched. They serve for tables whose length is known only at run
+//! time. Such a table must not lie in the memory that it describes, so it is not on the heap.
 
 use crate::Errno;
 

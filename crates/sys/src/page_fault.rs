@@ -108,7 +108,7 @@ pub fn allows(address: usize, write: bool) -> bool {
     check(answer) != Err(Errno::EFAULT)
 }
 
-/// Most ranges registered at the same time.
+/// Maximum number of ranges registered at the same time.
 pub const MOST_RANGES: usize = 256;
 /// Number of fault slots, a power of two. If all are in use, a further faulting thread waits.
 pub const FAULT_SLOTS: usize = 256;
@@ -120,8 +120,8 @@ struct ServedRange {
     server: Arc<dyn FaultServer>,
 }
 
-/// A row of the table of ranges. `start` and `end` only let a search skip the row quickly; the
-/// range in the entry decides.
+/// A row of the table of ranges. A search compares `start` and `end` to find the row quickly. They
+/// may be out of date, so the range in the entry decides.
 struct RangeRow {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -178,8 +178,8 @@ pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Reg
     Some(Registration { row, entry: AtomicPtr::new(fresh) })
 }
 
-/// Removes older ranges that overlap with `range`. In a forked child these are ranges of its
-/// parent, whose addresses the kernel may use again.
+/// Removes older ranges that overlap with `range`. In a forked child the table still has ranges of
+/// the parent, and the kernel may map other memory at their addresses.
 fn replace_older(range: &Range<usize>) {
     for RangeRow { start, end, entry } in &TABLE {
         if start.load(Ordering::Relaxed) < range.end && range.start < end.load(Ordering::Relaxed) {

@@ -38,16 +38,16 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Alignment of both views, in bytes. A read fault also maps pages around it, within an aligned
-/// window that is smaller than this (fault_around_bytes). So in the contents' view no such window
-/// reaches into a second cluster of pages, which another thread may be evicting.
+/// Alignment of both views, in bytes. A read fault also maps neighbouring pages, within an aligned
+/// window that is smaller than this (fault_around_bytes). So in the contents' view one read fault
+/// maps pages of one cluster only. Another thread may be evicting the next cluster.
 ///
-/// The alignment matters in spite of [`PagedMemory::prepare_reading`]: the kernel may have unmapped
-/// pages from that view since then, to swap them itself.
+/// [`PagedMemory::prepare_reading`] maps the pages before they are read. But the kernel may have
+/// unmapped some of them since then, to swap them itself, so the read can still fault.
 const ALIGNED: usize = 2 << 20;
 
-/// Most attempts of a call for which the kernel has no memory, and the pause between two attempts,
-/// in nanoseconds.
+/// Maximum number of attempts to make a call that the kernel refuses for lack of memory; and the
+/// pause between two attempts, in nanoseconds.
 const PATIENCE: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
@@ -198,8 +198,9 @@ impl PagedMemory {
         unmap(self.address + offset, length)
     }
 
-    /// Excludes a range from forked children, and from huge pages, which would allocate memory for
-    /// evicted pages. (A kernel without huge pages refuses the second advice; that does no harm.)
+    /// Keeps a range out of forked children, and free of huge pages. (A huge page would allocate
+    /// memory for evicted pages, too. A kernel without huge pages refuses this advice, which does
+    /// no harm.)
     fn keep_to_process(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.advise(address, length, linux::MADV_DONTFORK)?;
         let _ = self.advise(address, length, linux::MADV_NOHUGEPAGE);

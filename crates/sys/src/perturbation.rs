@@ -29,13 +29,13 @@ fn at_random(yields: u64, sleeps: u64) {
     use crate::syscall::{PASS_MARK, syscall6};
     use linux_raw_sys::general as linux;
 
-    /// Long enough for other threads to make a few calls.
+    /// 100 µs: long enough for other threads to make a few calls.
     static SLEEP: usring_uapi::Timespec = usring_uapi::Timespec { tv_sec: 0, tv_nsec: 100_000 };
 
     // SAFETY: every x86-64 processor has RDTSC, which accesses no memory, and user mode may execute
     // it.
     let counter = unsafe { core::arch::x86_64::_rdtsc() };
-    // The upper bits of a product are as good as random (Fibonacci hashing).
+    // Random bits: the upper bits of a product are as good as random (Fibonacci hashing).
     let random = counter.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
     let (number, arguments) = if random.is_multiple_of(sleeps) {
         (linux::__NR_nanosleep, [&raw const SLEEP as u64, 0, 0, 0, 0, PASS_MARK])

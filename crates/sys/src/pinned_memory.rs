@@ -3,8 +3,8 @@
 //!
 //! A program does not know that its memory is swapped. So every system call that usring makes
 //! passes through this file. In a process with swapped memory, the pin hook ([`PinHook`]) examines
-//! the call, and pins the memory that the call names until it returns. Without a pin hook this
-//! costs one load of a pointer.
+//! the call. Until the call returns, it pins the memory that the call names. Without a pin hook
+//! this costs one load of a pointer.
 //!
 //! The kernel must not get swapped memory in a request that it finishes after the call has returned
 //! (asynchronous I/O). Code that makes such requests first checks [`is_evictable`].
@@ -92,8 +92,8 @@ fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u6
     }
 }
 
-/// Most threads that are exempt at the same time. A further thread waits for a free row of
-/// [`EXEMPT`].
+/// Maximum number of threads that are exempt at the same time. A further thread waits for a free
+/// row of [`EXEMPT`].
 const ROWS: usize = 256;
 
 /// Thread pointers of the threads whose system calls pin nothing; 0 in a free row.

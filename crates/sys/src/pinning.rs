@@ -1,7 +1,7 @@
 //! Decides which memory of the program the kernel would refuse to pin for a ring.
 //!
-//! Linux pins registered buffers, buffer rings and rings of IORING_SETUP_NO_MMAP for writing and
-//! for long (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for a shared writable mapping whose
+//! Linux pins registered buffers, buffer rings and rings of IORING_SETUP_NO_MMAP for long-term
+//! writing (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for a shared writable mapping whose
 //! file system tracks written pages, and for secret memory. usring pins nothing, but returns
 //! `EFAULT` where the kernel certainly would.
 
@@ -27,8 +27,8 @@ const WRITE_BACK: [u32; 8] = [
 /// Name of a mapping of memfd_secret(2) in /proc/self/maps.
 const SECRET: &[u8] = b"/secretmem (deleted)";
 
-/// Checks the memory of one registration or setup. Opens the list of mappings once, and queries
-/// each mapping once.
+/// Checks the memory of one registration or setup. Opens the list of mappings (/proc/self/maps)
+/// once, and queries each mapping once.
 #[derive(Default)]
 pub struct PinCheck {
     /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.
@@ -38,8 +38,8 @@ pub struct PinCheck {
 }
 
 impl PinCheck {
-    /// Checks a range of memory that can be read and written. Accepts a mapping if the process
-    /// cannot find out its file.
+    /// Checks a range of memory that can be read and written. Accepts a mapping whose file cannot
+    /// be determined.
     ///
     /// Error: `EFAULT` if the kernel would not pin a part of the range.
     pub fn check(&mut self, address: UserAddress, length: usize) -> Result<(), Errno> {
@@ -88,8 +88,8 @@ fn is_written_back(path: &CString, inode: u64) -> bool {
         return true;
     }
     match file_system(path) {
-        // The file lies on a file system below the overlay. A file system with a disk states an
-        // alignment for O_DIRECT; tmpfs states none.
+        // On overlayfs, the file lies on another file system below. A file system with a disk
+        // reports an alignment for O_DIRECT; tmpfs reports none.
         Some(linux::OVERLAYFS_SUPER_MAGIC) => file.stx_mask & linux::STATX_DIOALIGN != 0,
         Some(kind) => WRITE_BACK.contains(&kind),
         None => false,

@@ -33,8 +33,8 @@ pub struct Maps {
     file: OwnedDescriptor,
 }
 
-/// Checks which memory is shared (MAP_SHARED): a forked child sees each write of its parent to it.
-/// Opens the list of mappings once, and queries each mapping once.
+/// Finds out whether memory is shared (MAP_SHARED), so that a forked child sees later writes of its
+/// parent. Opens the list of mappings (/proc/self/maps) once, and queries each mapping once.
 #[derive(Default)]
 pub struct SharedCheck {
     /// Outer `None`: the list has not been opened yet. Inner `None`: it cannot be opened.

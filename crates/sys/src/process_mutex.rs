@@ -45,8 +45,8 @@ pub type IsAlive = fn(u32) -> bool;
 /// One process's view of the mutex of a ring. `W` points to the mutex's word in shared memory.
 pub struct ProcessMutex<T, W> {
     word: W,
-    /// This process's number. The word has this value while the lock is free and this process held
-    /// it last.
+    /// This process's number. While the lock is free, the word has this value if this process held
+    /// the lock last.
     own: u32,
     is_alive: IsAlive,
     value: UnsafeCell<T>,
@@ -57,7 +57,7 @@ unsafe impl<T: Send, W: Send> Send for ProcessMutex<T, W> {}
 // SAFETY: only the lock's holder reaches the value, one thread at a time.
 unsafe impl<T: Send, W: Sync> Sync for ProcessMutex<T, W> {}
 
-/// How another process held a lock since this process last held it.
+/// The use of a lock by another process, since this process last held it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
     /// Another process held the lock and released it.
@@ -110,8 +110,8 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 
     /// Acquires the lock if it is free. A full barrier comes before the read of the lock's word. So
-    /// if the lock is held, a holder that checks for work after unlocking sees what this thread
-    /// stored earlier.
+    /// if another thread holds the lock, that thread sees this thread's earlier stores when it
+    /// checks for work after unlocking.
     #[inline]
     pub fn try_lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Result<Guard<'_, T, W>, HeldBy> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);
@@ -176,8 +176,9 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 }
 
-/// Runs published work, unless another thread of this process holds the lock: that holder runs the
-/// work after it has unlocked. Called by a thread that has published work or has just unlocked.
+/// Runs published work. If another thread of this process holds the lock, leaves the work to that
+/// thread, which checks for work after it has unlocked. Called by a thread that has published work
+/// or has just unlocked.
 ///
 /// `wait` waits for the lock while another process, which does not see the work, holds it. `wait`
 /// returns `None` if the caller may not wait; it has then passed the work to a thread that may.

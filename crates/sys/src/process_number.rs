@@ -10,13 +10,11 @@
 //! - A process locks the byte of the register at its own number by a POSIX record lock (fcntl(2)).
 //!   The kernel releases the lock when the process ends or executes another program. A child does
 //!   not inherit it. So a process is alive while its byte is locked.
-//!
-//! - With the register goes an eventfd, which descendants inherit, too. A process writes it to wake
-//!   all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set that
-//!   watches it edge-triggered reports each write ([`watch_wake_ups`]).
-//!
-//! - With the register also go the sockets by which processes pass files on ([`crate::deposit`]),
-//!   and the lock for them.
+//! - An eventfd belongs to the register, and descendants inherit it, too. A process writes it to
+//!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
+//!   that watches it edge-triggered reports each write ([`watch_wake_ups`]).
+//! - The sockets by which processes pass files on ([`crate::deposit`]) also belong to the register,
+//!   and so does their lock.
 //!
 //! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares its
 //! record locks, too. So neither could see the other's death. Such a child gets no number.
@@ -143,8 +141,8 @@ pub fn wake_all() {
     eventfd::signal(WAKE_EVENT.load(Ordering::Acquire) - 1);
 }
 
-/// The lock for the sockets that pass files on, held. A process that dies with it leaves it to the
-/// next one.
+/// Proof that the lock for the sockets that pass files on is held. If a process dies with the lock,
+/// the next process takes the lock over.
 pub(crate) struct QueueLock {
     receiver: i32,
     sender: i32,

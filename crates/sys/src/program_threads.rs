@@ -93,7 +93,7 @@ fn fields_of(text: &[u8]) -> Option<impl DoubleEndedIterator<Item = &[u8]>> {
 }
 
 /// PF_EXITING, a bit of the field of flags in `/proc/PID/stat`. Linux sets it before it clears the
-/// thread's word (CLONE_CHILD_CLEARTID).
+/// thread's id in memory (CLONE_CHILD_CLEARTID).
 const EXITING: u32 = 0x4;
 /// Number of fields between the state and the flags in `/proc/PID/stat`.
 const BEFORE_FLAGS: usize = 5;

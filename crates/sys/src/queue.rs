@@ -100,7 +100,7 @@ const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
 
-/// Returns whether entries were pushed since the taker last began, or it left some.
+/// Returns whether entries were pushed since the taker last began, or the taker left entries.
 #[inline(always)]
 fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
@@ -263,8 +263,8 @@ impl<T> Taker<T> {
 pub enum Rest {
     Nothing,
     /// A pusher is between its two steps, so the next entry is out of reach. The pusher will
-    /// announce its entry, as if it was the [first](Pushed::first). It may then be the only entry
-    /// counted, so a thread that goes to sleep waits for 1 entry.
+    /// announce its entry, as if it was the [first](Pushed::first). The state may count only this
+    /// entry by then. So a thread that goes to sleep must wait for 1 entry, whatever it needs.
     OutOfReach,
     /// Entries are left, and the state says so: the next [`Taker::begin`] returns `true`.
     Entries,

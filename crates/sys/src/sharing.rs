@@ -4,8 +4,8 @@
 //!
 //! While one process uses the ring, one waiter may be its leader (sleep in that process's epoll
 //! set). Waiters also run task work that other threads of the process publish. Another process can
-//! neither wake a thread in that epoll set nor see that work. So both end when a second process
-//! begins to use the ring.
+//! neither wake a thread in that epoll set nor see that work. So once a second process begins to
+//! use the ring, no waiter leads, and no work is left to waiters.
 //!
 //! A waiter becomes leader while a process begins to use the ring ([`Edge::Share`]):
 //!
@@ -47,8 +47,8 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// Bit: a process other than the one that made the ring uses the ring, or has used it.
 const SHARED: u32 = 1 << 31;
-/// Mask of a count: processes that use the ring, and processes that ended without a call of
-/// [`SharingWord::leave`].
+/// Mask of the number of users. It counts each process that uses the ring, and each process that
+/// ended without a call of [`SharingWord::leave`].
 const USERS: u32 = SHARED - 1;
 
 /// The word that says whether several processes use a ring. It lies in memory that these processes
@@ -107,8 +107,8 @@ impl SharingWord {
         stays
     }
 
-    /// Notes in `private` that this process has registered what other processes do not see. Returns
-    /// `false` if the ring is shared: the caller publishes it.
+    /// Notes in `private` that this process has registered something that other processes do not
+    /// see. Returns `false` if the ring is shared: the caller then publishes the registration.
     pub fn keep_private(&self, private: &AtomicU32) -> bool {
         private.swap(1, Ordering::AcqRel);
         Edge::Share.barrier_beside_rmw(Side::Sleeper);
@@ -121,7 +121,7 @@ impl SharingWord {
         self.is_shared() && sleep.is_led()
     }
 
-    /// Tries to leave work, which only threads of this process see, to a waiter. `wake` wakes a
+    /// Tries to leave work to a waiter. (Only threads of this process see the work.) `wake` wakes a
     /// waiter and returns whether one slept. Returns `false` if the caller has to run the work
     /// itself.
     #[inline]

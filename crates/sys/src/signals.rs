@@ -30,8 +30,8 @@ pub const fn set_of(signal: u32) -> SignalSet {
 
 /// Signals that usring's code never blocks. The seccomp filter raises SIGSYS for a program's call,
 /// and usring sends it to interrupt a worker's system call. A SIGSEGV or SIGBUS in a copy of the
-/// program's memory becomes EFAULT. Any of these signals would kill the process if an instruction
-/// raised it while it is blocked.
+/// program's memory becomes EFAULT. If an instruction raises one of these signals while that signal
+/// is blocked, the kernel kills the process.
 pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
     | set_of(linux::SIGSEGV)
     | set_of(linux::SIGBUS)
@@ -47,9 +47,9 @@ pub const ALL_BLOCKED: SignalSet = !ALWAYS_OPEN;
 /// enough.
 pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 
-/// Most threads with a put-off signal at the same time; in a further thread the handler runs at
-/// once. A put-off signal makes its thread leave the engine soon, which frees the slot. So few
-/// slots are used.
+/// Maximum number of threads with a put-off signal at the same time. In a further thread the
+/// program's handler runs at once. Few slots are ever used: a put-off signal makes its thread leave
+/// the engine soon, which frees the slot.
 const SLOTS: usize = 256;
 
 /// The state of one thread with put-off signals, which its entry point uses to deliver them. Only
@@ -97,7 +97,7 @@ pub struct PutOff {
 /// The result of [`put_off`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Noted {
-    /// It was the thread's first signal to be put off. Its mask and note were recorded.
+    /// This is the thread's first put-off signal. Its mask and note were recorded.
     First,
     /// The thread has a put-off signal already. This one has to stay pending in the kernel, or be
     /// sent again.
@@ -159,8 +159,9 @@ pub fn set_delivery_mask(mask: SignalSet) {
 }
 
 /// Records that a signal has been put off while `original_mask` was in force. Called by
-/// `interpose`'s wrapper, in signal context with every signal blocked. `resend` is the set of the
-/// signal if it must be sent again, because it cannot stay pending in the kernel.
+/// `interpose`'s wrapper, in signal context with every signal blocked. `resend` holds the signal if
+/// it must be sent again, because it cannot stay pending in the kernel. Otherwise `resend` is
+/// empty.
 pub fn put_off(original_mask: SignalSet, resend: SignalSet, note: u32) -> Noted {
     let thread = thread_id();
     if let Some(slot) = slot_of(thread) {

@@ -54,9 +54,9 @@ pub fn connect_call(number: i32, address: &[u8]) -> SystemCall {
     with_address(linux::__NR_connect, number, address)
 }
 
-/// Calls connect(2) as if the socket had O_NONBLOCK. On a blocking socket the flag is set during
-/// the call. Other threads hardly notice this, because a socket that is not connected yet transfers
-/// nothing.
+/// Calls connect(2) as if the socket had O_NONBLOCK. usring sets the flag on a blocking socket for
+/// the duration of the call. Other threads hardly notice this, because a socket that is not
+/// connected yet transfers nothing.
 pub fn connect_now(number: i32, address: &[u8]) -> Result<(), Errno> {
     let flags = descriptor::status_flags(number)?;
     let call = connect_call(number, address);

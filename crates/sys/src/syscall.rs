@@ -126,8 +126,8 @@ pub unsafe fn syscall6(number: u32, arguments: [u64; 6]) -> u64 {
     unsafe {
         asm!(
             "syscall",
-            // The kernel preserves r9, and libc does not set r9 for calls with fewer arguments. A
-            // call of libc's must not carry the pass mark that is left in r9.
+            // Clear r9. The kernel preserves it, and libc sets it only for calls with six
+            // arguments. So a later call of libc would carry the pass mark that is left in r9.
             "xor r9d, r9d",
             inlateout("rax") u64::from(number) => answer,
             in("rdi") arguments[0],

@@ -8,8 +8,8 @@ use linux_raw_sys::general as linux;
 /// Flag of pidfd_open(2) for a thread that is not the first of its process (Linux 6.9).
 const PIDFD_THREAD: u64 = linux::O_EXCL as u64;
 
-/// A handle to one thread, by a pidfd. Before Linux 6.9 there is no pidfd for such a thread: if a
-/// new thread then gets the id of an ended one, it is taken for the ended thread.
+/// A handle to one thread, by a pidfd. Before Linux 6.9 there is no pidfd for such a thread: a new
+/// thread that gets the id of an ended thread is then mistaken for that thread.
 #[derive(Debug)]
 pub struct ThreadLife {
     thread: u32,

@@ -13,8 +13,7 @@
 //! | clock_nanosleep with the slack read, set to 1 ns, and restored | 3.4 µs | 34 µs | 3.7 µs |
 //!
 //! A timerfd would need a descriptor for each sleeping thread; a prctl(2) costs 0.09 µs. So this
-//! file does what the last row says: the thread may be the program's, so its slack is restored
-//! afterwards.
+//! file does what the last row says. It restores the slack because the thread may be the program's.
 
 use crate::clock::{Clock, Nanoseconds};
 use crate::{Errno, SystemCall, wait};
@@ -48,10 +47,10 @@ fn control(option: u64, value: u64) -> Result<u64, Errno> {
 /// The result of [`overshoot`] in nanoseconds, plus 1; 0 before it is measured.
 static OVERSHOOT: AtomicU64 = AtomicU64::new(0);
 
-/// Returns how much [`sleep_precisely`] oversleeps on this machine, in nanoseconds. This is also
-/// about the processor time of a sleep. The first call measures it in half a millisecond, as the
-/// lower quartile of 15 sleeps. (If the machine is busy at that moment, a median would measure how
-/// long other threads keep the processor.)
+/// Returns how much [`sleep_precisely`] oversleeps on this machine, in nanoseconds. A sleep takes
+/// about as much processor time. The first call measures it in half a millisecond, as the lower
+/// quartile of 15 sleeps. (If the machine is busy at that moment, a median would measure how long
+/// other threads keep the processor.)
 pub fn overshoot() -> Nanoseconds {
     match OVERSHOOT.load(Ordering::Relaxed) {
         0 => {

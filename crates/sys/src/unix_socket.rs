@@ -16,7 +16,7 @@ pub(crate) const MSG_NOSIGNAL: u64 = 0x4000;
 pub(crate) const MSG_CMSG_CLOEXEC: u64 = 0x4000_0000;
 const PATH_LIMIT: usize = 108;
 
-/// Most descriptors in one message.
+/// Maximum number of descriptors in one message.
 pub const DESCRIPTORS: usize = 8;
 
 /// `struct sockaddr_un`.
@@ -66,8 +66,8 @@ impl<const N: usize> Control<N> {
         self.length.next_multiple_of(8)
     }
 
-    /// Returns owners of the descriptors that a call has received. `length`: that of all control
-    /// messages, as the call reports it.
+    /// Returns owners of the descriptors that a call has received. `length` is the total length of
+    /// the control messages, as the call reports it.
     pub fn received(&self, length: u64) -> Vec<OwnedDescriptor> {
         let came = length >= CONTROL_HEAD && self.level == SOL_SOCKET && self.kind == SCM_RIGHTS;
         let count = if came { (self.length.saturating_sub(CONTROL_HEAD) / 4) as usize } else { 0 };
@@ -140,8 +140,8 @@ impl Connection {
         };
         let arguments = [self.0.number() as u64, &raw mut header as u64, MSG_CMSG_CLOEXEC, 0, 0];
         let length = SystemCall::new(linux::__NR_recvmsg, arguments).run()? as usize;
-        // Make owners of all descriptors before the first is moved. So an error closes those that
-        // are left.
+        // All descriptors get owners before the first descriptor is moved. If a move fails, the
+        // owners close the rest.
         let raw = control.received(header.control_length);
         let descriptors = raw.into_iter().map(OwnedDescriptor::into_private).collect::<Result<_, _>>()?;
         const TRUNCATED: u64 = 0x20 | 0x8;

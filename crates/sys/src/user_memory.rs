@@ -162,9 +162,9 @@ pub fn fix_up(instruction: usize) -> Option<usize> {
 const UCONTEXT_RIP: usize = 168;
 
 /// Repairs a fault in a copy routine: the routine then returns an error. Called by a SIGSEGV or
-/// SIGBUS handler with its third argument. Returns whether the fault was in a copy routine. Not for
-/// a signal that kill(2) or the like has sent (`si_code` of 0 or less), which is unrelated to the
-/// instruction that it interrupted.
+/// SIGBUS handler with its third argument. Returns whether the fault was in a copy routine. The
+/// handler must not call this for a signal that kill(2) or the like has sent (`si_code` of 0 or
+/// less). Such a signal is unrelated to the instruction that it interrupted.
 ///
 /// # Safety
 /// `context` must be the `ucontext_t` that the kernel passed to a handler that is still running.

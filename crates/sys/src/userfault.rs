@@ -149,7 +149,8 @@ fn create(flags: u32) -> Result<OwnedDescriptor, Errno> {
     Ok(OwnedDescriptor::from_raw(number as i32))
 }
 
-/// Opens a userfaultfd by /dev/userfaultfd, for which access to that device is enough.
+/// Opens a userfaultfd through the device /dev/userfaultfd. The permission to open that device is
+/// enough.
 fn create_by_device() -> Result<OwnedDescriptor, Errno> {
     /// `_IO(0xAA, 0)`.
     const NEW: u64 = 0xaa00;

@@ -120,8 +120,8 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
 static NEVER: AtomicU32 = AtomicU32::new(0);
 
 /// Makes a system call that sleeps, until the kernel answers or `timeout` is over. Error: `EINTR`
-/// if a signal of this thread has been put off. `build` builds the call from its time limit, if it
-/// has one.
+/// if a signal of this thread has been put off. `build` builds the call; its argument is the call's
+/// time limit, if there is one.
 fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     let time = timeout.map(|timeout| timespec(timeout.min(LONGEST)));
     let timeout = timeout.unwrap_or(Nanoseconds::MAX);

@@ -105,8 +105,8 @@ impl WatchedCalls {
         Seen(self.state.load(Edge::BreakOff.acquire()))
     }
 
-    /// Interrupts the call that the watchdog has seen, unless it has ended. `send` sends the signal
-    /// to the thread with the given id.
+    /// Interrupts the call that the watchdog has seen, unless the call has ended. `send` sends the
+    /// signal to the thread with the given id.
     #[cold]
     pub fn break_off(&self, seen: Seen, send: impl FnOnce(u32)) {
         let thread = self.thread.load(Ordering::Relaxed);
@@ -152,7 +152,7 @@ pub enum Rouse {
     Nothing,
     /// Wake the watchdog, which sleeps on [`Watcher::word`].
     Wake,
-    /// Start the watchdog's thread. If `first` is not set, another caller is about to start it,
+    /// Start the watchdog's thread. If `first` is `false`, another caller is about to start it,
     /// too.
     Start { first: bool },
 }
@@ -189,7 +189,7 @@ impl Watcher {
         self.change(doing::STARTING, doing::CHECKING)
     }
 
-    /// Announces that the watchdog sleeps. Withdraws this if `check` finds a call.
+    /// Announces that the watchdog sleeps. Withdraws the announcement if `check` finds a call.
     pub fn prepare_sleep(&self, check: impl FnOnce() -> bool) {
         self.state.store(doing::SLEEPING, Ordering::Relaxed);
         // The other end of this edge is in `WatchedCalls::begin`.

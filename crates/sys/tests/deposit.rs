@@ -8,7 +8,8 @@ use std::sync::Mutex;
 use usring_sys::deposit::{self, Contents, Item, Key, Taken};
 use usring_sys::{Errno, per_process};
 
-/// The tests of one process use one queue, and some look at all of it.
+/// Lets one test run at a time: all tests of this process use one queue, and some tests depend on
+/// everything that is in the queue.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn key(object: u32, number: u32) -> Key {

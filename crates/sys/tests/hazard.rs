@@ -9,8 +9,8 @@ use usring_sys::{hazard, per_process};
 static FREED: AtomicUsize = AtomicUsize::new(0);
 static FREED_EARLY: AtomicUsize = AtomicUsize::new(0);
 
-/// Lets one test run at a time. The tests share the list of objects put aside, and a sweep of one
-/// test would free the object of the other one a moment after that test looks.
+/// Lets one test run at a time. The tests share the list of objects put aside. A sweep of one test
+/// would free the other test's object too early.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)

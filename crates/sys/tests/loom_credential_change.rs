@@ -39,8 +39,8 @@ impl Process {
         order
     }
 
-    /// Returns a child process that was forked when a thread of its parent had made this step of a
-    /// change. The child's first service thread has started.
+    /// Returns a child process. Its parent forked it when another thread of the parent had made the
+    /// step `step` of a change. The child's first service thread has started.
     fn forked_at(step: Step) -> Arc<Process> {
         let child = Process::new();
         if step >= Step::Begun {
@@ -79,7 +79,7 @@ impl Process {
     }
 }
 
-/// The last step of a change that a thread had made when another thread forked.
+/// How far a thread's change had come when another thread forked: the last step that it had made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     NotBegun,
@@ -194,8 +194,8 @@ fn a_credential_change_published_without_release_is_read_in_part() {
     weaken(Edge::Change, Side::Release, a_second_change_comes_while_a_follower_reads);
 }
 
-/// The changing thread reads a service thread's answer, and then also sees what the service thread
-/// stored before it.
+/// The changing thread reads a service thread's answer. It then also sees what the service thread
+/// stored before the answer.
 fn an_acknowledgement_is_awaited() {
     loom::model(|| {
         let process = Process::new();

@@ -59,7 +59,7 @@ impl World {
 
     /// Finds and uses an object as a thread with the thread pointer `thread`. If `is_inside`, the
     /// thread cannot sweep, because it holds a lock that may be part of an object. Returns whether
-    /// the caller has to have the sweep made.
+    /// the caller has to arrange a sweep.
     fn use_one(&self, thread: usize, is_inside: bool) -> bool {
         let pointer = self.pointers.free_pointer(thread).expect("each thread has a row");
         let (object, is_announced) = Table::<ROWS>::protect(pointer, || self.find());
@@ -146,7 +146,7 @@ fn threads_that_take_their_rows_together_protect_their_objects() {
     });
 }
 
-/// Two threads end their uses without a sweep. Only one of them has to have the sweep made, and
+/// Two threads end their uses without a sweep. Exactly one of them has to arrange the sweep, and
 /// that sweep frees the object.
 #[test]
 fn an_object_is_freed_by_the_sweep_that_its_last_user_relies_on() {

@@ -1,5 +1,5 @@
-//! Models of the mutex: mutual exclusion with sleeping threads, and the hand-over of work from a
-//! thread that finds the mutex locked to its holder.
+//! Models of the mutex. They check mutual exclusion with sleeping threads, and the hand-over of
+//! work: a thread that finds the mutex locked leaves its work to the holder.
 #![cfg(loom)]
 
 use loom::thread;

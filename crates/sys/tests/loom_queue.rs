@@ -95,8 +95,8 @@ fn exactly_one_of_two_pushers_is_the_first() {
     });
 }
 
-/// A taker looks at the queue `looks` times, as if it was notified, and takes the entries that it
-/// can reach. If it leaves an entry that no pusher announces, `leave` says so.
+/// A taker looks at the queue `looks` times, as if it had been notified, and takes the entries that
+/// it can reach. `leave` reports an entry that is left and that no pusher announces.
 fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {
         let (queue, mut taker) = queue();
@@ -137,8 +137,8 @@ fn a_taker_that_returns_to_a_half_linked_list_learns_of_its_rest_again() {
 }
 
 /// The taker's thread may handle work at once instead of pushing it, if `leave` finds the queue
-/// empty. Entries that it pushed before come first, even if another thread has not linked the entry
-/// before them yet.
+/// empty. Entries that this thread pushed before come first, even if another thread has not yet
+/// linked the entry in front of them.
 #[test]
 fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
     bounded(|| {

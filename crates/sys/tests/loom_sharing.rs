@@ -41,7 +41,7 @@ impl Event {
     }
 }
 
-/// A ring as one process has it.
+/// One process's view of a ring.
 struct Ring {
     memory: Arc<Memory>,
     state: ProcessMutex<Taker<()>, Arc<AtomicU32>>,
@@ -261,8 +261,9 @@ fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
     });
 }
 
-/// A waiter of the creator tries to lead by `lead`, and resigns because a child has begun to use
-/// the ring. By that it claims the announcement of another waiter of its process, and must wake it.
+/// A waiter of the creator calls `lead`, and resigns because a child has begun to use the ring.
+/// Resigning claims the announcement of another waiter of its process, so the resigning thread must
+/// wake that waiter.
 fn a_waiter_gives_up_leading(lead: fn(&SharingWord, &SleepWord) -> bool) {
     bounded(3, move || {
         let memory = memory();

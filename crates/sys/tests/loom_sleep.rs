@@ -299,8 +299,8 @@ struct Engine {
 }
 
 impl Engine {
-    /// Runs task work under the ring's lock, and wakes waiters for the completions. After the
-    /// unlock checks for work again, if the lock is free.
+    /// Runs task work under the ring's lock, and wakes waiters for the completions. After it has
+    /// unlocked, it checks for work again if the lock is free.
     fn run(&self, guard: Option<Guard<()>>) {
         let mut guard = guard;
         while let Some(held) = guard {

@@ -48,8 +48,8 @@ fn each_owner_has_a_word_of_its_own_and_returns_it() {
     per_process::prepare().unwrap();
     let mut numbers: Numbers = (0..MANY).map(|_| OwnedPerProcess::new()).collect();
     assert!(hold(&numbers, 0), "two values had one word");
-    // Drop every third value, on the shared page and on pages of their own. A new owner takes its
-    // place.
+    // Drop every third value, on the shared page and on pages of their own. Another owner is put
+    // into each place of the vector.
     for index in (0..MANY).step_by(3) {
         numbers[index] = OwnedPerProcess::new();
     }

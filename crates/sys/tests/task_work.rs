@@ -13,7 +13,8 @@ use usring_uapi::general as linux;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A value that counts how many of its kind exist, so that a test sees how many were freed.
+/// A value that counts how many values of its type exist. By that count a test sees how many values
+/// were freed.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {

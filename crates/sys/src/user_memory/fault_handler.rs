@@ -173,8 +173,8 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
     page_fault::visit(Fault { address, cause, write, present, slot: 0 })
 }
 
-/// Passes a fault to the handler of another signal. (In usring's own copies the fault becomes
-/// EFAULT, as in the kernel's.)
+/// Passes a fault on as if it was another signal, `signal`. A fault in a copy routine of usring
+/// becomes EFAULT instead, as it does in the kernel.
 fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_void) {
     // SAFETY: both pointers lead into the kernel's signal frame, which a handler may change.
     unsafe {
@@ -184,9 +184,9 @@ fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_
         *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = signal;
         *information.byte_add(SIGINFO_CODE).cast::<i32>() = code;
     }
-    // On an earlier fault the predecessor may have removed usring's handler for `signal` (as std's
-    // handler does), to make the process die of the next fault. That fault may still come here, by
-    // the other signal.
+    // The predecessor may have removed usring's handler for `signal` at an earlier fault, to make
+    // the process die of the next one (std's handler does this). The next fault may still arrive
+    // here, as the other signal.
     let mut now = Action::default();
     exchange(signal, None, Some(&mut now));
     let is_ours = now.handler == on_fault as *const () as u64;
@@ -208,8 +208,8 @@ fn pass_on(signal: u32, sent: bool, information: *mut c_void, context: *mut c_vo
     if handler > IGNORE {
         call(predecessor, information, context);
     } else if handler == DEFAULT || !sent {
-        // Set the default action. A fault then happens again after this handler returns. A signal
-        // that was sent has to be sent again.
+        // Set the default action. If the signal was raised by a fault, the instruction faults again
+        // after this handler returns. A signal that a system call has sent must be sent again.
         exchange(signal, Some(&Action::default()), None);
         if sent {
             send_again(signal, information);
