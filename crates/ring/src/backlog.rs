@@ -13,9 +13,9 @@
 //! - All words change under the ring's lock only.
 //! - A process that dies with the lock leaves whole CQEs: `END` moves after the CQE is written, and
 //!   `HAS` is set after that.
-//! - CQEs beyond the area's capacity stay in the memory of the process that posted them
-//!   (the *rest*), and move to the area as soon as there is room. While there is a rest, the area
-//!   is full. Such CQEs end with their process, and the CQEs of another process may overtake them.
+//! - CQEs beyond the area's capacity stay in the memory of the process that posted them (the
+//!   *rest*), and move to the area as soon as there is room. While there is a rest, the area is
+//!   full. They are lost when their process ends, and CQEs of another process may overtake them.
 //! - AIO contexts, which one process uses, have no area.
 
 use crate::completion::Extension;
@@ -122,8 +122,8 @@ impl Backlog {
         !self.rest.is_empty()
     }
 
-    /// Appends a CQE. `tail`: the CQ's tail, which is published. Returns `false` if there is no
-    /// memory for the CQE.
+    /// Appends a CQE. `tail` is the CQ's published tail. Returns `false` if there is no memory for
+    /// the CQE.
     pub fn push(&mut self, tail: u32, cqe: Cqe, extension: Extension) -> bool {
         if let Some(area) = self.area.as_ref().filter(|area| self.in_area < area.capacity) {
             area.write(tail.wrapping_add(self.in_area), (cqe, extension));
@@ -151,7 +151,7 @@ impl Backlog {
     }
 
     /// Moves CQEs from this process's private memory to the backlog's area while the area has room.
-    /// `tail`: the CQ's tail, which is published.
+    /// `tail` is the CQ's published tail.
     pub fn settle(&mut self, tail: u32) {
         let Some(area) = &self.area else { return };
         while self.in_area < area.capacity
@@ -168,7 +168,7 @@ impl Backlog {
         }
     }
 
-    /// Reads the changes that other processes have made to the backlog's area. `tail`: the CQ's
+    /// Reads the changes that other processes have made to the backlog's area. `tail` is the CQ's
     /// published tail.
     pub fn catch_up(&mut self, tail: u32) {
         let Some(area) = &self.area else { return };

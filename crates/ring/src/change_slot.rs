@@ -11,8 +11,8 @@
 //!
 //! The steps:
 //!
-//! 1. The asking process fills the slot, and calls the other processes.
-//! 2. The asked process makes the change, stores the answer, and calls the other processes.
+//! 1. The asking process fills the slot, and wakes the other processes.
+//! 2. The asked process makes the change, stores the answer, and wakes the other processes.
 //! 3. The asking process takes the answer. It asks the next process, or frees the slot. It may also
 //!    free the slot without an answer.
 //!
@@ -20,10 +20,10 @@
 //!
 //! - A process that dies in step 1 leaves a free slot, because `ASKER` is stored last.
 //! - A slot whose asking process has died counts as free.
-//! - If the asked process has died, the asking process goes on without an answer. It looks now and
-//!   then, because no process calls it.
-//! - A process that dies before it has called the others holds the ring's lock. The next holder
-//!   calls them.
+//! - If the asked process has died, the asking process goes on without an answer. No process wakes
+//!   it for that, so it checks from time to time whether the asked process is alive.
+//! - A process that dies before it has woken the others holds the ring's lock. The next holder
+//!   wakes them.
 
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
@@ -63,8 +63,8 @@ impl ChangeSlot {
         self.memory.word(self.start + word).store(value, Ordering::Release);
     }
 
-    /// Returns whether this process may ask by the slot. If another process uses the slot, notes
-    /// that this one waits for it.
+    /// Returns whether this process may use the slot to ask for a change. If another process uses
+    /// the slot, notes that this process waits for it.
     pub fn is_available(&self, is_alive: impl Fn(u32) -> bool) -> bool {
         let asker = self.get(ASKER);
         let is_available = asker == 0 || self.is_own() || !is_alive(asker);
@@ -74,7 +74,7 @@ impl ChangeSlot {
         is_available
     }
 
-    /// Asks the process `asked` for a change. The slot is available.
+    /// Asks the process `asked` for a change. The caller has found the slot available.
     pub fn ask(&self, asked: u32, change: Change) {
         if !self.is_own() {
             self.set(ASKER, 0);
@@ -98,7 +98,7 @@ impl ChangeSlot {
         self.set(ASKED, 0);
     }
 
-    /// Returns the answer to this process; `None`: it is not there yet.
+    /// Returns the answer to this process; `None` if it is not there yet.
     pub fn answered(&self) -> Option<i32> {
         let is_there = self.is_own() && self.get(ASKED) == 0;
         is_there.then(|| self.get(ANSWER) as i32)

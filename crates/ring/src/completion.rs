@@ -37,7 +37,7 @@ pub struct CompletionQueue {
     /// Whether the backlog has grown since the last [`CompletionQueue::take_growth`].
     has_grown: bool,
     lost: u32,
-    /// CQEs go to the backlog although there is room.
+    /// Whether CQEs go to the backlog even if the CQ has room.
     forces_overflow: bool,
 }
 
@@ -123,8 +123,8 @@ impl CompletionQueue {
             return self.fill_event(cqe, extension());
         }
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
-        // The CQE is written as words, which the compiler assembles in registers. It would assemble
-        // a structure on the stack and read it back.
+        // The CQE is written as two words, which the compiler keeps in registers. It would put a
+        // structure on the stack first, and read it back from there.
         self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension());
@@ -142,8 +142,8 @@ impl CompletionQueue {
         self.free -= 1;
     }
 
-    /// Has CQEs go to the backlog as if the CQ were full, until this is called with `false`. For
-    /// tests of programs.
+    /// Makes CQEs go to the backlog as if the CQ were full, until a call with `false`. For tests of
+    /// programs.
     pub fn force_overflow(&mut self, forces: bool) {
         self.forces_overflow = forces;
         if forces {

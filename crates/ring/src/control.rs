@@ -1,5 +1,5 @@
-//! The words that the engines of several processes share, behind a ring's queues. These processes
-//! have the ring by fork(2). Programs do not use the words.
+//! The words that the engines of several processes share, behind a ring's queues. The processes
+//! inherit the ring by fork(2). Programs do not use the words.
 
 use crate::change_slot::{self, ChangeSlot};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -30,20 +30,22 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// Bit of the state word: the ring is not enabled yet (R_DISABLED).
 const DISABLED: u32 = 1;
 
-/// Value of the word at [`CQE_LISTENER`] if several processes listen. No process has this number
-/// (`sys::process_number`).
+/// Value of the word at [`CQE_LISTENER`] if several processes listen for CQEs. No process has this
+/// number (`sys::process_number`).
 const SEVERAL: u32 = u32::MAX;
 
-/// Flags of the word at [`MAKER`], beside the number of the process that made the ring: it knows
-/// that the ring is shared; it has left the ring.
+/// Flags in the word at [`MAKER`], above the number of the process that made the ring.
+/// `TAKES_PART`: that process has noticed that the ring is shared. `HAS_LEFT`: it has left the
+/// ring.
 const TAKES_PART: u32 = 1 << 30;
 const HAS_LEFT: u32 = 1 << 31;
 
-/// Flags of the word at [`DRAIN`]: the ring drains; it refuses drains.
+/// Flags in the word at [`DRAIN`]; see [`Control::is_draining`] and [`Control::refuses_drains`].
 const DRAINING: u32 = 1;
 const REFUSES: u32 = 2;
 
-/// Value of the word at [`UNJOURNALED`] before the process that made the ring has counted.
+/// Value of the word at [`UNJOURNALED`] until the process that made the ring has counted its
+/// requests outside the journal.
 const UNKNOWN: u32 = u32::MAX;
 
 /// The words that the engines of all processes of a ring share.
@@ -159,13 +161,15 @@ impl Control {
         self.unjournaled.store(UNKNOWN, Ordering::Relaxed);
     }
 
-    /// Returns whether [`Control::expect_unjournaled`] holds.
+    /// Returns whether the process that made the ring may have requests in flight that are not in
+    /// the journal.
     pub fn has_unjournaled(&self) -> bool {
         self.unjournaled.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns whether a request of any process waits behind an IO_DRAIN, or is one that may be in
-    /// flight: later requests wait, too. The caller holds the ring's lock.
+    /// Returns whether later requests have to wait, too. They do while a request of any process
+    /// waits behind an IO_DRAIN, and while a request with IO_DRAIN may be in flight. The caller
+    /// holds the ring's lock.
     pub fn is_draining(&self) -> bool {
         self.drain.load(Ordering::Relaxed) & DRAINING != 0
     }
@@ -182,7 +186,7 @@ impl Control {
         self.drain.load(Ordering::Relaxed) & REFUSES != 0
     }
 
-    /// Has the ring refuse drains in all processes. The caller holds the ring's lock.
+    /// Makes the ring refuse drains in all processes. The caller holds the ring's lock.
     pub fn refuse_drains(&self) {
         self.drain.store(self.drain.load(Ordering::Relaxed) | REFUSES, Ordering::Relaxed);
     }
@@ -205,30 +209,30 @@ impl Control {
         ChangeSlot::new(self.memory.clone(), self.start + CHANGE_SLOT, own)
     }
 
-    /// Posts news: this process has changed something that the ring's other processes have to look
-    /// at. Returns the new count of news. The caller holds the ring's lock, and then wakes the
-    /// other processes.
+    /// Increments the count of news. Other processes compare this count to see that a process has
+    /// changed something that concerns them. Returns the new count. The caller holds the ring's
+    /// lock, and then wakes the other processes.
     pub fn post_news(&self) -> u32 {
         self.news.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
     /// Returns the count of news. A process that was woken compares it with the count that it last
-    /// saw. It does not need the ring's lock for that.
+    /// saw. It needs no lock for that.
     pub fn news(&self) -> u32 {
         self.news.load(Ordering::Relaxed)
     }
 
-    /// Has the process with the number `own` be woken for the next CQEs that other processes
-    /// publish. The caller holds the ring's lock.
+    /// Registers the process with the number `own` as a listener. A listener is woken for the next
+    /// CQEs that another process publishes. The caller holds the ring's lock.
     pub fn listen_for_cqes(&self, own: u32) {
         let listener = self.cqe_listener.load(Ordering::Relaxed);
         let both = if listener == 0 || listener == own { own } else { SEVERAL };
         self.cqe_listener.store(both, Ordering::Relaxed);
     }
 
-    /// Returns whether a process other than `own` listens for CQEs, and clears the listeners. If
-    /// so, the caller posts news, and each listener has to listen anew. The caller holds the ring's
-    /// lock.
+    /// Returns whether a process other than `own` listens for CQEs, and removes all listeners. If
+    /// it returns `true`, the caller posts news, and each listener registers again. The caller
+    /// holds the ring's lock.
     pub fn take_cqe_listeners(&self, own: u32) -> bool {
         let listener = self.cqe_listener.load(Ordering::Relaxed);
         let any = listener != 0 && listener != own;

@@ -23,7 +23,7 @@ use usring_sys::{Errno, UserAddress};
 use usring_uapi::Cqe;
 use usring_uapi::aio::{AIO_RING_COMPAT_FEATURES, AIO_RING_INCOMPAT_FEATURES, AIO_RING_MAGIC, AioRing, IoEvent};
 
-/// Returns the byte offset of the event in a slot.
+/// Returns the byte offset of the event in slot `slot`.
 #[inline]
 pub(crate) fn place(slot: u32) -> usize {
     EVENTS + slot as usize * EVENT

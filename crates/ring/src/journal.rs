@@ -1,7 +1,7 @@
-//! The requests of a shared ring that have no published CQE yet: which process submitted each, and
-//! its `user_data`. Requests from before the ring was shared are not in it. When a process dies,
-//! another one completes the requests of the dead process. The journal also holds the order of the
-//! requests that wait behind an IO_DRAIN.
+//! The journal of a shared ring: its requests that have no published CQE yet, each with its process
+//! and its `user_data`. Requests from before the ring was shared are not in the journal. When a
+//! process dies, another process completes the dead process's requests. The journal also holds the
+//! order of the requests that wait behind an IO_DRAIN.
 //!
 //! A slot:
 //!
@@ -24,9 +24,10 @@
 //!   step ends with a store of the owner's word, which no earlier store passes.
 //! - A slot is `POSTED` before its CQE exists, because a CQE in the backlog is published at once. A
 //!   process frees the slot right after it has published the CQE, so no index grows stale. If the
-//!   process dies before that with the ring's lock, the next holder takes the marks off the slots
-//!   whose CQEs other processes cannot find.
-//! - A full journal takes no further requests. Such a request gets no CQE if its process is killed.
+//!   process dies before that, it holds the ring's lock. The next holder then clears `POSTED` in
+//!   the slots whose CQEs it cannot find ([`Journal::mend`]).
+//! - Further requests are not entered in a full journal. Such a request gets no CQE if its process
+//!   is killed.
 
 use crate::completion::CompletionQueue;
 use crate::layout::Layout;
@@ -51,10 +52,10 @@ const INDEX: usize = 4;
 const USER_DATA: usize = 8;
 /// Bytes in front of the first slot.
 const HEADER: usize = 64;
-/// Offset of the word that holds the next place in the order of held requests.
+/// Offset of the word that holds the next free place in the order of held requests.
 const NEXT_PLACE: usize = 4;
 /// Least number of slots of a journal. A ring with a small CQ can have more requests in flight than
-/// CQ entries. Slots that were never used take no memory.
+/// CQ entries. The pages of slots that were never used take no memory.
 const LEAST: usize = 1024;
 
 /// Number of a slot in the journal.
@@ -149,8 +150,9 @@ impl Journal {
         (0..self.top()).filter(|slot| self.owner(*slot).0 != 0)
     }
 
-    /// Notes a request that this process is about to take from the SQ, where it has this index. The
-    /// caller takes it, and then calls [`Journal::confirm`]. `None`: the journal is full.
+    /// Enters a request that this process is about to take from the SQ, where it has the index
+    /// `sq_index`. The caller takes the request, and then calls [`Journal::confirm`]. `None`: the
+    /// journal is full.
     pub fn begin(&mut self, user_data: u64, sq_index: u32) -> Option<JournalSlot> {
         self.add(user_data, sq_index, NEW)
     }
@@ -211,11 +213,14 @@ impl Journal {
         self.set_top(top);
     }
 
-    /// Mends what a process has left that died with the ring's lock, before the calling process
-    /// adds CQEs of its own:
+    /// Repairs the journal after a process died with the ring's lock. Called before the calling
+    /// process adds CQEs of its own.
     ///
-    /// - CQEs behind the end of `cq` do not exist.
-    /// - A request that is still in the SQ, whose head is `sq_head`, was not taken.
+    /// | slot | state found | new state |
+    /// |---|---|---|
+    /// | `POSTED` | `cq` ends before the CQE, so the CQE does not exist | in flight |
+    /// | `NEW` | the request is still in the SQ, whose head is `sq_head` | free |
+    /// | `NEW` | the request was taken from the SQ | in flight |
     pub fn mend(&mut self, cq: &CompletionQueue, sq_head: u32) {
         for slot in 0..self.top() {
             let ((owner, flag), index) = (self.owner(slot), self.index(slot));
@@ -238,7 +243,8 @@ impl Journal {
         self.used().any(|slot| self.owner(slot).0 != self.own)
     }
 
-    /// Returns the other processes that have a request with this `user_data`; `None`: any request.
+    /// Returns the other processes that have a request with this `user_data`, or with `None` any
+    /// request.
     pub fn others(&self, user_data: Option<u64>) -> Vec<u32> {
         let mut owners = Vec::new();
         for slot in self.used() {
@@ -280,7 +286,7 @@ impl Journal {
             match flag {
                 _ if lives => {}
                 HELD if self.has_held_head(slot) => {}
-                // Published: see `mend`.
+                // The request's CQE is published: [`Journal::mend`] left the slot `POSTED`.
                 POSTED => self.free(slot),
                 _ => taken.push(self.take_over(slot)),
             }
@@ -289,7 +295,7 @@ impl Journal {
     }
 }
 
-/// The order of held requests. The requests of a held chain have one place.
+/// The order of held requests. All requests of a held chain share one place.
 impl Journal {
     /// Returns a new place behind all held requests.
     pub fn last_place(&self) -> u32 {
@@ -315,19 +321,20 @@ impl Journal {
     }
 
     /// Adds a request of this process that is held back at this place. `None`: the journal is full.
-    /// For a chain, the caller adds the requests behind the first one before it.
+    /// For a chain, the caller first adds the later requests ([`Journal::add_held_member`]), and
+    /// then the chain's first request by this function.
     pub fn add_held(&mut self, user_data: u64, place: u32, drains: bool) -> Option<JournalSlot> {
         self.add(user_data, place | if drains { DRAINS } else { 0 }, HELD)
     }
 
-    /// Adds a request of this process that is held back behind the first one of its chain. `None`:
-    /// the journal is full.
+    /// Adds a request of this process that is held back behind the first request of its chain.
+    /// `None`: the journal is full.
     pub fn add_held_member(&mut self, user_data: u64, place: u32) -> Option<JournalSlot> {
         self.add(user_data, place | MEMBER, HELD)
     }
 
-    /// Notes that a request of this process is held back behind the first one of its chain. The
-    /// caller calls [`Journal::hold`] for the first one next.
+    /// Notes that a request of this process is held back behind the first request of its chain. The
+    /// caller then calls [`Journal::hold`] for the chain's first request.
     pub fn hold_member(&self, slot: JournalSlot, place: u32) {
         self.set_index(slot.0, place | MEMBER);
         self.set_owner(slot.0, self.own | HELD);
@@ -345,7 +352,7 @@ impl Journal {
         self.owner(slot.0).1 == HELD
     }
 
-    /// Returns the index of a slot that is held back; `None`: the slot is not.
+    /// Returns the index word of a slot whose request is held back. `None` for any other slot.
     fn held_index(&self, slot: u32) -> Option<u32> {
         (self.owner(slot).1 == HELD).then(|| self.index(slot))
     }
@@ -356,7 +363,8 @@ impl Journal {
         self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == place)
     }
 
-    /// Returns the held request, or the first one of a held chain, that comes first in the order.
+    /// Returns the first held request in the order. For a held chain, returns the chain's first
+    /// request.
     pub fn first_held(&self) -> Option<Held> {
         let mut first: Option<Held> = None;
         for slot in self.used() {
@@ -375,22 +383,22 @@ impl Journal {
         self.used().any(|slot| self.owner(slot).1 & (HELD | POSTED) == 0)
     }
 
-    /// Returns the slots behind the first one of a held chain.
+    /// Returns the slots of a held chain, except the slot of its first request.
     fn members(&self, held: &Held) -> Vec<u32> {
         let is_member = |slot: &u32| self.held_index(*slot) == Some(held.place | MEMBER);
         self.used().filter(is_member).collect()
     }
 
-    /// Lets a request go on, with those behind it in its chain. Its process finds out by
-    /// [`Journal::is_held`].
+    /// Lets a held request start, with the later requests of its chain. Their process finds this
+    /// out by [`Journal::is_held`].
     pub fn let_go(&self, held: &Held) {
         let members = self.members(held);
         self.set_owner(held.slot.0, held.owner);
         members.into_iter().for_each(|slot| self.set_owner(slot, held.owner));
     }
 
-    /// Takes over a held request of a process that has died, with those behind it in its chain.
-    /// Returns their slots, the first one's first, each with its `user_data`. For each, the caller
+    /// Takes over a held request of a process that has died, with the later requests of its chain.
+    /// Returns their slots in the chain's order, each with its `user_data`. For each, the caller
     /// calls [`Journal::end`] and posts its CQE.
     pub fn take_held(&mut self, held: &Held) -> Vec<(JournalSlot, u64)> {
         let members = self.members(held);

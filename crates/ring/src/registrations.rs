@@ -8,11 +8,11 @@
 //! | entry | word that makes it valid | content |
 //! |---|---|---|
 //! | group | `KIND` | a buffer ring with its head, or a group of provided buffers |
-//! | provided buffer | `GROUP` | a buffer of such a group, and its place in the order |
-//! | registered buffer | `NUMBER` | an address range |
+//! | provided buffer | `GROUP_OF` | a buffer of such a group, and its place in the order |
+//! | registered buffer | `BUFFER_NUMBER` | an address range |
 //!
-//! Each registration has a number, and the number of the process that made it. By these another
-//! process decides whether it has the memory that the registration names.
+//! Each registration has a number, and the number of the process that made it. Another process uses
+//! both to decide whether it has the memory that the registration names.
 
 use alloc::vec::Vec;
 use usring_sys::futex;
@@ -31,11 +31,12 @@ const NEXT_PLACE: usize = 28;
 /// The rules of the restrictions, [`Rules`].
 const RULES: usize = 64;
 
-/// Most groups of a shared ring that all its processes know.
+/// Maximum number of buffer groups that the processes of a shared ring can know in common.
 pub const MOST_GROUPS: usize = 64;
-/// Most provided buffers of a shared ring, in all groups of PROVIDE_BUFFERS.
+/// Maximum number of provided buffers that the processes of a shared ring can know in common, in
+/// all groups of PROVIDE_BUFFERS together.
 pub const MOST_PROVIDED: usize = 1024;
-/// Most registered buffers of a table that all processes of a shared ring know.
+/// Maximum number of registered buffers that the processes of a shared ring can know in common.
 pub const MOST_BUFFERS: usize = 1024;
 
 const GROUPS: usize = 128;
@@ -49,7 +50,8 @@ pub(crate) const LENGTH: usize = TABLE + MOST_BUFFERS * BUFFER;
 /// Alignment of the words, in bytes: a cache line.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Words of a group: a kind and the group's id plus 1 ([`RING`], [`CLASSIC`]).
+/// Offsets of a group's words. The word at `KIND` holds [`RING`] or [`CLASSIC`], and the group's
+/// id.
 const KIND: usize = 0;
 const NUMBER: usize = 4;
 const OWNER: usize = 8;
@@ -173,13 +175,14 @@ impl Registrations {
         next
     }
 
-    /// Returns the word that is not 0 while the process that made the ring has registrations that
-    /// no other process sees ([`usring_sys::sharing`]).
+    /// Returns the word that marks unpublished registrations. It is not 0 while the process that
+    /// made the ring has registrations that no other process sees ([`usring_sys::sharing`]).
     pub fn unpublished(&self) -> &AtomicU32 {
         self.word(UNPUBLISHED)
     }
 
-    /// Notes that other processes see all registrations, and wakes those that wait for that.
+    /// Notes that other processes see all registrations, and wakes the processes that wait for
+    /// that.
     pub fn note_published(&self) {
         if self.word(UNPUBLISHED).swap(0, Ordering::AcqRel) != 0 {
             futex::wake_shared(self.word(UNPUBLISHED), u32::MAX >> 1);
@@ -253,8 +256,8 @@ impl Registrations {
         self.groups().find(|(_, other, _)| *other == id).map(|(slot, _, group)| (slot, group))
     }
 
-    /// Enters a group in place of the one with this id, if there is one. `head`: that of a buffer
-    /// ring. `None`: all entries are in use.
+    /// Enters a group in place of the group with this id, if there is one. `head` is the head of a
+    /// buffer ring. `None`: all entries are in use.
     pub fn enter_group(&self, id: u16, group: SharedGroup, head: u16) -> Option<GroupSlot> {
         let is_free = |slot: &GroupSlot| self.get(Self::group(*slot) + KIND) == 0;
         let known = self.find_group(id).map(|(slot, _)| slot);
@@ -292,7 +295,8 @@ impl Registrations {
     }
 }
 
-/// Words of a provided buffer: the group's id with [`IN_USE`], and the place in the order.
+/// Offsets of a provided buffer's words. The word at `GROUP_OF` holds the group's id and
+/// [`IN_USE`]. The word at `PLACE` holds the buffer's place in the order.
 const GROUP_OF: usize = 0;
 const PLACE: usize = 4;
 const ADDRESS_OF: usize = 8;
@@ -387,7 +391,7 @@ impl Registrations {
     }
 }
 
-/// Words of a registered buffer, behind its address, length and tag.
+/// Offsets of a registered buffer's words, behind its address, length and tag.
 const BUFFER_OWNER: usize = 24;
 const BUFFER_NUMBER: usize = 28;
 
@@ -396,8 +400,8 @@ const TOO_LARGE: u32 = u32::MAX;
 
 /// The table of registered buffers.
 impl Registrations {
-    /// Returns the table. Outer `None`: there is none. A slot is `None` if it is empty. A table
-    /// that is too large for other processes has no slots here.
+    /// Returns the table of registered buffers. Outer `None`: there is no table. A slot is `None`
+    /// if it is empty. A table that is too large for other processes has no slots here.
     pub fn buffers(&self) -> Option<Vec<Option<SharedBuffer>>> {
         let slots = match self.get(BUFFERS) {
             0 => return None,

@@ -1,6 +1,6 @@
 //! Models of a change that one process of a shared ring asks of another, with each process as a
-//! thread. Either process may die at each of its steps. A wake-up that is lost is a thread that
-//! sleeps for ever, which loom reports as a deadlock.
+//! thread. Either process may die at each of its steps. After a lost wake-up a thread would sleep
+//! for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -56,7 +56,7 @@ impl Process {
         Process { memory: memory.clone(), lock, slot }
     }
 
-    /// Takes the lock. If the last holder has died, calls the other processes in its place.
+    /// Takes the lock. If the last holder has died, wakes the other processes in its place.
     fn lock(&self) -> Locked<'_> {
         self.lock.lock(|(), since| {
             if since == Since::HolderDied {
@@ -74,12 +74,12 @@ impl Process {
         futex::wake_shared(&self.memory.news, u32::MAX);
     }
 
-    /// Sleeps until there are news, as a process that waits for nothing does.
+    /// Sleeps until there are news, without a time limit.
     fn wait(&self, heard: u32) {
         futex::wait(&self.memory.news, heard, None).unwrap();
     }
 
-    /// Sleeps until there are news, or for a while.
+    /// Sleeps until there are news, or until the time limit is over.
     fn wait_a_while(&self, heard: u32) {
         let _ = futex::wait_shared(&self.memory.news, heard, Some(1));
     }
@@ -170,7 +170,7 @@ fn bounded(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// No time limit is over here, so both processes depend on the wake-ups.
+/// No sleep reaches its time limit in this model, so both processes depend on the wake-ups.
 #[test]
 fn a_change_is_made_and_answered() {
     bounded(|| {
@@ -203,7 +203,7 @@ fn a_process_that_dies_at_any_step_of_its_answer_leaves_the_asker_waiting_for_no
     }
 }
 
-/// The asking process dies, and a third process takes the lock: by `lock`.
+/// The asking process dies, and a third process acquires the lock by calling `lock`.
 fn the_asker_dies(step: u32, lock: fn(&Process) -> Locked) {
     bounded(move || {
         let memory = memory();
@@ -253,7 +253,8 @@ fn a_process_that_waits_for_the_slot_is_called_when_it_is_free() {
     });
 }
 
-/// Waits for the slot, asks, and frees it in another turn.
+/// Waits until the slot is available, and asks. Then releases the lock, acquires it again, and
+/// frees the slot.
 fn use_slot(process: &Process) {
     loop {
         let heard = process.news();

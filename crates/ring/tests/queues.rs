@@ -301,8 +301,8 @@ fn a_program_on_another_thread_gets_every_cqe_of_every_sqe() {
     });
 }
 
-/// Counts as unannounced: CQEs in the CQ that are not published, and CQEs that went to the backlog
-/// since the last call of `take_growth`.
+/// These CQEs count as unannounced: CQEs in the CQ that are not published, and CQEs that went to
+/// the backlog since the last call of `take_growth`.
 #[test]
 fn unpublished_cqes_and_backlog_growth_are_tracked() {
     let (mut queue, _half, _memory) = completion(2, 0);

@@ -53,7 +53,8 @@ fn a_cqe_that_was_not_published_does_not_end_its_request() {
     assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
 }
 
-/// A CQE in the backlog is published as soon as it is there. The process may die before and after.
+/// A CQE in the backlog is published as soon as it is added. The process may die before or after
+/// that.
 #[test]
 fn a_cqe_in_the_backlog_ends_its_request_once() {
     let (mut first, mut second, mut cq) = halves();
@@ -122,7 +123,7 @@ fn held_requests_of_a_dead_process_stay_until_their_turn() {
     assert_eq!(second.noted(), 2);
 }
 
-/// The process has died while it noted that a chain is held back.
+/// The process dies before it has noted for all requests of a chain that they are held back.
 #[test]
 fn members_without_a_held_head_are_taken_from_a_dead_process() {
     let (mut first, mut second, _) = halves();
