@@ -60,8 +60,8 @@ const RWF_NOAPPEND: u32 = 0x20;
 /// The hook that sees the calls which usring makes.
 pub static HOOK: CallHook = CallHook { during };
 
-/// Returns whether the recorder has to make this call of the program. If the call writes to the
-/// command's standard output, it is recorded here, and the program's thread makes it as it stands.
+/// Returns whether the recorder has to make this call of the program. A write to the command's
+/// standard output is recorded here, and the program's thread then makes the call unchanged.
 pub fn concerns(call: &SystemCall) -> bool {
     let [first, second, third, fourth, ..] = call.arguments;
     match call.number {
@@ -73,14 +73,16 @@ pub fn concerns(call: &SystemCall) -> bool {
             }
             _ => false,
         },
-        // The descriptor may be a ring's, whose memory the library maps.
+        // A descriptor of a ring is not below the folder, so the library itself serves that
+        // mmap(2).
         linux::__NR_mmap => {
             let shares = fourth as u32 & linux::MAP_SHARED != 0 && third as u32 & linux::PROT_WRITE != 0;
             shares && place::file(call.arguments[4] as i32).is_some()
         }
         linux::__NR_ioctl => matches!(second as u32, FICLONE | FICLONERANGE),
         linux::__NR_open | linux::__NR_openat | linux::__NR_openat2 | linux::__NR_creat => names::may_change(call),
-        // Other files may let the caller wait, and a signal has to interrupt the wait.
+        // A call on any other file may wait, and a signal must be able to interrupt that wait. So
+        // the program's thread makes it.
         linux::__NR_sendfile => is_regular(first),
         linux::__NR_splice | linux::__NR_copy_file_range => is_regular(third),
         _ => true,
@@ -139,8 +141,8 @@ fn on_file(call: &SystemCall, number: u64, make: Make<'_>, record: impl FnOnce(&
     answer
 }
 
-/// Returns the memory that a write names. An array that cannot be read is an empty one: the call
-/// fails.
+/// Returns the memory that a write names. If the array of vectors cannot be read, returns no
+/// memory: the kernel then refuses the call.
 fn members(call: &SystemCall) -> Vec<IoVector> {
     let [_, base, length, ..] = call.arguments;
     match call.number {
@@ -149,7 +151,7 @@ fn members(call: &SystemCall) -> Vec<IoVector> {
     }
 }
 
-/// Cuts memory off behind this number of bytes.
+/// Shortens the vectors to `bytes` bytes in all.
 fn clip(members: &mut Vec<IoVector>, mut bytes: u64) {
     for member in members.iter_mut() {
         member.length = member.length.min(bytes);
@@ -237,10 +239,8 @@ fn sync(call: &SystemCall, when_failed: u32, make: Make<'_>) -> u64 {
     answer
 }
 
-/// Records that a call is answered with an error and is not made. A sync that fails may lose what
-/// it should have written.
-///
-/// `drops`: it certainly loses them.
+/// Records that a call is answered with an error and is not made. A sync that fails may lose the
+/// data that it should have written. If `drops` is set, it certainly does.
 pub fn note_failure(call: &SystemCall, drops: bool) {
     if matches!(call.number, linux::__NR_fsync | linux::__NR_fdatasync | linux::__NR_sync | linux::__NR_syncfs) {
         let io_error = Errno::EIO.negative();
@@ -271,7 +271,8 @@ fn allocated(call: &SystemCall, file: &File) {
 /// Bytes of a copied file that are read back at a time.
 const PIECE: u64 = 1 << 20;
 
-/// Records a call by which the kernel itself fills a file: reads back what the file contains.
+/// Records a call by which the kernel itself copies to a file: reads back the bytes that the call
+/// has written there.
 fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
     on_file(call, target, make, |file, copied| {
         let number = target as i32;
@@ -280,7 +281,7 @@ fn copy(call: &SystemCall, target: u64, make: Make<'_>) -> u64 {
             linux::__NR_sendfile => file::position(number).map(|end| end.saturating_sub(copied)),
             linux::__NR_ioctl => Ok(0),
             _ if call.arguments[3] != 0 => {
-                // The call has moved the offset behind the bytes.
+                // The call has moved this offset to the end of the copied bytes.
                 user_memory::read::<u64>(UserAddress(call.arguments[3])).map(|end| end.saturating_sub(copied))
             }
             _ => file::position(number).map(|end| end.saturating_sub(copied)),

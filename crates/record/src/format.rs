@@ -51,20 +51,21 @@ pub enum Kind {
     Rename = 9,
     /// The names of `node` in `folder` and of the inode `size` in `second_folder` are exchanged.
     Exchange = 10,
-    /// fsync(2) of `node`, with the number `id`. Node 0 is everything.
+    /// fsync(2) of `node` begins; `id` is its number. Node 0 stands for all files (sync(2)).
     SyncBegin = 11,
-    /// The sync `id` of the same process has ended. [`FAILED`]: with an error.
+    /// The sync `id` of the process has ended. With [`FAILED`], it ended with an error.
     SyncEnd = 12,
     /// The data goes to the command's standard output.
     Output = 13,
-    /// The path says why the history is not complete. The second path is the file that is meant.
+    /// The path says why the history is not complete. The second path is the file that the reason
+    /// concerns.
     Unknown = 14,
     /// The requests of a batch are submitted; `id` is the batch.
     Batch = 15,
-    /// The thread now makes calls for the request `id` of the batch `size`; 0: the request begins
-    /// now.
+    /// From here on, the thread's calls belong to request `id` of batch `size`. If `size` is 0, the
+    /// request was held back, and begins now.
     Request = 16,
-    /// The thread makes no more calls for a request.
+    /// From here on, the thread's calls belong to no request.
     RequestLeft = 17,
     /// The request `id` is completed.
     Completed = 18,

@@ -20,7 +20,7 @@
 //! - If a record cannot be written, the log says so ([`format::Page`]), and its reader trusts
 //!   nothing.
 //! - No open file is tracked. A file is known by its inode, and its place by /proc. So duplicates,
-//!   fork, exec, and descriptors from other processes need nothing.
+//!   fork, exec, and descriptors from other processes need no special treatment.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 

@@ -35,7 +35,8 @@ struct Log {
 }
 
 static SETTINGS: SetOnce<Settings> = SetOnce::new();
-/// The page as the process mapped it that called [`start`]. Children inherit the mapping.
+/// The log's first page, as mapped by the process that called [`start`]. Children inherit the
+/// mapping.
 static WORDS: SetOnce<[AtomicU64; 1]> = SetOnce::new();
 static LOG: PerProcess<Log> = PerProcess::new();
 
@@ -108,12 +109,12 @@ impl Drop for Locked {
     }
 }
 
-/// Notes that a record is missing, or is not in its place.
+/// Notes that a record is missing or out of order.
 fn note_lost(log: &Log) {
     log.page.iter().take(1).for_each(|lost| lost.store(1, Ordering::Relaxed));
 }
 
-/// Members of one writev(2) at most (IOV_MAX), without the one for the header.
+/// Maximum number of vectors of data in one writev(2): IOV_MAX, less the vector for the header.
 const MOST_MEMBERS: usize = 1023;
 
 /// Appends a record with its data, which lies in the program's memory.

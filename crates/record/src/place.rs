@@ -92,7 +92,7 @@ pub(crate) fn is_output(stat: &Stat) -> bool {
     settings().is_some_and(|it| it.output_inode == stat.inode && it.output_device == stat.device)
 }
 
-/// A name in a folder below the folder, or in the folder itself.
+/// A name in the recorded folder, or in a folder below it.
 pub(crate) struct Place {
     folder: OwnedDescriptor,
     pub folder_inode: u64,
@@ -103,8 +103,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Returns the place of a path that the program passes. `None`: it is not below the folder, or
-    /// has no name of its own.
+    /// Returns the place of a path that the program passes. `None` if the path is not below the
+    /// folder, or if its last part is empty, `.` or `..`.
     pub fn of(directory: i32, path: u64) -> Option<Place> {
         let mut path = user_memory::read_c_string(UserAddress(path), PATH_LIMIT).ok()?;
         path.pop();
@@ -134,7 +134,8 @@ impl Place {
         Some(Place { folder, folder_inode, path, name })
     }
 
-    /// Returns what the name leads to. `follows`: also through a symbolic link.
+    /// Returns the status of the file that the name leads to. `follows`: of a symbolic link's
+    /// target, if the name is a symbolic link.
     pub fn stat(&self, follows: bool) -> Option<Stat> {
         let flags = if follows { 0 } else { linux::AT_SYMLINK_NOFOLLOW };
         stat_of(self.folder.number(), self.name.as_ptr() as u64, flags).ok()

@@ -8,7 +8,7 @@ use crate::format::{Kind, Record};
 use crate::log::append;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers of batches and requests so far. Together with the process they are unique.
+/// The last number that this process gave to a batch or a request. No two of a process are equal.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 fn number() -> u64 {
@@ -27,8 +27,8 @@ pub fn new_request() -> u64 {
     number()
 }
 
-/// Makes calls for a request. `batch`: the batch that it was submitted with; 0: the request was
-/// held back, and begins now.
+/// Makes calls for a request. `batch` is the batch with which it was submitted. If it is 0, the
+/// request was held back and begins now.
 pub fn during<T>(request: u64, batch: u64, work: impl FnOnce() -> T) -> T {
     append(&Record { id: request, size: batch, ..Record::new(Kind::Request) }, &[]);
     let result = work();
