@@ -1,8 +1,8 @@
-//! This process's view of the run's page: the rules in parsed form, and the numbers by which the
-//! process counts.
+//! This process's view of the run's page: the rules in parsed form, and under which numbers the
+//! page counts this process's calls.
 //!
-//! A process is known by a hash of its id and of the time at which it was forked. So the process
-//! goes on counting after execve(2), and a later process with the same id begins anew.
+//! The page identifies a process by a hash of its id and of the time at which it was forked. So
+//! counts go on after execve(2), and start anew in a later process with the same id.
 
 use crate::decide::{Call, Fault, Moment, decide};
 use crate::page::{Counter, Key, Page};
@@ -45,13 +45,13 @@ struct Rules {
     generation: u64,
     /// With their indices in the page.
     active: Vec<(u16, Rule)>,
-    /// The calls that any of them names.
+    /// The calls that any of these rules names.
     named: CallSet,
-    /// Whether any of them depends on how a request is carried out.
+    /// Whether any rule has a condition on how a request is carried out.
     has_ways: bool,
 }
 
-/// Has this process ask the page's rules from now on.
+/// Makes this process apply the page's rules from now on.
 pub fn arm(page: Page) {
     PAGE.set(Box::leak(Box::new(page)));
     unusual::set(Unusual::Faults);
@@ -104,14 +104,14 @@ impl State {
     }
 }
 
-/// Returns the fault that a call gets. Counts the call if a rule names it, and the fault.
+/// Returns the fault that a call gets, and counts it. Also counts the call if a rule names it.
 pub fn ask(call: &Call<'_>) -> Option<Fault> {
     ask_numbered(call, &mut 0)
 }
 
-/// Returns the fault that a request gets which may be asked about several times. The first call
-/// with a rule for the request counts the request, and sets `nth`, which is 0 before. Later calls
-/// need this value.
+/// Returns the fault that a request gets. For requests about which this function may be called
+/// several times: `nth` is 0 at first. The first call with a rule for the request counts the
+/// request and stores its number in `nth`, and later calls pass that number.
 pub fn ask_numbered(call: &Call<'_>, nth: &mut u64) -> Option<Fault> {
     let page = PAGE.get()?;
     let state = STATE.get_or_make(|| State::new(page));
@@ -152,7 +152,7 @@ pub fn add_once(rule: &Rule) -> Option<u16> {
     let page = PAGE.get()?;
     let number = STATE.get_or_make(|| State::new(page)).number(page);
     let mut own = rule.clone();
-    // A rule for one process can only be for this one.
+    // The rule applies to this process only.
     if rule.place.process.is_none() {
         let _ = write!(own.text, ":process={number}");
     }
@@ -190,8 +190,8 @@ pub fn names(kind: crate::Kind, number: u16) -> bool {
     state.rules(page).named.contains(kind, number)
 }
 
-/// Appends a fault to the log: the rule that repeats it, and behind `#` what helps a reader. A log
-/// that cannot be written is left as it is, because the fault has to go on.
+/// Appends a fault to the log: the rule that repeats it, and behind `#` further facts for the
+/// reader. If the log cannot be written, the line is lost, and the fault happens all the same.
 fn log(mut path: Vec<u8>, fault: &Fault, call: &Call<'_>, moment: &Moment) {
     let mut line = String::new();
     if fault.write(&mut line, call, moment).is_err() {

@@ -1,7 +1,7 @@
 //! The plain system calls that can get a fault: their names, classes, and arguments.
 //!
-//! Calls that the dynamic loader makes before the library is there are left out (mmap, fstat,
-//! access, …), unless the filter can tell the loader's calls from the program's.
+//! The dynamic loader makes some calls before the library is loaded (mmap, fstat, access, …). They
+//! are left out, unless the filter can tell the loader's calls from the program's.
 
 use usring_uapi::general as linux;
 
@@ -25,7 +25,7 @@ pub enum Moves {
         address: Option<u8>,
         length: u8,
     },
-    /// An iovec array: address and number of members.
+    /// An iovec array: its address and its number of vectors.
     Vector {
         address: u8,
         count: u8,

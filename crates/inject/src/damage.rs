@@ -5,7 +5,7 @@ use usring_device::random::Random;
 use usring_sys::plain::IoVector;
 use usring_sys::{UserAddress, user_memory};
 
-/// How many bits are flipped, and the seed of their places.
+/// How many bits are flipped, and the seed from which their places are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
     pub bits: u32,
@@ -13,8 +13,8 @@ pub struct Flip {
 }
 
 impl Flip {
-    /// Flips bits in the first `bytes` bytes of the members. Memory that cannot be written is left
-    /// as it is.
+    /// Flips bits in the first `bytes` bytes of the vectors `members`. Memory that cannot be
+    /// written is left as it is.
     pub fn apply(self, members: &[IoVector], bytes: u64) {
         for place in self.places(bytes) {
             if let Some(address) = address_of(members, place / 8)

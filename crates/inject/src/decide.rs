@@ -1,9 +1,9 @@
 //! The decision which fault a call gets. Depends only on the arguments, so a test or a replay gets
 //! the same faults again.
 //!
-//! The last rule that means a call decides alone, as in strace: it hides earlier rules. A rule
-//! means a call if its SET names the call and all its conditions hold. Only then it counts the call
-//! for `when=` and draws for `p=`.
+//! A rule matches a call if its SET names the call and all its conditions hold. The last rule that
+//! matches a call decides alone, as in strace: it hides earlier rules. Only this rule counts the
+//! call for `when=` and draws for `p=`.
 
 pub use crate::set::Kind;
 
@@ -45,8 +45,8 @@ pub struct Call<'a> {
     pub ring: Option<u32>,
     pub thread: u32,
     pub names: &'a dyn Names,
-    /// How the request is carried out. `None`: a plain call, or a request of which usring does not
-    /// know it yet.
+    /// How the request is carried out. `None` for a plain call, and for a request while usring does
+    /// not know it yet.
     pub way: Option<Way>,
 }
 
@@ -62,7 +62,7 @@ pub struct Moment {
     pub seed: u64,
 }
 
-/// The fault of one call, with everything random drawn.
+/// The fault of one call, after all random choices were made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Fault {
     /// Index of the rule.
@@ -83,8 +83,9 @@ pub struct Fault {
     pub once: bool,
 }
 
-/// Returns the fault of a call. `rules` are pairs of a rule's index and the rule. `count` counts
-/// the call for the rule with this index in this process, and returns how many it has counted.
+/// Returns the fault of a call. `rules` are pairs of a rule's index and the rule. `count` gets the
+/// index of the rule that matches the call. It counts the call for that rule in this process, and
+/// returns the new count.
 pub fn decide<'a>(
     rules: impl DoubleEndedIterator<Item = (u16, &'a Rule)>,
     call: &Call<'_>,
@@ -154,7 +155,7 @@ impl Fault {
     }
 
     /// Returns the most bytes that a transfer of `total` bytes may transfer; `None`: all of them.
-    /// At least one byte is transferred, because none would mean the end of the file.
+    /// At least one byte is transferred, because a result of 0 would mean the end of the file.
     pub fn limit(&self, total: u64) -> Option<u64> {
         let most = match self.short? {
             Short::Bytes(bytes) => bytes,
@@ -224,7 +225,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// A share in hundredths, with all its digits.
+/// Formats a probability as a percentage, with all its digits.
 struct Percent(Probability);
 
 impl fmt::Display for Percent {

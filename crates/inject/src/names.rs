@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use usring_sys::{SystemCall, UserAddress, user_memory, width};
 use usring_uapi::general as linux;
 
-/// Most bytes of a path, with its NUL.
+/// Maximum length of a path, in bytes, with its NUL.
 const PATH_LIMIT: usize = 4096;
 
 /// The file names of a plain system call, or of a request that a plain system call carries out.
@@ -84,7 +84,8 @@ fn absolute(folder: i32, path: Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// Copies a path of the program's. `None`: its memory cannot be read, or it has no end.
+/// Copies a path from the program's memory. `None` if that memory cannot be read, or if the path is
+/// too long.
 fn read_path(address: UserAddress) -> Option<Vec<u8>> {
     const PIECE: usize = 64;
     let mut path = Vec::new();
@@ -105,8 +106,8 @@ fn read_path(address: UserAddress) -> Option<Vec<u8>> {
     None
 }
 
-/// Returns whether a pattern means a file name. A pattern without a slash is compared with the last
-/// part of the name alone, too.
+/// Returns whether a pattern matches a file name. A pattern without a slash may also match the last
+/// part of the name alone.
 pub fn is_meant(pattern: &[u8], path: &[u8]) -> bool {
     let last = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     crate::glob::matches(pattern, path) || !pattern.contains(&b'/') && crate::glob::matches(pattern, last)

@@ -40,14 +40,14 @@ const AT_UNCOUNTED: usize = 9;
 const AT_TRAPS: usize = 16;
 const AT_LOG_LENGTH: usize = 31;
 const AT_LOG: usize = 32;
-/// Most bytes of the log's path.
+/// Maximum length of the log's path, in bytes.
 const LOG_BYTES: usize = 4096;
 
 const RULES: usize = AT_LOG + LOG_BYTES / 8 + 480;
-/// Most rules of a run, those included that were removed.
+/// Maximum number of rules of a run, including removed rules.
 pub const MOST_RULES: usize = 8192;
 const TEXT: usize = RULES + MOST_RULES;
-/// Most bytes of all rules' texts.
+/// Maximum length of the texts of all rules together, in bytes.
 const TEXT_BYTES: usize = 1 << 20;
 const TABLE: usize = TEXT + TEXT_BYTES / 8;
 /// Counters, a power of two. Each takes two words.
@@ -58,7 +58,7 @@ pub const LENGTH: usize = (WORDS * 8).next_multiple_of(PAGE);
 
 const _: () = assert!(LENGTH / 8 < u32::MAX as usize);
 
-/// Places that are searched for a counter.
+/// Maximum number of table entries that are searched for a counter.
 const SEARCHED: usize = 256;
 
 // A rule's word: offset of its text, length, state.
@@ -66,7 +66,7 @@ const LENGTH_SHIFT: u32 = 32;
 const STATE_SHIFT: u32 = 48;
 const ACTIVE: u64 = 1;
 const REMOVED: u64 = 2;
-/// Most bytes of one rule's text.
+/// Maximum length of one rule's text, in bytes.
 const LONGEST_TEXT: usize = 8192;
 
 /// The meaning of a counter.
@@ -74,9 +74,9 @@ const LONGEST_TEXT: usize = 8192;
 pub enum Counter {
     /// The calls of a name in a process.
     Calls,
-    /// The calls of a name that a rule meant, in a process.
+    /// Number of calls with this name that a rule matched in a process.
     Meant,
-    /// The faults of a rule in calls of a name, in all processes.
+    /// Number of faults that a rule made in calls with this name, in all processes.
     Faults,
     /// Not a count: the number of a process in the run.
     Process,
@@ -141,7 +141,7 @@ impl Page {
         Ok(page)
     }
 
-    /// Makes a page for this process alone, and its forked children as they are now.
+    /// Makes a page that only this process and the children that it forks later can use.
     pub fn of_process(seed: u64, begin: u64) -> Result<Page, Errno> {
         Page::create(&mapping::memory_file(c"usring-faults", LENGTH as u64)?, seed, begin)
     }
@@ -304,8 +304,8 @@ impl Page {
         None
     }
 
-    /// Counts once more, and returns the count. Without room in the table the count is always 0,
-    /// which no rule means.
+    /// Increments a counter, and returns the new count. If the table has no room for the counter,
+    /// returns 0, a count that no rule includes.
     pub fn count(&self, key: Key) -> u64 {
         self.counter(key).map_or(0, |counter| counter.fetch_add(1, Ordering::Relaxed) + 1)
     }

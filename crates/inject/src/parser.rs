@@ -1,5 +1,6 @@
-//! The text of a rule: `[KIND:]SET:KEY=VALUE:KEY=VALUE…`. The keys that strace has mean what they
-//! mean there. In a value, a backslash takes its meaning from a colon (`path=/a\:b`).
+//! The text of a rule: `[KIND:]SET:KEY=VALUE:KEY=VALUE…`. A key that strace has, too, means the
+//! same as in strace. In a value, `\:` stands for a colon that does not end the value
+//! (`path=/a\:b`).
 
 use crate::errors;
 use crate::message::{SpecError, nearest, similar};
@@ -109,7 +110,7 @@ const DISTRIBUTION: &str = "a time, or uniform(1ms,5ms), exponential(2ms), norma
 
 /// The `value` of a key that has none.
 const FLAG: &str = "";
-/// Most bits of `flip=`, and most completions of `reorder=`.
+/// Maximum number of bits in `flip=`, and of completions in `reorder=`.
 const MOST_BITS: u32 = 4096;
 const MOST_COMPLETIONS: u32 = 4096;
 
@@ -182,7 +183,7 @@ const KEYS: [Key; 26] = [
 /// Keys that a rule may repeat. The last one holds, as in strace.
 const REPEATABLE: [&str; 1] = ["when"];
 
-/// Keys that set the same thing.
+/// Keys with the same meaning.
 const SAME: [(&str, &str); 3] = [("res", "retval"), ("delay", "delay_enter"), ("retval", "res")];
 
 fn put<T>(place: &mut Option<T>, value: T) -> Option<()> {
@@ -195,7 +196,7 @@ struct Parser<'a> {
     /// The SET.
     named: &'a str,
     rule: Rule,
-    /// The keys so far, each with its whole field.
+    /// The keys parsed so far, each with its whole field (`KEY=VALUE`).
     given: Vec<(&'static str, &'a str)>,
 }
 
@@ -253,7 +254,6 @@ impl<'a> Parser<'a> {
             return Err(self.wrong(value, "a call answers either an error or a value; drop one of the two"));
         }
         if !action.is_any() {
-            // `none` and conditions alone arm the run, so that `usring ctl inject` can add rules.
             let field = self.text.get(self.text.len()..).unwrap_or("");
             let reason = "a rule needs an action, such as error=, retval=, short=, delay= or signal=";
             return Err(self.wrong(field, reason));
@@ -307,8 +307,8 @@ impl<'a> Parser<'a> {
         Ok(self.rule)
     }
 
-    /// Refuses actions that come too late for a request that was completed inline, or that cannot
-    /// depend on how the request is carried out.
+    /// Refuses two kinds of actions: those that come too late for a request that was completed
+    /// inline, and those that cannot depend on how the request is carried out.
     fn check_way(&self, action: &Action) -> Result<(), SpecError> {
         let Some(by) = self.given(&["by"]) else { return Ok(()) };
         if let Some(cancel) = self.given(&["cancel"]) {
@@ -327,8 +327,9 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Limits the rule to calls for which a field has a meaning. A call that was named and is not
-    /// among them is an error; members of classes are left out.
+    /// Limits the rule to calls for which `field` has a meaning. Returns an error for a call that
+    /// the SET names and that is not in `to`. Drops such calls from the SET if a class or `all`
+    /// includes them.
     fn narrow(&mut self, to: &CallSet, field: &str, why: &str) -> Result<(), SpecError> {
         let is_list = !self.named.contains(['%', '!']) && !self.named.split(',').any(|name| name == "all");
         let lost = self.rule.set.without(to);
@@ -389,7 +390,8 @@ fn distribution(text: &str) -> Option<Distribution> {
     span(text).map(Distribution::Constant).or_else(|| Distribution::parse(text))
 }
 
-/// Most digits after the point of a time. More would be less than a nanosecond.
+/// Maximum number of digits after the point of a time. Further digits would be less than a
+/// nanosecond.
 const MOST_DIGITS: usize = 9;
 
 /// Parses a time as strace does: a number, perhaps with a point, and s, ms, us or ns. Without a

@@ -1,4 +1,4 @@
-//! A rule in parsed form: which calls it means, and what happens to them.
+//! A rule in parsed form: the calls that it applies to, and what happens to them.
 
 use crate::calls::{self, Moves};
 use crate::set::{CallSet, Kind};
@@ -50,8 +50,8 @@ pub struct Place {
 /// How a request is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Its first attempt, in the submitting thread, completes it. usring knows this only after the
-    /// attempt.
+    /// The request's first attempt, in the submitting thread, completes it. usring knows this only
+    /// after the attempt.
     Inline,
     /// The request waits until its file is ready.
     Poll,
@@ -111,9 +111,9 @@ pub struct Action {
     pub delay_enter: Option<Distribution>,
     pub delay_exit: Option<Distribution>,
     pub signal: Option<u8>,
-    /// Number of bits, and the seed of their places if the rule gives it.
+    /// Number of bits to flip, and the seed of their places if the rule gives one.
     pub flip: Option<(u32, Option<u64>)>,
-    /// The completion waits for so many later ones.
+    /// The completion is held back until this number of later completions have come.
     pub reorder: Option<u32>,
     /// The CQE goes to the backlog, as if the CQ were full.
     pub overflow: bool,

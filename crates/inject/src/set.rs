@@ -1,4 +1,5 @@
-//! The SET of a rule: which opcodes of rings, commands of libaio, and plain system calls it means.
+//! The SET of a rule: the opcodes of rings, commands of libaio, and plain system calls that the
+//! rule names.
 
 use crate::calls::{self, CALLS, DESC, FILE, NET, RW, SYNC};
 use usring_uapi::opcode;
@@ -10,7 +11,7 @@ pub enum Kind {
     Ring,
     /// A plain system call; the number is the kernel's.
     Call,
-    /// An iocb of libaio; the number is the opcode that does the same.
+    /// An iocb of libaio; the number is the opcode of the request that does the same.
     Aio,
 }
 
@@ -27,7 +28,7 @@ impl Kind {
     }
 }
 
-/// The classes of a SET, their legacy names without `%`, and their bit.
+/// The classes of a SET: their names, which follow `%`, and their bits.
 const CLASSES: [(&str, u8); 6] =
     [("file", FILE), ("desc", DESC), ("net", NET), ("network", NET), ("sync", SYNC), ("rw", RW)];
 
@@ -62,8 +63,9 @@ pub struct CallSet {
 pub struct UnknownName<'a>(pub &'a str);
 
 impl CallSet {
-    /// Parses a SET: names and classes with commas in between, `!` before all of them, `?` before a
-    /// name that may be unknown, `all`, `none`. `kind`: the only kind that is meant.
+    /// Parses a SET: names and classes, separated by commas, or `all` or `none`. A `!` in front
+    /// means all calls but these. A `?` in front of a name allows it to be unknown. If `kind` is
+    /// given, the set has members of this kind only.
     pub fn parse<'a>(text: &'a str, kind: Option<Kind>) -> Result<CallSet, UnknownName<'a>> {
         let (negated, list) = match text.strip_prefix('!') {
             Some(list) => (true, list),

@@ -12,7 +12,7 @@ pub struct When {
     first: u32,
     /// `None`: no upper bound.
     last: Option<u32>,
-    /// Distance of two calls that get the fault.
+    /// Distance between two calls that get the fault.
     step: u32,
 }
 
@@ -20,7 +20,8 @@ impl When {
     /// Every call.
     pub const ALWAYS: When = When { first: 1, last: None, step: 1 };
 
-    /// Parses an expression. `None` if the text is none, or if a number is out of bounds.
+    /// Parses an expression. `None` if the text is not an expression, or if a number is out of
+    /// bounds.
     pub fn parse(text: &str) -> Option<When> {
         let (range, step) = match text.split_once('+') {
             Some((range, "")) => (range, Some(1)),
