@@ -1,12 +1,12 @@
-//! Chains that a short transfer broke. A program that knows of it submits the cancelled requests
-//! again. If it does not, their work was never done.
+//! Chains that a short transfer broke. A program that notices the short transfer submits the
+//! cancelled requests again. Otherwise the work of these requests was never done.
 
 use crate::requests::InFlight;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use usring_uapi::opcode;
 
-/// Most chains that are remembered.
+/// Maximum number of chains that are remembered.
 const MOST: usize = 256;
 
 /// A chain that a short transfer has broken.
@@ -41,14 +41,14 @@ impl Chains {
         }
     }
 
-    /// Notes a submission. A chain of which a cancelled request is submitted again is forgotten.
+    /// Notes a submission. If it repeats a cancelled request of a broken chain, forgets the chain.
     pub fn submit(&mut self, opcode: u8, number: i32) {
         if !self.broken.is_empty() {
             self.broken.retain(|_, broken| !broken.cancelled.contains(&(opcode, number)));
         }
     }
 
-    /// Takes the short transfers whose chains were never continued.
+    /// Takes the short transfers whose broken chains the program never continued.
     pub fn take_unnoticed(&mut self) -> impl Iterator<Item = (InFlight, i32)> + use<> {
         let broken = core::mem::take(&mut self.broken);
         broken.into_values().filter(|broken| !broken.cancelled.is_empty()).map(|it| (it.request, it.result))

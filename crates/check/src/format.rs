@@ -86,7 +86,7 @@ pub struct Finding {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     Finding(Finding),
-    /// The misuse with this key was found so often in this process.
+    /// How often the misuse with this key was found in this process so far.
     Again {
         process: u32,
         key: u64,

@@ -33,7 +33,7 @@ static PATH: SetOnce<CString> = SetOnce::new();
 static ABORTS: AtomicBool = AtomicBool::new(false);
 static FILE: PerProcess<Option<OwnedDescriptor>> = PerProcess::new();
 
-/// Most different findings of a process; further ones are not recorded.
+/// Maximum number of different findings of a process. Further findings are not recorded.
 const MOST: usize = 256;
 
 /// Begins to record findings in the file at this path.
@@ -72,13 +72,13 @@ pub(crate) struct Found<'a> {
     pub request: &'a InFlight,
     pub result: i32,
     pub memory: IoVector,
-    /// The call that is the misdeed, or in which it was noticed.
+    /// The call that is the misuse, or in which the misuse was noticed.
     pub misdeed: Option<&'a Stack>,
 }
 
 impl Findings {
-    /// Records a finding, and aborts the program if the run wants that. A repeated finding adds
-    /// only its count, each time that the count has doubled.
+    /// Records a finding, and aborts the program if the run wants that. For a repeated finding,
+    /// records only the count, each time that the count has doubled.
     pub fn add(&mut self, found: &Found) {
         let key = key_of(found);
         let is_new = !self.0.contains_key(&key);
@@ -110,7 +110,8 @@ fn process() -> u32 {
     SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0) as u32
 }
 
-/// Returns a number for the misuse: its kind, opcode, and the calls that it consists of.
+/// Returns a hash that identifies the misuse: of its kind, its opcode, and the calls that it
+/// consists of.
 fn key_of(found: &Found) -> u64 {
     const PRIME: u64 = 0x0000_0100_0000_01b3;
     let call = |stack: Option<&Stack>| {

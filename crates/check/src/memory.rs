@@ -7,7 +7,7 @@ use usring_sys::process_maps::Maps;
 use usring_sys::{SystemCall, UserAddress, thread, user_memory};
 use usring_uapi::general as linux;
 
-/// Most bytes of a request that its checksum covers.
+/// Maximum number of bytes of a request that its checksum covers.
 const MOST_BYTES: u64 = 256 << 10;
 const PIECE: usize = 1024;
 
@@ -52,8 +52,8 @@ pub(crate) struct ReturnSlot {
 }
 
 impl ReturnSlot {
-    /// Finds the first return address above a buffer. It is probably that of the function whose
-    /// variable the buffer is.
+    /// Finds the first return address above a buffer. It is probably the return address of the
+    /// function that has the buffer as a variable.
     pub fn above(buffer: &IoVector, stack: &CopiedStack) -> Option<ReturnSlot> {
         let end = buffer.base.checked_add(buffer.length)?;
         let start = end.checked_sub(stack.registers.stack).filter(|_| buffer.base >= stack.registers.stack)?;
@@ -80,7 +80,7 @@ fn follows_call(address: u64) -> bool {
     {
         return false;
     }
-    // The second byte of an indirect call has the number 2 in its middle bits.
+    // In an indirect call's second byte (ModRM), the middle bits hold the number 2.
     let is_indirect = |length: usize| code[LONGEST - length] == 0xff && code[LONGEST - length + 1] >> 3 & 7 == 2;
     code[LONGEST - 5] == 0xe8 || [2, 3, 4, 6, 7].into_iter().any(is_indirect)
 }
@@ -88,17 +88,18 @@ fn follows_call(address: u64) -> bool {
 /// Knowledge about the stack frame that a buffer is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Frame {
-    /// It may exist.
+    /// The frame may exist.
     Exists,
-    /// It does not exist: the buffer is below the stack pointer.
+    /// The frame has ended: the buffer is below the stack pointer.
     HasEnded,
-    /// Another function seems to use its memory. The launcher compares the callers.
+    /// Another function seems to use the frame's memory. The launcher compares the callers to
+    /// decide.
     HasChanged,
 }
 
-/// Looks at the frame of a buffer that was in a live frame at its submission. Both calls must have
-/// been made on the thread's own stack. A coroutine's stack is none of those that this function
-/// knows, so the frame may then exist.
+/// Returns whether the stack frame of a buffer still exists. The frame existed when the request was
+/// submitted. Returns [`Frame::Exists`] unless the buffer and the stack pointer are both in the
+/// thread's own stack: this function cannot judge a signal stack or a coroutine's stack.
 pub(crate) fn frame_of(buffer: u64, slot: ReturnSlot, now: Registers, is_main: bool) -> Frame {
     let frame = if buffer < now.stack.saturating_sub(RED_ZONE) {
         Frame::HasEnded

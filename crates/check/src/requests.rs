@@ -40,14 +40,15 @@ pub(crate) struct InFlight {
     pub slot: Option<ReturnSlot>,
     /// Checksum of the memory at the submission, if its change would be a mistake.
     pub checksum: Option<u64>,
-    /// The call in which the memory was first found changed.
+    /// The call in which the memory was first found changed. Outer `None`: no change was found.
+    /// Inner `None`: the change was found outside any call.
     pub changed: Option<Option<Arc<Stack>>>,
     pub held_back: HeldBack,
     /// Number of the request's chain; 0: it is alone.
     pub chain: u64,
     /// The call that closed the request's file, and the file.
     pub closed: Option<(Arc<Stack>, FileIdentity)>,
-    /// A finding was made about the request's memory, so there are no further ones.
+    /// Whether a finding was made about the request's memory, so that no further finding is made.
     pub is_reported: bool,
 }
 
@@ -105,13 +106,13 @@ impl InFlight {
 
 /// A completion that the program may not have consumed.
 pub(crate) struct Done {
-    /// The CQ's tail with all CQEs before this one.
+    /// The CQ's tail before this CQE was added: the index of this CQE.
     position: u32,
     pub result: i32,
     pub request: InFlight,
 }
 
-/// Most completions of a ring that are remembered.
+/// Maximum number of completions of a ring that are remembered.
 const MOST_DONE: usize = 4096;
 
 #[derive(Default)]
@@ -139,8 +140,8 @@ impl Requests {
         }
     }
 
-    /// Takes everything about a ring: its requests in flight, and its completions that the program
-    /// has not consumed, those in the backlog with `true`.
+    /// Takes everything about a ring: its requests in flight, and the completions that the program
+    /// has not consumed. The flag is `true` for a completion that is still in the backlog.
     pub fn take_ring(&mut self, ring: u64, consumed: u32, tail: u32) -> (Vec<InFlight>, Vec<(Done, bool)>) {
         self.forget_consumed(ring, consumed);
         let done = self.done.remove(&ring).unwrap_or_default();

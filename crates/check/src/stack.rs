@@ -1,5 +1,5 @@
 //! Copies of a thread's stack. The launcher finds the callers in them, by the unwind information of
-//! the program's files, so no code of the process has to read that.
+//! the program's files. So no code of the process has to read that information.
 
 use crate::format::CopiedStack;
 use alloc::sync::Arc;
@@ -12,7 +12,7 @@ use usring_sys::{UserAddress, user_memory};
 pub struct Registers {
     /// The address to which the call returns.
     pub instruction: u64,
-    /// The stack pointer behind that return.
+    /// The stack pointer after that return.
     pub stack: u64,
     /// The register rbp.
     pub frame: u64,
@@ -21,11 +21,12 @@ pub struct Registers {
 /// A copied stack. Requests that one call submits share it.
 pub(crate) struct Stack(pub CopiedStack);
 
-/// Most bytes that are copied.
+/// Maximum number of bytes of a stack that are copied.
 const MOST_BYTES: usize = 8192;
 /// Bytes that are copied at a time, up to the end of the stack's mapping.
 const PIECE: usize = 1024;
-/// Most copies of a process at one time. Further ones have registers only.
+/// Maximum number of copied stacks of a process at one time. For a further stack only the registers
+/// are kept.
 const MOST_COPIES: usize = 1024;
 
 static COPIES: AtomicUsize = AtomicUsize::new(0);

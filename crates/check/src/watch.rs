@@ -28,7 +28,7 @@ pub static OBSERVER: Observer = Observer { submitted, completed, closed };
 /// A call of a thread that may submit requests.
 struct Call {
     registers: Registers,
-    /// The copy of its stack, made with its first request.
+    /// The copy of the thread's stack, made when the call submits its first request.
     stack: Option<Arc<Stack>>,
 }
 
@@ -37,7 +37,7 @@ struct State {
     requests: Requests,
     chains: Chains,
     findings: Findings,
-    /// The io_uring_enter calls that go on, by thread.
+    /// The io_uring_enter calls in progress, by thread.
     calls: BTreeMap<u32, Call>,
     last_chain: u64,
 }
@@ -57,8 +57,8 @@ pub fn is_in_flight() -> bool {
     IN_FLIGHT.load(Ordering::Relaxed) != 0
 }
 
-/// Returns whether memory of a request in flight begins at an address or behind it. So a block of
-/// memory that begins there may contain it.
+/// Returns whether memory of a request in flight begins at or behind the address `start`. So a
+/// block of memory that begins at `start` may contain it.
 pub fn has_memory_in_flight(start: u64) -> bool {
     is_in_flight()
         && state().requests.in_flight.values().any(|it| it.memory.iter().any(|m| m.base.wrapping_sub(start) < 1 << 40))
@@ -197,7 +197,7 @@ pub fn ends_process() {
     state.findings.record_counts();
 }
 
-/// Most bytes whose checksums one call looks at.
+/// Maximum number of bytes whose checksums are computed in one call.
 const MOST_BYTES: u64 = 256 << 10;
 
 impl State {
@@ -233,7 +233,8 @@ impl State {
         }
     }
 
-    /// Looks at the memory of requests in flight at a call of the program.
+    /// Checks the memory of requests in flight, at a call of the program: whether it has changed,
+    /// and whether its stack frame has ended.
     fn look_at_memory(&mut self, thread: u32, now: Registers) {
         let mut left = MOST_BYTES;
         let mut stack = None;
@@ -266,8 +267,8 @@ impl State {
         }
     }
 
-    /// Judges a request whose memory should not have changed until its completion. A request that
-    /// has moved nothing was not harmed.
+    /// Judges a request whose memory should not have changed until its completion. If the request
+    /// has transferred nothing, the change did no harm.
     fn judge_changed(&mut self, request: &mut InFlight, result: i32) {
         let Some(sum) = request.checksum.filter(|_| result > 0 && !request.is_reported) else { return };
         if request.changed.is_none() && memory::checksum(&request.memory).is_some_and(|now| now != sum) {
@@ -279,8 +280,12 @@ impl State {
         }
     }
 
-    /// Judges a request whose file was closed while it was in flight. It is a mistake if the
-    /// request has then used the file, or has found another number there.
+    /// Judges a request whose file was closed while it was in flight. That is a mistake in two
+    /// cases:
+    ///
+    /// - The request waited for the file, and then got data or a connection from it, although the
+    ///   program has no descriptor of the file any more.
+    /// - The request was held back in a chain, and then failed because the descriptor was closed.
     fn judge_closed(&mut self, request: &InFlight, result: i32) {
         let Some((stack, file)) = &request.closed else { return };
         let is_accept = request.opcode == opcode::ACCEPT;
