@@ -1,5 +1,5 @@
-//! The data that a system call moves: the program's buffers that it reads into or writes from, and
-//! the form in which the call names them.
+//! The data that a system call moves: the program's buffers, and the form in which the call names
+//! them.
 
 use crate::is_in_window;
 use crate::pointers::{Arguments, Spans, add};
@@ -14,8 +14,8 @@ use usring_uapi::general as linux;
 /// the call names.
 const SMALL: u64 = 8 << 10;
 
-/// Most bytes that the kernel moves by one call (MAX_RW_COUNT). It ignores a buffer or vector
-/// beyond that length.
+/// Maximum number of bytes that the kernel moves in one call (MAX_RW_COUNT). The kernel ignores
+/// buffers beyond that length.
 const MOST_AT_ONCE: u64 = 0x7fff_f000;
 
 /// The form in which a call names its buffers.
@@ -43,7 +43,8 @@ pub struct Buffer {
     pub address: usize,
     pub length: usize,
     pub position: Option<usize>,
-    /// Bytes in front of the data that the length argument does not count (the type of msgsnd(2)).
+    /// Bytes in front of the data that the length argument does not count. (In msgsnd(2): the
+    /// message's type.)
     pub header: u64,
     pub access: Access,
 }
@@ -227,8 +228,8 @@ impl Data {
     }
 
     /// Drops the messages that cannot be sent: the first that is longer than `longest`, and all
-    /// after it. The kernel then returns how many of the others it sent. If already the very first
-    /// message is too long, keeps only that one and returns `true`: the kernel refuses it.
+    /// after it. The kernel then returns how many of the others it sent. If the very first message
+    /// is too long, keeps only that message and returns `true`: the kernel refuses it.
     pub fn keep_sendable(&mut self, longest: u64) -> bool {
         let Form::Messages { headers, counts, single: false } = &mut self.form else {
             return self.total() > longest;

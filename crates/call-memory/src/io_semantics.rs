@@ -34,7 +34,7 @@ pub struct IoSemantics {
     pub appends: bool,
     /// Address of the program's `struct msghdr`, or of its first `struct mmsghdr`.
     pub messages: UserAddress,
-    /// Most bytes that one system call transfers.
+    /// Maximum number of bytes that one system call transfers.
     pub most: u64,
     /// For messages to send: most bytes of a message. Longer messages are refused, as the kernel
     /// refuses them. `None`: no limit.
@@ -43,7 +43,7 @@ pub struct IoSemantics {
 
 /// Bytes per system call on a stream whose data is transferred in parts.
 const STREAM_PART: u64 = 64 << 10;
-/// Most bytes that one system call receives.
+/// Maximum number of bytes that one system call receives.
 pub const MOST: u64 = 16 << 20;
 
 /// Request of ioctl(2): how many bytes can be read.

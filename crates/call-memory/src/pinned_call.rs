@@ -74,8 +74,8 @@ impl PinnedCall {
         None
     }
 
-    /// Pins the memory of this call again, in a forked child's copy of it. A signal handler
-    /// interrupted the call and forked, so the child, too, returns into the call.
+    /// Pins the memory of this call again, in a forked child's copy of it. This is for a fork in a
+    /// signal handler that interrupted the call: the child, too, returns into the call.
     pub fn inherit(&mut self, mappings: &'static Mappings) {
         self.mappings = mappings;
         if let Some(pinned) = &mut self.pinned {
@@ -86,8 +86,8 @@ impl PinnedCall {
         }
     }
 
-    /// Pins the memory of a call that failed with EFAULT because pages had been evicted, so that
-    /// the call can be made again.
+    /// Pins the memory of a call that failed with EFAULT because pages had been evicted. The caller
+    /// then makes the call again.
     fn pin_again(&mut self, spans: &Spans) -> Option<u64> {
         match Pinned::new(self.mappings, spans, Pins::Needed) {
             Ok(pinned) => {

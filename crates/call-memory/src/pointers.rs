@@ -60,7 +60,7 @@ fn length_of(extent: Extent, start: u64, arguments: &Arguments) -> u64 {
     }
 }
 
-/// Most bytes of a path, including its NUL.
+/// Maximum length of a path, in bytes, including its NUL.
 const MOST_TEXT: u64 = 4096;
 
 /// Returns how many bytes the kernel reads of a string, at most up to the aligned 8 bytes that
@@ -134,7 +134,7 @@ const KEYCTL_INSTANTIATE_IOV: u32 = 20;
 
 /// `struct sock_fprog`: a length and an address.
 const SOCK_FPROG: u64 = 16;
-/// Most bytes of a structure that are searched for addresses.
+/// Maximum number of bytes of a structure that are searched for addresses.
 const MOST_STRUCTURE: u64 = 4096;
 
 /// Adds an `iovec` array and its buffers.
@@ -193,7 +193,7 @@ fn add_structure(spans: &mut Spans, address: u64, size: u64) {
     add_words(spans, address, size.min(MOST_STRUCTURE));
 }
 
-/// Most bytes assumed for memory that a structure names.
+/// Maximum length, in bytes, that is assumed for memory named by a structure.
 const MOST_NAMED: u64 = 1 << 20;
 
 /// Adds the memory that a structure names: each word that is an address of swapped memory.
@@ -227,7 +227,7 @@ fn add_strings(spans: &mut Spans, arrays: &[u64]) {
     }
 }
 
-/// Most bytes of one argument of a program (MAX_ARG_STRLEN).
+/// Maximum length of one argument of a program, in bytes (MAX_ARG_STRLEN).
 const MOST_ARGUMENT: u64 = 128 << 10;
 
 fn string_length(start: u64) -> u64 {

@@ -288,9 +288,10 @@ const MEMORY: &[Entry] = &[
     (&[linux::__NR_process_madvise], &[(1, Each(2, 16), Read)]),
 ];
 
-/// Calls without pointers of this table: they name no memory, only data ([`crate::data`]) or a
-/// mapping, or structures that [`crate::pointers`] reads, or memory that usring itself reads and
-/// writes.
+/// Calls for which this table has no pointers. Their arguments may name:
+/// - data ([`crate::data`]), or a mapping and not its content;
+/// - structures that [`crate::pointers`] reads;
+/// - memory that usring itself reads and writes.
 const NOTHING: &[Entry] = &[(
     &[
         linux::__NR_read,

@@ -7,9 +7,9 @@
 //! | streams (pipes, stream sockets, terminals) | bounce buffers ([`usring_sys::bounce_buffer`]), in parts |
 //! | messages (datagrams, devices, queues, eventfds) | one bounce buffer for the whole |
 //!
-//! (An append that is too large for both methods goes in parts.) A call that may wait for ever pins
-//! no memory while it waits. Another part follows only where the kernel itself would continue the
-//! call, and only if no signal has come.
+//! (An append that is too large for either method is transferred in parts.) A call that may wait
+//! for ever pins no memory while it waits. Another part follows only where the kernel itself would
+//! continue the call, and only if no signal has come.
 
 use crate::data::{Data, EACH_MESSAGE, Form};
 use crate::few::Few;
@@ -45,8 +45,8 @@ impl Pinned {
             let keep = |part: Range<usize>| pinned.ranges.push((part.start, part.end));
             match mappings.pin(&range, span.access, pins, keep) {
                 Ok(()) => {}
-                // For a page that cannot be read back, the kernel's answer to a system call is
-                // EFAULT.
+                // If a page cannot be read back from the store, usring answers EFAULT, as the
+                // kernel does.
                 Err(Errno::EIO) => return Err(Errno::EFAULT),
                 Err(error) => return Err(error),
             }
@@ -98,7 +98,7 @@ pub struct Transfer {
     call: SystemCall,
     data: Data,
     semantics: IoSemantics,
-    /// Most bytes that one system call transfers (a part).
+    /// Maximum number of bytes that one system call transfers: the length of a part.
     most: u64,
     /// The program's buffers of the part in flight. `vector` and `headers` describe the memory that
     /// the kernel gets instead. `asked` is the part's length in bytes, `done` that of all earlier
@@ -226,8 +226,8 @@ impl Transfer {
         if bounce.fill(&self.part) < length_of(&self.part) { Err(Errno::EFAULT) } else { Ok(()) }
     }
 
-    /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. The
-    /// kernel, too, transfers the data before such a byte.
+    /// Copies the next part to a bounce buffer, up to the first byte that cannot be read. Like the
+    /// kernel, it transfers the data before such a byte.
     fn fill_what_can_be(&mut self, purpose: Purpose) -> Result<(), Errno> {
         loop {
             self.part = self.data.front(self.most);
