@@ -1,5 +1,5 @@
-//! Links the library without libc and its start files, and so that the loader runs its constructor
-//! before all others. Also passes it the identity of this build.
+//! Links the library without libc and libc's start files. Makes the loader run the library's
+//! constructor before all others. Also gives the library the identity of this build.
 
 include!("../cli/build_identity.rs");
 

@@ -107,7 +107,7 @@ enum When {
     Blocks,
     /// Never: the call fails with ENOSYS.
     Missing,
-    /// In the filter for devices: as the [`FileRule`] says.
+    /// The call traps in the filter for devices, under the condition [`FileRule`].
     Concerns(FileRule),
 }
 

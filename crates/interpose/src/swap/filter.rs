@@ -4,7 +4,7 @@
 //! Swapped memory lies in a window of addresses that is the same in every process ([`WINDOW`]). So
 //! the filter is constant, as the others are, and need not know what a call means. A call traps if
 //! one of its arguments is an address in the window. Only these calls are known by number:
-//! - calls that name memory by other memory (vectors, messages);
+//! - calls that name memory by a structure in memory (vectors, messages);
 //! - calls that could make such memory (mmap);
 //! - calls that must not be trapped, whatever their unused registers contain.
 //!
@@ -40,8 +40,8 @@ pub const PROBE_ANSWER: u64 = 0x7573_0002;
 const EXEMPT: [u32; 4] =
     [linux::__NR_rt_sigreturn, linux::__NR_restart_syscall, linux::__NR_exit, linux::__NR_exit_group];
 
-/// Calls that always trap. They name memory by other memory, or may do so, or they concern all
-/// memory.
+/// Calls that always trap. Most of them name memory by a structure in memory, or may do so. The
+/// others concern all memory.
 const ALWAYS: [u32; 23] = [
     linux::__NR_fork,
     linux::__NR_readv,

@@ -93,8 +93,8 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Allocates zeroed memory. `None` if the region has no free range of this length, or the
-    /// kernel no memory.
+    /// Allocates zeroed memory. `None` if the region has no free range of this length, or if the
+    /// kernel has no memory.
     pub fn map(&mut self, length: usize) -> Option<usize> {
         let length = length.checked_next_multiple_of(PAGE)?;
         self.reap();

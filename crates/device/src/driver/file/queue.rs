@@ -65,7 +65,8 @@ pub struct AioQueue {
     context: Context,
     /// The current batch: requests that were accepted since the last submission to the kernel.
     open: Box<PendingBatch>,
-    /// Batches before the current one, which had no room for more segments. Not submitted yet.
+    /// Batches before the current one, closed because they had no room for more segments. Not
+    /// submitted yet.
     #[expect(clippy::vec_box, reason = "they are handed on by these boxes")]
     closed: Vec<Box<PendingBatch>>,
     /// Empty batches that are kept for reuse.
