@@ -143,10 +143,10 @@ pub(crate) fn interrupted(locked: &mut LockedRing) {
     reap(locked);
 }
 
-/// For a driver that leaves a ring without IOPOLL: completes what the devices have done, and arms
-/// interrupts for requests still in flight. It may happen that an interrupt cannot be armed
-/// although polls find nothing, because the kernel could not take a request. After [`PATIENCE`]
-/// such polls, a timer polls the devices later.
+/// Completes what the devices have done, and arms interrupts for requests still in flight. Called
+/// by a driver that leaves a ring without IOPOLL. If the kernel could not take a request, its
+/// device arms no interrupt, and polls find nothing. After [`PATIENCE`] such polls, a timer polls
+/// the devices later.
 pub(crate) fn settle(locked: &mut LockedRing) {
     let mut fruitless = 0;
     while locked.devices.queues.in_flight() > 0 && !arm_interrupts(locked) {

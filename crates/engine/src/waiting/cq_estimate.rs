@@ -161,9 +161,10 @@ impl CqWaits {
     }
 
     fn learn_arrival(&self, length: Nanoseconds, outcome: Outcome) {
-        // After a sleep that was too long, the completion is assumed to have arrived after half of
-        // it. Otherwise the mean would grow, and with it the next sleep. A wait that only slept
-        // ends later than its completion, so its length is used only if it is below the mean.
+        // In a sleep that was too long, no thread saw when the completion arrived. It is assumed to
+        // have arrived after half of the sleep, because otherwise the mean and the next sleep would
+        // grow. A wait that only slept ends later than its completion. So its length counts only
+        // below the mean.
         match outcome {
             Outcome::Slept if (1..=length).contains(&get(&self.arrival)) => {}
             Outcome::Overslept => self.arrived_after(length / 2),

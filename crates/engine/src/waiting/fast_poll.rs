@@ -110,7 +110,8 @@ fn begin_first(locked: &mut LockedRing, mut request: RequestEntry, interest: Int
 
 /// Begins a multishot POLL_ADD. Its first CQE reports the events that are present now, even if a
 /// later request consumes their data. So the request is runnable at once. If the set reports an
-/// event before that, the CQE reports that event instead, as for merged wake-ups in the kernel.
+/// event before the request runs, the CQE reports that event instead. The kernel merges such
+/// wake-ups, too.
 fn begin_report(locked: &mut LockedRing, mut request: RequestEntry, interest: Interest, assigned: AssignedSlot) {
     // If the registration will report the present events, and another thread sleeps on the set,
     // that thread gets the event.
