@@ -16,8 +16,8 @@ const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// The parts of the packages that the programs use. All other files are deleted.
 const KEPT: [&str; 3] = ["usr/lib/postgresql", "usr/lib/x86_64-linux-gnu", "usr/share/postgresql"];
 
-/// Makes the cache folder if it does not exist. A failure is only reported, because another release
-/// of Debian, or a machine without network, cannot have it. The tests then count as skipped.
+/// Makes the cache folder if it does not exist. A failure is only reported, because the folder
+/// cannot be made on another release of Debian or without network. The tests then count as skipped.
 pub fn provide() {
     let folder = postgres_folder();
     if folder.exists() {
@@ -52,8 +52,9 @@ fn make(part: &Path, folder: &Path) -> Outcome {
     fs::rename(&kept, folder).map_err(|error| format!("cannot make {} ({error})", folder.display()))
 }
 
-/// Downloads the package and everything that it depends on, and returns the packages' paths. apt
-/// checks the archive's signature. Its state lies in `part`, where no package is installed.
+/// Downloads the package and everything that it depends on, and returns the packages' paths. Checks
+/// the archive's signature by apt. In `part` apt has a state of its own, in which no package is
+/// installed. So apt downloads every dependency.
 fn fetch(part: &Path) -> Result<Vec<std::path::PathBuf>, String> {
     let failed = |error: std::io::Error| format!("cannot write to {} ({error})", part.display());
     for folder in ["state/lists/partial", "cache/archives/partial"] {

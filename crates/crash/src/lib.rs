@@ -9,7 +9,7 @@
 //! | `durability` | from which position on a power loss cannot undo an operation |
 //! | `plan` | one power loss: its position, and what it leaves of each operation |
 //! | `ordered` | the power losses that a journal in ext4's ordered mode rules out |
-//! | `generator` | all plans worth a try, the cheapest first |
+//! | `generator` | the plans to try, those that are most likely to fail a check first |
 //! | `minimise` | the smallest loss with which a check still fails |
 //! | `explain` | sentences about operations and losses |
 //!

@@ -71,8 +71,8 @@ case!(waiter_is_killed => "
     child: exit 0
 ");
 
-/// A process waits in enter for another process's request. When that process ends, its worker's
-/// blocking call is interrupted, and the CQE wakes the waiter.
+/// A process waits in enter for a request of another process, whose worker is in a blocking call.
+/// When the other process ends, that call is interrupted, and the CQE wakes the waiting process.
 fn end_wakes_the_waiter(t: &mut Transcript) {
     shared::each_kind(t, |t, ring, shared| {
         let fifo = files::Fifo::new();
