@@ -36,7 +36,8 @@ pub(crate) struct InFlight {
     pub submitted_at: Nanoseconds,
     pub access: Access,
     pub memory: Vec<IoVector>,
-    /// A return address above the memory, if that is in the stack of the submitting thread.
+    /// The first return address above the request's memory, if the memory lies in the stack of the
+    /// submitting thread.
     pub slot: Option<ReturnSlot>,
     /// Checksum of the memory at the submission, if its change would be a mistake.
     pub checksum: Option<u64>,

@@ -1,4 +1,4 @@
-//! The file names of a call: those among its arguments, and that of its descriptor's file.
+//! The file names of a call: the names among its arguments, and the name of its descriptor's file.
 
 use crate::calls::PlainCall;
 use crate::decide::Names;

@@ -28,7 +28,7 @@ impl SubmissionHalf {
         SubmissionHalf { memory: memory.clone(), tail: 0 }
     }
 
-    /// Sets the index as if this many entries had passed already.
+    /// Sets the index as if this many entries had passed through the queue already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         self.tail = index;
@@ -132,7 +132,7 @@ impl CompletionHalf {
         CompletionHalf { memory: memory.clone(), head: 0 }
     }
 
-    /// Sets the index as if this many entries had passed already.
+    /// Sets the index as if this many entries had passed through the queue already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         self.head = index;

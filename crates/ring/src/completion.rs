@@ -57,7 +57,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Sets the indices as if this many entries had passed already.
+    /// Sets the indices as if this many entries had passed through the queue already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.tail, self.published) = (index, index);

@@ -34,7 +34,7 @@ impl SubmissionQueue {
         SubmissionQueue { memory: memory.clone(), head: 0, tail: 0, last: 0, dropped: 0 }
     }
 
-    /// Sets the indices as if this many entries had passed already.
+    /// Sets the indices as if this many entries had passed through the queue already.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.head, self.tail) = (index, index);

@@ -11,7 +11,8 @@ use linux_raw_sys::general as linux;
 /// page that is zero in a forked child (MADV_WIPEONFORK). So the child never touches the parent's
 /// value. A vfork child shares its parent's memory and so its parent's value.
 pub struct PerProcess<T: Sync + 'static> {
-    /// Address of the word, on such a page, that points to the value. Null before the first use.
+    /// Address of the word that points to the value. The word lies on a page that is zero in a
+    /// forked child. Null before the first use.
     word: AtomicPtr<AtomicPtr<T>>,
 }
 
