@@ -15,6 +15,7 @@
 //! |---|---|---|
 //! | `NEW` | is being taken from the SQ | its index in the SQ |
 //! | none | is in flight | |
+//! | `TIMED` | is a timeout in flight | number of its timer ([`timers`]) |
 //! | `HELD` | is held back by an IO_DRAIN | its place in the order of held requests |
 //! | `POSTED` | ends with a CQE that is being added to the CQ or to the backlog | index of that CQE |
 //!
@@ -29,9 +30,14 @@
 //! - Further requests are not entered in a full journal. Such a request gets no CQE if its process
 //!   is killed.
 
+mod timers;
+
+pub use timers::JournalTimer;
+
 use crate::completion::CompletionQueue;
 use crate::layout::Layout;
 use alloc::vec::Vec;
+use timers::TIMED;
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
 
@@ -99,7 +105,7 @@ pub(crate) fn length(layout: &Layout) -> usize {
     if layout.has_events() {
         return 0;
     }
-    HEADER + SLOT * slots(layout)
+    HEADER + SLOT * slots(layout) + timers::LENGTH
 }
 
 impl Journal {
@@ -184,6 +190,9 @@ impl Journal {
     /// Records that the request in `slot` ends with the next `cqes` CQEs, at least one. The caller
     /// adds them to `cq` next.
     pub fn end(&mut self, slot: JournalSlot, cqes: u32, cq: &CompletionQueue) {
+        if self.owner(slot.0).1 == TIMED {
+            self.set_owner(slot.0, self.own);
+        }
         self.set_index(slot.0, cq.end().wrapping_add(cqes - 1));
         self.set_owner(slot.0, self.own | POSTED);
         self.noted -= 1;
@@ -259,9 +268,21 @@ impl Journal {
 
     /// Takes over a request of another process: it becomes this process's.
     fn take_over(&mut self, slot: u32) -> (JournalSlot, u64) {
-        self.set_owner(slot, self.own);
+        let flag = self.owner(slot).1;
+        self.set_owner(slot, self.own | if flag == TIMED { TIMED } else { 0 });
         self.noted += 1;
         (JournalSlot(slot), self.user_data(slot))
+    }
+
+    /// Takes over a request in flight with this `user_data` of a process that is not alive. The
+    /// caller calls [`Journal::end`] for it, and posts its CQE. `None`: there is none.
+    pub fn take_one_from_dead(&mut self, user_data: u64, is_alive: impl Fn(u32) -> bool) -> Option<JournalSlot> {
+        let is_meant = |slot: &u32| {
+            let (owner, flag) = self.owner(*slot);
+            owner != self.own && !matches!(flag, HELD | POSTED) && self.user_data(*slot) == user_data
+        };
+        let found = self.used().find(|slot| is_meant(slot) && !is_alive(self.owner(*slot).0))?;
+        Some(self.take_over(found).0)
     }
 
     /// Takes over the requests of each process that is not alive, except those that are held back.
@@ -380,7 +401,7 @@ impl Journal {
 
     /// Returns whether a request of any process is in flight, not counting held requests.
     pub fn is_any_in_flight(&self) -> bool {
-        self.used().any(|slot| self.owner(slot).1 & (HELD | POSTED) == 0)
+        self.used().any(|slot| !matches!(self.owner(slot).1, HELD | POSTED))
     }
 
     /// Returns the slots of a held chain, except the slot of its first request.

@@ -2,7 +2,7 @@
 //! the ring's lock. A process that dies stops between two calls of its half.
 #![cfg(not(loom))]
 
-use usring_ring::{CompletionQueue, Journal, JournalSlot, Layout, Memory};
+use usring_ring::{CompletionQueue, Journal, JournalSlot, JournalTimer, Layout, Memory};
 use usring_uapi::Cqe;
 
 const FIRST: u32 = 2;
@@ -132,4 +132,62 @@ fn members_without_a_held_head_are_taken_from_a_dead_process() {
     drop(first);
     assert_eq!(second.take_from_dead(|_| false), [(head, 1), (member, 2)]);
     assert!(second.first_held().is_none());
+}
+
+/// Number of timers of a journal.
+const TIMERS: u64 = 256;
+
+fn at(at: u64) -> JournalTimer {
+    JournalTimer { at, every: 7, repeats: 2, count: Some(0), flags: 5 }
+}
+
+#[test]
+fn a_timeout_keeps_its_condition_when_its_process_dies() {
+    let (mut first, mut second, _) = halves();
+    let [timeout, other] = [1, 2].map(|number| begin(&mut first, number));
+    first.time(timeout, at(100));
+    first.time(timeout, at(200));
+    assert!(first.is_any_in_flight());
+    assert_eq!(second.take_from_dead(|_| false), [(timeout, 1), (other, 2)]);
+    assert_eq!((second.timer(timeout), second.timer(other)), (Some(at(200)), None));
+    assert_eq!(second.take_from_dead(|_| false), [], "both are the second process's now");
+}
+
+#[test]
+fn forgotten_timers_leave_ordinary_requests() {
+    let (mut first, mut second, _) = halves();
+    let timeout = begin(&mut first, 1);
+    first.time(timeout, at(100));
+    second.forget_timers();
+    assert_eq!(second.timer(timeout), Some(at(100)), "it is the first process's");
+    first.forget_timers();
+    assert_eq!(second.timer(timeout), None);
+    assert_eq!(second.take_from_dead(|_| false), [(timeout, 1)]);
+}
+
+#[test]
+fn timers_of_ended_timeouts_are_used_again() {
+    let (mut first, second, mut cq) = halves();
+    for round in 0..2 {
+        let slots: Vec<JournalSlot> = (0..=TIMERS).map(|number| begin(&mut first, number)).collect();
+        for (number, slot) in (0..).zip(&slots) {
+            first.time(*slot, JournalTimer { count: None, ..at(number) });
+        }
+        let conditions = slots.iter().map(|slot| second.timer(*slot).map(|timer| timer.at));
+        let expected: Vec<Option<u64>> = (0..=TIMERS).map(|number| (number < TIMERS).then_some(number)).collect();
+        assert_eq!(conditions.collect::<Vec<_>>(), expected, "round {round}: the last one has no timer");
+        slots.into_iter().for_each(|slot| first.end(slot, 1, &cq));
+        cq.publish();
+        first.clear_published();
+    }
+}
+
+#[test]
+fn one_request_of_a_dead_process_is_taken_over_by_its_user_data() {
+    let (mut first, mut second, _) = halves();
+    let [one, _] = [1, 2].map(|number| begin(&mut first, number));
+    assert_eq!(second.take_one_from_dead(1, |_| true), None, "its process is alive");
+    assert_eq!(second.take_one_from_dead(3, |_| false), None);
+    assert_eq!(second.take_one_from_dead(1, |_| false), Some(one));
+    assert_eq!(user_data(second.take_from_dead(|_| false)), [2]);
 }

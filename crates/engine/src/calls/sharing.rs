@@ -47,6 +47,18 @@ impl Ring {
         Ok(ring)
     }
 
+    /// Notes that this process is about to execute a program. The kernel then cancels its requests,
+    /// so no other process goes on with its timeouts. Does nothing while a thread holds the ring's
+    /// lock, because that may be the calling thread, in a signal handler.
+    pub fn note_exec(self: &Arc<Self>) {
+        if self.is_shared()
+            && let Ok(mut locked) = self.try_lock()
+        {
+            locked.journal().forget_timers();
+            locked.release(Exit::Leave);
+        }
+    }
+
     /// Stops using the ring if other processes use it. Requests of this process continue. Returns
     /// `false` if the caller may close the ring: no other process uses it, or no request is left.
     pub(super) fn leave(self: &Arc<Self>) -> bool {

@@ -3,9 +3,12 @@
 //!
 //! The kernel completes such a request when its worker runs or its file becomes ready. Here the
 //! waiter completes all of them at once, because the workers and descriptors that served them ended
-//! with their process.
+//! with their process. A timeout goes on: it becomes a request of the waiter's process.
 
+use crate::driving::expiry;
 use crate::ring::{LockedRing, Queues};
+use crate::submission::opcode_table;
+use crate::waiting::shared_timers;
 use usring_ring::JournalSlot;
 use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
@@ -21,21 +24,50 @@ const BETWEEN_LOOKS: Nanoseconds = 10_000_000;
 const LONGEST_SLEEP: Nanoseconds = 100_000_000;
 
 /// Completes the requests of processes that have ended, with −ECANCELED, and releases the requests
-/// that waited for them. A waiter of a shared ring calls this function before it sleeps. Returns
-/// whether there is anything to publish or to start: the caller finishes the batch.
+/// that waited for them. This process goes on with their timeouts. A waiter of a shared ring calls
+/// this function before it sleeps. Returns whether there is anything to publish or to start: the
+/// caller finishes the batch.
 #[cold]
 pub(crate) fn complete(locked: &mut LockedRing) -> bool {
     let ended = locked.journal().take_from_dead(process_number::is_alive);
+    let mut goes_on = false;
     for (slot, user_data) in ended {
-        locked.post_for_dead(slot, user_data, Errno::ECANCELED);
+        if adopt_timeout(locked, slot, user_data) {
+            goes_on = true;
+        } else {
+            locked.post_for_dead(slot, user_data, Errno::ECANCELED);
+        }
+    }
+    if goes_on {
+        // CQEs that came before the adoption count, too.
+        expiry::complete_counted(locked);
     }
     if locked.queues.drain.is_active() {
         locked.release_held();
     }
-    locked.queues.cq.has_unannounced() || !locked.queues.successors.is_empty()
+    goes_on || locked.queues.cq.has_unannounced() || !locked.queues.successors.is_empty()
+}
+
+/// Arms a timeout of a process that has ended. Returns `false` if the request is no timeout.
+fn adopt_timeout(locked: &mut LockedRing, slot: JournalSlot, user_data: u64) -> bool {
+    let Some(timer) = locked.journal().timer(slot) else { return false };
+    let Some(mut request) = locked.queues.pool.take() else { return false };
+    request.sqe = shared_timers::sqe(user_data);
+    let row = opcode_table::row(request.sqe.opcode);
+    request.begin(&row.properties);
+    locked.adopt_timer(request, slot, &timer);
+    true
 }
 
 impl LockedRing<'_> {
+    /// Cancels a request with this `user_data` of a process that has ended. Returns `false` if no
+    /// such request is in flight.
+    pub fn cancel_of_dead(&mut self, user_data: u64) -> bool {
+        let Some(slot) = self.journal().take_one_from_dead(user_data, process_number::is_alive) else { return false };
+        self.post_for_dead(slot, user_data, Errno::ECANCELED);
+        true
+    }
+
     /// Completes a request of a process that has ended, which this process has taken over in the
     /// journal.
     pub fn post_for_dead(&mut self, slot: JournalSlot, user_data: u64, error: Errno) {

@@ -13,12 +13,17 @@ use usring_sys::Errno;
 use usring_sys::clock::Nanoseconds;
 use usring_uapi::opcode;
 
-/// Completes the timeouts that have reached their number of completions.
+/// Completes the timeouts that have reached their number of completions, if the CQ has CQEs that
+/// were not counted yet.
 pub(crate) fn flush_counted(locked: &mut LockedRing) {
-    let tail = locked.queues.cq.tail();
-    if !locked.waiting.timeouts.has_counted(tail) {
-        return;
+    if locked.waiting.timeouts.has_counted(locked.queues.cq.tail()) {
+        complete_counted(locked);
     }
+}
+
+/// Completes the timeouts that have reached their number of completions.
+pub(crate) fn complete_counted(locked: &mut LockedRing) {
+    let tail = locked.queues.cq.tail();
     let completions = locked.waiting.timeouts.count_to(tail);
     while let Some(timer) = locked.waiting.timeouts.pop_counted(completions) {
         if timer.request.is_delayed() {
@@ -63,7 +68,9 @@ fn expire_timeout(locked: &mut LockedRing, request: RequestEntry, deadline: Dead
         // The interval begins anew, as in the kernel. A late repetition is not made up for.
         let at = now.saturating_add(deadline.repeat_every);
         let repeats = deadline.repeats.saturating_sub(1);
-        locked.waiting.timeouts.insert(request, Deadline { at, repeats, ..deadline }, None);
+        let (slot, deadline) = (request.journal, Deadline { at, repeats, ..deadline });
+        locked.waiting.timeouts.insert(request, deadline, None);
+        locked.note_timer(slot, &deadline, None);
         return;
     }
     complete::complete(locked, request, Answer { result, failed: !deadline.expiry_succeeds });

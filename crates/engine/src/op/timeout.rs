@@ -129,7 +129,9 @@ pub(crate) fn update(locked: &mut LockedRing, update: TimeoutUpdate) -> Result<i
     match update {
         TimeoutUpdate::Remove { target } => remove(locked, target),
         TimeoutUpdate::Update { target, linked, absolute, span } => {
-            locked.waiting.timeouts.update(target, linked, absolute, span).map(|()| 0)
+            let (slot, deadline) = locked.waiting.timeouts.update(target, linked, absolute, span)?;
+            locked.note_timer(slot, &deadline, None);
+            Ok(0)
         }
     }
 }

@@ -36,12 +36,20 @@ pub(crate) fn outcome(locked: &mut LockedRing, request: &mut Request, answer: Re
 fn shared_outcome(locked: &mut LockedRing, request: &mut Request, answer: Result<i32, Errno>) -> IssueOutcome {
     let answer = answer.unwrap_or_else(Errno::negative);
     match Change::of(&request.operation) {
+        Some(change) if is_of_dead(locked, &change, answer) => IssueOutcome::done(0),
         Some(change) if !others(locked, &change, answer).is_empty() => {
             request.result = answer;
             IssueOutcome::AsksProcesses
         }
         _ => IssueOutcome::done(answer),
     }
+}
+
+/// Cancels a request of a process that has ended, if the change is to remove one and this process
+/// has none. Returns whether it did.
+fn is_of_dead(locked: &mut LockedRing, change: &Change, answer: i32) -> bool {
+    let removed = change.removed().filter(|_| answer == Errno::ENOENT.negative());
+    removed.is_some_and(|user_data| locked.cancel_of_dead(user_data))
 }
 
 /// Asks other processes for the change that a request makes. `request.result` is the answer of this

@@ -67,6 +67,17 @@ impl Change {
         }
     }
 
+    /// Returns the `user_data` of the one request that the change removes; `None`: it is another
+    /// change.
+    pub fn removed(&self) -> Option<u64> {
+        match self {
+            Change::Cancel(key) if !key.counts() => self.user_data(),
+            Change::Poll(PollUpdate { target, user_data: None, interest: None }) => Some(*target),
+            Change::Timeout(TimeoutUpdate::Remove { target }) => Some(*target),
+            _ => None,
+        }
+    }
+
     fn counts(&self) -> bool {
         matches!(self, Change::Cancel(key) if key.counts())
     }

@@ -36,6 +36,7 @@ pub(crate) mod poll_table;
 pub(crate) mod process_rings;
 pub(crate) mod rights;
 pub(crate) mod shared_registrations;
+pub(crate) mod shared_timers;
 pub(crate) mod sq_thread;
 pub(crate) mod stuck_calls;
 pub(crate) mod tasks;

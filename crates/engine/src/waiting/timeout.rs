@@ -6,6 +6,7 @@ use crate::request::operation::Operation;
 use crate::request::{Request, RequestEntry};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use usring_ring::JournalSlot;
 use usring_sys::Errno;
 use usring_sys::clock::{Clock, Nanoseconds};
 use usring_uapi::io_uring as abi;
@@ -151,8 +152,16 @@ impl Timeouts {
     /// Sets a new deadline for the timeout with this user data (TIMEOUT_UPDATE). `linked`: searches
     /// the LINK_TIMEOUTs instead.
     ///
+    /// Returns the timeout's slot in the journal, and its deadline.
+    ///
     /// Error: `ENOENT` if there is no such timeout.
-    pub fn update(&mut self, user_data: u64, linked: bool, absolute: bool, time: Nanoseconds) -> Result<(), Errno> {
+    pub fn update(
+        &mut self,
+        user_data: u64,
+        linked: bool,
+        absolute: bool,
+        time: Nanoseconds,
+    ) -> Result<(Option<JournalSlot>, Deadline), Errno> {
         let (index, key) = self
             .find(|timer| {
                 let is_it = timer.request.sqe.user_data == user_data && !timer.request.is_delayed();
@@ -170,8 +179,9 @@ impl Timeouts {
                 deadline.repeat_every = time.max(1);
             }
         }
+        let slot = timer.request.journal;
         self.insert(timer.request, deadline, None);
-        Ok(())
+        Ok((slot, deadline))
     }
 
     pub fn pop_expired(&mut self, clock: Clock, now: Nanoseconds) -> Option<Timer> {
@@ -196,6 +206,22 @@ impl Timeouts {
     #[inline]
     pub fn begin_batch(&mut self, tail: u32) {
         self.batch_began_at = tail;
+    }
+
+    /// Returns the number of completions, as all processes of a shared ring count them, at which a
+    /// timeout of the current batch ends that waits for `completions` more.
+    pub fn shared_count(&self, completions: u32) -> u32 {
+        self.batch_began_at.wrapping_sub(self.ended_of_all).wrapping_add(completions)
+    }
+
+    /// Arms a timeout of a process that has died. `count`: the result of [`Timeouts::shared_count`]
+    /// in that process. `tail`: the CQ's tail. The count may be reached already.
+    pub fn adopt(&mut self, request: RequestEntry, deadline: Deadline, count: Option<u32>, tail: u32) {
+        let completes_at = count.map(|count| {
+            let left = count.wrapping_sub(tail.wrapping_sub(self.ended_of_all)).cast_signed();
+            self.count_to(tail) + i64::from(left)
+        });
+        self.insert(request, deadline, completes_at);
     }
 
     /// Arms a TIMEOUT. If it counts completions, its count begins at the CQ's tail before its own
@@ -300,8 +326,8 @@ mod tests {
     fn an_update_gives_the_timeout_with_this_user_data_its_new_time() {
         let mut timeouts = Timeouts::default();
         timeouts.arm(at(10));
-        assert_eq!(timeouts.update(11, false, true, 50), Err(Errno::ENOENT));
-        assert_eq!(timeouts.update(10, false, true, 50), Ok(()));
+        assert_eq!(timeouts.update(11, false, true, 50).err(), Some(Errno::ENOENT));
+        assert!(timeouts.update(10, false, true, 50).is_ok());
         assert_eq!(timeouts.next_due(), Some(50));
     }
 }

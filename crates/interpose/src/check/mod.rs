@@ -71,7 +71,7 @@ fn end() {
     if !process::is_own() {
         return;
     }
-    for number in descriptors::known_between(0, u32::MAX) {
+    for number in descriptors::in_use() {
         descriptors::with(number, |file| file.ring.end_observation());
     }
     usring_check::ends_process();

@@ -291,10 +291,7 @@ pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
 /// The thread that drives the ring calls this function before it makes the descriptor readable for
 /// another process.
 pub fn attach(ring: &Ring) {
-    for number in known_between(0, u32::MAX) {
-        if TABLE[number as usize].load(Ordering::Acquire) & INHERITED != 0 {
-            continue;
-        }
+    for number in in_use() {
         let duplicate = |file: &File| match core::ptr::eq(&raw const *file.ring, ring) {
             true => file.duplicate(number),
             false => None,
@@ -383,6 +380,12 @@ unsafe fn drop_share(object: usize) {
 pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     let end = (END.load(Ordering::Relaxed) as u32).min(last.saturating_add(1));
     (first..end).map(|number| number as i32).filter(|number| is_known(*number))
+}
+
+/// Returns the known numbers of rings that this process uses, and not only inherited.
+pub fn in_use() -> impl Iterator<Item = i32> {
+    let is_used = |number: &i32| TABLE[*number as usize].load(Ordering::Acquire) & INHERITED == 0;
+    known_between(0, u32::MAX).filter(is_used)
 }
 
 /// Marks all entries as inherited, in a forked child. The parent's `File`s are not changed.

@@ -17,8 +17,9 @@
 //! one of a few sizes.
 
 use crate::call::{Call, Outcome};
+use crate::files::descriptors;
 use crate::process::environment::{self, Kept, PADDING, PRELOAD, RUNTIME};
-use crate::process::stacks;
+use crate::process::{self, stacks};
 use crate::program::executable::{self, Runtime, Verdict};
 use crate::program::{exec_call, unserved};
 use crate::runtime::message;
@@ -369,6 +370,11 @@ fn write(bytes: &mut [u8], parts: &[&[u8]]) -> usize {
 fn run(execution: &Execution, environment: u64) -> Result<u64, Errno> {
     let mut call = execution.call;
     call.arguments[execution.environment] = environment;
+    if process::is_own() {
+        for number in descriptors::in_use() {
+            descriptors::with(number, |file| file.ring.note_exec());
+        }
+    }
     let make = || if execution.is_unserved { make_unserved(execution, &call) } else { exec_call::call(&call) };
     table::with_ignored(|| stacks::released_by(|| own_numbers::with_program_limit(make)))
 }

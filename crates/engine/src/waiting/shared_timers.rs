@@ -1,0 +1,69 @@
+//! Timeouts of a ring that several processes use. The journal holds the condition of each, so that
+//! another process can go on with the timeouts of a process that has died.
+
+use crate::request::conditions::Deadline;
+use crate::request::operation::Operation;
+use crate::request::{Request, RequestEntry};
+use crate::ring::LockedRing;
+use usring_ring::{JournalSlot, JournalTimer};
+use usring_sys::clock::Clock;
+use usring_uapi::{Sqe, opcode};
+
+/// Flags of a [`JournalTimer`]: its clock, if that is not the monotonic one; whether expiry counts
+/// as success.
+const REALTIME: u32 = 1;
+const BOOTTIME: u32 = 2;
+const SUCCEEDS: u32 = 4;
+
+/// Returns the deadline of a TIMEOUT; `None` for any other request.
+pub(crate) fn deadline_of(request: &Request) -> Option<Deadline> {
+    match request.operation {
+        Operation::Timeout(deadline) => Some(deadline),
+        _ => None,
+    }
+}
+
+impl LockedRing<'_> {
+    /// Records the deadline of a timeout in the journal, if it has a slot there. `count`: the
+    /// number of completions at which it ends.
+    pub fn note_timer(&mut self, slot: Option<JournalSlot>, deadline: &Deadline, count: Option<u32>) {
+        let Some(slot) = slot.filter(|_| deadline.watches.is_none()) else { return };
+        let clock = match deadline.clock {
+            Clock::Monotonic => 0,
+            Clock::Realtime => REALTIME,
+            Clock::Boottime => BOOTTIME,
+        };
+        let flags = clock | if deadline.expiry_succeeds { SUCCEEDS } else { 0 };
+        let (at, every, repeats) = (deadline.at, deadline.repeat_every, deadline.repeats);
+        self.journal().time(slot, JournalTimer { at, every, repeats, count, flags });
+    }
+
+    /// Goes on with a timeout of a process that has died. This process has taken it over in the
+    /// journal. `request`: a request that has begun as a TIMEOUT.
+    pub fn adopt_timer(&mut self, mut request: RequestEntry, slot: JournalSlot, timer: &JournalTimer) {
+        let clock = match timer.flags & (REALTIME | BOOTTIME) {
+            REALTIME => Clock::Realtime,
+            BOOTTIME => Clock::Boottime,
+            _ => Clock::Monotonic,
+        };
+        let deadline = Deadline {
+            clock,
+            at: timer.at,
+            repeat_every: timer.every,
+            repeats: timer.repeats,
+            expiry_succeeds: timer.flags & SUCCEEDS != 0,
+            ..Deadline::default()
+        };
+        request.begin_operation(Operation::Timeout(deadline));
+        request.journal = Some(slot);
+        self.queues.drain.admit();
+        let tail = self.queues.cq.tail();
+        self.waiting.timeouts.adopt(request, deadline, timer.count, tail);
+        self.listen_for_cqes();
+    }
+}
+
+/// Returns the SQE of a timeout that this process goes on with.
+pub(crate) fn sqe(user_data: u64) -> Sqe {
+    Sqe { opcode: opcode::TIMEOUT, user_data, ..Sqe::default() }
+}
