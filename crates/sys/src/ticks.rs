@@ -41,7 +41,11 @@ impl Ticks {
         let ticks = self.0.saturating_sub(earlier.0);
         match SCALE.load(Ordering::Relaxed) {
             SLOW => ticks,
-            scale => ((u128::from(ticks) * u128::from(scale)) >> 32) as u64,
+            scale => {
+                #[expect(clippy::cast_possible_truncation, reason = "a span between two reads fits in 64 bits")]
+                let span = ((u128::from(ticks) * u128::from(scale)) >> 32) as u64;
+                span
+            }
         }
     }
 
